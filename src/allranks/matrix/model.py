@@ -1,0 +1,200 @@
+"""What a matrix file says, as frozen values.
+
+Nothing here reads a file or decides anything: `declaration` makes these values, `expand` and `plan`
+turn them into cells and jobs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from allranks.matrix.when import Condition
+
+AXES = ("backend", "world_size", "gpu_count", "init_method", "nodes")
+"""The axes in their fixed order: the order of a cell's id and of a session's signature."""
+
+type_of_axis: Mapping[str, type] = {
+    "backend": str,
+    "world_size": int,
+    "gpu_count": int,
+    "init_method": str,
+    "nodes": int,
+}
+
+Isolation = Literal["test", "file", "job"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One point of the matrix.
+
+    Attributes:
+        backend: Name of the process-group backend, as torch spells it (``gloo``, ``nccl``).
+        world_size: Number of ranks, over all nodes.
+        gpu_count: Number of GPUs, over all nodes.
+        init_method: Rendezvous: ``env``, ``tcp`` or ``file``.
+        nodes: Number of nodes (containers) the ranks are spread over.
+    """
+
+    backend: str
+    world_size: int
+    gpu_count: int
+    init_method: str
+    nodes: int = 1
+
+    @property
+    def id(self) -> str:
+        """A slug in axis order, legal in file and artifact names: ``nccl-w4-g4-env``."""
+        slug = f"{self.backend}-w{self.world_size}-g{self.gpu_count}-{self.init_method}"
+        return slug if self.nodes == 1 else f"{slug}-n{self.nodes}"
+
+    def axes(self) -> dict[str, str | int]:
+        """The value on each axis, in axis order."""
+        return {name: getattr(self, name) for name in AXES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One ``[[matrix.exclude]]``: where it holds, and why (the reason is shown to the user)."""
+
+    when: Condition
+    reason: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """A folder or file of tests.
+
+    Attributes:
+        path: Relative to the matrix file's folder.
+        isolation: How long a gang of ranks lives.
+        when: The cells that the suite runs in; None for all of them.
+        files: Further files or folders (relative) that the tests read; copied along.
+        pytest_args: Arguments that every run of the suite gives to pytest.
+    """
+
+    name: str
+    path: Path
+    isolation: Isolation = "file"
+    when: Condition | None = None
+    files: tuple[Path, ...] = ()
+    pytest_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """One ``[images.NAME]``: what the cells under ``when`` run in.
+
+    Attributes:
+        image: A finished image, taken as it is; None to build one from the rest.
+        base: Base image of the build.
+        torch: Exact torch version, such as ``2.13.0``.
+        index: Address of the package index for torch; empty for the host's pip configuration.
+        packages: Requirement strings for what the suites need.
+        requirements: A requirements file, relative to the matrix file.
+        project: A folder, relative to the matrix file, that is built into a wheel and installed last.
+    """
+
+    name: str
+    when: Condition | None = None
+    image: str | None = None
+    base: str = "python:3.11-slim-bookworm"
+    torch: str | None = None
+    index: str = ""
+    packages: tuple[str, ...] = ()
+    requirements: Path | None = None
+    project: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvRule:
+    """One ``[[env]]``: variables that the cells under ``when`` get (None: all cells)."""
+
+    set: Mapping[str, str]
+    when: Condition | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How rank outcomes are read.
+
+    Attributes:
+        skip: ``pass`` turns environment skips into passes (sandcastle's skip-but-pass).
+        mixed_skip: Test ids (``fnmatch`` patterns) whose ranks may disagree on a skip.
+    """
+
+    skip: Literal["skip", "pass"] = "skip"
+    mixed_skip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Time limits in seconds, each inside the next, and the memory of one job.
+
+    Attributes:
+        process_group: Time limit of the process group's own operations.
+        test: From the release of a test to the last rank's report.
+        job: From the start of an agent to its exit.
+        peer_grace: What the peers of the first bad rank get to end by themselves.
+        memory_mib: Memory of one job in MiB; None for 2 GiB and 1 GiB more for each rank.
+    """
+
+    process_group: float = 60.0
+    test: float = 120.0
+    job: float = 1800.0
+    peer_grace: float = 3.0
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """``[process]``: settings of the process engine.
+
+    Attributes:
+        python: An interpreter that has torch and the suites' packages; None to have allranks make one.
+    """
+
+    python: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """One matrix file, checked.
+
+    Attributes:
+        path: The file it was read from.
+        axes: The values on each axis, every axis of :data:`AXES` present, in that order.
+    """
+
+    path: Path
+    axes: Mapping[str, tuple[str | int, ...]]
+    excludes: tuple[Rule, ...] = ()
+    includes: tuple[Cell, ...] = ()
+    suites: Mapping[str, Suite] = field(default_factory=dict)
+    images: Mapping[str, Image] = field(default_factory=dict)
+    env: tuple[EnvRule, ...] = ()
+    policy: Policy = Policy()
+    limits: Limits = Limits()
+    process: Process = Process()
+
+    @property
+    def root(self) -> Path:
+        """The folder that every relative path of the file starts from."""
+        return self.path.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One suite in one cell, with all that the matrix says about it."""
+
+    cell: Cell
+    suite: Suite
+    image: Image
+    environment: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        """``<cell id>/<suite name>``, unique in a run."""
+        return f"{self.cell.id}/{self.suite.name}"
