@@ -1,0 +1,5 @@
+"""``python -m allranks.harness``: the command of every job."""
+
+from allranks.harness.agent import main
+
+main()

@@ -1,0 +1,108 @@
+"""The agent: the one process of a job that imports torch, collects the suite, and leads gangs through it.
+
+It starts no thread, never initialises CUDA and never runs a test itself, so its forks are clean.
+"""
+
+import argparse
+import gc
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from allranks.harness.config import AgentConfig, Folders
+from allranks.harness.events import EventLog
+from allranks.harness.hangup import leave_on_hangup
+from allranks.harness.rank_xml import write_rank_xml
+
+STDIN = 0
+
+SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
+"""Never passed on to ranks: whether a skip counts as a pass is decided when results are merged."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one job; its outcomes are in its results folder, never in the exit status.
+
+    The exit status is 0 when the agent did its work, 130 when it was told to stop, 1 when it could not do it.
+    """
+    # What is imported and collected here lives as long as the job: looking for garbage in it would only
+    # cost time and, in the forks, memory. Ranks turn the collector on again.
+    gc.disable()
+    options = _parse(arguments)
+    folders = Folders(code=options.code, results=options.results, shared=options.shared)
+    config = AgentConfig.read(options.config)
+    stream = os.dup(1)
+    _send_output_to(folders.results / "agent.log")
+    journal = EventLog(folders.results / "events-agent.jsonl", stream)
+    journal.write("agent_started", pid=os.getpid(), python=sys.version.split()[0])
+    _set_environment(config)
+    status = _work(config, folders, journal)
+    for rank in range(config.world_size):
+        write_rank_xml(folders.results, rank, cell=config.cell, suite=config.suite, world_size=config.world_size)
+    journal.write("agent_finished", status=status)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Ending torch's interpreter politely costs a tenth of a second and can hang; all is written.
+    os._exit(status)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m allranks.harness")
+    for name in ("config", "code", "results", "shared"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    return parser.parse_args(arguments)
+
+
+def _send_output_to(path: Path) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for target in (1, 2):
+        os.dup2(log, target)
+    os.close(log)
+
+
+def _set_environment(config: AgentConfig) -> None:
+    os.environ.update(cell_environment(config, os.environ))
+    for name in SANDCASTLE:
+        os.environ.pop(name, None)
+
+
+def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which suites learn the cell, and those that keep forks clean unless the user set them."""
+    defaults = {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    return {
+        **{name: value for name, value in defaults.items() if name not in present},
+        "BACKEND": config.backend,
+        "WORLD_SIZE": str(config.world_size),
+        "INIT_METHOD": config.init_method,
+        "ALLRANKS_GPU_COUNT": str(config.gpu_count),
+    }
+
+
+def _work(config: AgentConfig, folders: Folders, journal: EventLog) -> int:
+    leave_on_hangup(STDIN)
+    try:
+        _import_torch(journal)
+        from allranks.harness.session import run_session  # noqa: PLC0415 - needs torch and pytest
+
+        return run_session(config, folders, journal, STDIN)
+    except ImportError as error:
+        journal.write("agent_failed", message=f"the Python of this job cannot import {error.name}: {error}")
+    except Exception:  # noqa: BLE001 - whatever broke the agent is the job's result
+        journal.write("agent_failed", message="the agent broke down", text=traceback.format_exc())
+    return 1
+
+
+def _import_torch(journal: EventLog) -> None:
+    began = time.time()
+    import torch  # noqa: PLC0415 - imported here, and first, so that the journal has its time
+
+    journal.write("imported", began=began, seconds=time.time() - began, torch=torch.__version__)

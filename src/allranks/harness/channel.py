@@ -1,0 +1,100 @@
+"""What the agent and a rank say to each other, over two pipes.
+
+The agent sends :class:`Run` and :class:`End`; a rank answers with :class:`Report`. Each message is one
+line of JSON, far below the size of a pipe's buffer: what is long goes into the rank's events file.
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+
+from allranks.harness.events import write_all
+from allranks.harness.outcome import Outcome
+
+_MESSAGE_LIMIT = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Run the test at `index`; `following` is the gang's next test, None when this is its last."""
+
+    index: int
+    following: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """Tear down what is left and end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A rank has ended a step: it is ready for tests, has run one, or has torn everything down.
+
+    Attributes:
+        outcome: What the step came to on this rank; passed for a start and an end without trouble.
+        message: One line on a bad outcome.
+    """
+
+    outcome: Outcome
+    message: str = ""
+    early_skip: bool = False
+
+
+def send_command(descriptor: int, command: Run | End) -> None:
+    """Send a command to a rank; a rank that is gone is noticed by its process, not here."""
+    line = json.dumps(None if isinstance(command, End) else dataclasses.asdict(command))
+    try:
+        write_all(descriptor, line.encode() + b"\n")
+    except BrokenPipeError:
+        return
+
+
+def decode_command(line: bytes) -> Run | End:
+    """The command on one line."""
+    fields = json.loads(line)
+    return End() if fields is None else Run(**fields)
+
+
+def send_report(descriptor: int, report: Report) -> None:
+    """Send a report to the agent.
+
+    Raises:
+        BrokenPipeError: The agent is gone.
+    """
+    short = dataclasses.replace(report, message=report.message[:_MESSAGE_LIMIT])
+    write_all(descriptor, json.dumps(dataclasses.asdict(short)).encode() + b"\n")
+
+
+class ReportReader:
+    """The agent's end of one rank's reports.
+
+    Args:
+        descriptor: The reading end of the pipe, non-blocking.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.at_end = False
+        self._rest = b""
+
+    def read(self) -> list[Report]:
+        """All reports that are there; sets `at_end` when the rank has closed its end."""
+        self._fill()
+        *lines, self._rest = self._rest.split(b"\n")
+        return [_decode_report(line) for line in lines]
+
+    def _fill(self) -> None:
+        try:
+            while data := os.read(self.descriptor, 65536):
+                self._rest += data
+        except BlockingIOError:
+            return
+        self.at_end = True
+
+
+def _decode_report(line: bytes) -> Report:
+    fields = json.loads(line)
+    return Report(outcome=Outcome(fields["outcome"]), message=fields["message"], early_skip=bool(fields["early_skip"]))

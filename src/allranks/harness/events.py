@@ -1,0 +1,77 @@
+"""Events: what happened, one JSON object a line, written before the next step is taken.
+
+A rank writes its own file (``events-<rank>.jsonl``), the agent writes ``events-agent.jsonl``: the
+*journal*. The journal also leaves the job at once, framed on the agent's standard output as a JSON
+text sequence (RFC 7464: record separator, JSON, line feed), so that anything else that lands there
+can be told apart.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+"""One event: ``event`` names its kind, ``at`` is seconds since the epoch."""
+
+RECORD_SEPARATOR = b"\x1e"
+
+
+class EventLog:
+    """An append-only file of events; each line is one ``write``, so a kill never tears an earlier one.
+
+    Args:
+        path: The file to append to.
+        stream: A file descriptor that gets a framed copy of each event, or None.
+    """
+
+    def __init__(self, path: Path, stream: int | None = None) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._stream = stream
+
+    def write(self, event: str, **fields: object) -> None:
+        """Append one event, stamped with the time of day."""
+        line = json.dumps({"event": event, "at": time.time(), **fields}).encode() + b"\n"
+        write_all(self._file, line)
+        if self._stream is not None:
+            self._copy(line, self._stream)
+
+    def _copy(self, line: bytes, stream: int) -> None:
+        try:
+            write_all(stream, RECORD_SEPARATOR + line)
+        except OSError:
+            # Nobody reads any more. The file is the truth, and end-of-file on stdin says the rest.
+            self._stream = None
+
+    def close(self) -> None:
+        """Close the file; the stream belongs to the caller."""
+        os.close(self._file)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data` to a blocking descriptor."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a file in their order; a torn or foreign line is left out, a missing file is empty."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    return list(parse_lines(lines))
+
+
+def parse_lines(lines: Iterable[bytes]) -> Iterator[Event]:
+    """The events among some lines, with or without frames."""
+    for line in lines:
+        try:
+            event = json.loads(line.lstrip(RECORD_SEPARATOR))
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            yield event

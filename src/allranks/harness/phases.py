@@ -1,0 +1,117 @@
+"""From pytest's test reports to phase events and one outcome for a test."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from allranks.harness.events import Event
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.testing import skipcodes
+from allranks.testing.skipcodes import SkipCode
+from allranks.testing.skips import EnvironmentSkip
+
+TEXT_LIMIT = 64 * 1024
+"""Characters of a traceback or of one captured stream that go into an event; the rank's log has the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One phase of one test on one rank.
+
+    Attributes:
+        when: ``setup``, ``call`` or ``teardown``.
+        duration: Seconds.
+        message: One line; empty for a phase that passed.
+        text: The traceback or the reason.
+        skip_code: torch's exit code, for a skip that has one.
+    """
+
+    when: str
+    outcome: Outcome
+    duration: float
+    message: str = ""
+    text: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    skip_kind: SkipKind | None = None
+    skip_code: int | None = None
+
+    def fields(self) -> Event:
+        """What goes into a ``phase`` event; what is empty is left out."""
+        return {name: value for name, value in vars(self).items() if value not in ("", None)}
+
+
+def phase_of(report: pytest.TestReport, error: BaseException | None) -> Phase:
+    """What a report of pytest's says about one phase.
+
+    Args:
+        report: The report, as pytest and its plugins made it.
+        error: The exception that ended the phase, if one did.
+    """
+    kind, code, reason = _skip_of(report, error)
+    outcome = Outcome.SKIPPED if kind else _outcome(report, error)
+    return Phase(
+        when=report.when,
+        outcome=outcome,
+        duration=report.duration,
+        message=reason if kind else _message(report, outcome),
+        text=shorten(str(report.longreprtext)),
+        stdout=shorten(report.capstdout),
+        stderr=shorten(report.capstderr),
+        skip_kind=kind,
+        skip_code=code,
+    )
+
+
+def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[SkipKind | None, int | None, str]:
+    if isinstance(error, EnvironmentSkip) and report.skipped:
+        return error.kind, int(error.code), str(error.msg)
+    if isinstance(error, SystemExit) and error.code in set(SkipCode):
+        code = SkipCode(int(error.code))
+        return skipcodes.kind(code), int(code), skipcodes.reason(code)
+    if report.skipped and not hasattr(report, "wasxfail"):
+        return SkipKind.PLAIN, None, _skip_reason(report)
+    return None, None, ""
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return reason.removeprefix("Skipped: ")
+
+
+def _outcome(report: pytest.TestReport, error: BaseException | None) -> Outcome:
+    if hasattr(report, "wasxfail"):
+        return Outcome.XFAILED if report.skipped else Outcome.XPASSED
+    if report.passed:
+        return Outcome.PASSED
+    if isinstance(error, SystemExit):
+        return Outcome.CRASHED
+    return Outcome.FAILED if report.when == "call" else Outcome.ERRORED
+
+
+def _message(report: pytest.TestReport, outcome: Outcome) -> str:
+    if outcome in (Outcome.XFAILED, Outcome.XPASSED):
+        return str(getattr(report, "wasxfail", ""))
+    if outcome is Outcome.PASSED:
+        return ""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message if crash is not None else report.longreprtext)
+    return shorten(next((line for line in text.splitlines() if line.strip()), ""), 1000)
+
+
+def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
+    """`text` with its middle cut out where it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters cut, the rank's log has them …\n{text[-half:]}"
+
+
+def overall(phases: Sequence[Phase]) -> Phase:
+    """The phase that decides a test: the first bad one, else the one that was not a plain pass, else the call."""
+    bad = next((phase for phase in phases if phase.outcome.is_bad), None)
+    if bad is not None:
+        return bad
+    notable = next((phase for phase in phases if phase.outcome is not Outcome.PASSED), None)
+    return notable or next((phase for phase in phases if phase.when == "call"), phases[-1])
