@@ -1,0 +1,112 @@
+"""Tar archives: what goes into a job, and what comes out of it."""
+
+import io
+import tarfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+from allranks.engine.spec import FileCopy
+
+_SKIPPED_NAMES = frozenset({"__pycache__", ".git", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
+
+
+class ArchiveBuilder:
+    """A tar archive in memory whose entries all belong to one user.
+
+    Args:
+        owner: Numeric user and group of every entry.
+    """
+
+    def __init__(self, owner: int) -> None:
+        self._owner = owner
+        self._buffer = io.BytesIO()
+        self._tar = tarfile.open(fileobj=self._buffer, mode="w")  # noqa: SIM115 - closed by `finish`
+        self._folders: set[str] = set()
+
+    def add_folder(self, name: str) -> None:
+        """Add an empty folder."""
+        if name in self._folders:
+            return
+        self._folders.add(name)
+        info = tarfile.TarInfo(name)
+        info.type = tarfile.DIRTYPE
+        info.mode = 0o755
+        info.mtime = int(time.time())
+        self._tar.addfile(self._owned(info))
+
+    def add_bytes(self, name: str, content: bytes) -> None:
+        """Add a file with this content."""
+        self._add_parents(name)
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        info.mode = 0o644
+        info.mtime = int(time.time())
+        self._tar.addfile(self._owned(info), io.BytesIO(content))
+
+    def add_copies(self, prefix: str, copies: Iterable[FileCopy]) -> None:
+        """Add files and folders below `prefix`; caches and version control are left out."""
+        for copy in copies:
+            for path in walk(copy.source):
+                target = copy.target / path.relative_to(copy.source) if path != copy.source else copy.target
+                name = str(PurePosixPath(prefix) / PurePosixPath(target.as_posix()))
+                self._add_parents(name)
+                self._tar.add(path, name, recursive=False, filter=self._owned)
+
+    def _add_parents(self, name: str) -> None:
+        for parent in reversed(PurePosixPath(name).parents[:-1]):
+            self.add_folder(str(parent))
+
+    def _owned(self, info: tarfile.TarInfo) -> tarfile.TarInfo:
+        info.uid = info.gid = self._owner
+        info.uname = info.gname = ""
+        return info
+
+    def finish(self) -> bytes:
+        """The archive."""
+        self._tar.close()
+        return self._buffer.getvalue()
+
+
+def walk(source: Path) -> Iterator[Path]:
+    """A file itself, or all files below a folder, in a fixed order."""
+    if source.is_file():
+        yield source
+        return
+    for path in sorted(source.iterdir()):
+        if path.name not in _SKIPPED_NAMES:
+            yield from walk(path)
+
+
+def unpack(pieces: Iterable[bytes], into: Path) -> None:
+    """Unpack an archive that a job made, and which is therefore not trusted, without its first path component.
+
+    Raises:
+        tarfile.TarError: It is broken, or an entry wants to leave the folder.
+        OSError: The folder cannot be written.
+    """
+    with tarfile.open(fileobj=_Reader(iter(pieces)), mode="r|") as archive:
+        for entry in archive:
+            relative = PurePosixPath(entry.name).parts[1:]
+            if relative:
+                archive.extract(entry.replace(name=str(PurePosixPath(*relative))), into, filter="data")
+
+
+class _Reader(io.RawIOBase):
+    """A readable file over pieces of bytes."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        while size < 0 or len(self._rest) < size:
+            piece = next(self._pieces, None)
+            if piece is None:
+                break
+            self._rest += piece
+        data, self._rest = (self._rest, b"") if size < 0 else (self._rest[:size], self._rest[size:])
+        return data

@@ -1,0 +1,322 @@
+"""The docker engine: a job is a container that shares nothing with this host but its results.
+
+Docker SDK for Python, API 1.41 (Docker 20.10) or newer. Code goes in and results come out as archives through
+the API, so a remote daemon, a rootless one and one whose user differs from ours all work alike.
+"""
+
+import selectors
+import socket
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+from docker.errors import APIError, DockerException, NotFound
+from docker.types import DeviceRequest, Mount
+from docker.utils import kwargs_from_env
+
+import docker
+from allranks.engine.archive import ArchiveBuilder, unpack
+from allranks.engine.frames import STDOUT, FrameReader
+from allranks.engine.ownership import HOST_LABEL, RUN_LABEL, RUN_VARIABLE, host_id, is_dead
+from allranks.engine.protocol import EventSink, JobExit
+from allranks.engine.spec import FileCopy, JobSpec
+from allranks.engine.stream import EventStream
+from allranks.errors import EngineError
+
+USER = 10001
+"""User and group of every job: a number that no distribution gives to anybody."""
+
+STOP_GRACE = 8
+"""Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
+
+_FAILURES = (DockerException, requests.RequestException, OSError)
+_ROOT = "/job"
+_NODE = "node0"
+
+
+def connect(*, timeout: int = 60) -> docker.APIClient:
+    """A client of the daemon that the environment names (``DOCKER_HOST``), or the local one.
+
+    Raises:
+        EngineError: No daemon answers.
+    """
+    try:
+        settings = kwargs_from_env()
+        client = docker.APIClient(version="auto", timeout=timeout, **settings)
+    except _FAILURES as error:
+        msg = "No Docker daemon answers."
+        remedy = "Start one (scripts/docker-engine does on Debian), or use --engine process."
+        raise EngineError(msg, why=str(error), remedy=remedy) from error
+    return client
+
+
+class DockerEngine:
+    """Runs agents in containers.
+
+    Args:
+        client: A connected client.
+        package: What the agent needs of allranks itself, with targets relative to a folder on its path.
+    """
+
+    name = "docker"
+
+    def __init__(self, client: docker.APIClient, package: tuple[FileCopy, ...]) -> None:
+        self._client = client
+        self._package = package
+
+    @contextmanager
+    def start(self, spec: JobSpec) -> Iterator["DockerJob"]:
+        """See :meth:`allranks.engine.protocol.Engine.start`."""
+        with _as_engine_error(f"The container of {spec.job_id} could not be started."):
+            identifier = self._create(spec)
+        job = DockerJob(self._client, identifier, spec.resources.seconds)
+        try:
+            with _as_engine_error(f"The container of {spec.job_id} could not be started."):
+                self._client.put_archive(identifier, _ROOT, job_archive(spec, self._package))
+                job.attach_and_start()
+            yield job
+        finally:
+            job.close()
+            self._remove(identifier)
+
+    def _create(self, spec: JobSpec) -> str:
+        if spec.image is None:
+            msg = f"job {spec.job_id} names no image"
+            raise EngineError(msg)
+        request = creation_request(spec, host_id())
+        host_config = self._client.create_host_config(**request.pop("host_config"))
+        container = self._client.create_container(**request, host_config=host_config)
+        return str(container["Id"])
+
+    def _remove(self, identifier: str) -> None:
+        try:
+            self._client.remove_container(identifier, v=True, force=True)
+        except NotFound:
+            return
+        except _FAILURES:
+            # The daemon is gone or busy; the labels stay, and the next start reaps what they name.
+            return
+
+    def reap(self) -> list[str]:
+        """Remove the containers of this host whose run has no owner any more, with their volumes."""
+        mine = {"label": ["allranks=1", f"{HOST_LABEL}={host_id()}"]}
+        try:
+            containers = self._client.containers(all=True, filters=mine)
+            dead = [each for each in containers if is_dead(each["Labels"].get(RUN_LABEL, ""))]
+            for each in dead:
+                self._remove(each["Id"])
+            volumes = self._reap_volumes(mine)
+        except _FAILURES as error:
+            msg = "What earlier runs left behind could not be listed."
+            raise EngineError(msg, why=str(error), remedy="Check that the Docker daemon runs.") from error
+        return [f"container {each['Names'][0].lstrip('/')}" for each in dead] + volumes
+
+    def _reap_volumes(self, mine: Mapping[str, list[str]]) -> list[str]:
+        volumes = self._client.volumes(filters={**mine, "dangling": True})["Volumes"] or []
+        dead = [each["Name"] for each in volumes if is_dead(each["Labels"].get(RUN_LABEL, ""))]
+        for name in dead:
+            self._client.remove_volume(name)
+        return [f"volume {name}" for name in dead]
+
+
+class DockerJob:
+    """An agent in a container."""
+
+    def __init__(self, client: docker.APIClient, identifier: str, limit: float) -> None:
+        self._client = client
+        self._identifier = identifier
+        self._deadline = time.monotonic() + limit
+        self._attached: Any = None
+        self._stream = EventStream()
+        self._frames = FrameReader()
+        self._is_over = False
+
+    def attach_and_start(self) -> None:
+        """Attach first, so that nothing of what the agent says is lost, then start."""
+        self._attached = self._client.attach_socket(
+            self._identifier, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        )
+        self._client.start(self._identifier)
+
+    @property
+    def _socket(self) -> socket.socket:
+        """What the SDK hands out is a file around the socket for some transports, the socket itself for others."""
+        wrapped: socket.socket = getattr(self._attached, "_sock", self._attached)
+        return wrapped
+
+    def go(self) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.go`."""
+        try:
+            self._socket.sendall(b"go\n")
+        except OSError:
+            # The container has ended already; `wait` finds out how.
+            return
+
+    def wait(self, sink: EventSink) -> JobExit:
+        """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
+        timed_out = not self._pump(self._deadline, sink)
+        if timed_out:
+            self.stop()
+        with _as_engine_error("The daemon lost a job."):
+            state = self._exited_state()
+        self._is_over = True
+        return JobExit(
+            status=state["ExitCode"],
+            timed_out=timed_out,
+            out_of_memory=bool(state["OOMKilled"]),
+            output=self._stream.output or state["Error"],
+        )
+
+    def _exited_state(self) -> dict[str, Any]:
+        self._client.wait(self._identifier, timeout=STOP_GRACE)
+        state: dict[str, Any] = self._client.inspect_container(self._identifier)["State"]
+        return state
+
+    def stop(self) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
+        if self._is_over or self._attached is None:
+            return
+        self._end_stdin()
+        if not self._pump(time.monotonic() + STOP_GRACE, lambda _event: None):
+            self._kill()
+        self._is_over = True
+
+    def _end_stdin(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def _kill(self) -> None:
+        try:
+            self._client.kill(self._identifier)
+        except _FAILURES:
+            # Not running any more, or no daemon: removal, now or by a later reap, does the rest.
+            return
+
+    def collect(self, results: Path) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
+        try:
+            pieces, _ = self._client.get_archive(self._identifier, f"{_ROOT}/results")
+            unpack(pieces, results)
+        except (*_FAILURES, tarfile.TarError) as error:
+            msg = f"The results of a job could not be copied to {results}."
+            raise EngineError(
+                msg, why=str(error), remedy="Check the daemon, and space and permissions here."
+            ) from error
+
+    def close(self) -> None:
+        """Stop what runs and let go of the connection."""
+        self.stop()
+        if self._attached is not None:
+            self._attached.close()
+
+    def _pump(self, deadline: float, sink: EventSink) -> bool:
+        """Read the attach stream to its end, which is the container's; False when the deadline came first."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while (remaining := deadline - time.monotonic()) > 0:
+                if not selector.select(remaining):
+                    continue
+                data = self._socket.recv(1 << 16)
+                if not data:
+                    return True
+                self._take(data, sink)
+        return False
+
+    def _take(self, data: bytes, sink: EventSink) -> None:
+        for stream, payload in self._frames.feed(data):
+            if stream != STDOUT:
+                self._stream.note(payload)
+                continue
+            for event in self._stream.feed(payload):
+                sink(event)
+
+
+@contextmanager
+def _as_engine_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except _FAILURES as error:
+        why = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
+        remedy = "See the daemon's log; `allranks clean` removes what may be left."
+        raise EngineError(what, why=str(why), remedy=remedy) from error
+
+
+def creation_request(spec: JobSpec, host: str) -> dict[str, Any]:
+    """What the daemon is asked to create: a container that may do nothing but compute.
+
+    Args:
+        spec: The job.
+        host: This host's id, for the labels.
+    """
+    labels = {**spec.labels, HOST_LABEL: host}
+    return {
+        "image": spec.image,
+        "entrypoint": ["python3"],
+        "command": agent_arguments(),
+        "hostname": _NODE,
+        "user": f"{USER}:{USER}",
+        "working_dir": f"{_ROOT}/shared",
+        "environment": container_environment(spec),
+        "labels": labels,
+        "stdin_open": True,
+        "host_config": {
+            "network_mode": "none",
+            # Without this name gloo looks for the host's address for minutes.
+            "extra_hosts": {_NODE: "127.0.0.1"},
+            "mounts": [Mount(_ROOT, "", type="volume", labels=labels)],
+            "tmpfs": {"/tmp": "rw,nosuid,nodev,exec,mode=1777,size=1g"},  # noqa: S108 - the container's own
+            "read_only": True,
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+            "init": True,
+            "pids_limit": spec.resources.pids,
+            "mem_limit": spec.resources.memory_bytes,
+            "memswap_limit": spec.resources.memory_bytes,
+            "shm_size": spec.resources.shm_bytes,
+            "log_config": {"type": "none"},
+            "device_requests": gpu_requests(spec.gpus),
+        },
+    }
+
+
+def agent_arguments() -> list[str]:
+    """The agent's command line in a container, after the interpreter."""
+    folders = [item for name in ("code", "results", "shared") for item in (f"--{name}", f"{_ROOT}/{name}")]
+    return ["-m", "allranks.harness", "--config", f"{_ROOT}/agent/config.json", *folders]
+
+
+def container_environment(spec: JobSpec) -> dict[str, str]:
+    """The agent's variables in a container."""
+    return {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TP_SOCKET_IFNAME": "lo",
+        # A user id without an entry in the password file has neither of these.
+        "HOME": f"{_ROOT}/shared",
+        "USER": "allranks",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **spec.environment,
+        "PYTHONPATH": f"{_ROOT}/agent",
+        RUN_VARIABLE: spec.run_id,
+    }
+
+
+def gpu_requests(gpus: tuple[str, ...]) -> list[DeviceRequest]:
+    """A request for exactly these GPUs, by id; a count would be the daemon's choice."""
+    return [DeviceRequest(driver="nvidia", device_ids=list(gpus), capabilities=[["gpu"]])] if gpus else []
+
+
+def job_archive(spec: JobSpec, package: tuple[FileCopy, ...]) -> bytes:
+    """What goes into the job's volume. Its root stays root's, so each folder below carries the job's user."""
+    archive = ArchiveBuilder(USER)
+    for name in ("agent", "code", "results", "shared"):
+        archive.add_folder(name)
+    archive.add_bytes("agent/config.json", spec.agent.to_json().encode())
+    archive.add_copies("agent", package)
+    archive.add_copies("code", spec.files)
+    return archive.finish()

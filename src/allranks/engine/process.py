@@ -1,0 +1,225 @@
+"""The embedded engine: a job is a process on this host, in a session and a scratch folder of its own."""
+
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from allranks.engine.ownership import RUN_VARIABLE, is_dead
+from allranks.engine.protocol import EventSink, JobExit
+from allranks.engine.spec import JobSpec
+from allranks.engine.stream import EventStream
+from allranks.errors import EngineError
+
+STOP_GRACE = 8.0
+"""Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
+
+_SCRATCH_PREFIX = "allranks-job-"
+
+
+class ProcessEngine:
+    """Runs agents on this host.
+
+    Args:
+        package_path: A folder that holds the package ``allranks`` and nothing else that Python could import.
+        lease_descriptors: Locked descriptors that agents inherit, so that a lease lives as long as its job.
+    """
+
+    name = "process"
+
+    def __init__(self, package_path: Path, lease_descriptors: Sequence[int] = ()) -> None:
+        self._package_path = package_path
+        self._lease_descriptors = tuple(lease_descriptors)
+
+    @contextmanager
+    def start(self, spec: JobSpec) -> Iterator["ProcessJob"]:
+        """See :meth:`allranks.engine.protocol.Engine.start`."""
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX))
+        try:
+            job = self._spawn(spec, scratch)
+            try:
+                yield job
+            finally:
+                job.stop()
+                job.close()
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _spawn(self, spec: JobSpec, scratch: Path) -> "ProcessJob":
+        if spec.python is None:
+            msg = f"job {spec.job_id} names no interpreter"
+            raise EngineError(msg)
+        for name in ("results", "shared", "tmp"):
+            (scratch / name).mkdir()
+        (scratch / "config.json").write_text(spec.agent.to_json(), encoding="utf-8")
+        try:
+            process = subprocess.Popen(
+                command(spec.python, spec.code, scratch),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=scratch / "shared",
+                env=environment(spec, scratch, self._package_path, os.environ),
+                start_new_session=True,
+                pass_fds=self._lease_descriptors,
+            )
+        except OSError as error:
+            msg = f"The agent of {spec.job_id} could not be started."
+            raise EngineError(msg, why=str(error), remedy="Check process.python in the matrix file.") from error
+        return ProcessJob(process, scratch, spec.resources.seconds)
+
+    def reap(self) -> list[str]:
+        """Kill the processes of this host whose run has no owner any more."""
+        dead = [pid for pid, run_id in _processes_of_runs() if is_dead(run_id)]
+        for pid in dead:
+            _kill(pid)
+        return [f"process {pid}" for pid in dead]
+
+
+class ProcessJob:
+    """An agent on this host."""
+
+    def __init__(self, process: subprocess.Popen[bytes], scratch: Path, limit: float) -> None:
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+        self._scratch = scratch
+        self._deadline = time.monotonic() + limit
+        self._stream = EventStream()
+
+    def go(self) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.go`."""
+        try:
+            os.write(_descriptor(self._process.stdin), b"go\n")
+        except BrokenPipeError:
+            # It has ended already; `wait` finds out how.
+            return
+
+    def wait(self, sink: EventSink) -> JobExit:
+        """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
+        timed_out = not self._read_until(self._deadline, sink)
+        self.stop()
+        return JobExit(status=self._process.returncode, timed_out=timed_out, output=self._stream.output)
+
+    def stop(self) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
+        if self._process.returncode is not None:
+            return
+        _close(self._process.stdin)
+        if not _is_readable(self._pidfd, STOP_GRACE):
+            self._process.kill()
+            _is_readable(self._pidfd, None)
+        # The agent is dead but not yet reaped, so its number still names this group and no other.
+        _kill_group(self._process.pid)
+        self._process.wait()
+
+    def collect(self, results: Path) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
+        try:
+            shutil.copytree(self._scratch / "results", results, dirs_exist_ok=True)
+        except (OSError, shutil.Error) as error:
+            msg = f"The results of a job could not be copied to {results}."
+            raise EngineError(msg, why=str(error), remedy="Check the folder's permissions and free space.") from error
+
+    def close(self) -> None:
+        """Let go of an agent that has ended."""
+        _close(self._process.stdin)
+        _close(self._process.stdout)
+        os.close(self._pidfd)
+
+    def _read_until(self, deadline: float, sink: EventSink) -> bool:
+        """Read events until the agent has ended; False when the deadline came first."""
+        output = _descriptor(self._process.stdout)
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            selector.register(self._pidfd, selectors.EVENT_READ)
+            while (remaining := deadline - time.monotonic()) > 0:
+                ready = {key.fd for key, _ in selector.select(remaining)}
+                data = os.read(output, 1 << 16) if output in ready else b""
+                for event in self._stream.feed(data):
+                    sink(event)
+                # Something that outlived the agent may hold the pipe open: the agent's own end is what counts.
+                if ready and not data:
+                    return True
+        return False
+
+
+def _is_readable(descriptor: int, timeout: float | None) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(timeout))
+
+
+def _close(file: IO[bytes] | None) -> None:
+    if file is not None:
+        file.close()
+
+
+def _descriptor(file: IO[bytes] | None) -> int:
+    if file is None:
+        msg = "the agent was started without pipes"
+        raise ValueError(msg)
+    return file.fileno()
+
+
+def command(python: str, code: Path, scratch: Path) -> list[str]:
+    """The agent's command line on this host."""
+    return [
+        python,
+        *("-m", "allranks.harness"),
+        *("--config", str(scratch / "config.json")),
+        *("--code", str(code)),
+        *("--results", str(scratch / "results")),
+        *("--shared", str(scratch / "shared")),
+    ]
+
+
+def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[str, str]) -> dict[str, str]:
+    """The agent's variables: the host's, those of the job, and those that keep the job to itself.
+
+    The ranks meet over the loopback interface, because a host's own name may not resolve, and a GPU is visible
+    only if the job holds it.
+    """
+    own = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(package_path), host.get("PYTHONPATH", "")])),
+        "TMPDIR": str(scratch / "tmp"),
+        "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus),
+        RUN_VARIABLE: spec.run_id,
+    }
+    return {**host, "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}
+
+
+def _processes_of_runs() -> Iterator[tuple[int, str]]:
+    """Process id and run id of every process that belongs to a run and that this user may look at."""
+    marker = f"{RUN_VARIABLE}=".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        run = next((item.removeprefix(marker) for item in variables if item.startswith(marker)), None)
+        if run:
+            yield int(entry.name), run.decode("utf-8", "replace")
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _kill_group(group: int) -> None:
+    """Kill what an agent left in its process group."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

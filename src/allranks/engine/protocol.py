@@ -1,0 +1,71 @@
+"""The whole contract between a run and an engine."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from allranks.engine.spec import JobSpec
+from allranks.harness.events import Event
+
+EventSink = Callable[[Event], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobExit:
+    """How an agent's process ended.
+
+    Attributes:
+        status: Its exit status, negative for a signal; None where nobody knows.
+        timed_out: The engine's own time limit ended it.
+        out_of_memory: The kernel killed something of it for want of memory.
+        output: The end of what it printed beside its events: why it could not even start, say.
+    """
+
+    status: int | None
+    timed_out: bool = False
+    out_of_memory: bool = False
+    output: str = ""
+
+
+class RunningJob(Protocol):
+    """A job that has been started and waits, collected, for its turn."""
+
+    def go(self) -> None:
+        """Let the agent run the tests: it has imported and collected by itself."""
+
+    def wait(self, sink: EventSink) -> JobExit:
+        """Wait for the agent's end, giving `sink` each event as it comes.
+
+        Raises:
+            EngineError: The engine lost the job.
+        """
+
+    def stop(self) -> None:
+        """Have the agent stop its ranks and write its results; kill it when it does not. Idempotent."""
+
+    def collect(self, results: Path) -> None:
+        """Put the job's results into an existing folder.
+
+        Raises:
+            EngineError: They cannot be had.
+        """
+
+
+class Engine(Protocol):
+    """A place where jobs run."""
+
+    @property
+    def name(self) -> str:
+        """``process`` or ``docker``."""
+
+    def start(self, spec: JobSpec) -> AbstractContextManager[RunningJob]:
+        """Start a job; leaving the context removes everything that was made for it, whatever happened.
+
+        Raises:
+            EngineError: It could not be started; nothing of it is left.
+        """
+
+    def reap(self) -> list[str]:
+        """Remove what dead owners left behind on this host; names of what was removed."""

@@ -1,0 +1,114 @@
+"""A job as an engine sees it: frozen, printable, comparable without any engine."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from allranks.harness.config import AgentConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileCopy:
+    """A file or folder that the job needs.
+
+    Attributes:
+        source: Where it is on this host.
+        target: Where it goes, relative to the job's code folder.
+    """
+
+    source: Path
+    target: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one job may use.
+
+    Attributes:
+        memory_bytes: Memory, without swap.
+        shm_bytes: Size of ``/dev/shm``.
+        pids: Number of processes and threads.
+        seconds: From the start of the agent to its end; the engine's own, last time limit.
+    """
+
+    memory_bytes: int
+    shm_bytes: int
+    pids: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """All that an engine needs to run one attempt at one job.
+
+    Attributes:
+        run_id: The run that owns every object made for the job.
+        job_id: ``<cell>/<suite>``.
+        attempt: From 1.
+        image: Image reference, for engines that run containers.
+        python: Interpreter, for engines that run processes.
+        code: The folder on this host that suites are relative to.
+        files: What of it the job needs, for engines that copy.
+        agent: What the agent is told.
+        environment: Variables for the agent and its ranks.
+        gpus: Identifiers of the GPUs that the job holds; empty for none.
+    """
+
+    run_id: str
+    job_id: str
+    attempt: int
+    agent: AgentConfig
+    code: Path
+    files: tuple[FileCopy, ...] = ()
+    image: str | None = None
+    python: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    resources: Resources
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of every object made for this attempt."""
+        return {
+            "allranks": "1",
+            "allranks.run": self.run_id,
+            "allranks.cell": self.agent.cell,
+            "allranks.job": self.job_id,
+            "allranks.attempt": str(self.attempt),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """A printable form, made of JSON's types alone."""
+        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return plain
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value in, any JSON value out
+    match value:
+        case dict():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case Path():
+            return str(value)
+    return value
+
+
+def resources(*, world_size: int, memory_mib: int | None, seconds: float) -> Resources:
+    """What a job gets unless its matrix file says otherwise.
+
+    Args:
+        world_size: Number of ranks.
+        memory_mib: Memory in MiB; None for 2 GiB and 1 GiB more for each rank.
+        seconds: The job's time limit; the agent keeps it, the engine allows a minute more.
+    """
+    mib = 1 << 20
+    return Resources(
+        memory_bytes=(memory_mib or 2048 + 1024 * world_size) * mib,
+        # NCCL and gloo share buffers here, DataLoader workers too; only what is used costs memory.
+        shm_bytes=(64 + 256 * world_size) * mib,
+        pids=256 + 256 * world_size,
+        seconds=seconds + 60,
+    )
