@@ -8,7 +8,7 @@ import selectors
 import socket
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ _ROOT = "/job"
 _NODE = "node0"
 
 
-def connect(*, timeout: int = 60) -> docker.APIClient:
+def connect(*, timeout: int = 60) -> docker.DockerClient:
     """A client of the daemon that the environment names (``DOCKER_HOST``), or the local one.
 
     Raises:
@@ -46,7 +46,7 @@ def connect(*, timeout: int = 60) -> docker.APIClient:
     """
     try:
         settings = kwargs_from_env()
-        client = docker.APIClient(version="auto", timeout=timeout, **settings)
+        client = docker.DockerClient(version="auto", timeout=timeout, **settings)
     except _FAILURES as error:
         msg = "No Docker daemon answers."
         remedy = "Start one (scripts/docker-engine does on Debian), or use --engine process."
@@ -64,12 +64,12 @@ class DockerEngine:
 
     name = "docker"
 
-    def __init__(self, client: docker.APIClient, package: tuple[FileCopy, ...]) -> None:
-        self._client = client
+    def __init__(self, client: docker.DockerClient, package: tuple[FileCopy, ...]) -> None:
+        self._client = client.api
         self._package = package
 
     @contextmanager
-    def start(self, spec: JobSpec) -> Iterator["DockerJob"]:
+    def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator["DockerJob"]:  # noqa: ARG002
         """See :meth:`allranks.engine.protocol.Engine.start`."""
         with _as_engine_error(f"The container of {spec.job_id} could not be started."):
             identifier = self._create(spec)

@@ -45,7 +45,7 @@ def lock_folder() -> Path:
     return folder
 
 
-def open_lock(path: Path) -> int:
+def open_lock(path: Path | str) -> int:
     """A descriptor of a lock file that any user of the host may lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     if os.fstat(descriptor).st_uid == os.geteuid():
@@ -61,12 +61,21 @@ def _run_lock(run_id: str) -> Path:
 def own_run(run_id: str) -> Iterator[None]:
     """Own a run for as long as the context lasts; several processes may own one run together."""
     path = _run_lock(run_id)
-    descriptor = open_lock(path)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    descriptor = _share(path)
     try:
         yield
     finally:
         _remove_if_last(path, descriptor)
+        os.close(descriptor)
+
+
+def _share(path: Path) -> int:
+    """A shared lock on the file that `path` names now: a last owner may just have removed the one we opened."""
+    while True:
+        descriptor = open_lock(path)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+            return descriptor
         os.close(descriptor)
 
 

@@ -29,21 +29,19 @@ class ProcessEngine:
 
     Args:
         package_path: A folder that holds the package ``allranks`` and nothing else that Python could import.
-        lease_descriptors: Locked descriptors that agents inherit, so that a lease lives as long as its job.
     """
 
     name = "process"
 
-    def __init__(self, package_path: Path, lease_descriptors: Sequence[int] = ()) -> None:
+    def __init__(self, package_path: Path) -> None:
         self._package_path = package_path
-        self._lease_descriptors = tuple(lease_descriptors)
 
     @contextmanager
-    def start(self, spec: JobSpec) -> Iterator["ProcessJob"]:
+    def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator["ProcessJob"]:
         """See :meth:`allranks.engine.protocol.Engine.start`."""
         scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX))
         try:
-            job = self._spawn(spec, scratch)
+            job = self._spawn(spec, scratch, held)
             try:
                 yield job
             finally:
@@ -52,7 +50,7 @@ class ProcessEngine:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _spawn(self, spec: JobSpec, scratch: Path) -> "ProcessJob":
+    def _spawn(self, spec: JobSpec, scratch: Path, held: Sequence[int]) -> "ProcessJob":
         if spec.python is None:
             msg = f"job {spec.job_id} names no interpreter"
             raise EngineError(msg)
@@ -68,7 +66,7 @@ class ProcessEngine:
                 cwd=scratch / "shared",
                 env=environment(spec, scratch, self._package_path, os.environ),
                 start_new_session=True,
-                pass_fds=self._lease_descriptors,
+                pass_fds=tuple(held),
             )
         except OSError as error:
             msg = f"The agent of {spec.job_id} could not be started."
@@ -186,8 +184,9 @@ def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[
     The ranks meet over the loopback interface, because a host's own name may not resolve, and a GPU is visible
     only if the job holds it.
     """
+    python_path = (str(package_path), *map(str, spec.python_path), host.get("PYTHONPATH", ""))
     own = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(package_path), host.get("PYTHONPATH", "")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
         "TMPDIR": str(scratch / "tmp"),
         "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus),
         RUN_VARIABLE: spec.run_id,

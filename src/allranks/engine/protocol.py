@@ -1,6 +1,6 @@
 """The whole contract between a run and an engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +60,13 @@ class Engine(Protocol):
     def name(self) -> str:
         """``process`` or ``docker``."""
 
-    def start(self, spec: JobSpec) -> AbstractContextManager[RunningJob]:
+    def start(self, spec: JobSpec, held: Sequence[int] = ()) -> AbstractContextManager[RunningJob]:
         """Start a job; leaving the context removes everything that was made for it, whatever happened.
+
+        Args:
+            spec: The job.
+            held: Locked descriptors of the job's leases. A process inherits them, so that a lease lasts as long
+                as any process of its job; a container cannot, and ends with its owner instead.
 
         Raises:
             EngineError: It could not be started; nothing of it is left.

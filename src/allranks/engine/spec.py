@@ -49,6 +49,7 @@ class JobSpec:
         attempt: From 1.
         image: Image reference, for engines that run containers.
         python: Interpreter, for engines that run processes.
+        python_path: Folders on that interpreter's path: the user's own project.
         code: The folder on this host that suites are relative to.
         files: What of it the job needs, for engines that copy.
         agent: What the agent is told.
@@ -64,6 +65,7 @@ class JobSpec:
     files: tuple[FileCopy, ...] = ()
     image: str | None = None
     python: str | None = None
+    python_path: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     resources: Resources

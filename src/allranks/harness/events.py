@@ -75,3 +75,9 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[Event]:
             continue
         if isinstance(event, dict) and "event" in event:
             yield event
+
+
+def append_events(path: Path, events: Iterable[Event]) -> None:
+    """Append events to a file as they are."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)

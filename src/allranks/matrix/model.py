@@ -9,20 +9,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from allranks.matrix.axes import AXES, AxisValue, type_of_axis
 from allranks.matrix.when import Condition
 
-AXES = ("backend", "world_size", "gpu_count", "init_method", "nodes")
-"""The axes in their fixed order: the order of a cell's id and of a session's signature."""
-
-type_of_axis: Mapping[str, type] = {
-    "backend": str,
-    "world_size": int,
-    "gpu_count": int,
-    "init_method": str,
-    "nodes": int,
-}
+__all__ = [
+    "AXES",
+    "AxisValue",
+    "Cell",
+    "EnvRule",
+    "Image",
+    "Include",
+    "Isolation",
+    "Job",
+    "Limits",
+    "Matrix",
+    "Policy",
+    "Process",
+    "Rule",
+    "SkipPolicy",
+    "Suite",
+    "type_of_axis",
+]
 
 Isolation = Literal["test", "file", "job"]
+SkipPolicy = Literal["skip", "pass"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +59,7 @@ class Cell:
         slug = f"{self.backend}-w{self.world_size}-g{self.gpu_count}-{self.init_method}"
         return slug if self.nodes == 1 else f"{slug}-n{self.nodes}"
 
-    def axes(self) -> dict[str, str | int]:
+    def axes(self) -> dict[str, AxisValue]:
         """The value on each axis, in axis order."""
         return {name: getattr(self, name) for name in AXES}
 
@@ -59,6 +69,15 @@ class Rule:
     """One ``[[matrix.exclude]]``: where it holds, and why (the reason is shown to the user)."""
 
     when: Condition
+    reason: str
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Include:
+    """One ``[[matrix.include]]``: a cell that is in the matrix whatever the axes and the excludes say."""
+
+    cell: Cell
     reason: str
     line: int
 
@@ -95,6 +114,7 @@ class Image:
         packages: Requirement strings for what the suites need.
         requirements: A requirements file, relative to the matrix file.
         project: A folder, relative to the matrix file, that is built into a wheel and installed last.
+        line: Where in the matrix file it is declared.
     """
 
     name: str
@@ -106,6 +126,7 @@ class Image:
     packages: tuple[str, ...] = ()
     requirements: Path | None = None
     project: Path | None = None
+    line: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +146,7 @@ class Policy:
         mixed_skip: Test ids (``fnmatch`` patterns) whose ranks may disagree on a skip.
     """
 
-    skip: Literal["skip", "pass"] = "skip"
+    skip: SkipPolicy = "skip"
     mixed_skip: tuple[str, ...] = ()
 
 
@@ -166,18 +187,20 @@ class Matrix:
     Attributes:
         path: The file it was read from.
         axes: The values on each axis, every axis of :data:`AXES` present, in that order.
+        line: Where in the file ``[matrix]`` begins.
     """
 
     path: Path
-    axes: Mapping[str, tuple[str | int, ...]]
+    axes: Mapping[str, tuple[AxisValue, ...]]
     excludes: tuple[Rule, ...] = ()
-    includes: tuple[Cell, ...] = ()
+    includes: tuple[Include, ...] = ()
     suites: Mapping[str, Suite] = field(default_factory=dict)
     images: Mapping[str, Image] = field(default_factory=dict)
     env: tuple[EnvRule, ...] = ()
     policy: Policy = Policy()
     limits: Limits = Limits()
     process: Process = Process()
+    line: int = 1
 
     @property
     def root(self) -> Path:

@@ -1,0 +1,34 @@
+"""Sessions of this repository: those of its matrix, as in any repository, and its own lint and tests."""
+
+import sys
+from pathlib import Path
+
+import nox
+
+sys.path.insert(0, str(Path(__file__).parent / "src"))
+
+from allranks.sessions import register  # in this repository allranks is not installed
+
+nox.needs_version = ">=2025.2.9"
+
+register()
+
+
+def _group(name: str) -> list[str]:
+    return nox.project.dependency_groups(nox.project.load_toml(), name)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and types."""
+    session.install("-e", ".", *_group("lint"))
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests: the fast ones, and those in real containers where a Docker daemon answers."""
+    session.install("-e", ".", *_group("test"))
+    session.run("pytest", *session.posargs)

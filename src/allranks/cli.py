@@ -1,0 +1,214 @@
+"""The command line: ``allranks plan | run | merge | clean``."""
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import allranks
+from allranks.errors import AllranksError, ExitCode, UsageError
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import Expansion, expand
+from allranks.matrix.model import Cell, Job
+from allranks.matrix.plan import plan
+from allranks.matrix.render import render_explanation, render_json, render_table
+from allranks.matrix.select import select, select_where
+
+ENGINE_VARIABLE = "ALLRANKS_ENGINE"
+RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
+RESULTS_VARIABLE = "ALLRANKS_RESULTS"
+
+_ENGINES = ("auto", "process", "docker")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Without the program's name; None for this process's own.
+
+    Returns:
+        An exit code of the design.
+    """
+    own, pytest_args = _split(list(sys.argv[1:] if arguments is None else arguments))
+    options = _parser().parse_args(own)
+    options.pytest_args = pytest_args
+    try:
+        code: ExitCode = options.command(options)
+    except AllranksError as error:
+        _complain(error, debug=options.debug)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("\nallranks: interrupted", file=sys.stderr)
+        code = ExitCode.INTERRUPTED
+    return int(code)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """What is ours, and what follows ``--`` and is pytest's."""
+    if "--" not in arguments:
+        return arguments, ()
+    place = arguments.index("--")
+    return arguments[:place], tuple(arguments[place + 1 :])
+
+
+def _complain(error: AllranksError, *, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    first, *rest = error.text.splitlines()
+    print(f"allranks: error: {first}", *(f"  {line}" for line in rest), sep="\n", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="allranks", description=allranks.__doc__)
+    parser.add_argument("--version", action="version", version=f"allranks {allranks.__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="plan | run | merge | clean")
+    _add_plan(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
+    _add_run(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
+    _add_merge(commands.add_parser("merge", help="make the report of a results folder again"))
+    _add_clean(commands.add_parser("clean", help="remove what dead runs left behind on this host"))
+    return parser
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "cells", nargs="*", metavar="CELL", help="a cell's id, or dist(backend='gloo', ...); default: every cell"
+    )
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="AXIS=VALUE,...", help="cells with these values (a|b: either)"
+    )
+    parser.add_argument("--suite", action="append", default=[], metavar="NAME", help="only this suite; repeatable")
+    parser.add_argument(
+        "--matrix", type=Path, default=Path(), metavar="PATH", help="matrix.toml, or the folder that holds it"
+    )
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    _add_selection(parser)
+    parser.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="json is for machines")
+    parser.set_defaults(command=_plan)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    _add_selection(parser)
+    parser.usage = "allranks run [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
+    environ = os.environ
+    parser.add_argument(
+        "--engine",
+        choices=_ENGINES,
+        default=environ.get(ENGINE_VARIABLE, "auto"),
+        help=f"where to run: docker where a daemon answers, else process (default: ${ENGINE_VARIABLE}, or auto)",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=environ.get(RESULTS_VARIABLE),
+        metavar="DIR",
+        help=f"folder of all runs (default: ${RESULTS_VARIABLE}, or results beside the matrix file)",
+    )
+    parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
+    parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
+    parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
+    parser.set_defaults(command=_run)
+
+
+def _add_merge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a run's folder, or any folder with ranks' JUnit XML")
+    parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
+    parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
+    parser.set_defaults(command=_merge)
+
+
+def _add_clean(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(command=_clean)
+
+
+def _say(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        # `allranks run | head` must not end the run: what is printed is lost, the report is not.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _plan(options: argparse.Namespace) -> ExitCode:
+    expansion = expand(load(options.matrix))
+    cells, suites = _selected(expansion, options), options.suite or None
+    if options.format == "json":
+        _say(render_json(expansion, cells, suites))
+        return ExitCode.OK
+    _say(render_table(expansion.matrix, cells, suites))
+    if options.explain:
+        _say("\n" + render_explanation(expansion))
+    return ExitCode.OK
+
+
+def _selected(expansion: Expansion, options: argparse.Namespace) -> Sequence[Cell]:
+    """The cells that the command line names: those under ``--where``, and those given by name."""
+    if not options.cells and not options.where:
+        return expansion.cells
+    named = [cell for text in options.cells for cell in select(expansion, text)]
+    found = select_where(expansion, *options.where) if options.where else ()
+    return tuple(dict.fromkeys((*named, *found)))
+
+
+def _run(options: argparse.Namespace) -> ExitCode:
+    expansion = expand(load(options.matrix))
+    jobs = plan(expansion.matrix, _selected(expansion, options), options.suite or None)
+    if not jobs:
+        msg = "There is nothing to run: no suite runs in the selected cells."
+        raise UsageError(msg, remedy="Compare the suites' `when` with the cells that `allranks plan` prints.")
+    if options.dry_run:
+        return _show_requests(expansion, jobs, options)
+    # A run needs the SDK and junitparser; a plan does not, and a noxfile's interpreter has neither.
+    from allranks.schedule.folder import new_run_id  # noqa: PLC0415
+    from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
+
+    run_options = RunOptions(
+        run_id=os.environ.get(RUN_ID_VARIABLE) or new_run_id(),
+        results=options.results or expansion.matrix.root / "results",
+        engine=options.engine,
+        seed=options.seed,
+        pytest_args=options.pytest_args,
+        nothing_ran_allowed=options.allow_nothing_ran,
+    )
+    code = run(expansion.matrix, jobs, run_options, _say)
+    _say(f"exit code {code:d}: {MEANING[code]}")
+    return code
+
+
+def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace) -> ExitCode:
+    from allranks.schedule.request import Attempt, Surroundings, job_spec  # noqa: PLC0415
+
+    attempt = Attempt(run_id="dry-run", number=1, seed=options.seed or 0, pytest_args=options.pytest_args)
+    requests = [job_spec(expansion.matrix, job, Surroundings(image=job.image.name), attempt).to_json() for job in jobs]
+    _say(json.dumps(requests, indent=1))
+    return ExitCode.OK
+
+
+def _merge(options: argparse.Namespace) -> ExitCode:
+    from allranks.report.exit_code import exit_code  # noqa: PLC0415 - needs junitparser
+    from allranks.report.merge import merge  # noqa: PLC0415
+    from allranks.report.table import render_table as render_results  # noqa: PLC0415
+    from allranks.schedule.run import MEANING  # noqa: PLC0415
+
+    merged = merge(options.folder, policy=options.policy)
+    code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
+    _say(f"{render_results(merged)}\n\nreport: {merged.junit}\nexit code {code:d}: {MEANING[code]}")
+    return code
+
+
+def _clean(_options: argparse.Namespace) -> ExitCode:
+    from allranks.schedule.host import engines  # noqa: PLC0415
+
+    removed = [name for engine in engines() for name in engine.reap()]
+    for name in removed:
+        _say(f"removed {name}")
+    if not removed:
+        _say("nothing to remove: every run on this host has an owner, or left nothing behind")
+    return ExitCode.OK

@@ -1,0 +1,132 @@
+"""Python environments that allranks makes on first use, one for each content, shared by every run of the user.
+
+The standard library alone: the nox sessions use it before anything is installed.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.errors import EnvironmentBuildError
+
+_COMPLETE = ".complete"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRecipe:
+    """What an environment is made of.
+
+    Attributes:
+        name: What it is for; part of its folder's name.
+        arguments: What follows ``pip install``.
+        content: Everything else that decides whether an environment that exists will do.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    content: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """A hash of the content and of the interpreter."""
+        parts = (sys.version, os.path.realpath(sys.executable), *self.arguments, "", *self.content)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of allranks (XDG Base Directory Specification)."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "allranks"
+
+
+def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> Path:
+    """The interpreter of an environment, which is made if it does not exist yet.
+
+    Args:
+        recipe: What goes into it.
+        progress: Receives lines while it is made.
+
+    Raises:
+        EnvironmentBuildError: It cannot be made.
+    """
+    folder = cache_folder() / "environments" / f"{recipe.name}-{recipe.key}"
+    python = folder / "bin" / "python"
+    if (folder / _COMPLETE).exists():
+        return python
+    try:
+        with _locked(folder):
+            if not (folder / _COMPLETE).exists():
+                _make(folder, recipe, progress)
+    except OSError as error:
+        msg = f"The environment {folder} cannot be made."
+        remedy = "Free some space, or set XDG_CACHE_HOME to a folder that can be written."
+        raise EnvironmentBuildError(msg, why=str(error), remedy=remedy) from error
+    return python
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
+    progress(f"making the {recipe.name} environment ({' '.join(recipe.arguments)}), once")
+    shutil.rmtree(folder, ignore_errors=True)
+    _create(folder)
+    _install(folder, recipe, progress)
+    (folder / _COMPLETE).touch()
+
+
+def _create(folder: Path) -> None:
+    try:
+        venv.EnvBuilder(with_pip=True, symlinks=True).create(folder)
+    except subprocess.CalledProcessError as error:
+        msg = f"{sys.executable} cannot make a virtual environment."
+        why = "Its venv module lacks ensurepip."
+        raise EnvironmentBuildError(msg, why=why, remedy="On Debian: apt-get install python3-venv.") from error
+
+
+def _install(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
+    run_pip_of(folder / "bin" / "python", recipe.arguments, f"The {recipe.name} environment", progress)
+
+
+def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Callable[[str], None]) -> None:
+    """Run ``pip install`` of an environment.
+
+    Args:
+        python: The environment's interpreter.
+        arguments: What follows ``pip install``.
+        what: What is being made, to begin the error message with.
+        progress: Receives a line for each file that pip fetches.
+
+    Raises:
+        EnvironmentBuildError: pip failed.
+    """
+    command = [str(python), *("-m", "pip", "install", "--no-input"), *arguments]
+    last: deque[str] = deque(maxlen=15)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            last.append(line.rstrip())
+            if line.startswith(("Downloading ", "Processing ", "Installing collected ")):
+                progress(_shortened(line.strip()))
+    if process.returncode != 0:
+        errors = [line for line in last if line.startswith("ERROR")] or list(last)
+        msg = f"{what} cannot be made: pip failed."
+        remedy = "Check the package names and versions in the matrix file, and pip's configuration (pip config list)."
+        raise EnvironmentBuildError(msg, why="\n".join(errors), remedy=remedy)
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= 100 else f"{line[:99]}…"

@@ -1,0 +1,10 @@
+"""The images that jobs run in: what goes in, whether it is there already, and how it is built.
+
+:func:`ensure_image` is the door. It imports the Docker SDK's errors and whatever a build needs only when
+they are needed, because the import of this package is part of every command's start-up.
+"""
+
+from allranks.image.build import BuiltImage, ensure_image
+from allranks.image.dockerfile import dockerfile_path
+
+__all__ = ["BuiltImage", "dockerfile_path", "ensure_image"]

@@ -1,0 +1,203 @@
+"""Which base image a build starts from, and which Python is in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from allranks.errors import ImageError
+from allranks.image.cache import cache_folder
+from allranks.image.daemon import Progress, find, pull, reported
+from allranks.matrix.model import Image
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+DEFAULT = Image.base
+LOCAL = "allranks/base:bookworm"
+"""What ``scripts/base-image`` makes on hosts that reach no registry."""
+
+VARIABLE = "ALLRANKS_BASE_IMAGE"
+"""Names this host's base image, in place of the default one of a matrix file."""
+
+OLDEST_PYTHON = (3, 11)
+
+_PROBE = """
+import json, os, platform, sys
+implementation = sys.implementation
+version = implementation.version
+print(json.dumps({
+    "python": list(sys.version_info[:2]),
+    "abi_flags": sys.abiflags,
+    "libc": list(platform.libc_ver()),
+    "markers": {
+        "implementation_name": implementation.name,
+        "implementation_version": "%d.%d.%d" % version[:3],
+        "os_name": os.name,
+        "platform_machine": platform.machine(),
+        "platform_python_implementation": platform.python_implementation(),
+        "platform_release": platform.release(),
+        "platform_system": platform.system(),
+        "platform_version": platform.version(),
+        "python_full_version": platform.python_version(),
+        "python_version": "%d.%d" % sys.version_info[:2],
+        "sys_platform": sys.platform,
+    },
+}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A base image that the daemon has.
+
+    Attributes:
+        reference: The name to build from.
+        id: The image's id, which changes with its content.
+        reason: Why it is another than the matrix file names; empty when it is not.
+    """
+
+    reference: str
+    id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePython:
+    """The Python of an image, as far as wheels depend on it.
+
+    Attributes:
+        version: Major and minor version.
+        abi: The ABI tag of its extension modules, such as ``cp311``.
+        platforms: Platform tags it can load, the best first.
+        markers: Its environment markers (PyPA dependency specifiers).
+    """
+
+    version: tuple[int, int]
+    abi: str
+    platforms: tuple[str, ...]
+    markers: Mapping[str, str]
+
+
+def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], progress: Progress) -> Base:
+    """The base image to build from.
+
+    What the daemon has goes before what a registry might give. For the default base only, the host has a say:
+    first ``ALLRANKS_BASE_IMAGE``, then the default base, then the one that ``scripts/base-image`` made, and only
+    then a pull; so a host that reaches no registry never waits for one (a dropped packet costs the daemon
+    15 s per try).
+
+    Args:
+        client: Connection to the daemon.
+        name: Base image as the matrix file names it.
+        environ: Environment variables of this process.
+        progress: Receives lines about a pull.
+
+    Raises:
+        ImageError: The base image is not to be had.
+    """
+    chosen, reason = _chosen(name, environ)
+    if image := find(client, chosen):
+        return Base(reference=chosen, id=str(image.id), reason=reason)
+    if chosen == DEFAULT and (image := find(client, LOCAL)):
+        return Base(reference=LOCAL, id=str(image.id), reason=f"{DEFAULT} is not on this host")
+    pulled = pull(client, chosen, progress=progress, remedy=_remedy(chosen))
+    return Base(reference=chosen, id=str(pulled.id), reason=reason)
+
+
+def _chosen(name: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    override = environ.get(VARIABLE, "")
+    if name == DEFAULT and override:
+        return override, f"{VARIABLE} says so"
+    return name, ""
+
+
+def _remedy(chosen: str) -> str:
+    local = f"run scripts/base-image, which makes {LOCAL} from Debian packages"
+    other = f'name a base that this host has (base = "..." in [images.NAME], or {VARIABLE})'
+    return f"Without a registry: {local}, or {other}." if chosen == DEFAULT else f"Correct the name, or {other}."
+
+
+def python_of(client: DockerClient, base: Base) -> ImagePython:
+    """The Python of a base image, asked once per image.
+
+    Raises:
+        ImageError: It has none, or one that allranks or torch's wheels cannot work with.
+    """
+    file = cache_folder("pythons") / f"{base.id.removeprefix('sha256:')}.json"
+    if file.is_file():
+        return read_probe(file.read_text(encoding="utf-8"), base=base.reference)
+    answer = _ask(client, base)
+    python = read_probe(answer, base=base.reference)
+    file.write_text(answer, encoding="utf-8")
+    return python
+
+
+def _ask(client: DockerClient, base: Base) -> str:
+    what = f"The base image {base.reference} cannot be used."
+    remedy = "Name a base that has python3, such as python:3.11-slim-bookworm, or run scripts/base-image."
+    with reported(what, remedy=remedy):
+        container = client.containers.create(
+            base.id, [_PROBE], entrypoint=["python3", "-c"], network_mode="none", labels={"allranks": "1"}
+        )
+        try:
+            container.start()
+            status = container.wait(timeout=60)["StatusCode"]
+            output = container.logs(stdout=True, stderr=True).decode(errors="replace")
+        finally:
+            container.remove(force=True)
+    if status:
+        raise ImageError(what, why=f"Its python3 ended with code {status}: {output.strip()}", remedy=remedy)
+    return output
+
+
+def read_probe(answer: str, *, base: str) -> ImagePython:
+    """What the probe's answer says about an image's Python.
+
+    Args:
+        answer: The JSON that the probe printed.
+        base: The base image's name, for errors.
+
+    Raises:
+        ImageError: The Python is too old, no CPython, or not linked to glibc (torch has no musl wheels).
+    """
+    probe = json.loads(answer)
+    major, minor = version = tuple(probe["python"])
+    libc, libc_version = probe["libc"]
+    implementation = probe["markers"]["platform_python_implementation"]
+    if version < OLDEST_PYTHON or implementation != "CPython" or libc != "glibc":
+        what = f"The base image {base} cannot be used."
+        raise ImageError(
+            what,
+            why=f"It has {implementation} {major}.{minor} on {libc or 'a C library other than glibc'}.",
+            remedy="Name a base with CPython 3.11 or newer on glibc, such as python:3.11-slim-bookworm.",
+        )
+    return ImagePython(
+        version=(major, minor),
+        abi=f"cp{major}{minor}{probe['abi_flags']}",
+        platforms=platform_tags(libc_version, probe["markers"]["platform_machine"]),
+        markers=probe["markers"],
+    )
+
+
+def platform_tags(glibc: str, machine: str) -> tuple[str, ...]:
+    """The platform tags that a glibc can load, the newest first (PEP 600, and PEP 599 for its alias).
+
+    Args:
+        glibc: Version of the C library, such as ``2.36``.
+        machine: Machine as ``uname -m`` tells it.
+    """
+    newest = int(glibc.split(".")[1])
+    manylinux = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, 16, -1)]
+    return (*manylinux, f"manylinux2014_{machine}", f"linux_{machine}")
+
+
+def as_json(python: ImagePython) -> dict[str, object]:
+    """The value as JSON can hold it, without the markers of the running kernel."""
+    values = asdict(python)
+    values["markers"] = {
+        name: value for name, value in python.markers.items() if name not in ("platform_release", "platform_version")
+    }
+    return values

@@ -1,0 +1,102 @@
+"""The image of a cell: found by its key, or built layer by layer."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks.image.base import Base, find_base
+from allranks.image.cache import locked
+from allranks.image.daemon import Progress, Site, find, pull
+from allranks.image.dockerfile import dockerfile_path
+from allranks.image.key import image_key
+from allranks.image.recipe import Recipe, recipe_of
+from allranks.image.sources import source_digest
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+    from allranks.matrix.model import Image
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltImage:
+    """An image that the daemon has.
+
+    Attributes:
+        reference: Its name, to show.
+        id: Its id, to run.
+        built: Whether this call made or pulled it.
+    """
+
+    reference: str
+    id: str
+    built: bool
+
+
+def ensure_image(image: Image, *, root: Path, client: DockerClient, progress: Progress) -> BuiltImage:
+    """Have the image of a cell in the daemon.
+
+    With unchanged inputs nothing is built, and the cost is two questions to the daemon and a look at the project's
+    files. The same image asked for by two processes is built by one of them.
+
+    Args:
+        image: What the matrix file says about it.
+        root: The folder that the matrix file's relative paths start from.
+        client: Connection to the daemon.
+        progress: Receives lines, without end of line, while something is pulled, resolved or built.
+
+    Returns:
+        The image, which the daemon now has.
+
+    Raises:
+        ImageError: It cannot be found, pulled or built.
+    """
+    if image.image is not None:
+        return _finished(image.name, image.image, client=client, progress=progress)
+    recipe = recipe_of(image, root=root)
+    base = find_base(client, recipe.base, environ=os.environ, progress=progress)
+    reference = f"{repository(recipe.name)}:{_key(recipe, base)}"
+    if present := find(client, reference):
+        return BuiltImage(reference=reference, id=str(present.id), built=False)
+    return _build_once(recipe, base, reference, Site(client=client, root=root, progress=progress))
+
+
+def repository(name: str) -> str:
+    """The repository of a matrix file's image: Docker allows lower case, digits and single separators."""
+    return f"allranks/{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'image'}"
+
+
+def _finished(name: str, reference: str, *, client: DockerClient, progress: Progress) -> BuiltImage:
+    if present := find(client, reference):
+        return BuiltImage(reference=reference, id=str(present.id), built=False)
+    remedy = (
+        f"Correct image of [images.{name}], log in to its registry (docker login), or build it here under that name."
+    )
+    pulled = pull(client, reference, progress=progress, remedy=remedy)
+    return BuiltImage(reference=reference, id=str(pulled.id), built=True)
+
+
+def _key(recipe: Recipe, base: Base) -> str:
+    return image_key(
+        recipe,
+        base_id=base.id,
+        project_digest=source_digest(recipe.project) if recipe.project else "",
+        dockerfile=dockerfile_path().read_text(encoding="utf-8"),
+    )
+
+
+def _build_once(recipe: Recipe, base: Base, reference: str, site: Site) -> BuiltImage:
+    from allranks.image.layers import build_layers  # noqa: PLC0415 - most runs build nothing
+
+    name, _, tag = reference.partition(":")
+    with locked(f"{name.replace('/', '-')}-{tag}"):
+        if present := find(site.client, reference):
+            return BuiltImage(reference=reference, id=str(present.id), built=False)
+        site.progress(f"building image {reference} on {base.reference}{f' ({base.reason})' if base.reason else ''}")
+        top = build_layers(recipe, base, site)
+        site.client.api.tag(top.id, name, tag)
+        return BuiltImage(reference=reference, id=top.id, built=True)

@@ -1,0 +1,154 @@
+"""The two ways to have the daemon build: its own legacy builder, and BuildKit by the docker command."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, cast
+
+from allranks.errors import ImageError
+from allranks.image.daemon import Progress, error_of, find, reported
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+_KEPT_LINES = 15
+_LONGEST_LINE = 200
+_NOISE = (" --->", "Removing intermediate container")
+_REMEDY = "Correct what the last line names in [images] of matrix.toml, then run again."
+_DISK_REMEDY = "Free space where the daemon keeps its images (docker system df, docker system prune), then run again."
+_FAILED_STEP = re.compile(r"The command '.*' returned a non-zero code: (\d+)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildRequest:
+    """One build, as both builders understand it.
+
+    Attributes:
+        tag: Reference of the image to make.
+        dockerfile: Name of the Dockerfile in the context.
+        arguments: Build arguments.
+    """
+
+    tag: str
+    dockerfile: str
+    arguments: Mapping[str, str]
+
+
+Builder = Callable[["DockerClient", BuildRequest, Iterable[bytes], Progress], None]
+"""Builds a request from a context; raises :class:`ImageError` with the last lines of output."""
+
+
+def builder_of_host() -> Builder:
+    """BuildKit where the docker command has it, or else the builder inside every daemon.
+
+    The command is asked, because only the buildx plug-in makes BuildKit's part of a build; the SDK cannot.
+    """
+    docker = shutil.which("docker")
+    if docker is None:
+        return build_with_sdk
+    asked = subprocess.run([docker, "buildx", "version"], capture_output=True, check=False)
+    return build_with_sdk if asked.returncode else build_with_buildkit
+
+
+def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterable[bytes], progress: Progress) -> None:
+    """Build by the daemon's API, which is the legacy builder."""
+    last: deque[str] = deque(maxlen=_KEPT_LINES)
+    with reported(_what(request), remedy=_REMEDY):
+        events = client.api.build(
+            fileobj=cast("IO[bytes]", context),  # the SDK hands it to requests, which streams any iterable
+            custom_context=True,
+            dockerfile=request.dockerfile,
+            tag=request.tag,
+            buildargs=dict(request.arguments),
+            network_mode="none",
+            use_config_proxy=False,
+            rm=True,
+            forcerm=True,
+            decode=True,
+        )
+        for event in events:
+            if error := error_of(event):
+                raise _failure(request, [*last, error])
+            _take(str(event.get("stream", "")), last, progress)
+
+
+def build_with_buildkit(
+    client: DockerClient, request: BuildRequest, context: Iterable[bytes], progress: Progress
+) -> None:
+    """Build by the docker command, from the same bytes.
+
+    ``docker build`` and not ``docker buildx build``: it takes the daemon's own builder, which sees the daemon's
+    images, even when the user has selected another one.
+    """
+    last: deque[str] = deque(maxlen=_KEPT_LINES)
+    variables = {name: value for name, value in os.environ.items() if name != "BUILDX_BUILDER"}
+    with subprocess.Popen(
+        buildkit_command(request),
+        env={**variables, "DOCKER_BUILDKIT": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        assert process.stdin is not None  # noqa: S101 - for the type checker: both are pipes
+        assert process.stdout is not None  # noqa: S101
+        writer = threading.Thread(target=_feed, args=(context, process.stdin))
+        writer.start()
+        for line in process.stdout:
+            _take(line.decode(errors="replace"), last, progress)
+        writer.join()
+    if process.returncode:
+        raise _failure(request, last)
+    _check_same_daemon(client, request)
+
+
+def buildkit_command(request: BuildRequest) -> list[str]:
+    """The command line of a build whose context comes on standard input."""
+    arguments = [f"--build-arg={name}={value}" for name, value in request.arguments.items()]
+    where = [f"--file={request.dockerfile}", f"--tag={request.tag}", "--network=none"]
+    return ["docker", "build", "--progress=plain", "--provenance=false", *where, *arguments, "-"]
+
+
+def _feed(context: Iterable[bytes], pipe: IO[bytes]) -> None:
+    """Write the context; a build that has failed closes the pipe, and says why on its output."""
+    with suppress(BrokenPipeError), pipe:
+        for chunk in context:
+            pipe.write(chunk)
+
+
+def _check_same_daemon(client: DockerClient, request: BuildRequest) -> None:
+    if find(client, request.tag) is None:
+        raise ImageError(
+            _what(request),
+            why="The docker command built it in another daemon than the one that allranks talks to.",
+            remedy="Set DOCKER_HOST to the daemon that both are to use.",
+        )
+
+
+def _take(text: str, last: deque[str], progress: Progress) -> None:
+    for line in text.splitlines():
+        if line.strip() and not line.startswith(_NOISE):
+            last.append(line.rstrip())
+            progress(shortened(line.rstrip()))
+
+
+def _what(request: BuildRequest) -> str:
+    return f"The image {request.tag} could not be built."
+
+
+def _failure(request: BuildRequest, lines: Iterable[str]) -> ImageError:
+    why = "\n".join(shortened(line) for line in lines)
+    return ImageError(_what(request), why=why, remedy=_DISK_REMEDY if "no space left" in why else _REMEDY)
+
+
+def shortened(line: str) -> str:
+    """A line of build output without the text of the script that failed, which says nothing to the user."""
+    line = _FAILED_STEP.sub(r"a step of the build ended with code \1", line)
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."

@@ -1,0 +1,44 @@
+"""What builds keep on the host between runs, and the locks that let two runs share it."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from allranks.errors import ImageError
+
+
+def cache_folder(name: str) -> Path:
+    """A folder of the user's cache (XDG Base Directory Specification), made if it is not there.
+
+    Args:
+        name: What is kept in it, such as ``wheels``.
+
+    Raises:
+        ImageError: The folder cannot be made.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "allranks" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"The cache folder {folder} cannot be made."
+        raise ImageError(
+            what,
+            why=f"{error.strerror or error}.",
+            remedy="Set XDG_CACHE_HOME to a folder that can be written.",
+        ) from error
+    return folder
+
+
+@contextmanager
+def locked(key: str) -> Iterator[None]:
+    """Hold the host-wide lock of one key, so that two runs never make the same thing twice.
+
+    The kernel frees the lock when its holder ends, however it ends. The file stays: removing it
+    would let a third run lock a new file of that name beside the second one.
+    """
+    with (cache_folder("locks") / f"{key}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,94 @@
+"""What images ask of the Docker daemon, with its failures as :class:`~allranks.errors.ImageError`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from allranks.errors import ImageError
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.images import Image
+
+Progress = Callable[[str], None]
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where a build takes place.
+
+    Attributes:
+        client: Connection to the daemon.
+        root: The folder that relative paths in requirements start from.
+        progress: Receives lines of output.
+    """
+
+    client: DockerClient
+    root: Path
+    progress: Progress
+
+
+@contextmanager
+def reported(what: str, *, remedy: str) -> Iterator[None]:
+    """Turn what the SDK and its transport raise into an :class:`ImageError`."""
+    import docker.errors  # noqa: PLC0415 - 0.1 s that a command which needs no daemon must not pay
+    import requests.exceptions  # noqa: PLC0415
+
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise ImageError(what, why=_sentence(error.explanation or error), remedy=remedy) from error
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise ImageError(what, why=_sentence(error), remedy=remedy) from error
+
+
+def find(client: DockerClient, reference: str) -> Image | None:
+    """The image of that reference in the daemon, or None."""
+    import docker.errors  # noqa: PLC0415
+
+    remedy = "See whether the daemon answers (docker version), then run again."
+    with reported(f"The daemon could not be asked for the image {reference}.", remedy=remedy):
+        try:
+            return client.images.get(reference)
+        except docker.errors.ImageNotFound:
+            return None
+
+
+def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: str) -> Image:
+    """Fetch an image from its registry.
+
+    Args:
+        client: Connection to the daemon.
+        reference: Image with tag or digest; without either the tag is ``latest``.
+        progress: Receives a line when the pull starts and when it ends.
+        remedy: What the user can do when the registry does not give it.
+
+    Raises:
+        ImageError: The registry cannot be reached, or does not give this image.
+    """
+    what = f"The image {reference} is not on this host and cannot be pulled."
+    progress(f"pulling {reference}")
+    with reported(what, remedy=remedy):
+        for event in client.api.pull(reference, stream=True, decode=True):
+            if error := error_of(event):
+                raise ImageError(what, why=_sentence(error), remedy=remedy)
+        image = client.images.get(reference)
+    progress(f"pulled {reference}")
+    return image
+
+
+def error_of(event: Event) -> str:
+    """The error in one event of a stream, or an empty string.
+
+    A daemon that refuses a request answers with ``message`` where a stream was expected.
+    """
+    return str(event.get("error") or event.get("message") or "")
+
+
+def _sentence(error: object) -> str:
+    return f"{str(error).strip().rstrip('.')}."

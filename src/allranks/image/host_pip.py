@@ -1,0 +1,109 @@
+"""pip of the host, with the host's configuration: mirrors, certificates, links to look in."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from allranks.errors import ImageError
+from allranks.image.daemon import Progress
+
+_KEPT_LINES = 15
+
+# pip takes tags from --platform and --abi, but reads environment markers off the interpreter that runs it
+# (pypa/pip#11664): on a newer host, an image's "python_version < '3.12'" dependencies would be lost.
+_WITH_MARKERS = """
+import json, os, runpy, sys
+sys.path[:] = [entry for entry in sys.path if entry]
+markers = json.loads(os.environ.pop("ALLRANKS_MARKERS"))
+if markers:
+    import pip._vendor.packaging.markers as module
+    module.default_environment.__name__
+    module.default_environment = lambda: dict(markers)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+
+_SHOWN = ("Downloading ", "Processing ", "Building wheel for ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipRequest:
+    """One run of pip.
+
+    Attributes:
+        arguments: What follows ``pip`` on its command line.
+        what: What went wrong if it fails, as a sentence.
+        remedy: What to do then, as a sentence.
+        folder: The folder that relative paths in requirements start from.
+        markers: Environment markers to resolve for; empty for the running interpreter's.
+        environ: The environment variables, with the host's configuration of pip.
+    """
+
+    arguments: Sequence[str]
+    what: str
+    remedy: str
+    folder: Path
+    environ: Mapping[str, str]
+    markers: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_pip(request: PipRequest, progress: Progress) -> None:
+    """Run the host's pip.
+
+    Args:
+        request: What it is to do.
+        progress: Receives a line for each file that pip fetches or builds.
+
+    Raises:
+        ImageError: pip is not to be found, or fails; the cause is in its last lines.
+    """
+    last: deque[str] = deque(maxlen=_KEPT_LINES)
+    with subprocess.Popen(
+        [_python_with_pip(), "-c", _WITH_MARKERS, *request.arguments],
+        cwd=request.folder,
+        env={**request.environ, "ALLRANKS_MARKERS": json.dumps(dict(request.markers)), "PIP_NO_INPUT": "1"},
+        text=True,
+        errors="replace",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        for line in process.stdout or ():
+            last.append(line.strip())
+            if last[-1].startswith(_SHOWN):
+                progress(last[-1])
+    if process.returncode:
+        raise ImageError(request.what, why=cause(last), remedy=request.remedy)
+
+
+def cause(lines: Iterable[str]) -> str:
+    """The lines of pip's output that tell why it failed: its errors, or all of them if it names none."""
+    kept = [line for line in lines if line]
+    errors = [line.removeprefix("ERROR: ") for line in kept if line.startswith("ERROR: ")]
+    return "\n".join(errors or kept)
+
+
+def _python_with_pip() -> str:
+    """An interpreter that has pip; environments made by uv have none."""
+    if importlib.util.find_spec("pip"):
+        return sys.executable
+    python = shutil.which("python3")
+    if python and subprocess.run([python, "-c", "import pip"], capture_output=True, check=False).returncode == 0:
+        return python
+    what = "The packages of the image cannot be resolved."
+    raise ImageError(
+        what,
+        why=f"Neither {sys.executable} nor the python3 on the PATH has pip.",
+        remedy="Install pip (Debian: apt install python3-pip; elsewhere: python3 -m ensurepip).",
+    )
+
+
+def without_configuration() -> dict[str, str]:
+    """Environment variables under which pip looks nowhere but where it is told to."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    return {**kept, "PIP_CONFIG_FILE": os.devnull}

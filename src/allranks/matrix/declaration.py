@@ -1,0 +1,345 @@
+"""Reads matrix.toml, or ``[tool.allranks]`` of pyproject.toml, into a checked :class:`Matrix`."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import get_args
+
+from allranks.errors import MatrixError
+from allranks.matrix.axes import AXES, AxisValue, type_of_axis
+from allranks.matrix.document import PYPROJECT, Table, read
+from allranks.matrix.expand import cell_at, expand
+from allranks.matrix.model import (
+    Cell,
+    EnvRule,
+    Image,
+    Include,
+    Isolation,
+    Limits,
+    Matrix,
+    Policy,
+    Process,
+    Rule,
+    SkipPolicy,
+    Suite,
+)
+from allranks.matrix.plan import check_images
+from allranks.matrix.suggest import did_you_mean, listed, shown
+from allranks.matrix.when import Condition, ConditionError, check_literals, parse_condition
+
+FILE_NAME = "matrix.toml"
+
+BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
+"""The process-group backends that torch registers by itself (``torch.distributed.Backend``)."""
+
+INIT_METHODS = ("env", "tcp", "file")
+ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
+SKIP_POLICIES: tuple[SkipPolicy, ...] = get_args(SkipPolicy)
+
+DEFAULTS: Mapping[str, AxisValue] = {"gpu_count": 0, "init_method": "env", "nodes": 1}
+
+SMALLEST: Mapping[str, int] = {"world_size": 1, "gpu_count": 0, "nodes": 1}
+
+SET_BY_ALLRANKS = frozenset(
+    {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+"""What each rank is given; a rule that sets one of them would break every rendezvous."""
+
+EXAMPLE = """\
+    [matrix]
+    backend = ["gloo"]
+    world_size = [2]
+
+    [suites.tests]
+    path = "tests"
+
+    [images.cpu]
+    torch = "2.13.0"
+"""
+
+Known = Mapping[str, Mapping[AxisValue, object]]
+"""Every value that a cell may have, by axis."""
+
+
+def load(start: Path) -> Matrix:
+    """Reads and checks the matrix of a repository.
+
+    Args:
+        start: The repository's folder, or the file itself.
+
+    Raises:
+        MatrixError: There is no such file, or something in it is wrong.
+    """
+    table = read(_locate(start.absolute()))
+    matrix = _matrix(table)
+    check_images(expand(matrix))
+    return matrix
+
+
+def _locate(start: Path) -> Path:
+    if not start.is_dir():
+        if not start.is_file():
+            raise MatrixError(
+                what=f"There is no {start}.", remedy=f"Name a folder that has a {FILE_NAME}, or that file."
+            )
+        return start
+    own, shared = start / FILE_NAME, start / PYPROJECT
+    if own.is_file():
+        return own
+    if shared.is_file() and read(shared).values:
+        return shared
+    why = f"Looked for {own}, and for [tool.allranks] in {shared}."
+    raise MatrixError(
+        what="There is no matrix file.", why=why, remedy=f"Write a {FILE_NAME}; the smallest is:\n\n{EXAMPLE}"
+    )
+
+
+def _matrix(file: Table) -> Matrix:
+    file.only("matrix", "suites", "images", "env", "policy", "limits", "process")
+    file.needs("matrix", "[matrix]")
+    table = file.table("matrix")
+    table.only(*AXES, "custom_backends", "exclude", "include")
+    backends = (*BACKENDS, *_custom_backends(table))
+    axes = {axis: _axis(table, axis, backends) for axis in AXES}
+    includes = tuple(_include(entry, backends) for entry in table.tables("include"))
+    known = _known(axes, (include.cell for include in includes))
+    return Matrix(
+        path=file.document.path,
+        axes=axes,
+        excludes=tuple(_exclude(entry, known) for entry in table.tables("exclude")),
+        includes=includes,
+        suites=_suites(file, known),
+        images=_images(file, known),
+        env=tuple(_env(entry, known) for entry in file.tables("env")),
+        policy=_policy(file.table("policy")),
+        limits=_limits(file.table("limits")),
+        process=_process(file.table("process")),
+        line=table.line,
+    )
+
+
+def _known(axes: Mapping[str, tuple[AxisValue, ...]], included: Iterable[Cell]) -> Known:
+    known = {axis: dict.fromkeys(values) for axis, values in axes.items()}
+    for cell in included:
+        for axis, value in cell.axes().items():
+            known[axis][value] = None
+    return known
+
+
+def _custom_backends(table: Table) -> tuple[str, ...]:
+    names = table.texts("custom_backends")
+    for name in names:
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", name):
+            remedy = "torch lower-cases backend names: write a small letter, then small letters, digits and '_'."
+            raise table.error(
+                name="custom_backends", what=f"{shown(name)} cannot be the name of a backend", remedy=remedy
+            )
+    return names
+
+
+def _axis(table: Table, axis: str, backends: tuple[str, ...]) -> tuple[AxisValue, ...]:
+    if axis not in DEFAULTS:
+        table.needs(axis, 'backend = ["gloo"]' if axis == "backend" else f"{axis} = [2]")
+    given = table.values.get(axis, DEFAULTS.get(axis))
+    values = given if isinstance(given, list) else [given]
+    if not values:
+        raise table.error(axis, "the list is empty", f"Give {axis} at least one value, or leave the key out.")
+    checked = tuple(_axis_value(table, axis, value, backends) for value in values)
+    _refuse_twice(table, axis, checked)
+    return checked
+
+
+def _axis_value(table: Table, axis: str, value: object, backends: tuple[str, ...]) -> AxisValue:
+    if type_of_axis[axis] is int:
+        return table.checked_whole(axis, value, SMALLEST[axis])
+    known = backends if axis == "backend" else INIT_METHODS
+    if not isinstance(value, str):
+        raise table.error(axis, f"{shown(value)} is not a name", f'Write {axis} = ["{known[0]}"].')
+    if value not in known:
+        custom = " A backend of your own goes into matrix.custom_backends." if axis == "backend" else ""
+        what = f"{shown(value)} is no {axis.replace('_', ' ')} that allranks knows"
+        raise table.error(axis, what, did_you_mean(value, known) + custom)
+    return value
+
+
+def _refuse_twice(table: Table, name: str, values: tuple[AxisValue, ...]) -> None:
+    seen: set[AxisValue] = set()
+    for value in values:
+        if value in seen:
+            raise table.error(name, f"{shown(value)} is there twice", "Write each value once.")
+        seen.add(value)
+
+
+def _include(table: Table, backends: tuple[str, ...]) -> Include:
+    table.only(*AXES, "reason")
+    for axis in AXES:
+        if axis not in DEFAULTS:
+            table.needs(axis, f'{axis} = "gloo"' if axis == "backend" else f"{axis} = 2")
+    point = tuple(_axis_value(table, axis, table.values.get(axis, DEFAULTS.get(axis)), backends) for axis in AXES)
+    return Include(cell=cell_at(point), reason=table.text("reason", ""), line=table.line)
+
+
+def _exclude(table: Table, known: Known) -> Rule:
+    table.only("when", "reason")
+    table.needs("when", "when = \"backend == 'gloo' and gpu_count > 0\"")
+    table.needs("reason", 'reason = "gloo is tested on CPU tensors"')
+    return Rule(when=_condition(table, known), reason=table.text("reason", ""), line=table.line)
+
+
+def _optional_condition(table: Table, known: Known) -> Condition | None:
+    return _condition(table, known) if "when" in table else None
+
+
+def _condition(table: Table, known: Known) -> Condition:
+    try:
+        condition = parse_condition(table.text("when", "", "backend == 'gloo'"))
+        check_literals(condition, known)
+    except ConditionError as error:
+        raise table.error(name="when", what=f"the condition {error.what}", remedy=error.remedy) from None
+    return condition
+
+
+def _suites(file: Table, known: Known) -> dict[str, Suite]:
+    suites = {name: _suite(name, table, known) for name, table in file.named_tables("suites").items()}
+    if not suites:
+        raise file.error(name="suites", what="there is no suite", remedy='Add:  [suites.tests]  path = "tests"')
+    return suites
+
+
+def _suite(name: str, table: Table, known: Known) -> Suite:
+    table.only("path", "isolation", "when", "files", "pytest_args")
+    table.needs("path", f'path = "tests/{name}"')
+    return Suite(
+        name=name,
+        path=_inside(table, "path", table.text("path", "")),
+        isolation=table.choice("isolation", ISOLATIONS, Suite.isolation),
+        when=_optional_condition(table, known),
+        files=tuple(_inside(table, "files", text) for text in table.texts("files")),
+        pytest_args=table.texts("pytest_args"),
+    )
+
+
+def _inside(table: Table, name: str, text: str) -> Path:
+    """A path to something that exists inside the repository, from where it can be copied into a job."""
+    path = _relative(table, name, text)
+    if ".." in path.parts:
+        remedy = "Only what is below the matrix file's folder is copied into a job: move it there."
+        raise table.error(name, f"{shown(text)} leads out of the repository", remedy)
+    return path
+
+
+def _relative(table: Table, name: str, text: str) -> Path:
+    if PurePosixPath(text).is_absolute():
+        remedy = "Write it relative to the matrix file, so that it is the same on every machine."
+        raise table.error(name, f"{shown(text)} is an absolute path", remedy)
+    root = table.document.path.parent
+    if not _exists(root / text):
+        raise table.error(name, f"there is no {shown(text)}", f"Create it, or write a path relative to {root}.")
+    return Path(text)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return False
+
+
+def _images(file: Table, known: Known) -> dict[str, Image]:
+    images = {name: _image(name, table, known) for name, table in file.named_tables("images").items()}
+    if not images:
+        raise file.error(name="images", what="there is no image", remedy='Add:  [images.cpu]  torch = "2.13.0"')
+    return images
+
+
+BUILD_KEYS = ("base", "torch", "index", "packages", "requirements", "project")
+
+
+def _image(name: str, table: Table, known: Known) -> Image:
+    table.only("when", "image", *BUILD_KEYS)
+    _check_image_kind(table)
+    return Image(
+        name=name,
+        when=_optional_condition(table, known),
+        image=table.text("image", Image.image),
+        base=table.text("base", Image.base),
+        torch=_torch(table),
+        index=table.text("index", Image.index),
+        packages=table.texts("packages"),
+        requirements=_optional_path(table, "requirements"),
+        project=_optional_path(table, "project"),
+        line=table.line,
+    )
+
+
+def _check_image_kind(table: Table) -> None:
+    surplus = [key for key in BUILD_KEYS if key in table]
+    if "image" in table and surplus:
+        remedy = f"Remove image to have one built, or remove {listed(surplus)}."
+        raise table.error(surplus[0], "a finished image is taken as it is, and nothing is built into it", remedy)
+    if not {"image", "torch", "base"} & table.values.keys():
+        remedy = 'Add torch = "2.13.0", or image = "name@sha256:…" for a finished one, or a base that has torch.'
+        raise table.error(name="", what="nothing says which torch the image has", remedy=remedy)
+
+
+def _torch(table: Table) -> str | None:
+    version = table.text("torch", None, "2.13.0")
+    if version is not None and not re.fullmatch(r"\d+\.\d+[A-Za-z0-9.+]*", version):
+        raise table.error(
+            name="torch",
+            what=f"{shown(version)} is not one exact version",
+            remedy='Write for example torch = "2.13.0".',
+        )
+    return version
+
+
+def _optional_path(table: Table, name: str) -> Path | None:
+    text = table.text(name, None)
+    return None if text is None else _relative(table, name, text)
+
+
+def _env(table: Table, known: Known) -> EnvRule:
+    table.only("when", "set")
+    table.needs("set", 'set = { NCCL_DEBUG = "WARN" }')
+    variables = table.strings("set")
+    for name in variables:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise table.error(
+                name="set", what=f"{shown(name)} cannot be a variable", remedy="Use letters, digits and '_'."
+            )
+        if name in SET_BY_ALLRANKS:
+            raise table.error(name="set", what=f"{name} is set by allranks for each rank", remedy="Remove it.")
+    return EnvRule(set=variables, when=_optional_condition(table, known))
+
+
+def _policy(table: Table) -> Policy:
+    table.only("skip", "mixed_skip")
+    return Policy(skip=table.choice("skip", SKIP_POLICIES, Policy.skip), mixed_skip=table.texts("mixed_skip"))
+
+
+def _limits(table: Table) -> Limits:
+    table.only("process_group", "test", "job", "peer_grace", "memory_mib")
+    limits = Limits(
+        process_group=table.seconds("process_group", Limits.process_group),
+        test=table.seconds("test", Limits.test),
+        job=table.seconds("job", Limits.job),
+        peer_grace=table.seconds("peer_grace", Limits.peer_grace),
+        memory_mib=table.whole("memory_mib", Limits.memory_mib, at_least=1),
+    )
+    _check_nesting(table, limits)
+    return limits
+
+
+def _check_nesting(table: Table, limits: Limits) -> None:
+    """Refuses a limit that could never be reached because one around it ends first."""
+    for inner, outer in (("process_group", "test"), ("test", "job")):
+        inside, around = getattr(limits, inner), getattr(limits, outer)
+        if inside >= around:
+            what = f"{inner} ({inside:g} s) does not end before {outer} ({around:g} s)"
+            remedy = f"The limits nest, process_group < test < job: set {inner} below {outer}, or raise {outer}."
+            raise table.error(outer if outer in table else inner, what, remedy)
+
+
+def _process(table: Table) -> Process:
+    table.only("python")
+    return Process(python=table.text("python", None, "python3"))

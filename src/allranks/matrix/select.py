@@ -1,0 +1,233 @@
+"""Picks cells: by ``--where``, by a cell's id, and by the text of a nox signature.
+
+Asking for cells that are not there is an error that says why: an unknown axis or value with what may have
+been meant, an excluded cell with the rule that dropped it.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from allranks.errors import UsageError
+from allranks.matrix.axes import AXES, AxisValue, type_of_axis
+from allranks.matrix.document import place
+from allranks.matrix.expand import Cells, Expansion, cell_at
+from allranks.matrix.grid import Point
+from allranks.matrix.model import Cell, Rule
+from allranks.matrix.suggest import did_you_mean, listed, nearest
+
+SESSION = "dist"
+"""The name of the nox session whose parameters are a cell's axes."""
+
+Wanted = Mapping[str, tuple[AxisValue, ...]]
+"""The values that are asked for, by axis; an axis that is absent may have any."""
+
+WHERE_FORM = "Write --where backend=nccl,world_size=4; several values of one axis are backend=gloo|nccl."
+LIST_CELLS = "`allranks plan` lists the cells."
+SIGNATURE_FORM = f"""Write {SESSION}(backend='gloo', world_size=2)."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The cells that agree on the first few axes.
+
+    Attributes:
+        signature: As nox would write it: ``dist(backend='gloo', world_size=2)``.
+        values: The values that they agree on.
+        cells: The cells, in matrix order.
+    """
+
+    signature: str
+    values: Mapping[str, AxisValue]
+    cells: tuple[Cell, ...]
+
+
+def select(expansion: Expansion, text: str) -> Sequence[Cell]:
+    """The cells that a text names, in whichever of the three forms it is written.
+
+    Raises:
+        UsageError: It names no cell.
+    """
+    if "(" in text or text.strip() == SESSION:
+        return select_signature(expansion, text)
+    if "=" in text:
+        return select_where(expansion, text)
+    return (select_id(expansion, text),)
+
+
+def select_where(expansion: Expansion, *texts: str) -> Sequence[Cell]:
+    """The cells that have the wanted values: ``backend=nccl,world_size=2|4``.
+
+    An axis that comes more than once, in one text or in several, may have any of the values given for it.
+
+    Raises:
+        UsageError: A text cannot be read, an axis or a value is unknown, or no cell is left.
+    """
+    wanted: dict[str, tuple[AxisValue, ...]] = {}
+    for term in (term for text in texts for term in text.split(",")):
+        axis, values = _term(term)
+        wanted[axis] = (*wanted.get(axis, ()), *values)
+    return _cells(expansion, wanted)
+
+
+def select_signature(expansion: Expansion, text: str) -> Sequence[Cell]:
+    """The cells under a nox signature; its axes may come in any order, and any of them may be absent.
+
+    Raises:
+        UsageError: The text is no signature of :data:`SESSION`, or names no cell.
+    """
+    return _cells(expansion, _arguments(text))
+
+
+def select_id(expansion: Expansion, cell_id: str) -> Cell:
+    """The cell of this id, such as ``nccl-w4-g4-env``.
+
+    Raises:
+        UsageError: There is no such cell.
+    """
+    parts = re.fullmatch(r"(\w+)-w(\d{1,10})-g(\d{1,10})-([a-z]+)(?:-n(\d{1,10}))?", cell_id.strip(), re.ASCII)
+    if not parts:
+        close = nearest(cell_id, (cell.id for cell in expansion.cells[:10_000]))
+        remedy = f"Did you mean {close}?" if close else f"An id looks like {expansion.cells[0].id}."
+        raise UsageError(what=f"There is no cell {cell_id!r}.", remedy=f"{remedy} `allranks plan` lists them.")
+    backend, world_size, gpu_count, init_method, nodes = parts.groups(default="1")
+    point: Point = (backend, int(world_size), int(gpu_count), init_method, int(nodes))
+    return _cells(expansion, {axis: (value,) for axis, value in zip(AXES, point, strict=True)})[0]
+
+
+def signature_axes(cells: Iterable[Cell]) -> tuple[str, ...]:
+    """The axes in the signatures of these cells: ``nodes`` only where one of them has more than one node."""
+    return AXES if any(cell.nodes != 1 for cell in cells) else AXES[:-1]
+
+
+def signature(cell: Cell, axes: Sequence[str] = AXES[:-1]) -> str:
+    """A cell as nox writes it: ``dist(backend='gloo', world_size=2, gpu_count=0, init_method='tcp')``.
+
+    Args:
+        cell: The cell.
+        axes: See :func:`signature_axes`; the first few of them for the signature of a prefix.
+    """
+    return _written({axis: getattr(cell, axis) for axis in axes})
+
+
+def prefixes(cells: Sequence[Cell]) -> tuple[Prefix, ...]:
+    """Every proper prefix of the cells' signatures, the shortest first and then in matrix order."""
+    axes = signature_axes(cells)
+    return tuple(prefix for length in range(1, len(axes)) for prefix in _prefixes(cells, axes[:length]))
+
+
+def _prefixes(cells: Iterable[Cell], axes: Sequence[str]) -> Iterable[Prefix]:
+    groups: dict[tuple[AxisValue, ...], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(tuple(getattr(cell, axis) for axis in axes), []).append(cell)
+    for values, members in groups.items():
+        agreed = dict(zip(axes, values, strict=True))
+        yield Prefix(_written(agreed), agreed, tuple(members))
+
+
+def _written(values: Mapping[str, AxisValue]) -> str:
+    return f"{SESSION}({', '.join(f'{axis}={value!r}' for axis, value in values.items())})"
+
+
+def _term(term: str) -> tuple[str, list[AxisValue]]:
+    """One ``axis=value|value``."""
+    axis, equals, values = (part.strip() for part in term.partition("="))
+    if not axis or not equals or not values:
+        raise UsageError(what=f"--where cannot be read at {term.strip()!r}.", remedy=WHERE_FORM)
+    _check_axis(axis)
+    return axis, [_value(axis, value.strip().strip("'\"")) for value in values.split("|")]
+
+
+def _check_axis(axis: str) -> None:
+    if axis not in AXES:
+        raise UsageError(what=f"There is no axis {axis!r}.", remedy=did_you_mean(axis, AXES))
+
+
+def _value(axis: str, text: str) -> AxisValue:
+    if type_of_axis[axis] is str:
+        return text
+    if not re.fullmatch(r"\d{1,10}", text, re.ASCII):
+        raise UsageError(what=f"{axis}={text} is not a whole number.", remedy=f"Write for example {axis}=2.")
+    return int(text)
+
+
+def _arguments(text: str) -> Wanted:
+    """The values in a signature, read with Python's grammar and never evaluated."""
+    if text.strip() == SESSION:
+        return {}
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UsageError(what=f"{text!r} is not the signature of a session.", remedy=SIGNATURE_FORM) from None
+    match call:
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords) if name == SESSION:
+            return {_named(keyword): (_literal(keyword),) for keyword in keywords}
+        case _:
+            raise UsageError(what=f"{text!r} is not a signature of the session {SESSION}.", remedy=SIGNATURE_FORM)
+
+
+def _named(keyword: ast.keyword) -> str:
+    axis = keyword.arg or "**"
+    _check_axis(axis)
+    return axis
+
+
+def _literal(keyword: ast.keyword) -> AxisValue:
+    axis = _named(keyword)
+    value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+    if isinstance(value, str | int) and type(value) is type_of_axis[axis]:
+        return value
+    kind = "a name in quotes" if type_of_axis[axis] is str else "a whole number without quotes"
+    raise UsageError(what=f"The value of {axis} is not {kind}.", remedy=SIGNATURE_FORM)
+
+
+def _cells(expansion: Expansion, wanted: Wanted) -> Sequence[Cell]:
+    """The wanted cells, or the reason why there is none."""
+    for axis, values in wanted.items():
+        _check_values(expansion, axis, values)
+    chosen = expansion.grid.restricted(wanted)
+    included = tuple(include.cell for include in expansion.matrix.includes if _fits(include.cell, wanted))
+    cells = Cells(expansion.grid, chosen & expansion.kept, included)
+    if not cells:
+        raise _none_left(expansion, wanted)
+    return cells
+
+
+def _check_values(expansion: Expansion, axis: str, values: Iterable[AxisValue]) -> None:
+    known = dict.fromkeys(expansion.grid.axes[axis])
+    known |= dict.fromkeys(include.cell.axes()[axis] for include in expansion.matrix.includes)
+    for value in values:
+        if value not in known:
+            why = f"It is outside of the axes: {axis} has {listed(known)}."
+            close = nearest(value, map(str, known)) if isinstance(value, str) else None
+            remedy = f"Did you mean {close!r}?" if close else LIST_CELLS
+            raise UsageError(what=f"The matrix has no cell with {axis} {value!r}.", why=why, remedy=remedy)
+
+
+def _fits(cell: Cell, wanted: Wanted) -> bool:
+    return all(getattr(cell, axis) in values for axis, values in wanted.items())
+
+
+def _none_left(expansion: Expansion, wanted: Wanted) -> UsageError:
+    """Why no cell has values that are all on their axes: the rules that dropped those points."""
+    chosen = expansion.grid.restricted(wanted)
+    rules = [dropped.rule for dropped in expansion.removed if dropped.points & chosen]
+    if not rules:
+        why = "No included cell has these values together, and they are on no point of the axes."
+        return UsageError(f"The matrix does not have {_asked(wanted)}.", why=why, remedy=LIST_CELLS)
+    why = " ".join(_described(expansion, rule) for rule in rules)
+    remedy = "Ask for another cell (`allranks plan` lists them), or change that rule."
+    return UsageError(f"The matrix excludes {_asked(wanted)}.", why=why, remedy=remedy)
+
+
+def _asked(wanted: Wanted) -> str:
+    """What was asked for, as the object of a sentence."""
+    if len(wanted) == len(AXES) and all(len(values) == 1 for values in wanted.values()):
+        return f"the cell {cell_at(tuple(wanted[axis][0] for axis in AXES)).id}"
+    return "the cells with " + ", ".join(f"{axis}={'|'.join(map(str, values))}" for axis, values in wanted.items())
+
+
+def _described(expansion: Expansion, rule: Rule) -> str:
+    where = place(expansion.matrix.path, rule.line, "matrix.exclude")
+    return f"{where}: {rule.when.source} (reason: {rule.reason})."

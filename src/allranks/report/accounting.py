@@ -1,0 +1,213 @@
+"""Every planned job, collected test and launched rank gets a testcase: what is absent is an error, never a green."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from allranks.errors import ExitCode
+from allranks.harness.outcome import Outcome
+from allranks.report.folder import Attempt, JobError, Manifest, PlannedJob
+from allranks.report.model import CellSuite, RankResult, Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.rank_xml import RankFile, read_rank_xml
+from allranks.report.verdict import Setting, verdict
+from allranks.report.xml_text import first_line, legal
+
+CLASSNAME: Final = "allranks"
+"""Class name of the testcases that stand for no test."""
+
+_EXIT_CODES: Final = MappingProxyType(
+    {
+        "infrastructure": ExitCode.INFRASTRUCTURE,
+        "interrupted": ExitCode.INTERRUPTED,
+        "collection": ExitCode.TESTS_FAILED,
+        "timeout": ExitCode.TESTS_FAILED,
+        "agent": ExitCode.UNACCOUNTED,
+    }
+)
+
+
+def account(manifest: Manifest | None, attempts: Sequence[Attempt], setting: Setting) -> tuple[CellSuite, ...]:
+    """One suite for each planned job, in the order of the plan, then one for each job that nobody planned.
+
+    Args:
+        manifest: None where there is no plan.
+        attempts: What the folder holds.
+        setting: How skips are read; the GPUs of each cell are filled in here.
+    """
+    planned = {(job.cell, job.suite): job for job in (manifest.jobs if manifest else ())}
+    found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
+    cells = manifest.cells if manifest else {}
+    return tuple(
+        _of_attempt(found[place], planned.get(place), cells, setting)
+        if place in found
+        else _of_absent_job(planned[place], cells)
+        for place in dict.fromkeys((*planned, *found))
+    )
+
+
+def damaged_manifest(problem: str) -> CellSuite:
+    """The suite that says that the plan cannot be read, and that planned jobs may be absent without a trace."""
+    return CellSuite(cell="run", suite="manifest", tests=(_trouble("manifest", problem, ExitCode.UNACCOUNTED),))
+
+
+def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]) -> CellSuite:
+    problem = "The job left no results: it was planned, and has not started or was lost."
+    return CellSuite(
+        cell=job.cell,
+        suite=job.suite,
+        image=job.image,
+        axes=cells.get(job.cell, {}),
+        tests=(_trouble("job", problem, ExitCode.UNACCOUNTED),),
+    )
+
+
+def _of_attempt(
+    attempt: Attempt, job: PlannedJob | None, cells: Mapping[str, Mapping[str, str | int]], setting: Setting
+) -> CellSuite:
+    record = attempt.record
+    files = [read_rank_xml(path) for path in attempt.files]
+    of_cell = replace(setting, gpus=len(record.gpus) if record else 0)
+    return CellSuite(
+        cell=attempt.cell,
+        suite=attempt.suite,
+        axes=cells.get(attempt.cell, {}),
+        tests=(*_troubles(attempt, job, files), *_tests(attempt, files, of_cell)),
+        engine=record.engine if record else "",
+        image=(job.image if job else "") or (record.image if record else ""),
+        attempt=attempt.number,
+        gpus=record.gpus if record else (),
+        deselected=record.deselected if record else 0,
+        started=record.started if record else None,
+        elapsed=record.elapsed if record else None,
+    )
+
+
+def _troubles(attempt: Attempt, job: PlannedJob | None, files: Sequence[RankFile]) -> Iterable[TestVerdict]:
+    """What went wrong with the job besides its tests."""
+    record = attempt.record
+    if attempt.problem:
+        yield _trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
+    elif job and record is None:
+        yield _trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
+    if record and record.error:
+        yield _job_trouble(record.error)
+    elif record and record.collected == () and not record.deselected:
+        yield _trouble("collection", "No test was collected: the suite has none that pytest can find.")
+    for file in files:
+        if file.problem:
+            yield _trouble(_file_title(file), file.problem, ExitCode.UNACCOUNTED)
+
+
+def _file_title(file: RankFile) -> str:
+    return file.path.name if file.rank is None else f"rank {file.rank}"
+
+
+def _job_trouble(error: JobError) -> TestVerdict:
+    name = "collection" if error.kind == "collection" else "job"
+    return _trouble(name, error.text, _EXIT_CODES.get(error.kind, ExitCode.UNACCOUNTED))
+
+
+def _trouble(name: str, text: str, code: ExitCode = ExitCode.TESTS_FAILED) -> TestVerdict:
+    judged = Verdict(
+        kind=VerdictKind.ERROR,
+        rule=Rule.JOB,
+        reason=name,
+        exit_code=code,
+        message=first_line(text),
+        text=text,
+        executed=False,
+    )
+    return TestVerdict(nodeid=f"{CLASSNAME}::{name}", classname=CLASSNAME, name=name, verdict=judged)
+
+
+def _tests(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterable[TestVerdict]:
+    """A verdict for each test that was collected, or that some rank reports."""
+    by_test = _by_test(files)
+    record = attempt.record
+    collected = [legal(nodeid) for nodeid in (record.collected or ())] if record else []
+    not_run = {legal(nodeid) for nodeid in record.not_run} if record else set()
+    expected = _expected_ranks(attempt, files)
+    absent = _absences(attempt, files)
+    for nodeid in dict.fromkeys((*collected, *by_test)):
+        results = by_test.get(nodeid, [])
+        if nodeid in not_run and not results:
+            yield _not_run(nodeid, record.stop_reason if record else "")
+        else:
+            yield _judge(nodeid, results, expected, absent, setting)
+
+
+def _by_test(files: Sequence[RankFile]) -> dict[str, list[RankResult]]:
+    tests: dict[str, list[RankResult]] = {}
+    for file in files:
+        for result in file.results:
+            tests.setdefault(result.nodeid, []).append(result)
+    return tests
+
+
+def _judge(
+    nodeid: str, results: Sequence[RankResult], expected: range, absent: Mapping[int, str], setting: Setting
+) -> TestVerdict:
+    classname, name = (results[0].classname, results[0].name) if results else address(nodeid)
+    took_part = max((result.world_size for result in results if result.world_size), default=None)
+    ranks = range(took_part) if took_part else expected
+    reported = {result.rank for result in results}
+    missing = [
+        RankResult(
+            nodeid=nodeid,
+            classname=classname,
+            name=name,
+            rank=rank,
+            outcome=Outcome.MISSING,
+            message=absent.get(rank, "nothing came back"),
+        )
+        for rank in ranks
+        if rank not in reported
+    ]
+    everything = sorted((*results, *missing), key=lambda result: result.rank)
+    judged = verdict(everything, setting)
+    return TestVerdict(nodeid=nodeid, classname=classname, name=name, verdict=judged, ranks=tuple(everything))
+
+
+def _not_run(nodeid: str, stop_reason: str) -> TestVerdict:
+    classname, name = address(nodeid)
+    reason = f"not run: stopped by {stop_reason or 'the job'}"
+    judged = Verdict(
+        kind=VerdictKind.SKIPPED, rule=Rule.JOB, reason="pytest.skip", message=reason, text=reason, executed=False
+    )
+    return TestVerdict(nodeid=nodeid, classname=classname, name=name, verdict=judged)
+
+
+def _expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
+    """The ranks that each test should have run on.
+
+    Where nobody says how many there were, those between the lowest and the highest that left a file: counted from 1
+    where none is 0, because some launchers do.
+    """
+    if attempt.record:
+        return range(attempt.record.world_size)
+    ranks = [file.rank or 0 for file in files]
+    said = [int(size) for file in files if (size := file.properties.get("allranks.world_size", "")).isdecimal()]
+    if said:
+        return range(max(said))
+    return range(min(1, *ranks), max(ranks) + 1) if ranks else range(0)
+
+
+def _absences(attempt: Attempt, files: Sequence[RankFile]) -> dict[int, str]:
+    """For each rank whose results are known to be cut short, why."""
+    error = attempt.record.error if attempt.record else None
+    why = f"nothing came back ({first_line(error.what)})" if error and error.what else "nothing came back"
+    causes = dict.fromkeys(_expected_ranks(attempt, files), why)
+    return causes | {file.rank: file.problem for file in files if file.problem and file.rank is not None}
+
+
+def address(nodeid: str) -> tuple[str, str]:
+    """The ``classname`` and ``name`` that pytest's JUnit XML has for a node id.
+
+    ``suites/x/test_y.py::TestZ::test_w[a::b]`` is ``suites.x.test_y.TestZ`` and ``test_w[a::b]``.
+    """
+    path, bracket, parameters = nodeid.partition("[")
+    file, *names = path.split("::")
+    module = file.removesuffix(".py").replace("/", ".")
+    parts = [module, *names]
+    return ".".join(parts[:-1]), f"{parts[-1]}{bracket}{parameters}"

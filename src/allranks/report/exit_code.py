@@ -1,0 +1,31 @@
+"""What a judged run makes of the exit code."""
+
+from allranks.errors import ExitCode, strongest
+from allranks.report.model import MergedRun
+
+
+def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
+    """The exit code of a run; where several apply, the strongest by the design's order.
+
+    Each bad verdict brings its own (see :attr:`Verdict.exit_code <allranks.report.model.Verdict.exit_code>`): 1 for a
+    failed test and for a suite that cannot be collected or is empty, 3 for what is unaccounted, 4 for infrastructure,
+    130 for an interrupt. 5 is added when no test executed.
+
+    Args:
+        merged: The run, or the part of it that a session answers for (:meth:`allranks.report.model.MergedRun.only`).
+        nothing_ran_allowed: Whether a run in which no test executed is good.
+    """
+    codes = {test.verdict.exit_code for suite in merged.suites for test in suite.tests}
+    if nothing_ran(merged) and not nothing_ran_allowed:
+        codes.add(ExitCode.NOTHING_RAN)
+    return strongest(codes)
+
+
+def nothing_ran(merged: MergedRun) -> bool:
+    """Whether no rank of any suite executed a test, however the skips are read.
+
+    A run whose every suite is empty because of the user's own selection ran what was asked for.
+    """
+    executed = any(test.verdict.executed for suite in merged.suites for test in suite.tests)
+    asked_for_nothing = merged.suites and all(suite.all_deselected for suite in merged.suites)
+    return not executed and not asked_for_nothing

@@ -1,0 +1,223 @@
+"""What lies in a run folder: the manifest, each job's newest attempt, and the rank XML.
+
+Files only. A damaged one becomes a sentence in ``problem`` and never stops the rest from being read.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from allranks.report.model import SkipPolicy
+
+SCHEMA: Final = 1
+"""The newest schema of run.json and job.json that this version reads."""
+
+_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedJob:
+    """A job that the manifest announces."""
+
+    cell: str
+    suite: str
+    image: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """run.json: what was meant to run.
+
+    Attributes:
+        cells: For each cell id its value on each axis.
+        skip: The policy of the matrix file; None where the user has set none.
+    """
+
+    run_id: str = ""
+    cells: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
+    jobs: tuple[PlannedJob, ...] = ()
+    skip: SkipPolicy | None = None
+    mixed_skip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobError:
+    """Why a job could not do its work, in the words of whoever ran it."""
+
+    kind: str
+    what: str
+    why: str = ""
+    remedy: str = ""
+
+    @property
+    def text(self) -> str:
+        """The sentences, one a line."""
+        return "\n".join(line for line in (self.what, self.why, self.remedy) if line)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """job.json: how one attempt at a job went.
+
+    Attributes:
+        collected: Node ids; None where the collection never ended.
+        not_run: Node ids that a stop of the job kept from running, for ``stop_reason``.
+        started: Seconds since the epoch.
+    """
+
+    world_size: int
+    engine: str = ""
+    image: str = ""
+    gpus: tuple[str, ...] = ()
+    error: JobError | None = None
+    collected: tuple[str, ...] | None = None
+    deselected: int = 0
+    not_run: frozenset[str] = frozenset()
+    stop_reason: str = ""
+    started: float | None = None
+    elapsed: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """The files of one job: its newest attempt, or a folder of rank XML from elsewhere.
+
+    Attributes:
+        number: None for a folder that has no attempts.
+        problem: Why job.json cannot be read; empty where it can, and where there is none.
+    """
+
+    cell: str
+    suite: str
+    files: tuple[Path, ...]
+    number: int | None = None
+    record: JobRecord | None = None
+    problem: str = ""
+
+
+def read_manifest(folder: Path) -> tuple[Manifest | None, str]:
+    """The manifest of a run folder (None where there is none), and what is wrong with it (empty for nothing)."""
+    return _read_json(folder / "run.json", _manifest)
+
+
+def read_attempts(folder: Path) -> tuple[Attempt, ...]:
+    """The newest attempt of each job below ``cells/``, by cell and suite."""
+    jobs = sorted(path for path in (folder / "cells").glob("*/*") if path.is_dir())
+    return tuple(attempt for attempt in map(_newest_attempt, jobs) if attempt)
+
+
+def read_foreign(folder: Path) -> tuple[Attempt, ...]:
+    """The XML files of a folder that no run of allranks laid out, those of one directory together.
+
+    The directory's name is the suite and what is above it the cell. A file whose name has no rank token is not one of
+    several ranks, and stands alone.
+    """
+    groups: dict[tuple[str, str, int], list[Path]] = {}
+    for path in sorted(folder.rglob("*.xml")):
+        if path.is_file() and not is_merged_report(path):
+            groups.setdefault(_foreign_place(folder, path), []).append(path)
+    newest = {place[:2]: place[2] for place in sorted(groups)}
+    return tuple(
+        Attempt(cell=cell, suite=suite, number=number or None, files=tuple(files))
+        for (cell, suite, number), files in groups.items()
+        if newest[cell, suite] == number
+    )
+
+
+def is_merged_report(path: Path) -> bool:
+    """Whether a file is a report that allranks wrote, and may therefore overwrite, and must not read as results."""
+    try:
+        with path.open("rb") as file:
+            return b'<testsuites name="allranks"' in file.read(256)
+    except OSError:
+        return False
+
+
+def _newest_attempt(job: Path) -> Attempt | None:
+    attempts = {int(match[1]): path for path in job.iterdir() if (match := _ATTEMPT.fullmatch(path.name))}
+    if not attempts:
+        return None
+    number = max(attempts)
+    record, problem = _read_json(attempts[number] / "job.json", _job_record)
+    return Attempt(
+        cell=job.parent.name,
+        suite=job.name,
+        number=number,
+        files=tuple(sorted(path for path in attempts[number].glob("rank-*.xml") if path.is_file())),
+        record=record,
+        problem=problem,
+    )
+
+
+def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
+    """Cell, suite and attempt (0 for none) of an XML file, from where it lies."""
+    parts = list(path.relative_to(folder).parent.parts)
+    match = _ATTEMPT.fullmatch(parts[-1]) if parts else None
+    if match:
+        parts.pop()
+    if "rank" not in path.stem.lower():
+        parts.append(path.stem)
+    cell, suite = parts[:-1], parts[-1:]
+    return "/".join(cell) or folder.name, "".join(suite) or "tests", int(match[1]) if match else 0
+
+
+def _read_json(path: Path, build: Callable[[Mapping[str, Any]], _T]) -> tuple[_T | None, str]:
+    """What ``build`` makes of a JSON object in a file, or one sentence that says why there is nothing."""
+    try:
+        value = json.loads(path.read_bytes())
+        if value["schema"] > SCHEMA:
+            return None, f"{path.name} was written by a newer allranks (schema {value['schema']}): merge with that one."
+        return build(value), ""
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"{path.name} cannot be read: {error.strerror}."
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return None, f"{path.name} is damaged: {type(error).__name__}: {error}."
+
+
+def _manifest(value: Mapping[str, Any]) -> Manifest:
+    policy = value.get("policy") or {}
+    return Manifest(
+        run_id=str(value["run_id"]),
+        cells={str(cell): dict(axes) for cell, axes in value.get("cells", {}).items()},
+        jobs=tuple(
+            PlannedJob(cell=str(job["cell"]), suite=str(job["suite"]), image=str(job.get("image") or ""))
+            for job in value["jobs"]
+        ),
+        skip=policy.get("skip"),
+        mixed_skip=_strings(policy.get("mixed_skip")),
+    )
+
+
+def _job_record(value: Mapping[str, Any]) -> JobRecord:
+    started, finished = value.get("started"), value.get("finished")
+    collected = value.get("collected")
+    return JobRecord(
+        world_size=int(value["world_size"]),
+        engine=str(value.get("engine") or ""),
+        image=str((value.get("spec") or {}).get("image") or ""),
+        gpus=_strings(value.get("gpus")),
+        error=_job_error(value.get("error")),
+        collected=None if collected is None else _strings(collected),
+        deselected=int(value.get("deselected") or 0),
+        not_run=frozenset(_strings(value.get("not_run"))),
+        stop_reason=str(value.get("stop_reason") or ""),
+        started=None if started is None else float(started),
+        elapsed=None if started is None or finished is None else float(finished) - float(started),
+    )
+
+
+def _job_error(value: Mapping[str, Any] | None) -> JobError | None:
+    if value is None:
+        return None
+    said = {name: str(value.get(name) or "") for name in ("what", "why", "remedy")}
+    return JobError(kind=str(value.get("kind") or "agent"), **said)
+
+
+def _strings(values: Iterable[object] | None) -> tuple[str, ...]:
+    return tuple(str(value) for value in values or ())

@@ -1,0 +1,227 @@
+"""What flows through the report, as frozen values: rank results, verdicts, suites of a cell, the merged run."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import Literal
+
+from allranks.errors import ExitCode
+from allranks.harness.outcome import Outcome, SkipKind
+
+SkipPolicy = Literal["skip", "pass"]
+"""How an environment skip is read: as the skip it is, or as a pass that keeps its reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankResult:
+    """What one rank of one test came to.
+
+    Attributes:
+        nodeid: pytest's node id; ``classname::name`` for XML that does not say it.
+        at: Seconds on the clock of the leading agent when the outcome arrived there: for order only. None where the
+            XML does not say.
+        consequence: Whether this bad outcome came within the grace after the leading one.
+        caused_by: For an aborted rank, the rank that went first.
+        skip_code: Exit code of torch's skip table.
+        duration: Seconds.
+        world_size: Ranks that took part in this test, where it differs from the job's.
+    """
+
+    nodeid: str
+    classname: str
+    name: str
+    rank: int
+    outcome: Outcome
+    at: float | None = None
+    consequence: bool = False
+    caused_by: int | None = None
+    skip_kind: SkipKind | None = None
+    skip_code: int | None = None
+    phase: str = ""
+    message: str = ""
+    text: str = ""
+    duration: float = 0.0
+    stdout: str = ""
+    stderr: str = ""
+    world_size: int | None = None
+
+
+class VerdictKind(StrEnum):
+    """What a test in a cell came to, in the words of JUnit."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    FAILURE = "failure"
+    ERROR = "error"
+
+
+class Rule(IntEnum):
+    """The verdict rules of the design, by number, and one for testcases that stand for no test."""
+
+    UNACCOUNTED = 1
+    LEADING_OUTCOME = 2
+    RANKS_DISAGREE = 3
+    SKIPPED = 4
+    PASSED = 5
+    JOB = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What the rank outcomes of one test in one cell add up to.
+
+    Attributes:
+        rule: The first rule that applied.
+        reason: One or two words for the ``type`` attribute: ``failed``, ``timed_out``, ``pytest.skip``.
+        exit_code: What this verdict alone would make of the run's exit code.
+        leading: The rank that the verdict leads with.
+        executed: Whether a rank got to run the test.
+    """
+
+    kind: VerdictKind
+    rule: Rule
+    reason: str = ""
+    exit_code: ExitCode = ExitCode.OK
+    leading: int | None = None
+    message: str = ""
+    text: str = ""
+    executed: bool = True
+    skip_kind: SkipKind | None = None
+    skip_code: int | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether this verdict keeps the run from being good."""
+        return self.kind in {VerdictKind.FAILURE, VerdictKind.ERROR}
+
+    @property
+    def is_skip_but_pass(self) -> bool:
+        """Whether this is an environment skip that the policy reads as a pass."""
+        return self.kind is VerdictKind.PASSED and self.rule is Rule.SKIPPED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TestVerdict:
+    """One testcase of the report: a test in a cell, or something about its job that has no test.
+
+    Attributes:
+        ranks: The rank results behind the verdict, by rank; those that never came back included.
+    """
+
+    __test__ = False  # not a test class, whatever pytest makes of its name
+
+    nodeid: str
+    classname: str
+    name: str
+    verdict: Verdict
+    ranks: tuple[RankResult, ...] = ()
+
+    @property
+    def time(self) -> float:
+        """Seconds of the slowest rank."""
+        return max((rank.duration for rank in self.ranks), default=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many testcases came to what, and their seconds."""
+
+    tests: int = 0
+    passed: int = 0
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+    skip_but_pass: int = 0
+    time: float = 0.0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        """The counts of both together."""
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellSuite:
+    """One suite in one cell: a row of the table, a ``testsuite`` of the JUnit report.
+
+    Attributes:
+        axes: The cell's value on each axis; empty where the folder does not say.
+        attempt: Number of the attempt that counts; None where there are no attempts.
+        gpus: Ids of the GPUs that the job was given.
+        deselected: Tests that pytest's own selection (``-k``, ``-m``) left out.
+        started: Seconds since the epoch.
+        elapsed: Seconds from the job's start to its end.
+    """
+
+    cell: str
+    suite: str
+    tests: tuple[TestVerdict, ...]
+    axes: Mapping[str, str | int] = field(default_factory=dict)
+    engine: str = ""
+    image: str = ""
+    attempt: int | None = None
+    gpus: tuple[str, ...] = ()
+    deselected: int = 0
+    started: float | None = None
+    elapsed: float | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the job behind it."""
+        return f"{self.cell}/{self.suite}"
+
+    @property
+    def name(self) -> str:
+        """``<cell> / <suite>``, as reports show it."""
+        return f"{self.cell} / {self.suite}"
+
+    @property
+    def counts(self) -> Counts:
+        """The counts over the suite's testcases."""
+        kinds = [test.verdict.kind for test in self.tests]
+        return Counts(
+            tests=len(kinds),
+            passed=kinds.count(VerdictKind.PASSED),
+            failed=kinds.count(VerdictKind.FAILURE),
+            errors=kinds.count(VerdictKind.ERROR),
+            skipped=kinds.count(VerdictKind.SKIPPED),
+            skip_but_pass=sum(test.verdict.is_skip_but_pass for test in self.tests),
+            time=sum(test.time for test in self.tests),
+        )
+
+    @property
+    def all_deselected(self) -> bool:
+        """Whether the suite is empty only because the user's own selection left every test out."""
+        return not self.tests and self.deselected > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergedRun:
+    """A run folder, read and judged.
+
+    Attributes:
+        junit: The merged JUnit file.
+        summary: The Markdown summary.
+        policy: How environment skips were read.
+        notes: Sentences that a reader of the report should know and no testcase says.
+    """
+
+    folder: Path
+    junit: Path
+    summary: Path
+    run_id: str
+    suites: tuple[CellSuite, ...]
+    policy: SkipPolicy = "skip"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> Counts:
+        """The counts over all suites."""
+        return sum((suite.counts for suite in self.suites), Counts())
+
+    def only(self, jobs: Collection[str]) -> "MergedRun":
+        """The part of the run that belongs to these job ids.
+
+        Sessions that share a run folder merge all of it, and answer for their own jobs alone.
+        """
+        return replace(self, suites=tuple(suite for suite in self.suites if suite.id in jobs))

@@ -1,0 +1,102 @@
+"""The table at the end of a run: cells by suites with their counts, and the first failures."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from allranks.report.model import CellSuite, Counts, MergedRun, TestVerdict
+from allranks.report.xml_text import first_line, readable
+
+WIDTH: Final = 100
+"""Columns that no line of the table exceeds."""
+
+FAILURES: Final = 10
+"""Failures that are listed; the report has all of them."""
+
+_NUMBERS: Final = ("tests", "passed", "failed", "errors", "skipped", "time")
+_COLUMN: Final = 9
+_CELL: Final = 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One bad verdict with the place it belongs to."""
+
+    suite: CellSuite
+    test: TestVerdict
+
+
+def render_table(merged: MergedRun) -> str:
+    """The run in plain text: one line for each cell and suite, then the first failures and the notes."""
+    return "\n".join([*_rows(merged), *_failures(merged), *_notes(merged)])
+
+
+def failures(merged: MergedRun) -> list[Failure]:
+    """Every bad verdict, in the order of the report."""
+    return [Failure(suite=suite, test=test) for suite in merged.suites for test in suite.tests if test.verdict.is_bad]
+
+
+def shorten(text: str, width: int) -> str:
+    """``text`` in at most ``width`` characters, its middle left out."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def seconds(value: float) -> str:
+    """A time in the unit a reader would use: ``3.21 s``, ``4 min 05 s``."""
+    if value < 60:
+        return f"{value:.2f} s"
+    minutes, rest = divmod(round(value), 60)
+    return f"{minutes} min {rest:02} s"
+
+
+def _rows(merged: MergedRun) -> Iterator[str]:
+    yield _row("cell", "suite", _NUMBERS)
+    for suite in merged.suites:
+        yield _row(suite.cell, suite.suite, _numbers(suite.counts, suite.elapsed))
+    if len(merged.suites) > 1:
+        yield _row("total", "", _numbers(merged.counts, _elapsed(merged)))
+
+
+def _elapsed(merged: MergedRun) -> float | None:
+    known = [suite.elapsed for suite in merged.suites if suite.elapsed is not None]
+    return sum(known) if known else None
+
+
+def _numbers(counts: Counts, elapsed: float | None) -> tuple[str, ...]:
+    figures = (counts.tests, counts.passed, counts.failed, counts.errors, counts.skipped)
+    return (*map(str, figures), seconds(counts.time if elapsed is None else elapsed))
+
+
+def _row(cell: str, suite: str, numbers: Sequence[str]) -> str:
+    width = WIDTH - _CELL - 2 - len(numbers) * _COLUMN - 2
+    names = f"{shorten(readable(cell), _CELL):<{_CELL}}  {shorten(readable(suite), width):<{width}}"
+    return names + "".join(f"{number:>{_COLUMN}}" for number in numbers[:-1]) + f"{numbers[-1]:>{_COLUMN + 2}}"
+
+
+def _failures(merged: MergedRun) -> Iterator[str]:
+    bad = failures(merged)
+    if bad:
+        yield ""
+        yield "First failures:"
+    for failure in bad[:FAILURES]:
+        test = failure.test
+        yield shorten(f"  {test.verdict.kind.upper()} {failure.suite.name}: {readable(test.nodeid)}", WIDTH)
+        yield shorten(f"    {readable(first_line(test.verdict.message))}", WIDTH)
+    if len(bad) > FAILURES:
+        yield f"  and {len(bad) - FAILURES} more: see {merged.junit.name}"
+
+
+def _notes(merged: MergedRun) -> Iterator[str]:
+    notes = [*merged.notes, *_skip_but_pass(merged)]
+    if notes:
+        yield ""
+    yield from (shorten(readable(note), WIDTH) for note in notes)
+
+
+def _skip_but_pass(merged: MergedRun) -> Iterator[str]:
+    count = merged.counts.skip_but_pass
+    if count:
+        yield f'{count} environment skip(s) counted as passed (policy skip = "pass").'

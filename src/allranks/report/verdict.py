@@ -1,0 +1,264 @@
+"""Many ranks, one result: the verdict rules of the design (section "Verdict"), one function for each, in their order.
+
+Pure: the same rank results and the same setting give the same verdict, in whatever order they come.
+
+Where the rules leave room, they are read like this:
+
+- Ranks disagree (rule 3) when some skipped and others ran, and also when some xfailed and others passed: what is
+  expected to fail on one rank alone is as suspect as what is skipped on one rank alone.
+- A non-strict xpass beside passes, or on every rank, is a pass, as in pytest's own report.
+- An abort without a rank that went first has no explanation: supervision itself failed (rule 1).
+- Where some bad outcomes have a time and others have none, nothing says which came first: as if none had one.
+- A cell was given the hardware that a skip asks for when it had at least as many GPUs as the skip's code names.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Final
+
+from allranks.errors import ExitCode
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.report.model import RankResult, Rule, SkipPolicy, Verdict, VerdictKind
+from allranks.report.severity import fold, severity
+from allranks.report.strip import describe, numbers, strip
+from allranks.report.xml_text import TEXT_LIMIT, cut, first_line
+
+_RAN: Final = frozenset({Outcome.PASSED, Outcome.XPASSED, Outcome.XFAILED})
+_PASSES: Final = frozenset({Outcome.PASSED, Outcome.XPASSED})
+_NEVER_RAN: Final = frozenset({Outcome.SKIPPED, Outcome.MISSING})
+
+# GPUs that an exit code of torch's TEST_SKIPS (testing/_internal/common_distributed.py) asks for.
+_GPUS_ASKED_FOR: Final = MappingProxyType({77: 2, 79: 2, 80: 3, 81: 4, 82: 5, 83: 6, 84: 7, 85: 8})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What the rules need to know besides the rank results.
+
+    Attributes:
+        skip: How environment skips are read.
+        mixed_skip: Node ids (``fnmatch`` patterns) whose ranks may disagree on a skip.
+        gpus: Number of GPUs that the cell was given.
+    """
+
+    skip: SkipPolicy = "skip"
+    mixed_skip: tuple[str, ...] = ()
+    gpus: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lead:
+    """The leading outcome, and how it was found.
+
+    Attributes:
+        caveat: A sentence for the case that there were no times to find it by; empty else.
+    """
+
+    result: RankResult
+    caveat: str = ""
+
+
+def verdict(results: Iterable[RankResult], setting: Setting) -> Verdict:
+    """What the outcomes of one test's ranks add up to: the first rule that applies.
+
+    Args:
+        results: One for each rank that the test should have run on; those that never came back as ``missing``.
+            Several of one rank are folded into the worst.
+        setting: How skips are read.
+    """
+    ranks = _one_for_each_rank(results)
+    rules: tuple[Callable[[Sequence[RankResult], Setting], Verdict | None], ...] = (
+        _unaccounted,
+        _leading_outcome,
+        _ranks_disagree,
+        _skipped,
+    )
+    found = (rule(ranks, setting) for rule in rules)
+    return next((judged for judged in found if judged), None) or _passed(ranks)
+
+
+def leading(ranks: Sequence[RankResult]) -> Lead | None:
+    """The first bad outcome to arrive; None where no rank went wrong by itself.
+
+    An aborted or a missing rank never leads, and a consequence only where what it follows from is not there.
+    """
+    bad = [rank for rank in ranks if rank.outcome.is_bad and rank.outcome not in {Outcome.ABORTED, Outcome.MISSING}]
+    candidates = [rank for rank in bad if not rank.consequence] or bad
+    if not candidates:
+        return None
+    if all(rank.at is not None for rank in candidates):
+        return Lead(result=min(candidates, key=lambda rank: (rank.at, -severity(rank.outcome), rank.rank)))
+    worst = min(candidates, key=lambda rank: (-severity(rank.outcome), rank.rank))
+    return Lead(result=worst, caveat=_NO_TIMES if len(candidates) > 1 else "")
+
+
+_NO_TIMES: Final = "There are no times to tell which rank went first: the worst outcome leads, then the lowest rank."
+
+
+def _one_for_each_rank(results: Iterable[RankResult]) -> tuple[RankResult, ...]:
+    by_rank: dict[int, list[RankResult]] = {}
+    for result in results:
+        by_rank.setdefault(result.rank, []).append(result)
+    return tuple(fold(by_rank[rank]) for rank in sorted(by_rank))
+
+
+def _unaccounted(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
+    """Rule 1: a rank is missing, or supervision itself failed."""
+    lead = leading(ranks)
+    missing = [rank for rank in ranks if rank.outcome is Outcome.MISSING]
+    unexplained = [rank for rank in ranks if rank.outcome is Outcome.ABORTED and lead is None]
+    if ranks and not missing and not unexplained:
+        return None
+    return Verdict(
+        kind=VerdictKind.ERROR,
+        rule=Rule.UNACCOUNTED,
+        reason="missing" if missing or not ranks else "aborted",
+        exit_code=ExitCode.UNACCOUNTED,
+        leading=lead.result.rank if lead else None,
+        message=_unaccounted_message(missing, unexplained, lead),
+        text=_text(ranks, lead),
+        executed=_executed(ranks),
+    )
+
+
+def _leading_outcome(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
+    """Rule 2: crashed, timed out and errored are errors, failed is a failure."""
+    lead = leading(ranks)
+    if lead is None:
+        return None
+    outcome = lead.result.outcome
+    return Verdict(
+        kind=VerdictKind.FAILURE if outcome is Outcome.FAILED else VerdictKind.ERROR,
+        rule=Rule.LEADING_OUTCOME,
+        reason=outcome.value,
+        exit_code=ExitCode.TESTS_FAILED,
+        leading=lead.result.rank,
+        message=_lead_message(lead),
+        text=_text(ranks, lead),
+    )
+
+
+def _ranks_disagree(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
+    """Rule 3: some ranks skipped and others did not, and nobody has allowed it."""
+    outcomes = {rank.outcome for rank in ranks}
+    skipped_and_ran = Outcome.SKIPPED in outcomes and outcomes & _RAN
+    expected_to_fail_on_some = {Outcome.XFAILED, Outcome.PASSED} <= outcomes
+    allowed = any(fnmatchcase(ranks[0].nodeid, pattern) for pattern in setting.mixed_skip)
+    if allowed or not (skipped_and_ran or expected_to_fail_on_some):
+        return None
+    return Verdict(
+        kind=VerdictKind.ERROR,
+        rule=Rule.RANKS_DISAGREE,
+        reason="ranks disagree",
+        exit_code=ExitCode.TESTS_FAILED,
+        message=f"ranks disagree: {strip(ranks)}. {_reasons(ranks)}".strip(),
+        text=_text(ranks, None),
+    )
+
+
+def _skipped(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
+    """Rule 4: all ranks skipped or xfailed; a lost piece of coverage is an error, an environment skip may be a pass."""
+    skips = [rank for rank in ranks if rank.outcome is Outcome.SKIPPED]
+    lost = [rank for rank in skips if _had_the_hardware(rank, setting)]
+    if lost:
+        return _coverage_lost(ranks, lost[0], setting)
+    ran = {rank.outcome for rank in ranks} & _RAN
+    if not skips and Outcome.XFAILED not in ran:
+        return None
+    if Outcome.PASSED in ran or (skips and ran & _PASSES):  # a mix that the policy allows by name
+        return None
+    environment = not ran and all(rank.skip_kind in {SkipKind.ENVIRONMENT, SkipKind.HARDWARE} for rank in skips)
+    return Verdict(
+        kind=VerdictKind.PASSED if environment and setting.skip == "pass" else VerdictKind.SKIPPED,
+        rule=Rule.SKIPPED,
+        reason="pytest.xfail" if ran else "pytest.skip",
+        message=_reasons(ranks),
+        text=_text(ranks, None),
+        executed=_executed(ranks),
+        skip_kind=next((rank.skip_kind for rank in skips if rank.skip_kind), None),
+        skip_code=next((rank.skip_code for rank in skips if rank.skip_code is not None), None),
+    )
+
+
+def _passed(ranks: Sequence[RankResult]) -> Verdict:
+    """Rule 5: all ranks passed."""
+    return Verdict(kind=VerdictKind.PASSED, rule=Rule.PASSED, executed=_executed(ranks))
+
+
+def _had_the_hardware(rank: RankResult, setting: Setting) -> bool:
+    asked_for = _GPUS_ASKED_FOR.get(rank.skip_code or 0, 1)
+    return rank.skip_kind is SkipKind.HARDWARE and setting.gpus >= asked_for
+
+
+def _coverage_lost(ranks: Sequence[RankResult], lost: RankResult, setting: Setting) -> Verdict:
+    return Verdict(
+        kind=VerdictKind.ERROR,
+        rule=Rule.SKIPPED,
+        reason="hardware skip",
+        exit_code=ExitCode.TESTS_FAILED,
+        leading=lost.rank,
+        message=f"coverage was lost: the cell was given {setting.gpus} GPU(s), "
+        f"and rank {lost.rank} skipped for want of hardware: {lost.message}",
+        text=_text(ranks, None),
+        executed=_executed(ranks),
+        skip_kind=lost.skip_kind,
+        skip_code=lost.skip_code,
+    )
+
+
+def _executed(ranks: Sequence[RankResult]) -> bool:
+    return any(rank.outcome not in _NEVER_RAN for rank in ranks)
+
+
+def _unaccounted_message(missing: Sequence[RankResult], unexplained: Sequence[RankResult], lead: Lead | None) -> str:
+    first = f" First to go wrong: {_lead_message(lead)}" if lead else ""
+    if missing:
+        return f"{_ranks(missing)} missing: {missing[0].message or 'nothing came back'}.{first}"
+    if unexplained:
+        return f"{_ranks(unexplained)} aborted, and no rank went wrong before: supervision itself failed."
+    return "no rank reported this test."
+
+
+def _ranks(ranks: Sequence[RankResult]) -> str:
+    listed = numbers(rank.rank for rank in ranks)
+    return f"rank {listed} is" if len(ranks) == 1 else f"ranks {listed} are"
+
+
+def _lead_message(lead: Lead) -> str:
+    result = lead.result
+    return f"rank {result.rank} {describe(result.outcome)}: {result.message or first_line(result.text)}".rstrip(": ")
+
+
+def _reasons(ranks: Sequence[RankResult]) -> str:
+    """The reasons of the skips and expected failures, each once, in order of rank."""
+    said = dict.fromkeys(rank.message for rank in ranks if rank.outcome not in _PASSES and rank.message)
+    return "; ".join(said)
+
+
+def _text(ranks: Sequence[RankResult], lead: Lead | None) -> str:
+    """All ranks in the first line, then the leading rank's own words, then those of the others."""
+    first = lead.result if lead else None
+    head = [f"ranks: {strip(ranks, first)}", lead.caveat if lead else ""]
+    others = [rank for rank in ranks if rank.outcome not in _PASSES and rank is not first]
+    # The leading rank keeps half of the room whatever its peers have to say.
+    leads = cut(_section([first]), TEXT_LIMIT // 2) if first else ""
+    rest = cut("\n\n".join(_section(group) for group in _alike(others)), TEXT_LIMIT // 2)
+    return "\n\n".join(part for part in ("\n".join(line for line in head if line), leads, rest) if part)
+
+
+def _alike(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
+    """The ranks, those that say the same together."""
+    groups: dict[tuple[str, ...], list[RankResult]] = {}
+    for rank in ranks:
+        groups.setdefault((rank.outcome.value, rank.message, rank.text), []).append(rank)
+    return groups.values()
+
+
+def _section(ranks: Sequence[RankResult]) -> str:
+    """What ranks that say the same say, under their numbers."""
+    rank, who = ranks[0], "rank" if len(ranks) == 1 else "ranks"
+    why = f": {rank.message}" if rank.message else ""
+    body = f"\n{rank.text}" if rank.text and rank.text.strip() != rank.message.strip() else ""
+    return f"{who} {numbers(rank.rank for rank in ranks)} {describe(rank.outcome)}{why}{body}"

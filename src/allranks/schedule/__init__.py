@@ -1,0 +1,1 @@
+"""Which job runs when, on which GPUs, and what is written down about it."""

@@ -1,0 +1,143 @@
+"""The results folder: the manifest of a run, and the record of each attempt."""
+
+import fcntl
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import allranks
+from allranks.errors import ResultsError
+from allranks.matrix.model import Job
+
+SCHEMA = 1
+
+
+def new_run_id() -> str:
+    """A name for a run: when it began, and something that no other run that second has."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """Where one run leaves everything.
+
+    Attributes:
+        path: ``results/<run id>``.
+        run_id: The run.
+        seed: What every rank of every test starts from.
+    """
+
+    path: Path
+    run_id: str
+    seed: int
+
+    def new_attempt(self, job: Job) -> tuple[int, Path]:
+        """The number and the folder of a new attempt at a job; earlier ones stay as they are.
+
+        Raises:
+            ResultsError: The folder cannot be made.
+        """
+        suite = self.path / "cells" / job.cell.id / job.suite.name
+        with _as_results_error(suite):
+            suite.mkdir(parents=True, exist_ok=True)
+            number = 1
+            while True:
+                folder = suite / f"attempt-{number}"
+                try:
+                    folder.mkdir()
+                except FileExistsError:
+                    number += 1
+                    continue
+                return number, folder
+
+
+def open_run(results: Path, run_id: str, jobs: Iterable[Job], facts: Mapping[str, Any], seed: int | None) -> RunFolder:
+    """Make a run's folder, or join it, and announce jobs in its manifest before the first of them runs.
+
+    Args:
+        results: The folder of all runs.
+        run_id: The run; several processes may announce jobs of one run, one after the other.
+        jobs: What is to run.
+        facts: What else the manifest says: command, policy, dropped cells.
+        seed: Asked-for seed; None for a random one, or that of the run that is joined.
+
+    Raises:
+        ResultsError: The folder cannot be written.
+    """
+    path = results / run_id
+    with _as_results_error(results):
+        path.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            manifest = _read(path / "run.json") or _fresh_manifest(run_id, facts, seed)
+            _announce(manifest, jobs)
+            write_json(path / "run.json", manifest)
+        _point_latest(results, run_id)
+    return RunFolder(path=path, run_id=run_id, seed=int(manifest["seed"]))
+
+
+def _fresh_manifest(run_id: str, facts: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "run_id": run_id,
+        "allranks": allranks.__version__,
+        "python": sys.version.split()[0],
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": secrets.randbits(31) if seed is None else seed,
+        **facts,
+        "cells": {},
+        "jobs": [],
+    }
+
+
+def _announce(manifest: dict[str, Any], jobs: Iterable[Job]) -> None:
+    known = {job["id"] for job in manifest["jobs"]}
+    for job in jobs:
+        manifest["cells"].setdefault(job.cell.id, job.cell.axes())
+        if job.id not in known:
+            entry = {"id": job.id, "cell": job.cell.id, "suite": job.suite.name, "image": job.image.name}
+            manifest["jobs"].append(entry)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return manifest
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file that is there whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _point_latest(results: Path, run_id: str) -> None:
+    draft = results / f".latest-{os.getpid()}"
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(run_id, target_is_directory=True)
+    draft.replace(results / "latest")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / ".manifest.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _as_results_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        msg = f"The results folder {folder} cannot be used."
+        remedy = "Make it writable, or name another one with --results."
+        raise ResultsError(msg, why=str(error), remedy=remedy) from error

@@ -1,0 +1,108 @@
+"""The GPUs of this host, and leases on them that two runs never hold at once.
+
+A lease is a lock (flock(2)) on one file for each GPU, in one folder for the whole host. It lasts as long as any
+process holds its descriptor: the orchestrator, and every process of a job on the process engine.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+
+from allranks.engine.ownership import lock_folder, open_lock
+
+GPUS_VARIABLE = "ALLRANKS_GPUS"
+"""Names the GPUs, comma-separated, where they cannot be asked for: those of a remote daemon."""
+
+
+def host_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The UUIDs of this host's NVIDIA GPUs, in the driver's order; empty where there is no driver."""
+    if GPUS_VARIABLE in environ:
+        return tuple(name.strip() for name in environ[GPUS_VARIABLE].split(",") if name.strip())
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    query = [tool, "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease(AbstractContextManager["Lease"]):
+    """The exclusive hold of a job on some GPUs.
+
+    Attributes:
+        gpus: Their UUIDs.
+        descriptors: The locks; whoever inherits one keeps that GPU.
+    """
+
+    gpus: tuple[str, ...] = ()
+    descriptors: tuple[int, ...] = ()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the GPUs back, as far as this process holds them."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def try_lease(gpus: Sequence[str], count: int) -> Lease | None:
+    """A lease on `count` of these GPUs, all of them or none; None when too few are free."""
+    held: dict[str, int] = {}
+    for gpu in gpus:
+        if len(held) == count:
+            break
+        descriptor = _try_lock(gpu)
+        if descriptor is not None:
+            held[gpu] = descriptor
+    lease = Lease(gpus=tuple(held), descriptors=tuple(held.values()))
+    if len(held) == count:
+        return lease
+    with lease:
+        return None
+
+
+def wait_for_lease(gpus: Sequence[str], count: int, waiting: Callable[[str], None]) -> Lease:
+    """A lease on `count` of these GPUs; `waiting` is told when somebody else holds what is needed.
+
+    While it waits it holds nothing, so that two waiting runs cannot block each other.
+    """
+    while (lease := try_lease(gpus, count)) is None:
+        waiting(f"waiting for {count} of {len(gpus)} GPUs: another run holds them")
+        _wait_for_any(gpus)
+    return lease
+
+
+def _wait_for_any(gpus: Iterable[str]) -> None:
+    """Block until a GPU that is busy now is free."""
+    for gpu in gpus:
+        descriptor = _try_lock(gpu)
+        if descriptor is None:
+            descriptor = open_lock(_lock_path(gpu))
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.close(descriptor)
+            return
+        os.close(descriptor)
+
+
+def _try_lock(gpu: str) -> int | None:
+    descriptor = open_lock(_lock_path(gpu))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _lock_path(gpu: str) -> str:
+    return str(lock_folder() / f"gpu-{re.sub(r'[^A-Za-z0-9._-]', '_', gpu)}")

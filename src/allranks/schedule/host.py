@@ -1,0 +1,142 @@
+"""Chooses where a run's jobs go: the engine, the GPUs, and the Python of each job."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from allranks.engine.package import package_files, package_path
+from allranks.engine.process import ProcessEngine
+from allranks.engine.protocol import Engine
+from allranks.environments import cache_folder
+from allranks.errors import AllranksError, EngineError, MatrixError
+from allranks.matrix.model import Image, Job, Matrix
+from allranks.matrix.plan import image_for
+from allranks.schedule.gpus import host_gpus
+from allranks.schedule.interpreter import surroundings_of
+from allranks.schedule.request import Surroundings
+from allranks.schedule.runner import Host
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+EngineName = Literal["auto", "process", "docker"]
+Say = Callable[[str], None]
+MakeSurroundings = Callable[[Image], Surroundings]
+
+_SOCKET = Path("/var/run/docker.sock")
+
+
+def choose_host(engine: EngineName, matrix: Matrix, say: Say) -> Host:
+    """The host of a run, with what dead runs left on it removed.
+
+    Args:
+        engine: The engine that was asked for; ``auto`` takes docker where a daemon answers.
+        matrix: Says what jobs need.
+        say: Told which engine, and why.
+
+    Raises:
+        EngineError: The docker engine was asked for, and no daemon answers.
+    """
+    gpus = host_gpus()
+    client, why = _client(engine)
+    say(f"engine: {'process' if client is None else 'docker'} ({why}); GPUs: {len(gpus) or 'none'}")
+    chosen, make = _processes(matrix, say) if client is None else _containers(matrix, say, client)
+    for name in chosen.reap():
+        say(f"removed {name}, which a dead run had left")
+    return Host(engine=chosen, gpus=gpus, surroundings=_ForHost(gpus, matrix, say, make))
+
+
+def engines() -> list[Engine]:
+    """Every engine that works on this host, to clean up after."""
+    found: list[Engine] = [_process_engine()]
+    client, _ = _client("auto")
+    return found if client is None else [*found, _docker_engine(client)]
+
+
+def _processes(matrix: Matrix, say: Say) -> tuple[Engine, MakeSurroundings]:
+    def make(image: Image) -> Surroundings:
+        return surroundings_of(image, root=matrix.root, process=matrix.process, progress=say)
+
+    return _process_engine(), make
+
+
+def _containers(matrix: Matrix, say: Say, client: "DockerClient") -> tuple[Engine, MakeSurroundings]:
+    from allranks.image.build import ensure_image  # noqa: PLC0415 - see _client
+
+    def make(image: Image) -> Surroundings:
+        return Surroundings(image=ensure_image(image, root=matrix.root, client=client, progress=say).reference)
+
+    return _docker_engine(client), make
+
+
+def _process_engine() -> ProcessEngine:
+    return ProcessEngine(package_path(cache_folder() / "package"))
+
+
+def _client(engine: EngineName) -> "tuple[DockerClient | None, str]":
+    """A client, or None for the process engine; and why."""
+    if engine == "process":
+        return None, "asked for"
+    if engine == "auto" and "DOCKER_HOST" not in os.environ and not _SOCKET.exists():
+        return None, f"no Docker daemon: there is no {_SOCKET}"
+    # The SDK takes a tenth of a second to import: who has no daemon need not wait for it.
+    from allranks.engine.docker import connect  # noqa: PLC0415
+
+    try:
+        return connect(), "asked for" if engine == "docker" else "a Docker daemon answers"
+    except EngineError as error:
+        if engine == "docker":
+            raise
+        return None, f"no Docker daemon answers: {error.why.splitlines()[0][:120]}"
+
+
+def _docker_engine(client: "DockerClient") -> Engine:
+    from allranks.engine.docker import DockerEngine  # noqa: PLC0415 - see _client
+
+    return DockerEngine(client, package_files())
+
+
+@dataclass
+class _ForHost:
+    """Surroundings of a job, made once for each image; what failed once is not tried again in this run."""
+
+    gpus: tuple[str, ...]
+    matrix: Matrix
+    say: Say
+    make: MakeSurroundings
+    _made: dict[str, Surroundings | AllranksError] = field(default_factory=dict)
+
+    def __call__(self, job: Job) -> Surroundings:
+        image = self._image(job)
+        if image.name not in self._made:
+            self._made[image.name] = self._try(image)
+        made = self._made[image.name]
+        if isinstance(made, AllranksError):
+            raise made
+        return made
+
+    def _try(self, image: Image) -> Surroundings | AllranksError:
+        try:
+            return self.make(image)
+        except AllranksError as error:
+            return error
+
+    def _image(self, job: Job) -> Image:
+        """The job's image; where the host lacks its GPUs, the image of the same cell without any.
+
+        All its tests will be skipped, and nobody should wait for gigabytes of CUDA to learn that.
+        """
+        wanted = job.cell.gpu_count
+        if wanted <= len(self.gpus):
+            return job.image
+        lacks = f"{job.cell.id} asks for {wanted} GPUs, this host has {len(self.gpus)}: its tests will be skipped"
+        with suppress(MatrixError):
+            image = image_for(self.matrix, replace(job.cell, gpu_count=0))
+            self.say(f"{lacks}, in image {image.name} instead of {job.image.name}")
+            return image
+        self.say(lacks)
+        return job.image
+

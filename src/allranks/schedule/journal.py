@@ -1,0 +1,80 @@
+"""What the events of a job say about the job as a whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allranks.engine.protocol import JobExit
+from allranks.errors import AllranksError
+from allranks.harness.events import Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobError:
+    """Why a job did not do all its work.
+
+    Attributes:
+        kind: ``infrastructure``, ``timeout``, ``interrupted``, ``collection`` or ``agent``.
+    """
+
+    kind: str
+    what: str
+    why: str = ""
+    remedy: str = ""
+
+    @classmethod
+    def from_exception(cls, error: AllranksError) -> "JobError":
+        """A failure of the engine's, or of anything else that a job needs."""
+        return cls(kind="infrastructure", what=error.what, why=error.why, remedy=error.remedy)
+
+
+def find(events: Sequence[Event], kind: str) -> Event | None:
+    """The first event of a kind."""
+    return next((event for event in events if event["event"] == kind), None)
+
+
+def collected(events: Sequence[Event]) -> tuple[list[str] | None, int]:
+    """The collected tests (None when the collection never ended), and how many were deselected."""
+    event = find(events, "collected")
+    return (None, 0) if event is None else (list(event["tests"]), int(event["deselected"]))
+
+
+def not_run(events: Sequence[Event]) -> dict[str, Any]:
+    """The tests that ``-x`` or ``--maxfail`` kept from running, and that reason."""
+    event = find(events, "not_run")
+    return {} if event is None else {"not_run": event["tests"], "stop_reason": event["reason"]}
+
+
+def job_error(events: Sequence[Event], ending: JobExit) -> JobError | None:
+    """What went wrong with a job as a whole; None when its agent did all its work."""
+    if failures := [event for event in events if event["event"] == "collection_failed"]:
+        return _collection_error(failures)
+    if (failed := find(events, "agent_failed")) is not None:
+        remedy = "Add the package to the cell's image in the matrix file, or report this as a bug of allranks."
+        return JobError(kind="agent", what=failed["message"], why=failed.get("text", ""), remedy=remedy)
+    if ending.timed_out or find(events, "job_timed_out"):
+        return _timeout_error(events)
+    if find(events, "interrupted"):
+        return JobError(kind="interrupted", what="The job was interrupted.")
+    return None if find(events, "agent_finished") else _death(ending)
+
+
+def _collection_error(failures: Sequence[Event]) -> JobError:
+    names = ", ".join(dict.fromkeys(event["nodeid"] for event in failures if event["nodeid"])) or "the suite"
+    why = "\n\n".join(event["text"] for event in failures)
+    return JobError(kind="collection", what=f"{names} cannot be collected.", why=why)
+
+
+def _timeout_error(events: Sequence[Event]) -> JobError:
+    last = next((event for event in reversed(events) if event["event"] == "arrived"), None)
+    where = f"after {last['nodeid']}" if last else "before the first test ended"
+    remedy = "Raise limits.job in the matrix file, or split the suite."
+    return JobError(kind="timeout", what=f"The job's time was up {where}.", remedy=remedy)
+
+
+def _death(ending: JobExit) -> JobError:
+    how = "nobody knows how" if ending.status is None else f"with status {ending.status}"
+    memory = "The kernel killed it, or a part of it, for want of memory (limits.memory_mib). "
+    why = (memory if ending.out_of_memory else "") + ending.output
+    remedy = "See agent.log in the job's results folder."
+    return JobError(kind="agent", what=f"The agent ended before its work was done, {how}.", why=why, remedy=remedy)

@@ -1,0 +1,98 @@
+"""From a job of the plan to the request that an engine gets: printable, and made without any engine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.engine.spec import FileCopy, JobSpec, resources
+from allranks.harness.config import AgentConfig, TimeLimits
+from allranks.matrix.model import Job, Limits, Matrix
+
+_CONFIGURATION = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
+"""Files that pytest looks for in the folder that tests are relative to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """Where a job's Python comes from.
+
+    Attributes:
+        image: Reference of the image, on an engine that runs containers.
+        python: Interpreter, on an engine that runs processes.
+        python_path: Folders on that interpreter's path.
+    """
+
+    image: str | None = None
+    python: str | None = None
+    python_path: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What one attempt adds to a job.
+
+    Attributes:
+        number: From 1.
+        gpus: The GPUs of its lease.
+        seed: What every rank of every test starts from.
+        pytest_args: Arguments of this run for pytest.
+    """
+
+    run_id: str
+    number: int
+    seed: int
+    gpus: tuple[str, ...] = ()
+    pytest_args: tuple[str, ...] = ()
+
+
+def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
+    """The request for one attempt at a job."""
+    return JobSpec(
+        run_id=attempt.run_id,
+        job_id=job.id,
+        attempt=attempt.number,
+        agent=_agent_config(matrix.limits, job, attempt),
+        code=matrix.root.resolve(),
+        files=tuple(files_of(matrix.root.resolve(), (job.suite.path, *job.suite.files))),
+        image=surroundings.image,
+        python=surroundings.python,
+        python_path=surroundings.python_path,
+        environment=dict(job.environment),
+        gpus=attempt.gpus,
+        resources=resources(
+            world_size=job.cell.world_size, memory_mib=matrix.limits.memory_mib, seconds=matrix.limits.job
+        ),
+    )
+
+
+def _agent_config(limits: Limits, job: Job, attempt: Attempt) -> AgentConfig:
+    return AgentConfig(
+        cell=job.cell.id,
+        suite=job.suite.name,
+        path=str(job.suite.path),
+        backend=job.cell.backend,
+        world_size=job.cell.world_size,
+        gpu_count=job.cell.gpu_count,
+        init_method=job.cell.init_method,
+        isolation=job.suite.isolation,
+        limits=TimeLimits(
+            process_group=limits.process_group, test=limits.test, job=limits.job, peer_grace=limits.peer_grace
+        ),
+        seed=attempt.seed,
+        pytest_args=(*job.suite.pytest_args, *attempt.pytest_args),
+    )
+
+
+def files_of(root: Path, wanted: tuple[Path, ...]) -> Iterator[FileCopy]:
+    """What a job needs of a code base: the wanted paths, and what pytest reads in the folders above them.
+
+    Args:
+        root: The folder of the matrix file.
+        wanted: Files and folders, relative to it.
+    """
+    extra = [Path(name) for name in _CONFIGURATION]
+    for folder in {parent for path in wanted for parent in path.parents}:
+        extra += [folder / "conftest.py", folder / "__init__.py"]
+    present = [path for path in sorted(set(extra)) if (root / path).is_file()]
+    for path in (*present, *wanted):
+        yield FileCopy(source=root / path, target=path)

@@ -1,0 +1,101 @@
+"""One run, from its jobs to its report and its exit code."""
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allranks.engine.ownership import own_run
+from allranks.errors import ExitCode
+from allranks.matrix.model import Job, Matrix
+from allranks.report.exit_code import exit_code, nothing_ran
+from allranks.report.merge import merge
+from allranks.report.model import MergedRun
+from allranks.report.table import render_table
+from allranks.schedule.folder import RunFolder, open_run
+from allranks.schedule.host import EngineName, choose_host
+from allranks.schedule.interruption import interruptible
+from allranks.schedule.live import LiveView
+from allranks.schedule.runner import Runner
+
+MEANING: Mapping[ExitCode, str] = {
+    ExitCode.OK: "all verdicts are good",
+    ExitCode.TESTS_FAILED: "tests failed",
+    ExitCode.USAGE: "the request or the matrix file is wrong",
+    ExitCode.UNACCOUNTED: "a cell or rank is unaccounted for",
+    ExitCode.INFRASTRUCTURE: "the infrastructure failed",
+    ExitCode.NOTHING_RAN: "nothing ran: no test executed",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What the command line says about a run.
+
+    Attributes:
+        run_id: The run to begin or to join.
+        results: The folder of all runs.
+        engine: The engine that was asked for.
+        seed: Asked-for seed; None for a random one.
+        pytest_args: Arguments for pytest inside the ranks.
+        nothing_ran_allowed: Whether a run in which no test executed is good.
+    """
+
+    run_id: str
+    results: Path
+    engine: EngineName
+    seed: int | None
+    pytest_args: tuple[str, ...]
+    nothing_ran_allowed: bool
+
+
+def run(matrix: Matrix, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
+    """Run jobs, merge what they leave, and show it.
+
+    Args:
+        matrix: The matrix that the jobs come from.
+        jobs: What to run, in order.
+        options: How to run it.
+        say: Prints one line.
+
+    Raises:
+        AllranksError: The run could not begin, or nothing can be written.
+    """
+    with own_run(options.run_id), interruptible():
+        folder = open_run(options.results, options.run_id, jobs, _facts(matrix), options.seed)
+        try:
+            host = choose_host(options.engine, matrix, say)
+            Runner(matrix, host, folder, LiveView(say), options.pytest_args).run(jobs)
+        except KeyboardInterrupt:
+            say("interrupted: containers and processes of this run are gone")
+            _show(folder, {job.id for job in jobs}, say)
+            return ExitCode.INTERRUPTED
+        return _conclude(folder, jobs, options, say)
+
+
+def _facts(matrix: Matrix) -> dict[str, Any]:
+    return {
+        "command": shlex.join(["allranks", *sys.argv[1:]]),
+        "matrix": str(matrix.path.name),
+        "policy": {"skip": matrix.policy.skip, "mixed_skip": list(matrix.policy.mixed_skip)},
+    }
+
+
+def _conclude(folder: RunFolder, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
+    """The exit code of these jobs; whether nothing ran is asked of the whole run, which other sessions may share."""
+    own = {job.id for job in jobs}
+    whole = _show(folder, own, say)
+    return exit_code(whole.only(own), nothing_ran_allowed=options.nothing_ran_allowed or not nothing_ran(whole))
+
+
+def _show(folder: RunFolder, job_ids: AbstractSet[str], say: Callable[[str], None]) -> MergedRun:
+    merged = merge(folder.path)
+    say("")
+    say(render_table(merged.only(job_ids)))
+    say("")
+    say(f"report: {folder.path.parent / 'latest' / merged.junit.name}")
+    return merged

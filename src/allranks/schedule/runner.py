@@ -1,0 +1,225 @@
+"""Runs jobs one at a time, the next one already started: its agent imports torch and collects meanwhile."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from allranks.engine.protocol import Engine, JobExit, RunningJob
+from allranks.engine.spec import JobSpec
+from allranks.errors import AllranksError
+from allranks.harness.events import Event, append_events
+from allranks.harness.rank_xml import write_rank_xml
+from allranks.matrix.model import Job, Matrix
+from allranks.schedule import journal
+from allranks.schedule.folder import SCHEMA, RunFolder, write_json
+from allranks.schedule.gpus import Lease, try_lease, wait_for_lease
+from allranks.schedule.journal import JobError
+from allranks.schedule.live import LiveView
+from allranks.schedule.request import Attempt, Surroundings, job_spec
+
+_NOBODY_KNOWS = JobExit(status=None)
+_INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Where the jobs of a run are run.
+
+    Attributes:
+        gpus: UUIDs of the GPUs that jobs may lease.
+        surroundings: Where each job's Python comes from, made on first use.
+    """
+
+    engine: Engine
+    gpus: tuple[str, ...]
+    surroundings: Callable[[Job], Surroundings]
+
+
+@dataclass(kw_only=True)
+class Turn:
+    """One attempt, from its start to its record.
+
+    Attributes:
+        started: When it got its turn, in seconds since the epoch.
+        stack: Ends the job and its lease.
+        running: None when the job could not be started.
+    """
+
+    job: Job
+    number: int
+    folder: Path
+    lease: Lease
+    stack: ExitStack
+    spec: JobSpec | None = None
+    running: RunningJob | None = None
+    error: JobError | None = None
+    ending: JobExit = _NOBODY_KNOWS
+    events: list[Event] = field(default_factory=list)
+    started: float = 0.0
+
+
+class Runner:
+    """Runs jobs, and leaves a record of each in the run's folder.
+
+    Args:
+        matrix: The matrix that the jobs come from.
+        host: Where to run them.
+        folder: Where results go.
+        live: Who is told.
+        pytest_args: Arguments of this run for pytest.
+    """
+
+    def __init__(
+        self, matrix: Matrix, host: Host, folder: RunFolder, live: LiveView, pytest_args: tuple[str, ...]
+    ) -> None:
+        self._matrix = matrix
+        self._host = host
+        self._folder = folder
+        self._live = live
+        self._pytest_args = pytest_args
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Run all jobs, in order.
+
+        Raises:
+            KeyboardInterrupt: The user wants the run to end; the job that was running has its record.
+            ResultsError: Nothing can be written any more.
+        """
+        with ExitStack() as stack:
+            current: Turn | None = None
+            for upcoming in [*jobs, None]:
+                ahead = self._start_ahead(upcoming, stack) if current and upcoming else None
+                if current is not None:
+                    self._see_through(current, ahead)
+                current = ahead or (self._start(upcoming, stack) if upcoming else None)
+                if current is not None and ahead is None:
+                    self._go(current)
+
+    def _see_through(self, current: Turn, ahead: Turn | None) -> None:
+        """Wait for the current turn, let the next one go, and only then put the current one away."""
+        try:
+            self._wait(current)
+        except KeyboardInterrupt:
+            current.error = _INTERRUPTED
+            if current.running is not None:
+                current.running.stop()
+            self._finish(current)
+            if ahead is not None:
+                _abandon(ahead)
+            raise
+        if ahead is not None:
+            self._go(ahead)
+        self._finish(current)
+
+    def _start_ahead(self, job: Job, stack: ExitStack) -> Turn | None:
+        """Start a job while another one runs, unless it has to wait for that one's GPUs."""
+        lease = try_lease(self._host.gpus, self._gpus_of(job))
+        return None if lease is None else self._start_with(job, lease, stack)
+
+    def _start(self, job: Job, stack: ExitStack) -> Turn:
+        lease = wait_for_lease(self._host.gpus, self._gpus_of(job), self._live.say)
+        return self._start_with(job, lease, stack)
+
+    def _gpus_of(self, job: Job) -> int:
+        """How many GPUs a job leases: none where the host lacks them, since all its tests will be skipped."""
+        return job.cell.gpu_count if job.cell.gpu_count <= len(self._host.gpus) else 0
+
+    def _start_with(self, job: Job, lease: Lease, outer: ExitStack) -> Turn:
+        stack = outer.enter_context(ExitStack())
+        stack.enter_context(lease)
+        number, folder = self._folder.new_attempt(job)
+        turn = Turn(job=job, number=number, folder=folder, lease=lease, stack=stack, started=time.time())
+        try:
+            turn.spec = self._spec(turn)
+            turn.running = stack.enter_context(self._host.engine.start(turn.spec, lease.descriptors))
+        except AllranksError as error:
+            turn.error = JobError.from_exception(error)
+        return turn
+
+    def _spec(self, turn: Turn) -> JobSpec:
+        attempt = Attempt(
+            run_id=self._folder.run_id,
+            number=turn.number,
+            seed=self._folder.seed,
+            gpus=turn.lease.gpus,
+            pytest_args=self._pytest_args,
+        )
+        return job_spec(self._matrix, turn.job, self._host.surroundings(turn.job), attempt)
+
+    def _go(self, turn: Turn) -> None:
+        if turn.running is not None and turn.spec is not None:
+            self._live.job_started(turn.job.id, turn.spec.image or f"processes of {turn.spec.python}")
+            turn.started = time.time()
+            turn.running.go()
+
+    def _wait(self, turn: Turn) -> None:
+        def take(event: Event) -> None:
+            turn.events.append(event)
+            self._live.event(turn.job.id, event)
+
+        if turn.running is None:
+            return
+        try:
+            turn.ending = turn.running.wait(take)
+        except AllranksError as error:
+            turn.error = JobError.from_exception(error)
+
+    def _finish(self, turn: Turn) -> None:
+        """Bring the results home, write the record, and remove the job."""
+        if turn.running is not None:
+            self._collect(turn, turn.running)
+            turn.error = turn.error or journal.job_error(turn.events, turn.ending)
+        _complete_results(turn)
+        write_json(turn.folder / "job.json", _record(turn, self._host.engine.name))
+        turn.stack.close()
+        what = turn.error.what if turn.error else ""
+        self._live.job_ended(turn.job.id, turn.events, time.time() - turn.started, what)
+
+    def _collect(self, turn: Turn, running: RunningJob) -> None:
+        try:
+            running.collect(turn.folder)
+        except AllranksError as error:
+            turn.error = turn.error or JobError.from_exception(error)
+
+
+def _abandon(turn: Turn) -> None:
+    """Forget a turn that never got to run a test."""
+    turn.stack.close()
+    if not any(turn.folder.iterdir()):
+        turn.folder.rmdir()
+
+
+def _complete_results(turn: Turn) -> None:
+    """Write what a dead agent could not: its journal, as far as it was heard, and the ranks' XML."""
+    own_journal = turn.folder / "events-agent.jsonl"
+    if turn.events and not own_journal.exists():
+        append_events(own_journal, turn.events)
+    cell = turn.job.cell
+    for rank in range(cell.world_size):
+        has_events = (turn.folder / f"events-{rank}.jsonl").exists()
+        if has_events and not (turn.folder / f"rank-{rank}.xml").exists():
+            write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.suite.name, world_size=cell.world_size)
+
+
+def _record(turn: Turn, engine: str) -> dict[str, object]:
+    collected, deselected = journal.collected(turn.events)
+    return {
+        "schema": SCHEMA,
+        "id": turn.job.id,
+        "cell": turn.job.cell.id,
+        "suite": turn.job.suite.name,
+        "attempt": turn.number,
+        "engine": engine,
+        "spec": turn.spec.to_json() if turn.spec else None,
+        "gpus": list(turn.lease.gpus),
+        "world_size": turn.job.cell.world_size,
+        "exit_status": turn.ending.status,
+        "error": asdict(turn.error) if turn.error else None,
+        "started": turn.started,
+        "finished": time.time(),
+        "collected": collected,
+        "deselected": deselected,
+        **journal.not_run(turn.events),
+    }

@@ -1,0 +1,145 @@
+"""The nox sessions of any repository that has a matrix file: three lines in its noxfile.
+
+::
+
+    from allranks.sessions import register
+
+    register()
+
+nox finds a session by its exact name or exact signature, so there is one parametrized session ``dist`` with every cell,
+and one plain session for every proper prefix of the axes: ``dist(backend='nccl', world_size=4)`` runs the cells under
+it in one run with one report. The standard library and nox are all that is needed here.
+"""
+
+import importlib.metadata
+import os
+import secrets
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import nox
+
+from allranks.environments import EnvironmentRecipe, cache_folder, ensure_environment
+from allranks.errors import AllranksError
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import expand
+from allranks.matrix.model import Cell
+from allranks.matrix.select import prefixes, signature_axes
+
+RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
+
+MOST_CELLS = 5000
+"""Cells that get a session of their own; nox takes a millisecond for each, whatever it is asked for."""
+
+
+def register(folder: str | os.PathLike[str] = ".") -> None:
+    """Register the sessions of a matrix file with nox.
+
+    Args:
+        folder: The folder with ``matrix.toml``, or with a ``pyproject.toml`` that has ``[tool.allranks]``.
+    """
+    # Set once for all sessions of this nox process, those of `nox -j` too: together they are one run.
+    os.environ.setdefault(RUN_ID_VARIABLE, _new_run_id())
+    try:
+        cells = expand(load(Path(folder))).cells
+    except AllranksError as error:
+        _refuse(error)
+    axes = signature_axes(cells)
+    if len(cells) <= MOST_CELLS:
+        _register_cells(cells, axes)
+    else:
+        _register_plain("dist", f"--where=backend={'|'.join(dict.fromkeys(cell.backend for cell in cells))}")
+    for prefix in prefixes(cells):
+        _register_plain(prefix.signature, f"--where={_where(prefix.values)}")
+
+
+def _new_run_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def _refuse(error: AllranksError) -> NoReturn:
+    """End nox with the error's own words: it would show a traceback of the noxfile."""
+    first, *rest = error.text.splitlines()
+    print(f"allranks: error: {first}", *(f"  {line}" for line in rest), sep="\n", file=sys.stderr)
+    raise SystemExit(int(error.exit_code)) from None
+
+
+def _register_cells(cells: Iterable[Cell], axes: Sequence[str]) -> None:
+    points = [nox.param(*(getattr(cell, axis) for axis in axes), tags=_tags(cell)) for cell in cells]
+
+    @nox.session(name="dist", default=_is_list_for_machines(), venv_backend="none")
+    @nox.parametrize(list(axes), points)
+    def dist(session: nox.Session, **values: Any) -> None:  # noqa: ANN401 - nox passes each axis by name
+        """Run the suites in one cell of the matrix; what follows -- goes to pytest in the ranks."""
+        _run(session, f"--where={_where(values)}")
+
+
+def _is_list_for_machines() -> bool:
+    """Whether this is ``nox --list --json``, which shows what plain ``nox`` would run and nothing else.
+
+    The cells belong in that list and must never run by default; a list runs nothing.
+    """
+    return "--json" in sys.argv
+
+
+def _tags(cell: Cell) -> list[str]:
+    return ["cell", cell.backend, f"world{cell.world_size}", f"gpu{cell.gpu_count}", cell.init_method]
+
+
+def _register_plain(name: str, selection: str) -> None:
+    @nox.session(name=name, default=False, venv_backend="none")
+    def some_cells(session: nox.Session) -> None:
+        """Run the suites in every cell under this prefix, in one run with one report."""
+        _run(session, selection)
+
+
+def _where(values: Any) -> str:  # noqa: ANN401 - a mapping of axes
+    return ",".join(f"{axis}={value}" for axis, value in values.items())
+
+
+def _run(session: nox.Session, selection: str) -> None:
+    try:
+        python, environment = orchestrator()
+    except AllranksError as error:
+        session.error(error.text)
+    # Without a time limit: allranks puts containers and processes away by itself, which takes a few seconds.
+    session.run(
+        python,
+        *("-m", "allranks", "run", selection, "--", *session.posargs),
+        env=environment,
+        external=True,
+        interrupt_timeout=None,
+        terminate_timeout=None,
+    )
+
+
+def orchestrator() -> tuple[str, dict[str, str]]:
+    """An interpreter that has what a run needs, and the variables it needs to find this very allranks.
+
+    Where allranks was installed with its dependencies that is the running interpreter; otherwise it is an
+    environment that is made on first use.
+
+    Raises:
+        EnvironmentBuildError: The environment cannot be made.
+    """
+    if _is_installed():
+        return sys.executable, {}
+    from allranks.engine.package import package_path  # noqa: PLC0415 - not needed to list sessions
+
+    recipe = EnvironmentRecipe(name="orchestrator", arguments=_dependencies())
+    python = ensure_environment(recipe, lambda line: print(f"allranks: {line}", flush=True))
+    return str(python), {"PYTHONPATH": str(package_path(cache_folder() / "package"))}
+
+
+def _is_installed() -> bool:
+    return next(iter(importlib.metadata.distributions(name="allranks")), None) is not None
+
+
+def _dependencies() -> tuple[str, ...]:
+    """What pyproject.toml of this checkout declares."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    return tuple(project["project"]["dependencies"])

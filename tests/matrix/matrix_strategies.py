@@ -1,0 +1,86 @@
+"""Random matrices, and conditions as text: what the properties of the matrix are tested on."""
+
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from allranks.matrix.axes import AXES, AxisValue, type_of_axis
+from allranks.matrix.expand import IMPOSSIBLE, cell_at
+from allranks.matrix.model import Cell, Include, Matrix, Rule
+from allranks.matrix.when import parse_condition
+
+NAMES = {"backend": ["gloo", "nccl", "mpi", "ucc"], "init_method": ["env", "tcp", "file"]}
+NUMBERS = {"world_size": [1, 2, 3, 4, 8], "gpu_count": [0, 1, 2, 4], "nodes": [1, 2, 3]}
+CANDIDATES: dict[str, list[AxisValue]] = {axis: [*NAMES.get(axis, []), *NUMBERS.get(axis, [])] for axis in AXES}
+ORDERED = ["==", "!=", "<", "<=", ">", ">="]
+
+
+def on_axis(axis: str) -> st.SearchStrategy[AxisValue]:
+    return st.sampled_from(CANDIDATES[axis])
+
+
+@st.composite
+def comparison_texts(draw: st.DrawFn) -> str:
+    axis = draw(st.sampled_from(AXES))
+    operators = ["==", "!="] if type_of_axis[axis] is str else ORDERED
+    others = [other for other in AXES if other != axis and type_of_axis[other] is type_of_axis[axis]]
+    operator = draw(st.sampled_from([*operators, "in", "not in"]))
+    if operator.endswith("in"):
+        return f"{axis} {operator} {draw(st.lists(on_axis(axis), min_size=1, max_size=3))!r}"
+    other = draw(st.one_of(st.sampled_from(others), on_axis(axis).map(repr)))
+    left, right = draw(st.permutations([axis, other]))
+    chained = f" {draw(st.sampled_from(operators))} {draw(on_axis(axis))!r}" if draw(st.booleans()) else ""
+    return f"{left} {operator} {right}{chained if right in AXES else ''}"
+
+
+def condition_texts() -> st.SearchStrategy[str]:
+    return st.recursive(
+        comparison_texts(),
+        lambda parts: st.one_of(
+            parts.map(lambda part: f"not ({part})"),
+            st.tuples(parts, st.sampled_from(["and", "or"]), parts).map(lambda three: "({}) {} ({})".format(*three)),
+            st.lists(parts, min_size=2, max_size=4).map(" and ".join),
+        ),
+        max_leaves=6,
+    )
+
+
+def points() -> st.SearchStrategy[dict[str, AxisValue]]:
+    return st.tuples(*map(on_axis, AXES)).map(lambda values: dict(zip(AXES, values, strict=True)))
+
+
+def axes() -> st.SearchStrategy[dict[str, tuple[AxisValue, ...]]]:
+    several = [st.lists(on_axis(axis), min_size=1, max_size=4, unique=True).map(tuple) for axis in AXES]
+    return st.tuples(*several).map(lambda values: dict(zip(AXES, values, strict=True)))
+
+
+def rules_of(texts: list[str]) -> tuple[Rule, ...]:
+    return tuple(
+        Rule(when=parse_condition(text), reason=f"reason {line}", line=line) for line, text in enumerate(texts)
+    )
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> Matrix:
+    """Any matrix; most have a cell that can never run."""
+    included = draw(st.lists(points(), max_size=2))
+    return Matrix(
+        path=Path("matrix.toml"),
+        axes=draw(axes()),
+        excludes=rules_of(draw(st.lists(condition_texts(), max_size=4))),
+        includes=tuple(Include(cell=cell_at(tuple(point.values())), reason="", line=1) for point in included),
+    )
+
+
+@st.composite
+def runnable_matrices(draw: st.DrawFn) -> Matrix:
+    """A matrix that expands: what can never run is excluded, and there is a cell that no rule reaches."""
+    texts = draw(st.lists(condition_texts(), max_size=2))
+    impossible = [rule.when.source for rule in IMPOSSIBLE]
+    included = Cell(backend="xccl", world_size=16, gpu_count=draw(st.integers(0, 8)), init_method="env")
+    return Matrix(
+        path=Path("matrix.toml"),
+        axes=draw(axes()),
+        excludes=rules_of(texts + impossible),
+        includes=(Include(cell=included, reason="", line=1),),
+    )

@@ -1,0 +1,462 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allranks.errors import ExitCode, MatrixError
+from allranks.matrix.axes import AXES
+from allranks.matrix.declaration import EXAMPLE, load
+from allranks.matrix.expand import expand
+from allranks.matrix.model import Limits, Matrix, Policy
+
+AXES_LINES = '[matrix]\nbackend = ["gloo"]\nworld_size = [2]\n'
+REST = '[suites.t]\npath = "suites"\n[images.cpu]\ntorch = "2.13.0"\n'
+
+
+def test_axes_are_read_with_their_defaults(load_text):
+    matrix = load_text(AXES_LINES + REST)
+    assert dict(matrix.axes) == {
+        "backend": ("gloo",),
+        "world_size": (2,),
+        "gpu_count": (0,),
+        "init_method": ("env",),
+        "nodes": (1,),
+    }
+    assert tuple(matrix.axes) == AXES
+
+
+def test_a_single_value_stands_for_a_list_of_one(load_text):
+    assert load_text('[matrix]\nbackend = "gloo"\nworld_size = 2\n' + REST).axes["world_size"] == (2,)
+
+
+def test_every_table_is_read(load_text, repository, document):
+    (repository / "data").mkdir()
+    (repository / "more.txt").touch()
+    text = document.replace('path = "suites/collectives"', 'path = "suites/collectives"\n' + SUITE_REST)
+    text = text.replace('torch = "2.13.0"', 'torch = "2.13.0"\n' + IMAGE_REST)
+    matrix = load_text(text + ALL_ELSE)
+    suite, image = matrix.suites["collectives"], matrix.images["cpu"]
+    assert (suite.path, suite.isolation, suite.files) == (Path("suites/collectives"), "job", (Path("data"),))
+    assert suite.when is not None
+    assert suite.pytest_args == ("-p", "no:randomly")
+    assert (image.base, image.index, image.packages) == ("debian:12", "https://example.org/whl", ("numpy",))
+    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 22)
+    assert [rule.reason for rule in matrix.excludes] == ["a GPU for each rank", "gloo is tested on CPU tensors"]
+    assert [rule.line for rule in matrix.excludes] == [6, 10]
+    assert matrix.env[0].set == {"NCCL_DEBUG": "WARN"}
+    assert matrix.policy == Policy(skip="pass", mixed_skip=("*test_x*",))
+    assert matrix.limits == Limits(process_group=5, test=20.5, job=600, peer_grace=1, memory_mib=512)
+    assert matrix.process.python == "python3.12"
+    assert matrix.includes[0].cell.id == "mine-w3-g0-tcp-n2"
+
+
+ALL_ELSE = """
+[policy]
+skip = "pass"
+mixed_skip = ["*test_x*"]
+[limits]
+process_group = 5
+test = 20.5
+job = 600
+peer_grace = 1
+memory_mib = 512
+[process]
+python = "python3.12"
+[[matrix.include]]
+backend = "mine"
+world_size = 3
+init_method = "tcp"
+nodes = 2
+reason = "a backend of our own"
+"""
+SUITE_REST = """\
+isolation = "job"
+when = "world_size > 1"
+files = ["data"]
+pytest_args = ["-p", "no:randomly"]
+"""
+IMAGE_REST = """\
+base = "debian:12"
+index = "https://example.org/whl"
+packages = ["numpy"]
+requirements = "more.txt"
+project = "."
+"""
+
+
+def test_the_matrix_may_be_in_pyproject(repository):
+    inner = (AXES_LINES + REST).replace("[matrix]", "[tool.allranks.matrix]")
+    inner = inner.replace("[suites", "[tool.allranks.suites").replace("[images", "[tool.allranks.images")
+    (repository / "pyproject.toml").write_text("[project]\nname = 'x'\n" + inner)
+    assert load(repository).path == repository / "pyproject.toml"
+    (repository / "pyproject.toml").write_text("[project]\nname = 'x'\n" + inner.replace("[2]", "['2']"))
+    with pytest.raises(MatrixError, match=r"^pyproject.toml:5: tool.allranks.matrix.world_size: '2' is not"):
+        load(repository)
+
+
+def test_matrix_toml_goes_before_pyproject(load_text, repository):
+    (repository / "pyproject.toml").write_text("[tool.allranks.matrix]\nbackend = 1")
+    assert load_text(AXES_LINES + REST).path.name == "matrix.toml"
+
+
+def test_tool_in_pyproject_that_is_no_table_is_an_error(repository):
+    (repository / "pyproject.toml").write_text("\ntool = 1")
+    with pytest.raises(MatrixError, match=r"^pyproject.toml:2: tool is not a table"):
+        load(repository)
+
+
+def test_a_file_may_be_named(load_text, repository):
+    load_text(AXES_LINES + REST)
+    renamed = (repository / "matrix.toml").rename(repository / "other.toml")
+    assert load(renamed).path == renamed
+
+
+def test_the_path_of_the_matrix_is_absolute(load_text, repository):
+    load_text(AXES_LINES + REST)
+    assert load(Path()).root == repository
+
+
+@pytest.mark.parametrize("pyproject", [None, "[project]\nname = 'x'"])
+def test_missing_file_says_where_it_looked_and_what_a_small_one_is(repository, pyproject):
+    if pyproject:
+        (repository / "pyproject.toml").write_text(pyproject)
+    with pytest.raises(MatrixError, match="no matrix file") as caught:
+        load(repository)
+    assert str(repository / "matrix.toml") in caught.value.why
+    assert str(repository / "pyproject.toml") in caught.value.why
+    assert EXAMPLE in caught.value.remedy
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_the_smallest_file_that_the_error_shows_is_right(load_text, repository):
+    (repository / "tests").mkdir()
+    assert [cell.id for cell in expand(load_text(EXAMPLE)).cells] == ["gloo-w2-g0-env"]
+
+
+def test_missing_folder_is_an_error(repository):
+    with pytest.raises(MatrixError, match=r"There is no .*nowhere"):
+        load(repository / "nowhere")
+
+
+def test_unreadable_file_is_an_error(repository, monkeypatch):
+    (repository / "matrix.toml").touch()
+
+    def refuse(_path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(MatrixError, match=r"cannot be read.\nPermission denied"):
+        load(repository)
+
+
+@pytest.mark.parametrize(
+    ("content", "start", "why"),
+    [
+        (b"[matrix]\nbackend = [", "matrix.toml:2:", "Invalid"),
+        (b"[matrix]\nbackend = nccl\n", "matrix.toml:2:", "Invalid value"),
+        (b"a = 1\n[matrix]\na = 1\na = 2\n", "matrix.toml:4:", "Cannot overwrite"),
+        (b"a = " + b"[" * 5000, "matrix.toml:1:", ""),
+        (b"a = " + b"1" * 5000, "matrix.toml:1:", "digits"),
+        (b"\xff\xfe", "matrix.toml:1:", "not UTF-8"),
+    ],
+)
+def test_malformed_toml_is_an_error_with_its_line(repository, content, start, why):
+    (repository / "matrix.toml").write_bytes(content)
+    with pytest.raises(MatrixError, match="not valid TOML") as caught:
+        load(repository)
+    assert caught.value.what.startswith(start)
+    assert why in caught.value.why
+
+
+@pytest.fixture
+def load_edited(load_text, document):
+    def load_with(old: str, new: str) -> Matrix:
+        assert old in document
+        return load_text(document.replace(old, new, 1))
+
+    return load_with
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "start", "remedy"),
+    [
+        # keys
+        ("[matrix]", "[matrics]", "matrix.toml:1: matrics: there is no such key", "Did you mean 'matrix'?"),
+        ("world_size = [1, 2]", "worldsize = [1]", "matrix.toml:4: matrix.worldsize: there is no", "'world_size'"),
+        ("world_size = [1, 2]", "", "matrix.toml:1: matrix: the key world_size is missing", "world_size = [2]"),
+        ("[[env]]", "[[environment]]", "matrix.toml:25: environment: there is no such key", "Known: 'matrix'"),
+        ('reason = "a GPU', 'raeson = "a GPU', "matrix.toml:8: matrix.exclude.raeson: there is no", "'reason'"),
+        ('reason = "a GPU for each rank"', "", "matrix.toml:6: matrix.exclude: the key reason is missing", "reason ="),
+        ("set = {", "sets = {", "matrix.toml:27: env.sets: there is no such key", "Did you mean 'set'?"),
+        # axes
+        ('"gloo", "nccl"]', '"gloo", "ncll"]', "matrix.toml:3: matrix.backend: 'ncll' is no backend", "'nccl'?"),
+        ('"gloo", "nccl"]', '"gloo", "NCCL"]', "matrix.toml:3: matrix.backend: 'NCCL' is no backend", "'nccl'?"),
+        ('"gloo", "nccl"]', '"gloo", "zoom"]', "matrix.toml:3: matrix.backend: 'zoom'", "custom_backends"),
+        ('"gloo", "nccl"]', '"gloo", 1]', "matrix.toml:3: matrix.backend: 1 is not a name", '["gloo"]'),
+        ("['mine']", "['Mine']", "matrix.toml:2: matrix.custom_backends: 'Mine' cannot be", "small letter"),
+        (
+            "['mine']",
+            "[1]",
+            "matrix.toml:2: matrix.custom_backends: a list is not a list of strings",
+            "custom_backends =",
+        ),
+        ("[1, 2]", "[]", "matrix.toml:4: matrix.world_size: the list is empty", "at least one value"),
+        ("[1, 2]", "[1, 2, 1]", "matrix.toml:4: matrix.world_size: 1 is there twice", "once"),
+        ("[1, 2]", "[1, 0]", "matrix.toml:4: matrix.world_size: 0 is out of range", "from 1 to"),
+        ("[1, 2]", f"[{2**40}]", "matrix.toml:4: matrix.world_size: 1099511627776 is out of range", "from 1 to"),
+        ("[1, 2]", "[0x" + "f" * 5000 + "]", "matrix.toml:4: matrix.world_size: a number of more than 64", "from 1 to"),
+        ("[1, 2]", "['1']", "matrix.toml:4: matrix.world_size: '1' is not a whole number", "without quotes"),
+        ("[1, 2]", "[true]", "matrix.toml:4: matrix.world_size: true is not a whole number", "whole number"),
+        ("[1, 2]", "[[1]]", "matrix.toml:4: matrix.world_size: a list is not a whole number", "whole number"),
+        ("[0, 1, 2]", "[-1]", "matrix.toml:5: matrix.gpu_count: -1 is out of range", "from 0 to"),
+        ("[0, 1, 2]", "[0]\ninit_method = 'udp'", "matrix.toml:6: matrix.init_method: 'udp' is no init", "'tcp'"),
+        ("[0, 1, 2]", "[0, 1, 2]\nnodes = [0]", "matrix.toml:6: matrix.nodes: 0 is out of range", "from 1 to"),
+        # conditions
+        (
+            "gpu_count != world_size",
+            "gpus != world_size",
+            "matrix.toml:7: matrix.exclude.when: the cond",
+            "'gpu_count'",
+        ),
+        ("'nccl' and", "'ncll' and", "matrix.toml:7: matrix.exclude.when: the condition asks for 'ncll'", "'nccl'?"),
+        ("'nccl' and", "1 and", "matrix.toml:7: matrix.exclude.when: the condition compares backend", "'nccl'"),
+        ('"gpu_count == 0"', '"gpu_count == 3"', "matrix.toml:18: images.cpu.when: the condition asks", "0, 1, 2"),
+        ('"gpu_count == 0"', "0", "matrix.toml:18: images.cpu.when: 0 is not a string", "when ="),
+        ('"gpu_count == 0"', '" "', "matrix.toml:18: images.cpu.when: is blank", "leave it out"),
+        # tables
+        ("[matrix]", "policy = 1\n[matrix]", "matrix.toml:1: policy: 1 is not a table", "[policy]"),
+        (
+            "[matrix]",
+            "[matrix]\ninclude = [1]",
+            "matrix.toml:2: matrix.include: a list is not an array",
+            "[[matrix.inc",
+        ),
+        # suites
+        ('path = "suites/collectives"', "", "matrix.toml:14: suites.collectives: the key path is missing", "path ="),
+        ('"suites/collectives"', '"suites/x"', "matrix.toml:15: suites.collectives.path: there is no", "Create it"),
+        ('"suites/collectives"', f'"{"x" * 500}"', "matrix.toml:15: suites.collectives.path: there is no", "Create it"),
+        ('"suites/collectives"', '"/"', "matrix.toml:15: suites.collectives.path: '/' is an absolute", "relative"),
+        ('"suites/collectives"', '".."', "matrix.toml:15: suites.collectives.path: '..' leads out", "below"),
+        ('"suites/collectives"', '"a\\u0000b"', "matrix.toml:15: suites.collectives.path: is blank or holds", "Write"),
+        (
+            '"suites/collectives"',
+            '"suites"\nisolation = "files"',
+            "matrix.toml:16: suites.collectives.isolation:",
+            "'file'?",
+        ),
+        ('"suites/collectives"', '"suites"\nfiles = ["no"]', "matrix.toml:16: suites.collectives.files: there is", ""),
+        (
+            '"suites/collectives"',
+            '"suites"\nfiles = "no"',
+            "matrix.toml:16: suites.collectives.files: 'no' is not",
+            '["…',
+        ),
+        ("[suites.collectives]", "[suites.'a/b']", "matrix.toml:14: suites.'a/b': cannot be a name", "letters"),
+        (
+            '[suites.collectives]\npath = "suites/collectives"',
+            "",
+            "matrix.toml:1: suites: there is no suite",
+            "[suites",
+        ),
+        # images
+        ('torch = "2.13.0"', "", "matrix.toml:17: images.cpu: nothing says which torch", "torch ="),
+        ('torch = "2.13.0"', 'torch = ">=2"', "matrix.toml:19: images.cpu.torch: '>=2' is not one exact", '"2.13.0"'),
+        ('torch = "2.13.0"', "torch = 2.13", "matrix.toml:19: images.cpu.torch: 2.13 is not a string", 'torch = "'),
+        (
+            'torch = "2.13.0"',
+            'torch = "2.13.0"\nimage = "x"',
+            "matrix.toml:19: images.cpu.torch: a finished",
+            "Remove image",
+        ),
+        ('torch = "2.13.0"', 'torch = "2.13.0"\nproject = "no"', "matrix.toml:20: images.cpu.project: there is", ""),
+        (
+            'when = "gpu_count == 0"\n',
+            "",
+            "matrix.toml:20: images: the cell nccl-w1-g1-env has 2 images",
+            "exclude each",
+        ),
+        (
+            'when = "gpu_count > 0"\n',
+            "",
+            "matrix.toml:21: images: the cell gloo-w1-g0-env has 2 images",
+            "exclude each",
+        ),
+        # environment
+        ('"WARN"', "1", "matrix.toml:27: env.set.NCCL_DEBUG: 1 is not a string", 'NCCL_DEBUG = "1"'),
+        ("NCCL_DEBUG =", "'A=B' =", "matrix.toml:27: env.set: 'A=B' cannot be a variable", "letters"),
+        ("NCCL_DEBUG =", "WORLD_SIZE =", "matrix.toml:27: env.set: WORLD_SIZE is set by allranks", "Remove"),
+        ('{ NCCL_DEBUG = "WARN" }', "1", "matrix.toml:27: env.set: 1 is not a table", "[env.set]"),
+        ("[[env]]", "[env]", "matrix.toml:25: env: a table is not an array of tables", "[[env]]"),
+    ],
+)
+def test_mistake_names_file_line_key_and_remedy(load_edited, old, new, start, remedy):
+    with pytest.raises(MatrixError) as caught:
+        load_edited(old, new)
+    assert caught.value.what.startswith(start)
+    assert remedy in caught.value.remedy
+    assert caught.value.remedy or caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("tail", "start", "remedy"),
+    [
+        ("[policy]\nskip = 'fail'", "matrix.toml:29: policy.skip: 'fail' is none of", "Known: 'skip', 'pass'."),
+        ("[limits]\ntest = 'long'", "matrix.toml:29: limits.test: 'long' is not a number of seconds", "test = 120.0"),
+        ("[limits]\ntest = 0", "matrix.toml:29: limits.test: 0 is no time to wait", "above 0"),
+        ("[limits]\njob = nan", "matrix.toml:29: limits.job: nan is no time to wait", "above 0"),
+        ("[limits]\ntest = 30", "matrix.toml:29: limits.test: process_group (60 s) does not end", "below test"),
+        ("[limits]\ntest = 3600", "matrix.toml:29: limits.test: test (3600 s) does not end before job", "below job"),
+        ("[limits]\nmemory_mib = 0.5", "matrix.toml:29: limits.memory_mib: 0.5 is not a whole number", "at least 1"),
+        ("[process]\npython = ''", "matrix.toml:29: process.python: is blank", "leave it out"),
+        ("[process]\nphyton = 'x'", "matrix.toml:29: process.phyton: there is no such key", "'python'"),
+        ("limits = 1", "matrix.toml:28: env.limits: there is no such key", "Known"),
+        (
+            "[[matrix.include]]\nbackend = ['gloo']\nworld_size = 1",
+            "matrix.toml:29: matrix.include.backend: a list is not a name",
+            "gloo",
+        ),
+        (
+            "[[matrix.include]]\nbackend = 'gloo'",
+            "matrix.toml:28: matrix.include: the key world_size is missing",
+            "world_size = 2",
+        ),
+        (
+            "[[matrix.include]]\nbackend = 'gloo'\nworld_size = 1",
+            "matrix.toml:28: matrix.include: the cell gloo-w1-g0-env is in the matrix already",
+            "Remove",
+        ),
+        (
+            "[[matrix.include]]\nbackend = 'nccl'\nworld_size = 8\ngpu_count = 4",
+            "matrix.toml:28: matrix.include: the cell nccl-w8-g4-env can never run",
+            "Remove",
+        ),
+    ],
+)
+def test_mistake_after_the_environment_names_its_own_line(load_text, document, tail, start, remedy):
+    with pytest.raises(MatrixError) as caught:
+        load_text(document + tail)
+    assert caught.value.what.startswith(start)
+    assert remedy in caught.value.remedy
+
+
+def test_cell_without_an_image_is_an_error_that_lists_the_rules(load_text, document):
+    with pytest.raises(MatrixError, match="the cell nccl-w1-g1-env has no image") as caught:
+        load_text(document.replace('"gpu_count > 0"\ntorch', '"gpu_count > 1"\ntorch'))
+    assert "images.cpu in line 17, when = 'gpu_count == 0'" in caught.value.why
+    assert "images.cuda in line 21, when = 'gpu_count > 1'" in caught.value.why
+
+
+def test_included_cell_without_an_image_is_an_error(load_text, document):
+    text = document.replace('"gpu_count > 0"\ntorch', '"gpu_count in [1, 2]"\ntorch')
+    with pytest.raises(MatrixError, match="the cell gloo-w1-g4-env has no image"):
+        load_text(text + "[[matrix.include]]\nbackend = 'gloo'\nworld_size = 1\ngpu_count = 4")
+
+
+def test_value_of_an_included_cell_may_stand_in_a_condition(load_text, document):
+    text = document.replace('gpu_count > 0"\nreason', 'gpu_count in [1, 2, 4]"\nreason')
+    load_text(text + "[[matrix.include]]\nbackend = 'gloo'\nworld_size = 1\ngpu_count = 4")
+
+
+def test_nccl_without_a_gpu_for_each_rank_is_an_error_that_gives_the_exclude(load_text, document):
+    rule = (
+        '[[matrix.exclude]]\nwhen = "backend == \'nccl\' and gpu_count != world_size"\nreason = "a GPU for each rank"\n'
+    )
+    with pytest.raises(MatrixError, match="the cell nccl-w1-g0-env can never run, and 2 others like it") as caught:
+        load_text(document.replace(rule, ""))
+    assert "when = \"backend == 'nccl' and gpu_count < world_size\"" in caught.value.remedy
+
+
+def test_more_nodes_than_ranks_is_an_error_that_gives_the_exclude(load_text):
+    with pytest.raises(MatrixError, match="gloo-w2-g0-env-n3 can never run") as caught:
+        load_text(AXES_LINES + "nodes = [1, 3]\n" + REST)
+    assert 'when = "nodes > world_size"' in caught.value.remedy
+
+
+def test_nodes_that_do_not_divide_the_world_size_are_allowed(load_text):
+    matrix = load_text(AXES_LINES.replace("[2]", "[3]") + "nodes = 2\n" + REST)
+    assert [cell.id for cell in expand(matrix).cells] == ["gloo-w3-g0-env-n2"]
+
+
+def test_a_backend_of_ones_own_is_allowed_by_name(load_text):
+    text = AXES_LINES.replace('["gloo"]', '["mine"]\ncustom_backends = ["mine"]')
+    assert expand(load_text(text + REST)).cells[0].id == "mine-w2-g0-env"
+
+
+ROOT_WORDS = ["matrix", "suites", "images", "env", "policy", "limits", "process", "exclude", "include", "when", "set"]
+WORDS = [*ROOT_WORDS, *AXES, "reason", "path", "torch", "image", "isolation", "files", "test", "job", "custom_backends"]
+scalars = st.one_of(
+    st.integers(-3, 9).map(str),
+    st.sampled_from(["true", "nan", "-inf", "1e400", "1979-05-27", "07:32:00", "0x" + "f" * 5000, "''", '"\\u0000"']),
+    st.sampled_from(["gloo", "nccl", "env", "suites", "2.13.0", "gpu_count == 0", "world_size", "not"]).map(repr),
+    st.text("ab \n'\"\\=[]{}#.é\0", max_size=8),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda parts: f"[{', '.join(parts)}]"),
+        st.tuples(st.sampled_from(WORDS), inner).map(lambda pair: "{{ {} = {} }}".format(*pair)),
+    ),
+    max_leaves=4,
+)
+keys = st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(".".join)
+snippets = st.one_of(
+    st.tuples(keys, values).map(" = ".join),
+    keys.map("[{}]".format),
+    keys.map("[[{}]]".format),
+    values,
+    st.text(max_size=10),
+)
+
+
+@st.composite
+def mutations(draw: st.DrawFn, text: str) -> str:
+    """The text with a few spans, lines or values replaced."""
+    for _ in range(draw(st.integers(1, 3))):
+        lines = text.split("\n")
+        place = draw(st.integers(0, len(lines) - 1))
+        key = lines[place].partition("=")[0]
+        lines[place] = draw(st.one_of(snippets, values.map(lambda value, key=key: f"{key}= {value}"), st.just("")))
+        text = "\n".join(lines)
+        start = draw(st.integers(0, len(text)))
+        text = text[:start] + draw(st.sampled_from(["", "", "[", "]", "'", '"', "=", "\n", ".", " "])) + text[start:]
+    return text
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scratch")
+    (folder / "suites" / "collectives").mkdir(parents=True)
+    return folder
+
+
+def check_that_only_a_matrix_error_comes(folder: Path, content: bytes) -> None:
+    (folder / "matrix.toml").write_bytes(content)
+    try:
+        cells = expand(load(folder)).cells
+    except MatrixError as error:
+        outcome: tuple[object, ...] = (error.what, error.remedy)
+    else:
+        outcome = (len(cells),)
+    assert all(outcome)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_no_mutation_of_a_matrix_file_raises_anything_but_a_matrix_error(scratch, document, data):
+    text = data.draw(mutations(document + ALL_ELSE))
+    check_that_only_a_matrix_error_comes(scratch, text.encode(errors="surrogatepass"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(content=st.one_of(st.binary(), st.lists(snippets).map(lambda lines: "\n".join(lines).encode(errors="replace"))))
+def test_no_garbage_raises_anything_but_a_matrix_error(scratch, content):
+    check_that_only_a_matrix_error_comes(scratch, content)
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text())
+def test_no_condition_in_a_file_raises_anything_but_a_matrix_error(scratch, text):
+    quoted = "".join(f"\\U{ord(letter):08x}" for letter in text if not "\ud800" <= letter <= "\udfff")
+    content = f'{AXES_LINES}[[matrix.exclude]]\nreason = "x"\nwhen = "{quoted}"\n{REST}'
+    check_that_only_a_matrix_error_comes(scratch, content.encode())

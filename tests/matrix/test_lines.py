@@ -1,0 +1,75 @@
+import tomllib
+
+import pytest
+
+from allranks.matrix.lines import key_lines, line_of
+
+TEXT = '''\
+# a comment with [brackets] and = signs
+top = 1
+
+[matrix]
+backend = ["gloo", # the CPU's [
+  "nccl",
+]
+"world size" = 2
+nested.key.path = """
+[not.a.table]
+not_a_key = "x"
+"""
+after = \'\'\'
+a ' quote and a # hash\'\'\'\'
+last = { inline = "a = b", other = [1, 2] }
+
+[[matrix.exclude]]
+when = "backend == 'nccl' # and = so on"
+
+  [[matrix.exclude]]
+  reason = \'it\\\'
+
+[ images . "a.b" ]
+torch = "2.13.0"
+[[matrix.exclude.deeper]]
+x = 1'''
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        (("top",), 2),
+        (("matrix",), 4),
+        (("matrix", "backend"), 5),
+        (("matrix", "world size"), 8),
+        (("matrix", "nested", "key", "path"), 9),
+        (("matrix", "nested"), 9),
+        (("matrix", "after"), 13),
+        (("matrix", "last"), 15),
+        (("matrix", "exclude", 0), 17),
+        (("matrix", "exclude", 0, "when"), 18),
+        (("matrix", "exclude", 1), 20),
+        (("matrix", "exclude", 1, "reason"), 21),
+        (("images", "a.b"), 23),
+        (("images", "a.b", "torch"), 24),
+        (("matrix", "exclude", 1, "deeper", 0, "x"), 26),
+    ],
+)
+def test_each_key_is_found_on_its_line(path, line):
+    assert key_lines(TEXT)[path] == line
+
+
+def test_nothing_inside_a_value_is_taken_for_a_key():
+    assert "after" in tomllib.loads(TEXT)["matrix"]
+    named = {part for path in key_lines(TEXT) for part in path}
+    assert named.isdisjoint({"not", "a", "table", "not_a_key", "inline", "other"})
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [(("matrix", "last", "inline"), 15), (("matrix", "backend", 1), 5), (("matrix", "absent"), 4), (("absent",), 1)],
+)
+def test_a_key_without_a_line_of_its_own_has_its_table_s(path, line):
+    assert line_of(key_lines(TEXT), path) == line
+
+
+def test_windows_line_ends_count_once():
+    assert key_lines("a = 1\r\nb = 2\r\n")[("b",)] == 2

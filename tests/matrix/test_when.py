@@ -1,0 +1,112 @@
+import pytest
+from hypothesis import given
+from matrix_strategies import condition_texts, points
+
+from allranks.matrix.axes import AXES, AxisValue
+from allranks.matrix.when import ConditionError, check_literals, parse_condition
+
+POINT: dict[str, AxisValue] = {"backend": "nccl", "world_size": 4, "gpu_count": 2, "init_method": "env", "nodes": 1}
+
+
+@given(condition_texts(), points())
+def test_a_condition_means_what_python_means_by_the_same_text(text, point):
+    assert parse_condition(text).holds(point) == bool(eval(text, {}, point))  # noqa: S307 -- the oracle
+
+
+@given(condition_texts())
+def test_the_names_of_a_condition_are_the_axes_in_its_text(text):
+    words = set(text.replace("(", " ").replace(")", " ").split())
+    assert parse_condition(text).names == tuple(axis for axis in AXES if axis in words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "backend == 'nccl' and gpu_count < world_size",
+        "'nccl' == backend",
+        "2 < world_size <= 4",
+        "0 < gpu_count < world_size",
+        "world_size in (2, 4) and backend not in ['gloo']",
+        "not (nodes > 1 or init_method != 'env')",
+        "gpu_count > -1",
+        "backend == 'nccl'\n  and world_size == 4\n",
+        "  world_size == 4",
+    ],
+)
+def test_condition_holds_at_a_point_that_it_describes(text):
+    assert parse_condition(text).holds(POINT)
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "remedy"),
+    [
+        ("backnd == 'nccl'", "'backnd', which is no axis", "Did you mean 'backend'?"),
+        ("backend == nccl", "'nccl', which is no axis", "in quotes"),
+        ("backend == 1", "compares backend, a name, with 1", "backend == 'nccl'"),
+        ("world_size == '2'", "compares world_size, a whole number, with '2'", "Write world_size == 2."),
+        ("world_size == 'two'", "a whole number, with 'two'", "Write world_size == 2."),
+        ("world_size in [2, '4']", "a whole number, with '4'", "world_size == 4"),
+        ("backend == world_size", "compares backend (a name) with world_size (a whole number)", "one kind"),
+        ("backend < 'nccl'", "asks for an order with < on backend", "=="),
+        ("init_method >= backend", "asks for an order", "=="),
+        ("world_size == world_size", "compares world_size with itself", "another axis"),
+        ("1 == 1", "compares two literals", "has to be an axis"),
+        ("backend", "names the axis backend without comparing it", "backend == 'nccl'"),
+        ("True", "a bare true", "compares axes"),
+        ("2 in [2]", "'in' otherwise than between an axis and a list", "world_size in [2, 4]"),
+        ("'nccl' in backend", "'in' otherwise", "world_size in [2, 4]"),
+        ("backend in 'nccl'", "'in' otherwise", "world_size in [2, 4]"),
+        ("world_size in []", "an empty list", "at least one value"),
+        ("world_size in [gpu_count]", "the axis gpu_count inside a list", "literals only"),
+        ("world_size == [2]", "compares with a list", "world_size in [2, 4]"),
+        ("world_size == 2.0", "compares with 2.0", "whole number"),
+        ("world_size == None", "compares with None", "whole number"),
+        ("world_size == True", "compares with true", "whole number"),
+        ("world_size is 2", "compares with 'is'", "=="),
+        ("backend = 'nccl'", "cannot be read as a condition", "compares axes"),
+        ("backend == 'nccl' && nodes == 1", "cannot be read as a condition", "compares axes"),
+        ("", "cannot be read as a condition", "compares axes"),
+        ("\0", "cannot be read as a condition", "compares axes"),
+        ("__import__('os').system('true')", "calls a function", "compares axes"),
+        ("backend.upper() == 'NCCL'", "calls a function", "compares axes"),
+        ("backend.name == 'nccl'", "reads an attribute", "compares axes"),
+        ("world_size + 1 == 2", "does arithmetic", "compares axes"),
+        ("world_size == -gpu_count", "does arithmetic", "compares axes"),
+        ("backend[0] == 'n'", "takes an item", "compares axes"),
+        ("f'{backend}' == 'nccl'", "formats a string", "compares axes"),
+        ("(world_size := 2) == 2", "assigns with :=", "compares axes"),
+        ("lambda: True", "defines a function", "compares axes"),
+        ("[world_size for world_size in [1]] == 1", "more than comparisons", "compares axes"),
+        ("not " * 60 + "nodes == 1", "nested more than 50 deep", "several rules"),
+        ("nodes == 1 or " * 1000 + "nodes == 1", "longer than 10000 characters", "several rules"),
+        ("(" * 500 + "nodes == 1" + ")" * 500, "cannot be read", "compares axes"),
+    ],
+)
+def test_refused_condition_says_what_is_wrong_and_what_is_right(text, what, remedy):
+    with pytest.raises(ConditionError) as caught:
+        parse_condition(text)
+    assert what in caught.value.what
+    assert remedy in caught.value.remedy
+
+
+def test_condition_with_a_bad_escape_is_read_without_a_warning():
+    assert not parse_condition(r"backend == '\d'").holds(POINT)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("backend == 'ncll'", "Did you mean 'nccl'?"),
+        ("not (world_size == 2 or backend != 'NCLL')", "Did you mean 'nccl'?"),
+        ("backend in ['gloo', 'ncll']", "Did you mean 'nccl'?"),
+        ("world_size == 3", "Known: 2, 4."),
+    ],
+)
+def test_literal_that_is_not_on_its_axis_is_refused_with_what_is(text, remedy):
+    with pytest.raises(ConditionError, match="not on the axis") as caught:
+        check_literals(parse_condition(text), {"backend": ["gloo", "nccl"], "world_size": [2, 4]})
+    assert caught.value.remedy == remedy
+
+
+def test_number_that_is_not_on_its_axis_may_bound_it():
+    check_literals(parse_condition("world_size > 3 and gpu_count <= world_size"), {"world_size": [2, 4]})

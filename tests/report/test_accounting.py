@@ -1,0 +1,252 @@
+"""What is absent is an error that says what is missing."""
+
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import ExitCode
+from allranks.report.exit_code import exit_code
+from allranks.report.merge import merge
+from allranks.report.model import CellSuite, MergedRun, TestVerdict
+
+JOB = "gloo-w2-g0-env/collectives"
+A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"
+
+
+def judged(run_folder) -> MergedRun:
+    return merge(run_folder.path, environ={})
+
+
+def code(merged: MergedRun) -> ExitCode:
+    return exit_code(merged, nothing_ran_allowed=False)
+
+
+def only_suite(merged: MergedRun) -> CellSuite:
+    (suite,) = merged.suites
+    return suite
+
+
+def only_test(merged: MergedRun) -> TestVerdict:
+    (test,) = only_suite(merged).tests
+    return test
+
+
+def test_a_complete_run_is_good(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed", B: "passed"})
+    merged = judged(run_folder)
+    assert (merged.counts.tests, merged.counts.passed, code(merged)) == (2, 2, ExitCode.OK)
+    assert only_suite(merged).axes == {"backend": "gloo", "world_size": 2}
+
+
+def test_a_planned_job_without_results_is_an_error(run_folder):
+    run_folder.manifest(JOB, "gloo-w4-g0-env/collectives")
+    run_folder.both(JOB, {A: "passed"})
+    merged = judged(run_folder)
+    absent = merged.suites[1]
+    assert absent.name == "gloo-w4-g0-env / collectives"
+    assert [(test.classname, test.name) for test in absent.tests] == [("allranks", "job")]
+    assert "left no results" in absent.tests[0].verdict.message
+    assert code(merged) is ExitCode.UNACCOUNTED
+
+
+def test_a_job_that_left_results_and_no_record_is_an_error(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.rank(JOB, 0, {A: "passed"})
+    run_folder.rank(JOB, 1, {A: "passed"})
+    merged = judged(run_folder)
+    assert [test.name for test in only_suite(merged).tests] == ["job", "test_one"]
+    assert code(merged) is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "world_size": "many"}', "\0"])
+def test_a_damaged_job_record_is_an_error_and_the_results_are_kept(run_folder, content: str):
+    run_folder.both(JOB, {A: "passed"})
+    (run_folder.attempt(JOB) / "job.json").write_text(content)
+    merged = judged(run_folder)
+    trouble, test = only_suite(merged).tests
+    assert trouble.verdict.message.startswith("job.json is damaged: ")
+    assert not test.verdict.is_bad
+    assert code(merged) is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"schema": 1, "run_id": "x", "jobs": 3}', '{"schema": 99}'])
+def test_a_manifest_that_cannot_be_read_is_an_error_and_the_results_are_kept(run_folder, content: str):
+    run_folder.both(JOB, {A: "passed"})
+    (run_folder.path / "run.json").write_text(content)
+    merged = judged(run_folder)
+    assert [suite.name for suite in merged.suites] == ["run / manifest", "gloo-w2-g0-env / collectives"]
+    assert (merged.counts.passed, code(merged)) == (1, ExitCode.UNACCOUNTED)
+
+
+def test_a_collected_test_that_no_rank_reports_is_an_error(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"}, collected=[A, B])
+    merged = judged(run_folder)
+    second = only_suite(merged).tests[1]
+    assert (second.classname, second.name) == ("s.test_a", "test_two")
+    assert second.verdict.message == "ranks 0, 1 are missing: nothing came back."
+    assert code(merged) is ExitCode.UNACCOUNTED
+
+
+def test_a_rank_without_a_file_is_missing_from_each_test(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[A])
+    run_folder.rank(JOB, 0, {A: "passed"})
+    merged = judged(run_folder)
+    assert only_test(merged).verdict.message.startswith("rank 1 is missing")
+    assert code(merged) is ExitCode.UNACCOUNTED
+
+
+def test_a_rank_whose_file_is_broken_is_missing_with_the_cause(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    (run_folder.attempt(JOB) / "rank-1.xml").write_bytes(b"")
+    trouble, test = only_suite(judged(run_folder)).tests
+    assert (trouble.name, trouble.verdict.message) == ("rank 1", "rank-1.xml cannot be read to its end: it is empty.")
+    assert "rank-1.xml cannot be read" in test.verdict.message
+
+
+def test_a_missing_rank_names_the_error_that_ended_the_job(run_folder):
+    error = {"what": "The job ran out of time.", "why": "", "remedy": "", "kind": "timeout"}
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[A], error=error)
+    assert "The job ran out of time." in only_suite(judged(run_folder)).tests[1].verdict.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "expected"),
+    [
+        ("infrastructure", "job", ExitCode.INFRASTRUCTURE),
+        ("interrupted", "job", ExitCode.INTERRUPTED),
+        ("collection", "collection", ExitCode.TESTS_FAILED),
+        ("timeout", "job", ExitCode.TESTS_FAILED),
+        ("agent", "job", ExitCode.UNACCOUNTED),
+        ("something new", "job", ExitCode.UNACCOUNTED),
+    ],
+)
+def test_a_job_error_is_a_testcase_with_its_sentences(run_folder, kind: str, name: str, expected: ExitCode):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, error={"what": "It broke.", "why": "Because.", "remedy": "Mend it.", "kind": kind})
+    merged = judged(run_folder)
+    test = only_test(merged)
+    assert (test.classname, test.name, test.verdict.message) == ("allranks", name, "It broke.")
+    assert test.verdict.text == "It broke.\nBecause.\nMend it."
+    assert code(merged) is expected
+
+
+def test_a_suite_without_tests_is_an_error(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[])
+    merged = judged(run_folder)
+    assert only_test(merged).verdict.message.startswith("No test was collected")
+    assert code(merged) is ExitCode.TESTS_FAILED
+
+
+def test_a_selection_that_leaves_nothing_is_good_and_said(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[], deselected=7)
+    merged = judged(run_folder)
+    assert (merged.counts.tests, code(merged)) == (0, ExitCode.OK)
+    assert merged.notes == ("gloo-w2-g0-env / collectives: the selection left out all 7 tests.",)
+
+
+def test_tests_that_a_stop_kept_from_running_are_skipped_and_did_not_execute(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "failed"}, collected=[A, B], not_run=[B], stop_reason="-x")
+    merged = judged(run_folder)
+    second = only_suite(merged).tests[1].verdict
+    assert (second.kind, second.message, second.executed) == ("skipped", "not run: stopped by -x", False)
+    assert code(merged) is ExitCode.TESTS_FAILED
+
+
+def test_the_newest_attempt_counts(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "failed"})
+    for number, outcome in ((2, "failed"), (10, "passed")):
+        run_folder.job(JOB, number=number, collected=[A])
+        for rank in range(2):
+            run_folder.rank(JOB, rank, {A: outcome}, number=number)
+    merged = judged(run_folder)
+    assert (only_suite(merged).attempt, code(merged)) == (10, ExitCode.OK)
+
+
+def test_results_that_nobody_planned_are_merged_and_said(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    run_folder.both("gloo-w2-g0-tcp/collectives", {A: "failed"})
+    merged = judged(run_folder)
+    assert merged.counts.failed == 1
+    assert merged.notes == ("gloo-w2-g0-tcp / collectives: has results, and is not in the plan.",)
+
+
+def test_without_a_manifest_the_union_is_expected_of_every_rank(run_folder):
+    run_folder.rank(JOB, 0, {A: "passed"})
+    run_folder.rank(JOB, 1, {A: "passed", B: "passed"})
+    first, second = only_suite(judged(run_folder)).tests
+    assert not first.verdict.is_bad
+    assert second.verdict.message.startswith("rank 0 is missing")
+
+
+def test_without_a_manifest_the_world_size_that_a_rank_states_is_expected(run_folder):
+    run_folder.rank(JOB, 0, {A: "passed"}, world_size=4)
+    assert only_test(judged(run_folder)).verdict.message.startswith("ranks 1-3 are missing")
+
+
+def test_a_test_with_a_world_size_of_its_own_is_expected_of_its_ranks_alone(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[A])
+    run_folder.rank(JOB, 0, {A: {"outcome": "passed", "world_size": 1}})
+    run_folder.rank(JOB, 1, {})
+    assert code(judged(run_folder)) is ExitCode.OK
+
+
+def test_a_gpu_job_turns_a_hardware_skip_into_an_error(run_folder):
+    skip = {A: {"outcome": "skipped", "message": "no CUDA", "skip_kind": "hardware", "skip_code": 74}}
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, skip, gpus=["GPU-1", "GPU-2"])
+    assert "coverage was lost" in only_test(judged(run_folder)).verdict.message
+
+
+def case(name: str, inside: str = "") -> str:
+    return f'<testcase classname="pkg.test_x" name="{name}" time="1">{inside}</testcase>'
+
+
+def test_files_from_elsewhere_are_grouped_by_directory(write_ranks):
+    root = Path()
+    for place in ("gloo-w2/unit/rank-0.xml", "gloo-w2/unit/rank-1.xml", "nccl-w2/unit/rank-0.xml"):
+        root = write_ranks(place, [case("a")])
+    merged = merge(root, environ={})
+    assert [(suite.name, suite.counts.passed) for suite in merged.suites] == [
+        ("gloo-w2 / unit", 1),
+        ("nccl-w2 / unit", 1),
+    ]
+
+
+def test_a_gap_in_the_ranks_from_elsewhere_is_a_missing_rank(write_ranks):
+    write_ranks("unit/rank-0.xml", [case("a")])
+    root = write_ranks("unit/rank-2.xml", [case("a")])
+    assert only_test(merge(root, environ={})).verdict.message.startswith("rank 1 is missing")
+
+
+def test_ranks_from_elsewhere_may_be_counted_from_one(write_ranks):
+    write_ranks("unit/rank1.xml", [case("a")])
+    root = write_ranks("unit/rank2.xml", [case("a")])
+    assert code(merge(root, environ={})) is ExitCode.OK
+
+
+def test_files_without_a_rank_stand_alone(write_ranks):
+    write_ranks("linux/unit.xml", [case("a")])
+    root = write_ranks("linux/integration.xml", [case("b", '<failure message="boom"/>')])
+    merged = merge(root, environ={})
+    assert [suite.name for suite in merged.suites] == ["linux / integration", "linux / unit"]
+    assert merged.suites[0].tests[0].verdict.message == "rank 0 failed: boom"
+    assert code(merged) is ExitCode.TESTS_FAILED
+
+
+def test_a_broken_file_from_elsewhere_is_an_error_beside_the_rest(write_ranks):
+    root = write_ranks("unit/rank-0.xml", [case("a")])
+    (root / "other").mkdir()
+    (root / "other" / "page.xml").write_text("<html/>")
+    merged = merge(root, environ={})
+    assert (merged.counts.passed, merged.counts.errors, code(merged)) == (1, 1, ExitCode.UNACCOUNTED)

@@ -1,0 +1,79 @@
+"""Which exit code a run comes to."""
+
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import ExitCode
+from allranks.report.exit_code import exit_code
+from allranks.report.merge import merge
+from allranks.report.model import MergedRun
+
+ENV, TCP = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
+SKIP = {"outcome": "skipped", "message": "no NCCL", "skip_kind": "environment", "skip_code": 76}
+
+
+def code(merged: MergedRun) -> ExitCode:
+    return exit_code(merged, nothing_ran_allowed=False)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        ("passed", ExitCode.OK),
+        ("xfailed", ExitCode.OK),
+        ("failed", ExitCode.TESTS_FAILED),
+        ("crashed", ExitCode.TESTS_FAILED),
+        ("timed_out", ExitCode.TESTS_FAILED),
+        ("errored", ExitCode.TESTS_FAILED),
+        ("missing", ExitCode.UNACCOUNTED),
+        ("aborted", ExitCode.UNACCOUNTED),
+        ("skipped", ExitCode.NOTHING_RAN),
+    ],
+)
+def test_one_test_with_this_outcome_on_both_ranks(run_folder, outcome: str, expected: ExitCode):
+    run_folder.manifest(ENV)
+    run_folder.both(ENV, {"t.py::a": outcome})
+    assert code(merge(run_folder.path, environ={})) is expected
+
+
+@pytest.mark.parametrize("policy", ["skip", "pass"])
+def test_nothing_ran_when_every_test_skipped_under_either_policy(run_folder, policy):
+    run_folder.manifest(ENV)
+    run_folder.both(ENV, {"t.py::a": SKIP, "t.py::b": SKIP})
+    merged = merge(run_folder.path, policy=policy, environ={})
+    assert code(merged) is ExitCode.NOTHING_RAN
+    assert exit_code(merged, nothing_ran_allowed=True) is ExitCode.OK
+
+
+def test_one_executed_test_is_enough(run_folder):
+    run_folder.manifest(ENV)
+    run_folder.both(ENV, {"t.py::a": SKIP, "t.py::b": "passed"})
+    assert code(merge(run_folder.path, environ={})) is ExitCode.OK
+
+
+def test_skips_in_one_job_and_a_selection_that_left_out_the_other_is_nothing_ran(run_folder):
+    run_folder.manifest(ENV, TCP)
+    run_folder.both(ENV, {"t.py::a": SKIP})
+    run_folder.job(TCP, collected=[], deselected=3)
+    assert code(merge(run_folder.path, environ={})) is ExitCode.NOTHING_RAN
+
+
+def test_an_empty_plan_is_nothing_ran(run_folder):
+    run_folder.manifest()
+    assert code(merge(run_folder.path, environ={})) is ExitCode.NOTHING_RAN
+
+
+def test_the_stronger_code_wins(run_folder):
+    run_folder.manifest(ENV, TCP)
+    run_folder.both(ENV, {"t.py::a": "failed"})
+    assert code(merge(run_folder.path, environ={})) is ExitCode.UNACCOUNTED
+
+
+def test_a_session_answers_for_its_own_jobs(run_folder):
+    run_folder.manifest(ENV, TCP)
+    run_folder.both(ENV, {"t.py::a": "passed"})
+    merged = merge(run_folder.path, environ={})
+    assert code(merged) is ExitCode.UNACCOUNTED
+    assert code(merged.only({ENV})) is ExitCode.OK
+    assert merged.only({ENV}).junit == Path(merged.junit)

@@ -1,0 +1,166 @@
+"""What the reader makes of XML that is ours, of XML from elsewhere, and of what is no XML at all."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.rank_xml import split_nodeid
+from allranks.report.accounting import address
+from allranks.report.rank_xml import read_rank_xml
+
+Write = Callable[[str, Sequence[str]], Path]
+
+SUITE = """
+import pytest
+
+def test_passes(): pass
+def test_fails(): assert 1 == 2
+def test_skips(): pytest.skip("not here")
+@pytest.mark.xfail(reason="known")
+def test_expected(): raise ValueError("known")
+@pytest.mark.xfail(strict=True)
+def test_strict(): pass
+@pytest.fixture
+def broken():
+    yield
+    raise RuntimeError("tear-down broke")
+def test_tears_down(broken): pass
+def test_fails_and_tears_down(broken): assert not "call broke"
+@pytest.fixture
+def unready(): raise OSError("set-up broke")
+def test_sets_up(unready): pass
+@pytest.mark.parametrize("x", ["a::b"])
+class TestGroup:
+    def test_inside(self, x): print("said")
+"""
+
+
+def test_real_pytest_xml_is_read_with_every_outcome(tmp_path: Path):
+    (tmp_path / "test_real.py").write_text(SUITE)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=junit.rank3.xml"]
+    done = subprocess.run([*command, "test_real.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout
+    file = read_rank_xml(tmp_path / "junit.rank3.xml")
+    assert (file.rank, file.problem) == (3, "")
+    assert {result.name: result.outcome.value for result in file.results} == {
+        "test_passes": "passed",
+        "test_fails": "failed",
+        "test_skips": "skipped",
+        "test_expected": "xfailed",
+        "test_strict": "failed",
+        "test_tears_down": "errored",
+        "test_fails_and_tears_down": "errored",
+        "test_sets_up": "errored",
+        "test_inside[a::b]": "passed",
+    }
+
+
+def test_call_and_tear_down_of_one_test_are_folded_and_both_are_told(write_ranks: Write):
+    root = write_ranks(
+        "rank-0.xml",
+        [
+            '<testcase classname="t" name="x" time="1"><failure message="call broke">trace</failure></testcase>',
+            '<testcase classname="t" name="x" time="2"><error message="tear-down broke">other</error></testcase>',
+        ],
+    )
+    (result,) = read_rank_xml(root / "rank-0.xml").results
+    assert (result.outcome, result.message, result.duration) == (Outcome.ERRORED, "tear-down broke", 2.0)
+    assert "call broke" in result.text
+
+
+def test_our_properties_are_read(run_folder):
+    said = {"outcome": "skipped", "message": "no GPU", "at": 1.5, "skip_kind": "hardware", "skip_code": 74}
+    aborted = {"outcome": "aborted", "caused_by": 1, "consequence": 1, "phase": "call", "stdout": "hello"}
+    path = run_folder.rank("c/s", 1, {"a/t.py::test_x": said, "a/t.py::T::test_y": aborted})
+    first, second = read_rank_xml(path).results
+    assert (first.nodeid, first.classname, first.name, first.rank) == ("a/t.py::test_x", "a.t", "test_x", 1)
+    assert (first.outcome, first.message, first.at) == (Outcome.SKIPPED, "no GPU", 1.5)
+    assert (first.skip_kind, first.skip_code) == (SkipKind.HARDWARE, 74)
+    assert (second.outcome, second.caused_by, second.consequence) == (Outcome.ABORTED, 1, True)
+    assert (second.phase, second.stdout) == ("call", "hello")
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [("rank-3.xml", 3), ("junit.rank12.xml", 12), ("rank0_rank_7.xml", 7), ("Rank.4.xml", 4), ("junit.xml", None)],
+)
+def test_the_rank_comes_from_the_last_rank_token_of_the_name(write_ranks: Write, name: str, rank: int | None):
+    assert read_rank_xml(write_ranks(name, []) / name).rank == rank
+
+
+def test_of_two_outcome_elements_the_worse_counts(write_ranks: Write):
+    case = '<testcase name="x"><skipped/><failure message="boom"/><rerunError message="earlier"/></testcase>'
+    (result,) = read_rank_xml(write_ranks("rank-0.xml", [case]) / "rank-0.xml").results
+    assert (result.outcome, result.message, result.nodeid) == (Outcome.FAILED, "boom", "x")
+
+
+def test_nested_suites_are_read_whole(write_ranks: Write):
+    root = write_ranks("rank-0.xml", ['<testsuite><testcase name="inner"/></testsuite><testcase name="outer"/>'])
+    assert [result.name for result in read_rank_xml(root / "rank-0.xml").results] == ["inner", "outer"]
+
+
+@pytest.mark.parametrize("time", ["1,234.5", "nan", "inf", "-1", "soon", ""])
+def test_a_strange_time_is_no_reason_to_stop(write_ranks: Write, time: str):
+    (result,) = read_rank_xml(write_ranks("rank-0.xml", [f'<testcase name="x" time="{time}"/>']) / "rank-0.xml").results
+    assert result.duration == (1234.5 if time == "1,234.5" else 0.0)
+
+
+def test_the_testcases_before_a_cut_are_kept(run_folder):
+    path = run_folder.rank("c/s", 0, {f"t.py::test_{n}": "passed" for n in range(100)})
+    path.write_bytes(path.read_bytes()[:-5_000])
+    file = read_rank_xml(path)
+    assert 10 < len(file.results) < 100
+    assert (file.rank, "cut short" in file.problem) == (0, True)
+
+
+BOMB = (
+    '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;">]>'
+    '<testsuites><testsuite><testcase name="&b;"/></testsuite></testsuites>'
+)
+EXTERNAL = '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]><testsuite><testcase name="&a;"/></testsuite>'
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "broken"),
+        (b"Traceback (most recent call last):", "broken"),
+        (b"<html><body>502 Bad Gateway</body></html>", "root element is <html>"),
+        (BOMB.encode(), "document type"),
+        (EXTERNAL.encode(), "document type"),
+        (b'<?xml version="1.0" encoding="martian"?><testsuites/>', "encoding"),
+        (b'<?xml version="1.0" encoding="utf-8"?><testsuites name="\xff"/>', "broken"),
+        (b"<testsuites/><testsuites/>", "broken"),
+    ],
+)
+def test_a_file_that_is_no_report_is_one_clear_problem(tmp_path: Path, content: bytes, says: str):
+    path = tmp_path / "rank-0.xml"
+    path.write_bytes(content)
+    file = read_rank_xml(path)
+    assert file.results == ()
+    assert file.problem.startswith("rank-0.xml cannot be read to its end: ")
+    assert says in file.problem
+
+
+def test_a_file_that_went_away_is_a_problem_and_no_traceback(tmp_path: Path):
+    assert "No such file" in read_rank_xml(tmp_path / "rank-0.xml").problem
+
+
+def test_an_enormous_text_is_cut_in_the_middle(write_ranks: Write):
+    case = f'<testcase name="x"><failure message="m">begin{"x" * 1_000_000}end</failure></testcase>'
+    (result,) = read_rank_xml(write_ranks("rank-0.xml", [case]) / "rank-0.xml").results
+    assert len(result.text) < 70_000
+    assert (result.text[:5], result.text[-3:]) == ("begin", "end")
+    assert "characters cut here" in result.text
+
+
+@pytest.mark.parametrize(
+    "nodeid", ["a/b/test_c.py::test_d", "test_c.py::TestE::TestF::test_d", "test_c.py::test_d[x::y/z.py-[0]]"]
+)
+def test_harness_and_report_name_a_test_alike(nodeid: str):
+    assert address(nodeid) == split_nodeid(nodeid)

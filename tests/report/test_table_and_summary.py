@@ -1,0 +1,76 @@
+"""The end-of-run table and the Markdown page."""
+
+import pytest
+
+from allranks.report.merge import merge
+from allranks.report.summary import render_summary
+from allranks.report.table import WIDTH, render_table, seconds
+
+ENV, TCP = "gloo-w2-g0-env/collectives", "gloo-w2-g0-tcp/collectives"
+
+
+@pytest.fixture
+def merged(run_folder):
+    run_folder.manifest(ENV, TCP)
+    run_folder.both(ENV, {"t.py::a": "passed", "t.py::b": {"outcome": "failed", "message": "boom | <b>\nsecond"}})
+    run_folder.both(TCP, {"t.py::a": "skipped"})
+    return merge(run_folder.path, environ={})
+
+
+def test_the_table_has_a_row_for_each_cell_and_suite_and_a_total(merged):
+    head, env, tcp, total, *_ = [line.split() for line in render_table(merged).splitlines()]
+    assert head == ["cell", "suite", "tests", "passed", "failed", "errors", "skipped", "time"]
+    assert env == ["gloo-w2-g0-env", "collectives", "2", "1", "1", "0", "0", "2.50", "s"]
+    assert tcp == ["gloo-w2-g0-tcp", "collectives", "1", "0", "0", "0", "1", "2.50", "s"]
+    assert total == ["total", "3", "1", "1", "0", "1", "5.00", "s"]
+
+
+def test_the_table_names_the_leading_rank_and_the_first_line_of_its_message(merged):
+    assert "  FAILURE gloo-w2-g0-env / collectives: t.py::b\n    rank 0 failed: boom | <b>" in render_table(merged)
+    assert "second" not in render_table(merged)
+
+
+def test_ten_failures_are_listed_and_the_rest_is_counted(run_folder):
+    run_folder.manifest(ENV)
+    run_folder.both(ENV, {f"t.py::test_{n}": "failed" for n in range(13)})
+    text = render_table(merge(run_folder.path, environ={}))
+    assert text.count("FAILURE") == 10
+    assert "and 3 more: see junit.xml" in text
+
+
+def test_no_line_is_wider_than_the_table(run_folder):
+    job = f"{'c' * 60}/{'s' * 60}"
+    run_folder.manifest(job)
+    run_folder.both(job, {f"t.py::test_{'n' * 200}": {"outcome": "failed", "message": "m" * 300}}, started=0.0)
+    text = render_table(merge(run_folder.path, environ={}))
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "…" in text
+
+
+def test_skips_that_count_as_passed_are_said(run_folder):
+    run_folder.manifest(ENV)
+    run_folder.both(ENV, {"t.py::a": {"outcome": "skipped", "message": "no NCCL", "skip_kind": "environment"}})
+    merged = merge(run_folder.path, policy="pass", environ={})
+    assert "1 environment skip(s) counted as passed" in render_table(merged)
+    assert "1 environment skip(s) counted as passed" in render_summary(merged)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.004, "0.00 s"), (59.994, "59.99 s"), (245.4, "4 min 05 s")])
+def test_times_are_shown_in_the_unit_a_reader_would_use(value: float, shown: str):
+    assert seconds(value) == shown
+
+
+def test_the_summary_has_failures_first_and_takes_their_text_literally(merged):
+    text = merged.summary.read_text(encoding="utf-8")
+    assert text.startswith("## allranks: 3 tests, 1 went wrong\n")
+    assert r"rank 0 failed: boom \| \<b\>" in text
+    assert text.index("boom") < text.index("| cell | suite |")
+    assert r"| gloo-w2-g0-env | collectives | 2 | 1 | 1 | 0 | 0 | 2.50 s |" in text
+
+
+def test_the_summary_stays_small_however_much_went_wrong(run_folder):
+    run_folder.manifest(ENV)
+    run_folder.both(ENV, {f"t.py::test_{n}": {"outcome": "failed", "message": "m" * 5_000} for n in range(500)})
+    merged = merge(run_folder.path, environ={})
+    assert len(render_summary(merged)) < 100_000
+    assert "and 450 more" in render_summary(merged)

@@ -1,0 +1,260 @@
+"""The verdict rules, one by one, and what holds for any ranks."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.errors import ExitCode
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.report.model import RankResult, Rule, VerdictKind
+from allranks.report.severity import SEVERITY, fold, severity
+from allranks.report.verdict import Setting, leading, verdict
+
+PLAIN = Setting()
+PASSING = Setting(skip="pass")
+
+
+def result(outcome: Outcome | str, rank: int = 0, **said: Any) -> RankResult:
+    return RankResult(nodeid="t.py::test_x", classname="t", name="test_x", rank=rank, outcome=Outcome(outcome), **said)
+
+
+def ranks(*outcomes: str, **said: Any) -> list[RankResult]:
+    return [result(outcome, rank, **said) for rank, outcome in enumerate(outcomes)]
+
+
+skip_kinds = st.sampled_from([None, *SkipKind])
+results = st.builds(
+    result,
+    st.sampled_from(Outcome),
+    st.integers(0, 5),
+    at=st.none() | st.floats(0, 100),
+    consequence=st.booleans(),
+    caused_by=st.none() | st.integers(0, 5),
+    skip_kind=skip_kinds,
+    skip_code=st.none() | st.integers(70, 90),
+    message=st.sampled_from(["", "boom", "no GPU"]),
+    text=st.sampled_from(["", "trace"]),
+)
+settings = st.builds(
+    Setting,
+    skip=st.sampled_from(["skip", "pass"]),
+    mixed_skip=st.sampled_from([(), ("*",)]),
+    gpus=st.integers(0, 8),
+)
+GOODNESS = {VerdictKind.PASSED: 0, VerdictKind.SKIPPED: 1, VerdictKind.FAILURE: 2, VerdictKind.ERROR: 2}
+
+
+@given(st.lists(results, max_size=6), settings, st.randoms())
+def test_the_order_of_ranks_makes_no_difference(given_ranks: list[RankResult], setting: Setting, rng: random.Random):
+    shuffled = list(given_ranks)
+    rng.shuffle(shuffled)
+    assert verdict(shuffled, setting) == verdict(given_ranks, setting)
+
+
+@given(st.lists(results, min_size=1, max_size=6, unique_by=lambda r: r.rank), results, settings)
+def test_a_rank_that_did_worse_never_makes_a_verdict_better(
+    given_ranks: list[RankResult], worse: RankResult, setting: Setting
+):
+    if severity(worse.outcome) < max(severity(rank.outcome) for rank in given_ranks):
+        return
+    before, after = verdict(given_ranks, setting), verdict([*given_ranks, worse], setting)
+    assert GOODNESS[after.kind] >= GOODNESS[before.kind]
+
+
+@given(st.lists(results, min_size=1, max_size=6), settings)
+def test_a_bad_rank_is_never_in_a_good_verdict(given_ranks: list[RankResult], setting: Setting):
+    if any(rank.outcome.is_bad for rank in given_ranks):
+        assert verdict(given_ranks, setting).is_bad
+
+
+@given(st.lists(results, min_size=1, max_size=6), settings)
+def test_a_bad_verdict_always_has_a_message_a_text_and_an_exit_code(given_ranks: list[RankResult], setting: Setting):
+    judged = verdict(given_ranks, setting)
+    if judged.is_bad:
+        assert judged.message
+        assert judged.text.startswith("ranks: ")
+        assert judged.exit_code is not ExitCode.OK
+
+
+@given(st.lists(results, min_size=1, max_size=4), st.randoms())
+def test_folding_does_not_depend_on_the_order(given_ranks: list[RankResult], rng: random.Random):
+    shuffled = list(given_ranks)
+    rng.shuffle(shuffled)
+    assert fold(shuffled) == fold(given_ranks)
+
+
+def test_every_outcome_has_a_severity():
+    assert set(SEVERITY) == set(Outcome)
+
+
+def test_rule_1_a_missing_rank_is_an_error_that_still_names_the_first_to_go_wrong():
+    judged = verdict([result("missing"), result("failed", 1, message="boom", at=1.0)], PLAIN)
+    assert (judged.kind, judged.rule, judged.exit_code) == (VerdictKind.ERROR, Rule.UNACCOUNTED, ExitCode.UNACCOUNTED)
+    assert judged.message == "rank 0 is missing: nothing came back. First to go wrong: rank 1 failed: boom"
+    assert judged.leading == 1
+
+
+def test_rule_1_no_rank_at_all_is_an_error():
+    assert verdict([], PLAIN).exit_code is ExitCode.UNACCOUNTED
+
+
+def test_rule_1_an_abort_that_no_rank_explains_is_an_error_of_supervision():
+    judged = verdict(ranks("passed", "aborted"), PLAIN)
+    assert (judged.rule, judged.exit_code) == (Rule.UNACCOUNTED, ExitCode.UNACCOUNTED)
+    assert "supervision" in judged.message
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind"),
+    [
+        ("failed", VerdictKind.FAILURE),
+        ("errored", VerdictKind.ERROR),
+        ("crashed", VerdictKind.ERROR),
+        ("timed_out", VerdictKind.ERROR),
+    ],
+)
+def test_rule_2_the_leading_outcome_decides_the_kind(outcome: str, kind: VerdictKind):
+    judged = verdict(ranks("passed", outcome), PLAIN)
+    assert (judged.kind, judged.rule, judged.leading, judged.reason) == (kind, Rule.LEADING_OUTCOME, 1, outcome)
+
+
+def test_rule_2_the_first_to_arrive_leads_however_bad_the_later_ones_are():
+    judged = verdict([result("crashed", 0, at=2.0), result("failed", 1, at=1.0, message="boom")], PLAIN)
+    assert (judged.kind, judged.leading, judged.message) == (VerdictKind.FAILURE, 1, "rank 1 failed: boom")
+
+
+def test_rule_2_a_consequence_does_not_lead_even_when_its_time_is_earlier():
+    judged = verdict([result("crashed", 0, at=1.0, consequence=True), result("failed", 1, at=1.5)], PLAIN)
+    assert judged.leading == 1
+
+
+def test_rule_2_an_aborted_rank_explains_and_does_not_decide():
+    judged = verdict([result("aborted", 0, at=0.5, caused_by=1), result("failed", 1, at=1.0)], PLAIN)
+    assert (judged.kind, judged.leading) == (VerdictKind.FAILURE, 1)
+    assert judged.text.splitlines()[0] == "ranks: 0 aborted by rank 1; 1 failed (leads)"
+
+
+def test_rule_2_without_times_the_worst_leads_and_the_text_says_so():
+    judged = verdict(ranks("failed", "crashed", "crashed"), PLAIN)
+    assert (judged.kind, judged.leading) == (VerdictKind.ERROR, 1)
+    assert "no times" in judged.text
+
+
+def test_rule_2_one_bad_rank_without_a_time_needs_no_caveat():
+    assert "no times" not in verdict(ranks("passed", "failed"), PLAIN).text
+
+
+def test_rule_2_where_only_some_have_times_no_order_is_claimed():
+    found = leading([result("failed", 0, at=1.0), result("crashed", 1)])
+    assert found is not None
+    assert found.result.rank == 1
+    assert found.caveat
+
+
+def test_rule_2_the_leading_rank_speaks_first_and_equal_peers_together():
+    judged = verdict(
+        [result("failed", 2, at=1.0, message="boom", text="trace of 2")]
+        + [result("timed_out", rank, at=2.0, message="hung", consequence=True) for rank in (0, 1, 3)],
+        PLAIN,
+    )
+    assert judged.text == (
+        "ranks: 0, 1, 3 timed out (consequence); 2 failed (leads)\n\n"
+        "rank 2 failed: boom\ntrace of 2\n\n"
+        "ranks 0, 1, 3 timed out: hung"
+    )
+
+
+def test_rule_2_long_texts_of_peers_leave_the_leading_rank_its_room():
+    lead = result("failed", 0, at=1.0, text="L" * 30_000)
+    peers = [result("failed", rank, at=2.0, consequence=True, text=f"{rank}" * 50_000) for rank in range(1, 9)]
+    judged = verdict([lead, *peers], PLAIN)
+    assert "L" * 30_000 in judged.text
+    assert len(judged.text) < 70_000
+
+
+@pytest.mark.parametrize("others", ["passed", "xfailed", "xpassed"])
+def test_rule_3_ranks_that_skip_beside_ranks_that_ran_disagree(others: str):
+    judged = verdict(ranks("skipped", others), PLAIN)
+    assert (judged.kind, judged.rule, judged.exit_code) == (
+        VerdictKind.ERROR, Rule.RANKS_DISAGREE, ExitCode.TESTS_FAILED,
+    )  # fmt: skip
+
+
+def test_rule_3_an_environment_skip_on_one_rank_alone_disagrees_under_either_policy():
+    mixed = [result("skipped", 0, skip_kind=SkipKind.ENVIRONMENT), result("passed", 1)]
+    assert verdict(mixed, PASSING).rule is Rule.RANKS_DISAGREE
+
+
+def test_rule_3_passes_beside_expected_failures_disagree():
+    assert verdict(ranks("passed", "xfailed"), PLAIN).rule is Rule.RANKS_DISAGREE
+
+
+def test_rule_3_a_mix_that_the_policy_names_is_a_pass():
+    setting = Setting(mixed_skip=("t.py::*",))
+    assert verdict(ranks("skipped", "passed"), setting).kind is VerdictKind.PASSED
+
+
+def test_rule_3_a_policy_that_names_another_test_allows_nothing():
+    setting = Setting(mixed_skip=("u.py::*",))
+    assert verdict(ranks("skipped", "passed"), setting).rule is Rule.RANKS_DISAGREE
+
+
+def test_rule_4_all_skipped_is_a_skip_that_did_not_execute():
+    judged = verdict(ranks("skipped", "skipped", message="not today"), PLAIN)
+    assert (judged.kind, judged.rule, judged.executed) == (VerdictKind.SKIPPED, Rule.SKIPPED, False)
+    assert (judged.message, judged.reason) == ("not today", "pytest.skip")
+
+
+@pytest.mark.parametrize("mix", [("xfailed", "xfailed"), ("xfailed", "xpassed")])
+def test_rule_4_expected_failures_are_skips_that_executed(mix: tuple[str, ...]):
+    judged = verdict(ranks(*mix), PLAIN)
+    assert (judged.kind, judged.reason, judged.executed) == (VerdictKind.SKIPPED, "pytest.xfail", True)
+
+
+@pytest.mark.parametrize("kind", [SkipKind.ENVIRONMENT, SkipKind.HARDWARE])
+def test_rule_4_an_environment_skip_is_a_pass_under_the_policy_and_keeps_reason_and_code(kind: SkipKind):
+    judged = verdict(ranks("skipped", "skipped", skip_kind=kind, skip_code=76, message="no NCCL"), PASSING)
+    assert (judged.kind, judged.is_skip_but_pass, judged.executed) == (VerdictKind.PASSED, True, False)
+    assert (judged.message, judged.skip_code, judged.skip_kind) == ("no NCCL", 76, kind)
+
+
+@pytest.mark.parametrize("kind", [SkipKind.PLAIN, None])
+def test_rule_4_a_plain_skip_stays_a_skip_under_the_policy(kind: SkipKind | None):
+    assert verdict(ranks("skipped", "skipped", skip_kind=kind), PASSING).kind is VerdictKind.SKIPPED
+
+
+def test_rule_4_one_plain_skip_among_environment_skips_stays_a_skip():
+    mixed = [result("skipped", 0, skip_kind=SkipKind.ENVIRONMENT), result("skipped", 1, skip_kind=SkipKind.PLAIN)]
+    assert verdict(mixed, PASSING).kind is VerdictKind.SKIPPED
+
+
+@pytest.mark.parametrize("setting", [Setting(gpus=2), Setting(skip="pass", gpus=2)])
+def test_rule_4_a_hardware_skip_where_the_hardware_was_given_is_lost_coverage(setting: Setting):
+    judged = verdict(ranks("skipped", "skipped", skip_kind=SkipKind.HARDWARE, skip_code=77), setting)
+    assert (judged.kind, judged.reason, judged.exit_code) == (
+        VerdictKind.ERROR, "hardware skip", ExitCode.TESTS_FAILED,
+    )  # fmt: skip
+
+
+def test_rule_4_a_skip_for_more_gpus_than_were_given_loses_nothing():
+    judged = verdict(ranks("skipped", skip_kind=SkipKind.HARDWARE, skip_code=81), Setting(gpus=2))
+    assert judged.kind is VerdictKind.SKIPPED
+
+
+def test_rule_4_an_environment_skip_where_gpus_were_given_loses_nothing():
+    judged = verdict(ranks("skipped", skip_kind=SkipKind.ENVIRONMENT, skip_code=73), Setting(gpus=2))
+    assert judged.kind is VerdictKind.SKIPPED
+
+
+@pytest.mark.parametrize("mix", [("passed", "passed"), ("xpassed", "xpassed"), ("passed", "xpassed")])
+def test_rule_5_all_passed_is_a_pass(mix: tuple[str, ...]):
+    judged = verdict(ranks(*mix), PLAIN)
+    assert (judged.kind, judged.rule, judged.exit_code) == (VerdictKind.PASSED, Rule.PASSED, ExitCode.OK)
+
+
+def test_two_results_of_one_rank_count_as_the_worse():
+    judged = verdict([result("passed"), result("errored", message="tear-down broke")], PLAIN)
+    assert judged.message == "rank 0 errored: tear-down broke"

@@ -1,0 +1,161 @@
+import pytest
+import torch
+import torch.distributed as dist
+
+from allranks.testing.environment import RankEnvironment
+
+pytest_plugins = ["pytester"]
+
+# Hypothesis' own plugin would be imported again for each pytest that these tests start, a second each time.
+PLUGIN = ("-p", "allranks.testing.fixtures", "-p", "no:hypothesispytest")
+
+
+@pytest.fixture(autouse=True)
+def no_cell(monkeypatch):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "BACKEND",
+        "INIT_METHOD",
+        "ALLRANKS_GPU_COUNT",
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def group_of_one(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_environment_is_what_the_agent_says():
+    told = {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "BACKEND": "NCCL",
+        "INIT_METHOD": "tcp",
+        "ALLRANKS_GPU_COUNT": "8",
+    }
+    assert RankEnvironment.read(told) == RankEnvironment(
+        rank=5, world_size=8, local_rank=1, local_world_size=4, backend="nccl", init_method="tcp", gpu_count=8
+    )
+
+
+def test_an_empty_environment_is_a_world_of_one_over_gloo():
+    assert RankEnvironment.read({}) == RankEnvironment(
+        rank=0, world_size=1, local_rank=0, local_world_size=1, backend="gloo", init_method="env", gpu_count=0
+    )
+
+
+def test_without_local_variables_all_ranks_are_on_one_node():
+    read = RankEnvironment.read({"RANK": "2", "WORLD_SIZE": "4"})
+    assert (read.local_rank, read.local_world_size) == (2, 4)
+
+
+def test_the_fixtures_are_the_ranks_environment(pytester, monkeypatch):
+    for name, value in {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "BACKEND": "gloo",
+        "INIT_METHOD": "file",
+    }.items():
+        monkeypatch.setenv(name, value)
+    pytester.makepyfile(
+        """
+        import torch
+
+        def test_it(rank, world_size, local_rank, backend, init_method, device):
+            assert (rank, world_size, local_rank, backend, init_method) == (3, 4, 1, "gloo", "file")
+            assert device == torch.device("cpu")
+        """
+    )
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("variables", [{"BACKEND": "nccl"}, {"BACKEND": "gloo", "ALLRANKS_GPU_COUNT": "2"}], ids=str)
+def test_in_a_cell_of_gpus_the_device_is_the_local_ranks_own(pytester, monkeypatch, variables):
+    for name, value in {**variables, "RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    pytester.makepyfile(
+        """
+        def test_it(device):
+            assert (device.type, device.index) == ("cuda", 1)
+        """
+    )
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
+
+
+def test_a_cell_of_gpus_on_a_host_without_skips_what_needs_the_device(pytester, monkeypatch):
+    monkeypatch.setenv("BACKEND", "nccl")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    pytester.makepyfile("def test_it(device): raise AssertionError")
+    result = pytester.runpytest_inprocess(*PLUGIN, "-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*no CUDA device is visible*"])
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_the_process_group_is_the_default_one(pytester):
+    pytester.makepyfile(
+        """
+        import torch.distributed as dist
+
+        def test_it(process_group):
+            assert process_group is dist.group.WORLD
+        """
+    )
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
+
+
+def test_without_a_default_group_the_error_says_what_to_do(pytester):
+    pytester.makepyfile("def test_it(process_group): pass")
+    result = pytester.runpytest_inprocess(*PLUGIN)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*there is no default process group*", "*allranks run*"])
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize(("ending", "outcomes"), [("pass", {"passed": 2}), ("assert 0", {"passed": 1, "failed": 1})])
+def test_subgroups_end_with_their_test_whether_it_passes_or_fails(pytester, ending, outcomes):
+    pytester.makepyfile(
+        f"""
+        from datetime import timedelta
+        import pytest
+        import torch.distributed as dist
+
+        made = []
+
+        def test_that_makes_them(subgroup):
+            made.append(subgroup([0], timeout=timedelta(seconds=7)))
+            made.append(subgroup(range(1)))
+            assert [dist.get_process_group_ranks(group) for group in made] == [[0], [0]]
+            {ending}
+
+        def test_that_runs_next():
+            for group in made:
+                with pytest.raises(KeyError):
+                    dist.get_process_group_ranks(group)
+            assert dist.is_initialized()
+        """
+    )
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(**outcomes)
+
+
+def test_the_marker_for_tests_without_a_group_is_known(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.no_process_group
+        def test_it(): pass
+        """
+    )
+    pytester.runpytest_inprocess(*PLUGIN, "--strict-markers").assert_outcomes(passed=1)

@@ -1,0 +1,19 @@
+import importlib
+
+import pytest
+
+import allranks.testing
+
+
+@pytest.mark.parametrize("name", allranks.testing.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(allranks.testing, name).__module__.startswith(("allranks.testing", "builtins"))
+
+
+def test_a_name_is_the_one_of_its_module():
+    assert allranks.testing.SkipCode is importlib.import_module("allranks.testing.skipcodes").SkipCode
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'require_tpus'"):
+        _ = allranks.testing.require_tpus
