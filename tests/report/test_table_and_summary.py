@@ -32,10 +32,18 @@ def test_the_table_names_the_leading_rank_and_the_first_line_of_its_message(merg
 
 def test_ten_failures_are_listed_and_the_rest_is_counted(run_folder):
     run_folder.manifest(ENV)
-    run_folder.both(ENV, {f"t.py::test_{n}": "failed" for n in range(13)})
+    run_folder.both(ENV, {f"t.py::test_{n}": {"outcome": "failed", "message": f"m{n}"} for n in range(13)})
     text = render_table(merge(run_folder.path, environ={}))
     assert text.count("FAILURE") == 10
     assert "and 3 more: see junit.xml" in text
+
+
+def test_failures_of_a_suite_that_say_the_same_are_listed_once(run_folder):
+    run_folder.manifest(ENV)
+    run_folder.both(ENV, {f"t.py::test_{n}": {"outcome": "failed", "message": "the same"} for n in range(13)})
+    text = render_table(merge(run_folder.path, environ={}))
+    assert text.count("FAILURE") == 1
+    assert "and 12 more tests of it with this message" in text
 
 
 def test_no_line_is_wider_than_the_table(run_folder):
@@ -70,7 +78,7 @@ def test_the_summary_has_failures_first_and_takes_their_text_literally(merged):
 
 def test_the_summary_stays_small_however_much_went_wrong(run_folder):
     run_folder.manifest(ENV)
-    run_folder.both(ENV, {f"t.py::test_{n}": {"outcome": "failed", "message": "m" * 5_000} for n in range(500)})
+    run_folder.both(ENV, {f"t.py::test_{n}": {"outcome": "failed", "message": f"{n} " + "m" * 5_000} for n in range(500)})
     merged = merge(run_folder.path, environ={})
     assert len(render_summary(merged)) < 100_000
     assert "and 450 more" in render_summary(merged)

@@ -4,12 +4,14 @@ Docker SDK for Python, API 1.41 (Docker 20.10) or newer. Code goes in and result
 the API, so a remote daemon, a rootless one and one whose user differs from ours all work alike.
 """
 
+import re
 import selectors
+import signal
 import socket
 import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,25 +73,25 @@ class DockerEngine:
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator["DockerJob"]:  # noqa: ARG002
         """See :meth:`allranks.engine.protocol.Engine.start`."""
-        with _as_engine_error(f"The container of {spec.job_id} could not be started."):
-            identifier = self._create(spec)
-        job = DockerJob(self._client, identifier, spec.resources.seconds)
-        try:
+        with ExitStack() as stack:
             with _as_engine_error(f"The container of {spec.job_id} could not be started."):
+                identifier = self._create(spec, stack)
+                job = DockerJob(self._client, identifier, spec.resources.seconds)
+                stack.callback(job.close)
                 self._client.put_archive(identifier, _ROOT, job_archive(spec, self._package))
                 job.attach_and_start()
             yield job
-        finally:
-            job.close()
-            self._remove(identifier)
 
-    def _create(self, spec: JobSpec) -> str:
+    def _create(self, spec: JobSpec, stack: ExitStack) -> str:
+        """Create the container, and have `stack` remove it."""
         if spec.image is None:
             msg = f"job {spec.job_id} names no image"
             raise EngineError(msg)
         request = creation_request(spec, host_id())
         host_config = self._client.create_host_config(**request.pop("host_config"))
-        container = self._client.create_container(**request, host_config=host_config)
+        with _signals_deferred():
+            container = self._client.create_container(**request, name=container_name(spec), host_config=host_config)
+            stack.callback(self._remove, container["Id"])
         return str(container["Id"])
 
     def _remove(self, identifier: str) -> None:
@@ -238,6 +240,16 @@ class DockerJob:
 
 
 @contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Let Ctrl-C wait for a moment: the daemon would go on making what nobody then knows to remove."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _as_engine_error(what: str) -> Iterator[None]:
     try:
         yield
@@ -283,6 +295,12 @@ def creation_request(spec: JobSpec, host: str) -> dict[str, Any]:
             "device_requests": gpu_requests(spec.gpus),
         },
     }
+
+
+def container_name(spec: JobSpec) -> str:
+    """A name that tells a person in ``docker ps`` what it is, and that no other attempt has."""
+    readable = re.sub(r"[^a-zA-Z0-9_.-]+", "-", spec.job_id)
+    return f"allranks-{spec.run_id}-{readable}-{spec.attempt}"
 
 
 def agent_arguments() -> list[str]:

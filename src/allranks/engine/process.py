@@ -39,7 +39,7 @@ class ProcessEngine:
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator["ProcessJob"]:
         """See :meth:`allranks.engine.protocol.Engine.start`."""
-        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH_PREFIX))
+        scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{spec.run_id}."))
         try:
             job = self._spawn(spec, scratch, held)
             try:
@@ -74,11 +74,14 @@ class ProcessEngine:
         return ProcessJob(process, scratch, spec.resources.seconds)
 
     def reap(self) -> list[str]:
-        """Kill the processes of this host whose run has no owner any more."""
+        """Kill the processes of this host whose run has no owner any more, and remove its scratch folders."""
         dead = [pid for pid, run_id in _processes_of_runs() if is_dead(run_id)]
         for pid in dead:
             _kill(pid)
-        return [f"process {pid}" for pid in dead]
+        left = [folder for folder, run_id in _scratch_folders() if is_dead(run_id)]
+        for folder in left:
+            shutil.rmtree(folder, ignore_errors=True)
+        return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
 
 
 class ProcessJob:
@@ -207,6 +210,14 @@ def _processes_of_runs() -> Iterator[tuple[int, str]]:
         run = next((item.removeprefix(marker) for item in variables if item.startswith(marker)), None)
         if run:
             yield int(entry.name), run.decode("utf-8", "replace")
+
+
+def _scratch_folders() -> Iterator[tuple[Path, str]]:
+    """The scratch folders of this user's jobs, each with its run id."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*"):
+        run_id = folder.name.removeprefix(_SCRATCH_PREFIX).rpartition(".")[0]
+        if run_id and folder.stat().st_uid == os.geteuid():
+            yield folder, run_id
 
 
 def _kill(pid: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.events import EventLog
+from allranks.harness.events import JOURNAL, EventLog
 from allranks.harness.hangup import leave_on_hangup
 from allranks.harness.rank_xml import write_rank_xml
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     config = AgentConfig.read(options.config)
     stream = os.dup(1)
     _send_output_to(folders.results / "agent.log")
-    journal = EventLog(folders.results / "events-agent.jsonl", stream)
+    journal = EventLog(folders.results / JOURNAL, stream)
     journal.write("agent_started", pid=os.getpid(), python=sys.version.split()[0])
     _set_environment(config)
     status = _work(config, folders, journal)

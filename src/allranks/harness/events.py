@@ -16,6 +16,9 @@ from typing import Any
 Event = dict[str, Any]
 """One event: ``event`` names its kind, ``at`` is seconds since the epoch."""
 
+JOURNAL = "events-agent.jsonl"
+"""The agent's own file of events."""
+
 RECORD_SEPARATOR = b"\x1e"
 
 

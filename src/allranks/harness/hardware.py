@@ -4,21 +4,21 @@ import torch
 from torch import distributed
 
 from allranks.harness.config import AgentConfig
-from allranks.testing.skipcodes import SkipCode, multi_gpu, reason
+from allranks.testing.skipcodes import SkipCode, multi_gpu
 
 
 def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str] | None:
-    """The first of torch's skip codes that fits what the host lacks for the cell, and why; None if it lacks nothing."""
+    """The first of torch's skip codes that fits what the host lacks for the cell, and the detail; None if nothing."""
+    present = _visible_gpus()
+    lacking = f"the cell asks for {config.gpu_count} GPUs, this job sees {present}"
     if not distributed.is_backend_available(config.backend):
-        code = SkipCode.BACKEND_UNAVAILABLE
-        return code, f"{reason(code)} This torch ({torch.__version__}) was built without {config.backend}."
-    return _missing_gpus(config.gpu_count)
-
-
-def _missing_gpus(wanted: int) -> tuple[SkipCode, str] | None:
-    # With PYTORCH_NVML_BASED_CUDA_CHECK both calls ask NVML and leave CUDA uninitialised, so forks stay clean.
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if present >= wanted:
+        detail = f"this torch ({torch.__version__}) is built without {config.backend}"
+        return SkipCode.BACKEND_UNAVAILABLE, detail if present >= config.gpu_count else f"{detail}, and {lacking}"
+    if present >= config.gpu_count:
         return None
-    code = SkipCode.NO_CUDA if present == 0 else multi_gpu(wanted)
-    return code, f"{reason(code)} The cell asks for {wanted} GPUs, this job sees {present}."
+    return SkipCode.NO_CUDA if present == 0 else multi_gpu(config.gpu_count), lacking
+
+
+def _visible_gpus() -> int:
+    # With PYTORCH_NVML_BASED_CUDA_CHECK both calls ask NVML and leave CUDA uninitialised, so forks stay clean.
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -56,7 +56,7 @@ def phase_of(report: pytest.TestReport, error: BaseException | None) -> Phase:
         outcome=outcome,
         duration=report.duration,
         message=reason if kind else _message(report, outcome),
-        text=shorten(str(report.longreprtext)),
+        text=reason if kind else shorten(str(report.longreprtext)),
         stdout=shorten(report.capstdout),
         stderr=shorten(report.capstderr),
         skip_kind=kind,

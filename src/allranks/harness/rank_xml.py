@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from allranks.harness.events import Event, read_events
+from allranks.harness.events import JOURNAL, Event, read_events
 from allranks.harness.outcome import Outcome
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -93,7 +93,7 @@ def rank_tests(results: Path, rank: int) -> list[RankTest]:
     for event in read_events(results / f"events-{rank}.jsonl"):
         if nodeid := event.get("nodeid"):
             _add(tests.setdefault(nodeid, RankTest(nodeid)), event)
-    for event in read_events(results / "events-agent.jsonl"):
+    for event in read_events(results / JOURNAL):
         if event["event"] == "arrived" and event["rank"] == rank and event["nodeid"] in tests:
             tests[event["nodeid"]].arrived = event
     return list(tests.values())

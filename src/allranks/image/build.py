@@ -17,9 +17,8 @@ from allranks.image.recipe import Recipe, recipe_of
 from allranks.image.sources import source_digest
 
 if TYPE_CHECKING:
-    from docker import DockerClient
-
     from allranks.matrix.model import Image
+    from docker import DockerClient
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,9 +44,9 @@ def _failures(merged: MergedRun) -> Iterator[str]:
     bad = failures(merged)
     for failure in bad[:LISTED]:
         yield f"- **{failure.test.verdict.kind}** {_escaped(failure.suite.name)}: {_escaped(failure.test.nodeid)}<br>"
-        yield f"  {_message(failure)}"
-    if len(bad) > LISTED:
-        yield f"- and {len(bad) - LISTED} more, in `{merged.junit.name}`"
+        yield f"  {_message(failure)}" + (f" (and {failure.alike} more alike)" if failure.alike else "")
+    if more := sum(1 + failure.alike for failure in bad[LISTED:]):
+        yield f"- and {more} more, in `{merged.junit.name}`"
     if bad:
         yield ""
 

@@ -1,9 +1,10 @@
 """The table at the end of a run: cells by suites with their counts, and the first failures."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from allranks.report.accounting import CLASSNAME
 from allranks.report.model import CellSuite, Counts, MergedRun, TestVerdict
 from allranks.report.xml_text import first_line, readable
 
@@ -20,10 +21,15 @@ _CELL: Final = 26
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One bad verdict with the place it belongs to."""
+    """A bad verdict with the place it belongs to.
+
+    Attributes:
+        alike: How many further tests of the suite have the same kind of verdict with the same message.
+    """
 
     suite: CellSuite
     test: TestVerdict
+    alike: int = 0
 
 
 def render_table(merged: MergedRun) -> str:
@@ -32,8 +38,15 @@ def render_table(merged: MergedRun) -> str:
 
 
 def failures(merged: MergedRun) -> list[Failure]:
-    """Every bad verdict, in the order of the report."""
-    return [Failure(suite=suite, test=test) for suite in merged.suites for test in suite.tests if test.verdict.is_bad]
+    """The bad verdicts, those of a suite that say the same as one; what befell a whole job comes first."""
+    alike: dict[tuple[str, str, str], list[Failure]] = {}
+    for suite in merged.suites:
+        for test in suite.tests:
+            if test.verdict.is_bad:
+                key = (suite.name, test.verdict.kind, first_line(test.verdict.message))
+                alike.setdefault(key, []).append(Failure(suite=suite, test=test))
+    found = [replace(group[0], alike=len(group) - 1) for group in alike.values()]
+    return sorted(found, key=lambda failure: failure.test.classname != CLASSNAME)
 
 
 def shorten(text: str, width: int) -> str:
@@ -85,8 +98,10 @@ def _failures(merged: MergedRun) -> Iterator[str]:
         test = failure.test
         yield shorten(f"  {test.verdict.kind.upper()} {failure.suite.name}: {readable(test.nodeid)}", WIDTH)
         yield shorten(f"    {readable(first_line(test.verdict.message))}", WIDTH)
-    if len(bad) > FAILURES:
-        yield f"  and {len(bad) - FAILURES} more: see {merged.junit.name}"
+        if failure.alike:
+            yield f"    and {failure.alike} more tests of it with this message"
+    if more := sum(1 + failure.alike for failure in bad[FAILURES:]):
+        yield f"  and {more} more: see {merged.junit.name}"
 
 
 def _notes(merged: MergedRun) -> Iterator[str]:

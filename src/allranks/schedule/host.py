@@ -139,4 +139,3 @@ class _ForHost:
             return image
         self.say(lacks)
         return job.image
-

@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from allranks.engine.protocol import Engine, JobExit, RunningJob
 from allranks.engine.spec import JobSpec
 from allranks.errors import AllranksError
-from allranks.harness.events import Event, append_events
+from allranks.harness.events import JOURNAL, Event, append_events, read_events
 from allranks.harness.rank_xml import write_rank_xml
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule import journal
@@ -88,30 +88,35 @@ class Runner:
             ResultsError: Nothing can be written any more.
         """
         with ExitStack() as stack:
-            current: Turn | None = None
-            for upcoming in [*jobs, None]:
-                ahead = self._start_ahead(upcoming, stack) if current and upcoming else None
-                if current is not None:
-                    self._see_through(current, ahead)
-                current = ahead or (self._start(upcoming, stack) if upcoming else None)
-                if current is not None and ahead is None:
+            ahead: Turn | None = None
+            for job, following in zip(jobs, [*jobs[1:], None], strict=True):
+                current = ahead
+                if current is None:
+                    current = self._start(job, stack)
                     self._go(current)
+                ahead = self._see_through(current, following, stack)
 
-    def _see_through(self, current: Turn, ahead: Turn | None) -> None:
-        """Wait for the current turn, let the next one go, and only then put the current one away."""
+    def _see_through(self, current: Turn, following: Job | None, stack: ExitStack) -> Turn | None:
+        """Start the next job, wait for the current one, let the next one go, and only then put the current one away.
+
+        Returns:
+            The next turn, gone already; None where there is none, or where it needs the current one's GPUs.
+        """
+        ahead = None
         try:
+            if following is not None:
+                ahead = self._start_ahead(following, stack)
             self._wait(current)
         except KeyboardInterrupt:
             current.error = _INTERRUPTED
             if current.running is not None:
                 current.running.stop()
             self._finish(current)
-            if ahead is not None:
-                _abandon(ahead)
             raise
         if ahead is not None:
             self._go(ahead)
         self._finish(current)
+        return ahead
 
     def _start_ahead(self, job: Job, stack: ExitStack) -> Turn | None:
         """Start a job while another one runs, unless it has to wait for that one's GPUs."""
@@ -130,6 +135,7 @@ class Runner:
         stack = outer.enter_context(ExitStack())
         stack.enter_context(lease)
         number, folder = self._folder.new_attempt(job)
+        stack.callback(_remove_if_empty, folder)
         turn = Turn(job=job, number=number, folder=folder, lease=lease, stack=stack, started=time.time())
         try:
             turn.spec = self._spec(turn)
@@ -170,8 +176,11 @@ class Runner:
         """Bring the results home, write the record, and remove the job."""
         if turn.running is not None:
             self._collect(turn, turn.running)
-            turn.error = turn.error or journal.job_error(turn.events, turn.ending)
         _complete_results(turn)
+        # The file is the truth: what came while the job was being stopped is only there.
+        turn.events = read_events(turn.folder / JOURNAL) or turn.events
+        if turn.running is not None:
+            turn.error = turn.error or journal.job_error(turn.events, turn.ending)
         write_json(turn.folder / "job.json", _record(turn, self._host.engine.name))
         turn.stack.close()
         what = turn.error.what if turn.error else ""
@@ -184,18 +193,16 @@ class Runner:
             turn.error = turn.error or JobError.from_exception(error)
 
 
-def _abandon(turn: Turn) -> None:
-    """Forget a turn that never got to run a test."""
-    turn.stack.close()
-    if not any(turn.folder.iterdir()):
-        turn.folder.rmdir()
+def _remove_if_empty(folder: Path) -> None:
+    """Forget an attempt that never came to anything: its job counts as not started."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _complete_results(turn: Turn) -> None:
     """Write what a dead agent could not: its journal, as far as it was heard, and the ranks' XML."""
-    own_journal = turn.folder / "events-agent.jsonl"
-    if turn.events and not own_journal.exists():
-        append_events(own_journal, turn.events)
+    if turn.events and not (turn.folder / JOURNAL).exists():
+        append_events(turn.folder / JOURNAL, turn.events)
     cell = turn.job.cell
     for rank in range(cell.world_size):
         has_events = (turn.folder / f"events-{rank}.jsonl").exists()

@@ -1,0 +1,35 @@
+import io
+import tarfile
+
+from allranks.image.context import layer_files, stream
+
+
+def unpacked(files):
+    with tarfile.open(fileobj=io.BytesIO(b"".join(stream(files)))) as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}
+
+
+def test_the_archive_holds_the_files_under_their_names(tmp_path):
+    (tmp_path / "a").write_bytes(b"x" * 513)
+    (tmp_path / "b").write_bytes(b"")
+    assert unpacked({"deep/a": tmp_path / "a", "b": tmp_path / "b"}) == {"b": b"", "deep/a": b"x" * 513}
+
+
+def test_equal_contents_give_equal_bytes(tmp_path):
+    for name, mode in (("a", 0o600), ("b", 0o755)):
+        (tmp_path / name).write_text("same")
+        (tmp_path / name).chmod(mode)
+    assert b"".join(stream({"x": tmp_path / "a"})) == b"".join(stream({"x": tmp_path / "b"}))
+
+
+def test_a_wheel_of_a_long_name_keeps_it(tmp_path):
+    name = f"wheels/{'x' * 150}-1.0-{'manylinux_2_28_x86_64.' * 4}whl"
+    (tmp_path / "a").write_text("x")
+    assert unpacked({name: tmp_path / "a"}) == {name: b"x"}
+
+
+def test_a_layer_sends_the_dockerfile_pip_and_its_wheels(tmp_path):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/pip.whl").touch()
+    files = layer_files(tmp_path / "Dockerfile", tools=tmp_path / "tools", wheels=[tmp_path / "w/a.whl"])
+    assert set(files) == {"Dockerfile", "tools/pip.whl", "wheels/a.whl"}

@@ -1,0 +1,120 @@
+from dataclasses import replace
+
+import pytest
+
+from allranks.errors import ImageError
+from allranks.image import layers
+from allranks.image.base import Base, ImagePython
+from allranks.image.builders import build_with_sdk
+from allranks.image.daemon import Site
+from allranks.image.layers import build_layers
+from allranks.image.recipe import Recipe
+from allranks.image.wheelhouse import Wheelhouse
+
+BASE = Base(reference="debian", id="sha256:base")
+RECIPE = Recipe(name="cpu", base="debian", torch="2.13.0")
+PYTHON = ImagePython(version=(3, 11), abi="cp311", platforms=(), markers={})
+
+
+@pytest.fixture
+def site(daemon, tmp_path, progress):
+    return Site(client=daemon, root=tmp_path, progress=progress)
+
+
+@pytest.fixture
+def house(tmp_path, make_wheel):
+    make_wheel(tmp_path / "tools", "pip", "26.0")
+    make_wheel(tmp_path / "torch", "torch", "2.13.0")
+    make_wheel(tmp_path / "packages", "pytest", "9.0")
+    return Wheelhouse(tools=tmp_path / "tools", torch=tmp_path / "torch", packages=tmp_path / "packages")
+
+
+@pytest.fixture(autouse=True)
+def no_effects(monkeypatch, house, make_wheel):
+    def build_wheel(folder, *, into, progress):
+        del progress
+        return make_wheel(into, "hello", "1.0", files={"hello.py": folder.read_text()})
+
+    monkeypatch.setattr(layers, "python_of", lambda _client, _base: PYTHON)
+    monkeypatch.setattr(layers, "resolve", lambda _wanted, _progress: house)
+    monkeypatch.setattr(layers, "build_wheel", build_wheel)
+    monkeypatch.setattr(layers, "builder_of_host", lambda: build_with_sdk)
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A recipe whose project has the given source."""
+
+    def make(source):
+        (tmp_path / "project").write_text(source)
+        return replace(RECIPE, project=tmp_path / "project")
+
+    return make
+
+
+def built(daemon):
+    return [build["buildargs"]["LAYER"] for build in daemon.builds]
+
+
+def test_each_layer_lies_on_the_one_before(daemon, site, project):
+    build_layers(project("1"), BASE, site)
+    assert built(daemon) == ["torch", "packages", "project"]
+    parents = [build["buildargs"]["BASE_IMAGE"] for build in daemon.builds]
+    assert parents == ["debian", daemon.builds[0]["tag"], daemon.builds[1]["tag"]]
+
+
+def test_the_top_layer_is_the_image(daemon, site):
+    top = build_layers(RECIPE, BASE, site)
+    assert top.reference == daemon.builds[-1]["tag"]
+    assert top.id == daemon.present[top.reference]
+
+
+def test_a_change_in_the_project_builds_only_the_last_layer(daemon, site, project):
+    build_layers(project("1"), BASE, site)
+    daemon.builds.clear()
+    build_layers(project("2"), BASE, site)
+    assert built(daemon) == ["project"]
+
+
+def test_a_change_of_the_base_builds_every_layer(daemon, site, project):
+    build_layers(project("1"), BASE, site)
+    daemon.builds.clear()
+    build_layers(project("1"), replace(BASE, id="sha256:newer"), site)
+    assert built(daemon) == ["torch", "packages", "project"]
+
+
+def test_another_package_keeps_the_layer_of_torch(daemon, site, house, make_wheel):
+    build_layers(RECIPE, BASE, site)
+    daemon.builds.clear()
+    make_wheel(house.packages, "numpy", "2.0")
+    build_layers(RECIPE, BASE, site)
+    assert built(daemon) == ["packages"]
+
+
+def test_a_layer_without_wheels_is_not_built(daemon, site, house):
+    for wheel in house.packages.iterdir():
+        wheel.unlink()
+    build_layers(RECIPE, BASE, site)
+    assert built(daemon) == ["torch"]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["built", "failed"])
+def test_the_builder_stage_of_this_build_and_of_no_other_is_removed(daemon, site, fails):
+    if fails:
+        daemon.build_events = [{"error": "no"}]
+        with pytest.raises(ImageError):
+            build_layers(RECIPE, BASE, site)
+    else:
+        build_layers(RECIPE, BASE, site)
+    key = daemon.builds[0]["buildargs"]["LAYER_KEY"]
+    assert daemon.prunes[0] == {"dangling": True, "label": f"allranks.builder={key}"}
+
+
+def test_the_projects_requirements_are_resolved(site, project, monkeypatch, make_wheel, house):
+    asked = []
+    monkeypatch.setattr(
+        layers, "build_wheel", lambda *_, into, **__: make_wheel(into, "hello", "1.0", requires=["six"])
+    )
+    monkeypatch.setattr(layers, "resolve", lambda wanted, _: asked.append(wanted.further) or house)
+    build_layers(project("1"), BASE, site)
+    assert asked == [("six",)]
