@@ -100,7 +100,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     environ = os.environ
     parser.add_argument(
         "--engine",
-        choices=_ENGINES,
+        type=_engine,
+        metavar="|".join(_ENGINES),
         default=environ.get(ENGINE_VARIABLE, "auto"),
         help=f"where to run: docker where a daemon answers, else process (default: ${ENGINE_VARIABLE}, or auto)",
     )
@@ -115,6 +116,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_run)
+
+
+def _engine(name: str) -> str:
+    # argparse checks no default against `choices`, and this one comes from the environment.
+    if name not in _ENGINES:
+        msg = f"{name!r} is no engine: choose from {', '.join(_ENGINES)}"
+        raise argparse.ArgumentTypeError(msg)
+    return name
 
 
 def _add_merge(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from allranks.harness.events import Event
 from allranks.harness.outcome import Outcome
+from allranks.schedule.journal import JobError
+
+_LINES = 12
 
 
 @dataclass
@@ -34,9 +37,18 @@ class LiveView:
                 f"{job_id}: first failure: rank {event['rank']} {event['outcome']} in {event['nodeid']}: {message}"
             )
 
-    def job_ended(self, job_id: str, events: Sequence[Event], seconds: float, error: str) -> None:
-        """A job is over."""
-        self.say(f"{job_id}: {error or _summary(events)} in {seconds:.1f} s")
+    def job_ended(self, job_id: str, events: Sequence[Event], seconds: float, error: JobError | None) -> None:
+        """A job is over; what befell the job as a whole is said in full, as far as a person would read."""
+        self.say(f"{job_id}: {error.what if error else _summary(events)} ({seconds:.1f} s)")
+        for text in (error.why, error.remedy) if error else ():
+            for line in _last_lines(text):
+                self.say(f"    {line}")
+
+
+def _last_lines(text: str) -> list[str]:
+    """The end of a text, which is where Python and pip say what went wrong."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines if len(lines) <= _LINES else ["…", *lines[-_LINES:]]
 
 
 def _summary(events: Sequence[Event]) -> str:

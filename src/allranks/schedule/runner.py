@@ -183,8 +183,7 @@ class Runner:
             turn.error = turn.error or journal.job_error(turn.events, turn.ending)
         write_json(turn.folder / "job.json", _record(turn, self._host.engine.name))
         turn.stack.close()
-        what = turn.error.what if turn.error else ""
-        self._live.job_ended(turn.job.id, turn.events, time.time() - turn.started, what)
+        self._live.job_ended(turn.job.id, turn.events, time.time() - turn.started, turn.error)
 
     def _collect(self, turn: Turn, running: RunningJob) -> None:
         try:
