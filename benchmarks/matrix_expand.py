@@ -4,7 +4,7 @@
 
 Both sides expand the same matrix of about ten thousand points under the same 50 rules in the same process,
 turn by turn; what counts is the ratio of their medians. The full size (1,000,000 points) runs on our side alone,
-because the plain way takes a minute there.
+because the plain way takes minutes there.
 """
 
 from collections.abc import Callable, Sequence
