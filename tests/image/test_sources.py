@@ -34,11 +34,19 @@ def test_a_new_time_stamp_alone_does_not_change_the_digest(project):
 
 
 @pytest.mark.parametrize(
-    "path", [".git/HEAD", "build/lib/x.py", "results/x.xml", "src/package/__pycache__/x.pyc", "src/p.egg-info/PKG-INFO"]
+    "path",
+    [
+        ".git/HEAD",
+        ".coverage",
+        "build/lib/x.py",
+        "results/x.xml",
+        "src/package/__pycache__/x.pyc",
+        "src/p.egg-info/PKG-INFO",
+    ],
 )
 def test_what_tools_leave_behind_does_not_change_the_digest(project, path):
     before = source_digest(project)
-    (project / path).parent.mkdir(parents=True)
+    (project / path).parent.mkdir(parents=True, exist_ok=True)
     (project / path).write_text("x")
     assert source_digest(project) == before
 

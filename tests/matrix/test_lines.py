@@ -20,6 +20,10 @@ not_a_key = "x"
 after = \'\'\'
 a ' quote and a # hash\'\'\'\'
 last = { inline = "a = b", other = [1, 2] }
+several = [
+  { inside = 1 },
+  [""" quoted"""", "["],
+]
 
 [[matrix.exclude]]
 when = "backend == 'nccl' # and = so on"
@@ -44,13 +48,13 @@ x = 1'''
         (("matrix", "nested"), 9),
         (("matrix", "after"), 13),
         (("matrix", "last"), 15),
-        (("matrix", "exclude", 0), 17),
-        (("matrix", "exclude", 0, "when"), 18),
-        (("matrix", "exclude", 1), 20),
-        (("matrix", "exclude", 1, "reason"), 21),
-        (("images", "a.b"), 23),
-        (("images", "a.b", "torch"), 24),
-        (("matrix", "exclude", 1, "deeper", 0, "x"), 26),
+        (("matrix", "exclude", 0), 21),
+        (("matrix", "exclude", 0, "when"), 22),
+        (("matrix", "exclude", 1), 24),
+        (("matrix", "exclude", 1, "reason"), 25),
+        (("images", "a.b"), 27),
+        (("images", "a.b", "torch"), 28),
+        (("matrix", "exclude", 1, "deeper", 0, "x"), 30),
     ],
 )
 def test_each_key_is_found_on_its_line(path, line):
@@ -60,7 +64,7 @@ def test_each_key_is_found_on_its_line(path, line):
 def test_nothing_inside_a_value_is_taken_for_a_key():
     assert "after" in tomllib.loads(TEXT)["matrix"]
     named = {part for path in key_lines(TEXT) for part in path}
-    assert named.isdisjoint({"not", "a", "table", "not_a_key", "inline", "other"})
+    assert named.isdisjoint({"not", "a", "table", "not_a_key", "inline", "other", "inside"})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from allranks.image.base import Base, find_base
 from allranks.image.cache import locked
-from allranks.image.daemon import Progress, Site, find, pull
+from allranks.image.daemon import Progress, Site, find, pull, reported
 from allranks.image.dockerfile import dockerfile_path
 from allranks.image.key import image_key
 from allranks.image.recipe import Recipe, recipe_of
@@ -97,5 +97,6 @@ def _build_once(recipe: Recipe, base: Base, reference: str, site: Site) -> Built
             return BuiltImage(reference=reference, id=str(present.id), built=False)
         site.progress(f"building image {reference} on {base.reference}{f' ({base.reason})' if base.reason else ''}")
         top = build_layers(recipe, base, site)
-        site.client.api.tag(top.id, name, tag)
+        with reported(f"The image {reference} could not be tagged.", remedy="Run again."):
+            site.client.api.tag(top.id, name, tag)
         return BuiltImage(reference=reference, id=top.id, built=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
 from allranks.errors import ImageError
+from allranks.image.child import child, lines_of
 from allranks.image.daemon import Progress, error_of, find, reported
 
 if TYPE_CHECKING:
@@ -89,20 +90,14 @@ def build_with_buildkit(
     images, even when the user has selected another one.
     """
     last: deque[str] = deque(maxlen=_KEPT_LINES)
-    variables = {name: value for name, value in os.environ.items() if name != "BUILDX_BUILDER"}
-    with subprocess.Popen(
-        buildkit_command(request),
-        env={**variables, "DOCKER_BUILDKIT": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+    environ = {name: value for name, value in os.environ.items() if name != "BUILDX_BUILDER"}
+    with child(
+        buildkit_command(request), environ={**environ, "DOCKER_BUILDKIT": "1"}, stdin=subprocess.PIPE
     ) as process:
-        assert process.stdin is not None  # noqa: S101 - for the type checker: both are pipes
-        assert process.stdout is not None  # noqa: S101
         writer = threading.Thread(target=_feed, args=(context, process.stdin))
         writer.start()
-        for line in process.stdout:
-            _take(line.decode(errors="replace"), last, progress)
+        for line in lines_of(process):
+            _take(line, last, progress)
         writer.join()
     if process.returncode:
         raise _failure(request, last)

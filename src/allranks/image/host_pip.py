@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.errors import ImageError
+from allranks.image.child import child, lines_of
 from allranks.image.daemon import Progress
 
 _KEPT_LINES = 15
@@ -24,7 +25,7 @@ sys.path[:] = [entry for entry in sys.path if entry]
 markers = json.loads(os.environ.pop("ALLRANKS_MARKERS"))
 if markers:
     import pip._vendor.packaging.markers as module
-    module.default_environment.__name__
+    assert callable(module.default_environment)
     module.default_environment = lambda: dict(markers)
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
@@ -64,19 +65,13 @@ def run_pip(request: PipRequest, progress: Progress) -> None:
         ImageError: pip is not to be found, or fails; the cause is in its last lines.
     """
     last: deque[str] = deque(maxlen=_KEPT_LINES)
-    with subprocess.Popen(
-        [_python_with_pip(), "-c", _WITH_MARKERS, *request.arguments],
-        cwd=request.folder,
-        env={**request.environ, "ALLRANKS_MARKERS": json.dumps(dict(request.markers)), "PIP_NO_INPUT": "1"},
-        text=True,
-        errors="replace",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as process:
-        for line in process.stdout or ():
-            last.append(line.strip())
-            if last[-1].startswith(_SHOWN):
-                progress(last[-1])
+    command = [_python_with_pip(), "-c", _WITH_MARKERS, *request.arguments]
+    environ = {**request.environ, "ALLRANKS_MARKERS": json.dumps(dict(request.markers)), "PIP_NO_INPUT": "1"}
+    with child(command, environ=environ, folder=request.folder) as process:
+        for line in map(str.strip, lines_of(process)):
+            last.append(line)
+            if line.startswith(_SHOWN):
+                progress(line)
     if process.returncode:
         raise ImageError(request.what, why=cause(last), remedy=request.remedy)
 

@@ -13,7 +13,7 @@ from allranks.image.base import Base, python_of
 from allranks.image.builders import BuildRequest, builder_of_host
 from allranks.image.cache import locked
 from allranks.image.context import layer_files, stream
-from allranks.image.daemon import Progress, Site, find
+from allranks.image.daemon import Progress, Site, find, reported
 from allranks.image.dockerfile import dockerfile_path
 from allranks.image.key import layer_key
 from allranks.image.project import build_wheel
@@ -112,7 +112,8 @@ def _build_layer(layer: Layer, below: Base, key: str, site: Site) -> Image:
     context = stream(layer_files(dockerfile, tools=layer.tools, wheels=layer.wheels))
     try:
         builder_of_host()(site.client, request, context, site.progress)
-        return site.client.images.get(request.tag)
+        with reported(f"The image {request.tag} is gone right after its build.", remedy="Run again."):
+            return site.client.images.get(request.tag)
     finally:
         _remove_builder_stage(site.client, key)
 

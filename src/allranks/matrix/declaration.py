@@ -314,7 +314,8 @@ def _env(table: Table, known: Known) -> EnvRule:
 
 def _policy(table: Table) -> Policy:
     table.only("skip", "mixed_skip")
-    return Policy(skip=table.choice("skip", SKIP_POLICIES, Policy.skip), mixed_skip=table.texts("mixed_skip"))
+    skip = table.choice("skip", SKIP_POLICIES, SKIP_POLICIES[0]) if "skip" in table.values else None
+    return Policy(skip=skip, mixed_skip=table.texts("mixed_skip"))
 
 
 def _limits(table: Table) -> Limits:

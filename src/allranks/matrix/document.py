@@ -1,6 +1,5 @@
 """A TOML file with typed access to its tables: what is wrong is said with file, line, key and remedy."""
 
-import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -142,7 +141,7 @@ class Table:
         value = self.values.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.mistyped(name, "a number of seconds", f"{name} = {default}")
-        if not math.isfinite(value) or not 0 < value <= LARGEST_NUMBER:
+        if not 0 < value <= LARGEST_NUMBER:
             raise self.error(name, f"{shown(value)} is no time to wait", "Write a number of seconds above 0.")
         return float(value)
 
@@ -192,7 +191,7 @@ def read(path: Path) -> Table:
         MatrixError: The file cannot be read, or is not TOML.
     """
     try:
-        text = path.read_bytes().decode().replace("\r\n", "\n")
+        text = path.read_bytes().decode()
     except OSError as error:
         why = error.strerror or str(error)
         raise MatrixError(

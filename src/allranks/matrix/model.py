@@ -142,11 +142,12 @@ class Policy:
     """How rank outcomes are read.
 
     Attributes:
-        skip: ``pass`` turns environment skips into passes (sandcastle's skip-but-pass).
+        skip: ``pass`` turns environment skips into passes (sandcastle's skip-but-pass); None where the file says
+            nothing, so that the sandcastle variables decide when results are merged.
         mixed_skip: Test ids (``fnmatch`` patterns) whose ranks may disagree on a skip.
     """
 
-    skip: SkipPolicy = "skip"
+    skip: SkipPolicy | None = None
     mixed_skip: tuple[str, ...] = ()
 
 

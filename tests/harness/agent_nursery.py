@@ -1,0 +1,83 @@
+"""A process that has imported torch and forks agents on request, so that an agent costs a test no import.
+
+What the forks run is :func:`allranks.harness.agent.main`, as ``python -m allranks.harness`` does.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+
+class Nursery:
+    """The tests' side: asks for agents, and for the exit status of each."""
+
+    def __init__(self):
+        self._socket, theirs = socket.socketpair()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=theirs, start_new_session=True, env=environment
+        )
+        theirs.close()
+
+    def start(self, arguments, environment, folder, stdin, stdout):
+        """Fork an agent; its process id."""
+        request = json.dumps([arguments, environment, str(folder)]).encode()
+        socket.send_fds(self._socket, [request], [stdin, stdout])
+        return int(self._socket.recv(100))
+
+    def exit_status(self, pid):
+        """The exit status of an agent that has ended."""
+        self._socket.send(json.dumps(pid).encode())
+        return os.waitstatus_to_exitcode(int(self._socket.recv(100)))
+
+    def close(self):
+        self._socket.close()
+        self._process.wait(20)
+
+
+def serve(requests):
+    while True:
+        message, descriptors, *_ = socket.recv_fds(requests, 1 << 20, 2)
+        if not message:
+            return
+        request = json.loads(message)
+        if isinstance(request, int):
+            answer = os.waitpid(request, 0)[1]
+        else:
+            answer = fork_agent(*request, descriptors, requests)
+        requests.send(str(answer).encode())
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def fork_agent(arguments, environment, folder, descriptors, requests):
+    pid = os.fork()
+    if pid == 0:
+        become_agent(arguments, environment, folder, descriptors, requests)
+    return pid
+
+
+def become_agent(arguments, environment, folder, descriptors, requests):
+    from allranks.harness.agent import main
+
+    requests.close()
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    main(arguments)
+
+
+if __name__ == "__main__":
+    import pytest  # noqa: F401 - what agents import
+    import torch  # noqa: F401 - what agents import
+    import torch.distributed
+
+    serve(socket.socket(fileno=0))

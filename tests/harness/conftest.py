@@ -1,0 +1,100 @@
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the two helpers, which pytest's importlib mode does not find
+
+from agent_nursery import Nursery
+from agent_run import AgentRun
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="session")
+def launch_fork(nursery):
+    """Starts an agent by a fork that has imported torch already."""
+
+    def launch(arguments, environment, folder, stdin, stdout):
+        pid = nursery.start(arguments, environment, folder, stdin, stdout)
+        return pid, functools.partial(nursery.exit_status, pid)
+
+    return launch
+
+
+def launch_command(arguments, environment, folder, stdin, stdout):
+    """Starts an agent as every job does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "allranks.harness", *arguments],
+        stdin=stdin,
+        stdout=stdout,
+        env=environment,
+        cwd=folder,
+        start_new_session=True,
+    )
+    return process.pid, process.wait
+
+
+@pytest.fixture
+def start_agent(tmp_path, launch_fork):
+    """Starts an agent on some files; it waits for ``go()``."""
+    runs = []
+
+    def start(files, **changes):
+        run = AgentRun(tmp_path, files, launch_fork, **changes)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture
+def run_agent(start_agent):
+    """Runs an agent on some files to its end."""
+
+    def run(files, **changes):
+        agent = start_agent(files, **changes).go()
+        assert agent.wait() == 0, agent.log
+        return agent
+
+    return run
+
+
+@pytest.fixture
+def start_command(tmp_path):
+    """Starts an agent by the command of every job: it imports torch."""
+    runs = []
+
+    def start(files, **changes):
+        run = AgentRun(tmp_path, files, launch_command, **changes)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture(scope="session")
+def run_once(tmp_path_factory, launch_fork):
+    """Runs an agent on a suite whose outcomes several tests look at."""
+    runs = []
+
+    def run(name, files, **changes):
+        agent = AgentRun(tmp_path_factory.mktemp(name), files, launch_fork, **changes).go()
+        runs.append(agent)
+        assert agent.wait() == 0, agent.log
+        return agent
+
+    yield run
+    for agent in runs:
+        agent.close()
