@@ -116,7 +116,10 @@ def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Call
     """
     command = [str(python), *("-m", "pip", "install", "--no-input"), *arguments]
     last: deque[str] = deque(maxlen=15)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        _killed_on_error(process),
+    ):
         for line in process.stdout or ():
             last.append(line.rstrip())
             if line.startswith(("Downloading ", "Processing ", "Installing collected ")):
@@ -126,6 +129,17 @@ def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Call
         msg = f"{what} cannot be made: pip failed."
         remedy = "Check the package names and versions in the matrix file, and pip's configuration (pip config list)."
         raise EnvironmentBuildError(msg, why="\n".join(errors), remedy=remedy)
+
+
+@contextmanager
+def _killed_on_error(process: subprocess.Popen[str]) -> Iterator[None]:
+    """An interrupted pip would go on writing into a folder that the next run makes anew."""
+    try:
+        yield
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
 
 
 def _shortened(line: str) -> str:

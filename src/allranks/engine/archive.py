@@ -21,7 +21,8 @@ class ArchiveBuilder:
     def __init__(self, owner: int) -> None:
         self._owner = owner
         self._buffer = io.BytesIO()
-        self._tar = tarfile.open(fileobj=self._buffer, mode="w")  # noqa: SIM115 - closed by `finish`
+        # A link would lead nowhere in the job: what it leads to goes in instead.
+        self._tar = tarfile.open(fileobj=self._buffer, mode="w", dereference=True)  # noqa: SIM115 - see `finish`
         self._folders: set[str] = set()
 
     def add_folder(self, name: str) -> None:
@@ -69,13 +70,21 @@ class ArchiveBuilder:
 
 
 def walk(source: Path) -> Iterator[Path]:
-    """A file itself, or all files below a folder, in a fixed order."""
+    """A file itself, or all files below a folder, in a fixed order.
+
+    Links are followed, except those to a folder that they are in; what is neither file nor folder (a socket, a link
+    to nothing) is left out.
+    """
     if source.is_file():
         yield source
         return
-    for path in sorted(source.iterdir()):
-        if path.name not in _SKIPPED_NAMES:
+    for path in sorted(source.iterdir()) if source.is_dir() else ():
+        if path.name not in _SKIPPED_NAMES and not _leads_upwards(path):
             yield from walk(path)
+
+
+def _leads_upwards(path: Path) -> bool:
+    return path.is_symlink() and path.is_dir() and path.resolve() in path.parent.resolve().joinpath("x").parents
 
 
 def unpack(pieces: Iterable[bytes], into: Path) -> None:

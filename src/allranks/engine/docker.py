@@ -120,9 +120,15 @@ class DockerEngine:
     def _reap_volumes(self, mine: Mapping[str, list[str]]) -> list[str]:
         volumes = self._client.volumes(filters={**mine, "dangling": True})["Volumes"] or []
         dead = [each["Name"] for each in volumes if is_dead(each["Labels"].get(RUN_LABEL, ""))]
-        for name in dead:
+        return [f"volume {name}" for name in dead if self._remove_volume(name)]
+
+    def _remove_volume(self, name: str) -> bool:
+        try:
             self._client.remove_volume(name)
-        return [f"volume {name}" for name in dead]
+        except APIError:
+            # Another process reaps at the same time, or the volume is in use again.
+            return False
+        return True
 
 
 class DockerJob:
@@ -135,7 +141,7 @@ class DockerJob:
         self._attached: Any = None
         self._stream = EventStream()
         self._frames = FrameReader()
-        self._is_over = False
+        self._is_over = True
 
     def attach_and_start(self) -> None:
         """Attach first, so that nothing of what the agent says is lost, then start."""
@@ -143,6 +149,7 @@ class DockerJob:
             self._identifier, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         )
         self._client.start(self._identifier)
+        self._is_over = False
 
     @property
     def _socket(self) -> socket.socket:
@@ -180,7 +187,7 @@ class DockerJob:
 
     def stop(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
-        if self._is_over or self._attached is None:
+        if self._is_over:
             return
         self._end_stdin()
         if not self._pump(time.monotonic() + STOP_GRACE, lambda _event: None):
@@ -224,11 +231,18 @@ class DockerJob:
             while (remaining := deadline - time.monotonic()) > 0:
                 if not selector.select(remaining):
                     continue
-                data = self._socket.recv(1 << 16)
+                data = self._receive()
                 if not data:
                     return True
                 self._take(data, sink)
         return False
+
+    def _receive(self) -> bytes:
+        """What the daemon has to say; nothing when the connection is lost, since it is asked about the end anyway."""
+        try:
+            return self._socket.recv(1 << 16)
+        except OSError:
+            return b""
 
     def _take(self, data: bytes, sink: EventSink) -> None:
         for stream, payload in self._frames.feed(data):

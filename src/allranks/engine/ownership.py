@@ -9,9 +9,8 @@ import hashlib
 import os
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 RUN_VARIABLE = "ALLRANKS_JOB_OF_RUN"
@@ -22,22 +21,43 @@ RUN_LABEL = "allranks.run"
 
 
 def host_id() -> str:
-    """A name for this host that survives restarts and says nothing about it."""
+    """A name for this host that survives restarts and says nothing about it.
+
+    Containers that share a daemon (those of a CI runner, say) share the machine's names but neither processes nor
+    locks, so none of them can tell whether another's run is dead: each has a name of its own, by its process namespace.
+    """
+    parts = (_machine(), str(process_namespace(Path("/proc/self"))))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def process_namespace(process: Path) -> Path:
+    """The process namespace of a process, given its folder in ``/proc`` (pid_namespaces(7)).
+
+    Raises:
+        OSError: It has ended, or this user may not look at it.
+    """
+    return (process / "ns" / "pid").readlink()
+
+
+def _machine() -> str:
     for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
         try:
             text = Path(path).read_text(encoding="ascii").strip()
         except OSError:
             continue
         if text:
-            return hashlib.sha256(text.encode()).hexdigest()[:16]
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:16]
+            return text
+    return socket.gethostname()
 
 
 def lock_folder() -> Path:
-    """The host's one folder of locks, shared by all its users."""
-    base = Path("/run/lock")
-    if not os.access(base, os.W_OK):
-        base = Path(tempfile.gettempdir())
+    """The host's one folder of locks, shared by all its users.
+
+    Every user and every session must come to the same one, or a live run looks dead to the others: neither TMPDIR nor
+    what this user may write has a say.
+    """
+    shared = Path("/run/lock")
+    base = shared if shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH else Path("/tmp")  # noqa: S108
     folder = base / "allranks"
     if not folder.exists():
         folder.mkdir(exist_ok=True)
@@ -46,11 +66,18 @@ def lock_folder() -> Path:
 
 
 def open_lock(path: Path | str) -> int:
-    """A descriptor of a lock file that any user of the host may lock."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    if os.fstat(descriptor).st_uid == os.geteuid():
-        os.fchmod(descriptor, 0o666)
-    return descriptor
+    """A descriptor of a lock file that any user of the host may lock.
+
+    Linux refuses to open another user's file in a folder like this one with ``O_CREAT`` alone, even for root
+    (``fs.protected_regular``), so opening and creating are two steps.
+    """
+    while True:
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        with suppress(FileExistsError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            os.fchmod(descriptor, 0o666)
+            return descriptor
 
 
 def _run_lock(run_id: str) -> Path:

@@ -8,15 +8,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from allranks.engine.ownership import RUN_VARIABLE, is_dead
+from allranks.engine.ownership import RUN_VARIABLE, is_dead, process_namespace
 from allranks.engine.protocol import EventSink, JobExit
 from allranks.engine.spec import JobSpec
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
+from allranks.harness.events import Event
 
 STOP_GRACE = 8.0
 """Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
@@ -39,7 +40,7 @@ class ProcessEngine:
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator["ProcessJob"]:
         """See :meth:`allranks.engine.protocol.Engine.start`."""
-        scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{spec.run_id}."))
+        scratch = _make_scratch(spec)
         try:
             job = self._spawn(spec, scratch, held)
             try:
@@ -54,10 +55,10 @@ class ProcessEngine:
         if spec.python is None:
             msg = f"job {spec.job_id} names no interpreter"
             raise EngineError(msg)
-        for name in ("results", "shared", "tmp"):
-            (scratch / name).mkdir()
-        (scratch / "config.json").write_text(spec.agent.to_json(), encoding="utf-8")
         try:
+            for name in ("results", "shared", "tmp"):
+                (scratch / name).mkdir()
+            (scratch / "config.json").write_text(spec.agent.to_json(), encoding="utf-8")
             process = subprocess.Popen(
                 command(spec.python, spec.code, scratch),
                 stdin=subprocess.PIPE,
@@ -113,7 +114,10 @@ class ProcessJob:
         if self._process.returncode is not None:
             return
         _close(self._process.stdin)
-        if not _is_readable(self._pidfd, STOP_GRACE):
+        deadline = time.monotonic() + STOP_GRACE
+        # An agent whose last events nobody reads would wait for room in the pipe until it is killed.
+        self._read_until(deadline, _ignore)
+        if not _is_readable(self._pidfd, max(0.0, deadline - time.monotonic())):
             self._process.kill()
             _is_readable(self._pidfd, None)
         # The agent is dead but not yet reaped, so its number still names this group and no other.
@@ -149,6 +153,18 @@ class ProcessJob:
                 if ready and not data:
                     return True
         return False
+
+
+def _make_scratch(spec: JobSpec) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{spec.run_id}."))
+    except OSError as error:
+        msg = f"A folder for {spec.job_id} could not be made."
+        raise EngineError(msg, why=str(error), remedy="Free some space, or set TMPDIR.") from error
+
+
+def _ignore(_event: Event) -> None:
+    """Take an event that is in the job's journal too."""
 
 
 def _is_readable(descriptor: int, timeout: float | None) -> bool:
@@ -199,25 +215,31 @@ def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[
 
 def _processes_of_runs() -> Iterator[tuple[int, str]]:
     """Process id and run id of every process that belongs to a run and that this user may look at."""
-    marker = f"{RUN_VARIABLE}=".encode()
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            variables = (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        run = next((item.removeprefix(marker) for item in variables if item.startswith(marker)), None)
-        if run:
-            yield int(entry.name), run.decode("utf-8", "replace")
+        if entry.name.isdigit() and (run_id := _run_of(entry)):
+            yield int(entry.name), run_id
+
+
+def _run_of(process: Path) -> str:
+    """The run that a process belongs to; empty for none, and for a container's, whose owner cannot be seen here."""
+    marker = f"{RUN_VARIABLE}=".encode()
+    try:
+        if process_namespace(process) != process_namespace(Path("/proc/self")):
+            return ""
+        variables = (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    run_id = next((item.removeprefix(marker) for item in variables if item.startswith(marker)), b"")
+    return run_id.decode("utf-8", "replace")
 
 
 def _scratch_folders() -> Iterator[tuple[Path, str]]:
     """The scratch folders of this user's jobs, each with its run id."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*"):
         run_id = folder.name.removeprefix(_SCRATCH_PREFIX).rpartition(".")[0]
-        if run_id and folder.stat().st_uid == os.geteuid():
-            yield folder, run_id
+        with suppress(FileNotFoundError):  # its job may end at this moment
+            if run_id and folder.stat().st_uid == os.geteuid():
+                yield folder, run_id
 
 
 def _kill(pid: int) -> None:

@@ -45,7 +45,7 @@ class RunFolder:
             ResultsError: The folder cannot be made.
         """
         suite = self.path / "cells" / job.cell.id / job.suite.name
-        with _as_results_error(suite):
+        with as_results_error(suite):
             suite.mkdir(parents=True, exist_ok=True)
             number = 1
             while True:
@@ -72,7 +72,7 @@ def open_run(results: Path, run_id: str, jobs: Iterable[Job], facts: Mapping[str
         ResultsError: The folder cannot be written.
     """
     path = results / run_id
-    with _as_results_error(results):
+    with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             manifest = _read(path / "run.json") or _fresh_manifest(run_id, facts, seed)
@@ -134,7 +134,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _as_results_error(folder: Path) -> Iterator[None]:
+def as_results_error(folder: Path) -> Iterator[None]:
+    """Turn what goes wrong with files into :class:`ResultsError`."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from allranks.harness.events import JOURNAL, Event, append_events, read_events
 from allranks.harness.rank_xml import write_rank_xml
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule import journal
-from allranks.schedule.folder import SCHEMA, RunFolder, write_json
+from allranks.schedule.folder import SCHEMA, RunFolder, as_results_error, write_json
 from allranks.schedule.gpus import Lease, try_lease, wait_for_lease
 from allranks.schedule.journal import JobError
 from allranks.schedule.live import LiveView
@@ -100,11 +100,13 @@ class Runner:
         """Start the next job, wait for the current one, let the next one go, and only then put the current one away.
 
         Returns:
-            The next turn, gone already; None where there is none, or where it needs the current one's GPUs.
+            The next turn, gone already; None where there is none, or where it needs the current one's GPUs or
+            another image.
         """
         ahead = None
         try:
-            if following is not None:
+            # Making another image can take minutes, in which nobody would listen to the current job.
+            if following is not None and following.image == current.job.image:
                 ahead = self._start_ahead(following, stack)
             self._wait(current)
         except KeyboardInterrupt:
@@ -176,12 +178,13 @@ class Runner:
         """Bring the results home, write the record, and remove the job."""
         if turn.running is not None:
             self._collect(turn, turn.running)
-        _complete_results(turn)
-        # The file is the truth: what came while the job was being stopped is only there.
-        turn.events = read_events(turn.folder / JOURNAL) or turn.events
-        if turn.running is not None:
-            turn.error = turn.error or journal.job_error(turn.events, turn.ending)
-        write_json(turn.folder / "job.json", _record(turn, self._host.engine.name))
+        with as_results_error(turn.folder):
+            _complete_results(turn)
+            # The file is the truth: what came while the job was being stopped is only there.
+            turn.events = read_events(turn.folder / JOURNAL) or turn.events
+            if turn.running is not None:
+                turn.error = turn.error or journal.job_error(turn.events, turn.ending)
+            write_json(turn.folder / "job.json", _record(turn, self._host.engine.name))
         turn.stack.close()
         self._live.job_ended(turn.job.id, turn.events, time.time() - turn.started, turn.error)
 
