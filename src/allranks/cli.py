@@ -172,6 +172,7 @@ def _run(options: argparse.Namespace) -> ExitCode:
     if not jobs:
         msg = "There is nothing to run: no suite runs in the selected cells."
         raise UsageError(msg, remedy="Compare the suites' `when` with the cells that `allranks plan` prints.")
+    _refuse_several_nodes(jobs)
     if options.dry_run:
         return _show_requests(expansion, jobs, options)
     # A run needs the SDK and junitparser; a plan does not, and a noxfile's interpreter has neither.
@@ -189,6 +190,13 @@ def _run(options: argparse.Namespace) -> ExitCode:
     code = run(expansion.matrix, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")
     return code
+
+
+def _refuse_several_nodes(jobs: Sequence[Job]) -> None:
+    wide = [job.cell.id for job in jobs if job.cell.nodes > 1]
+    if wide:
+        msg = f"The cell {wide[0]} has several nodes, and no engine of this version runs more than one."
+        raise UsageError(msg, remedy="Select the other cells: --where nodes=1.")
 
 
 def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace) -> ExitCode:

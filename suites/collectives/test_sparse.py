@@ -9,8 +9,6 @@ from allranks.testing import skip_unsupported
 
 from .tensors import assert_equal, dtype_name
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
-
 
 def sparse(indices: Tensor, values: Tensor, size: tuple[int, ...]) -> Tensor:
     """A COO tensor whose invariants are checked."""

@@ -74,6 +74,21 @@ def test_a_daemon_that_fails_is_an_image_error():
         find(broken)
 
 
+def test_a_malformed_name_is_an_error_that_repeats_it():
+    def refuse(_reference):
+        response = SimpleNamespace(status_code=400)
+        msg = "400 Client Error"
+        raise docker.errors.APIError(msg, response=response, explanation="invalid reference format")
+
+    with pytest.raises(ImageError, match="'UPPER case' cannot be the name of an image"):
+        find(SimpleNamespace(images=SimpleNamespace(get=refuse)), "UPPER case")
+
+
+def test_a_wrong_variable_is_named_in_the_remedy(daemon):
+    with pytest.raises(ImageError, match="Correct ALLRANKS_BASE_IMAGE"):
+        find(daemon, environ={"ALLRANKS_BASE_IMAGE": "gone:1"})
+
+
 def test_platform_tags_go_from_the_bases_glibc_down_to_manylinux2014():
     assert platform_tags("2.19", "aarch64") == (
         "manylinux_2_19_aarch64",

@@ -68,6 +68,12 @@ def test_progress_hears_steps_but_not_the_builders_bookkeeping(daemon, progress)
     assert progress == ["Step 1/2 : FROM x"]
 
 
+def test_progress_is_free_of_colours(daemon, progress):
+    daemon.build_events = [{"stream": "\x1b[91mWARNING: old\n\x1b[0m"}]
+    build_with_sdk(daemon, REQUEST, [], progress)
+    assert progress == ["WARNING: old"]
+
+
 def test_the_text_of_a_failed_script_is_not_repeated():
     assert (
         shortened("The command '/bin/sh -c a\nb' returned a non-zero code: 2")

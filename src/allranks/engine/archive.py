@@ -69,22 +69,21 @@ class ArchiveBuilder:
         return self._buffer.getvalue()
 
 
-def walk(source: Path) -> Iterator[Path]:
+def walk(source: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """A file itself, or all files below a folder, in a fixed order.
 
-    Links are followed, except those to a folder that they are in; what is neither file nor folder (a socket, a link
-    to nothing) is left out.
+    Links are followed. What is neither file nor folder (a socket, a link to nothing) is left out.
+
+    Args:
+        source: The file or folder.
+        above: Folders that are not entered again, so that a link to one of them ends.
     """
     if source.is_file():
         yield source
-        return
-    for path in sorted(source.iterdir()) if source.is_dir() else ():
-        if path.name not in _SKIPPED_NAMES and not _leads_upwards(path):
-            yield from walk(path)
-
-
-def _leads_upwards(path: Path) -> bool:
-    return path.is_symlink() and path.is_dir() and path.resolve() in path.parent.resolve().joinpath("x").parents
+    elif source.is_dir() and (here := source.resolve()) not in above:
+        for path in sorted(source.iterdir()):
+            if path.name not in _SKIPPED_NAMES:
+                yield from walk(path, above | {here})
 
 
 def unpack(pieces: Iterable[bytes], into: Path) -> None:

@@ -35,11 +35,14 @@ class Report:
     Attributes:
         outcome: What the step came to on this rank; passed for a start and an end without trouble.
         message: One line on a bad outcome.
+        early_skip: The test was skipped before its call.
+        has_left_group: The default process group is no more the one that the gang made, or made none.
     """
 
     outcome: Outcome
     message: str = ""
     early_skip: bool = False
+    has_left_group: bool = False
 
 
 def send_command(descriptor: int, command: Run | End) -> None:
@@ -97,4 +100,4 @@ class ReportReader:
 
 def _decode_report(line: bytes) -> Report:
     fields = json.loads(line)
-    return Report(outcome=Outcome(fields["outcome"]), message=fields["message"], early_skip=bool(fields["early_skip"]))
+    return Report(**{**fields, "outcome": Outcome(fields["outcome"])})

@@ -17,6 +17,7 @@ from allranks.harness.hardware import missing_hardware
 from allranks.harness.outcome import Outcome
 from allranks.harness.rank import Assignment, run_rank
 from allranks.harness.rendezvous import Rendezvous, make_rendezvous
+from allranks.harness.signals import held_back
 
 
 class JobLimitError(Exception):
@@ -68,6 +69,10 @@ class Conductor:
             JobLimitError: The job's time is up.
         """
         gc.freeze()
+        with held_back():
+            self._run_gangs()
+
+    def _run_gangs(self) -> None:
         remaining = list(range(len(self._session.items)))
         while remaining and not self._is_over():
             done = self._run_gang(first_assembly(self._session.items, remaining, self._config.isolation))
@@ -89,7 +94,7 @@ class Conductor:
             return self._lead(gang, assembly, rendezvous)
         except (HangupError, JobLimitError) as error:
             outcome = Outcome.TIMED_OUT if isinstance(error, JobLimitError) else Outcome.ABORTED
-            self._record(Step(arrivals=[replace(one, outcome=outcome) for one in gang.abort(str(error))]))
+            self._record_bad(gang.abort(outcome, str(error)))
             raise
         finally:
             gang.close()
@@ -134,15 +139,20 @@ class Conductor:
             self._current = self._nodeid(index)
             step = gang.run(Run(index=index, following=following))
             self._record(step)
-            if not step.is_clean or self._is_over():
+            if step.leader is not None:
                 gang.condemn()
                 return done
-        end = gang.end()
-        self._record(Step(arrivals=[arrival for arrival in end.arrivals if arrival.outcome.is_bad]))
-        return len(assembly.indices)
+            if not step.is_clean:
+                break
+        self._record_bad(gang.end())
+        return done
 
     def _nodeid(self, index: int) -> str:
         return self._session.items[index].nodeid
+
+    def _record_bad(self, step: Step) -> None:
+        """Write down what is bad of a step that the current test has only lent its name."""
+        self._record(Step(arrivals=[arrival for arrival in step.arrivals if arrival.outcome.is_bad]))
 
     def _record(self, step: Step) -> None:
         """Write down one step of the current test."""

@@ -31,8 +31,11 @@ class EventLog:
     """
 
     def __init__(self, path: Path, stream: int | None = None) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._stream = stream
+        if _is_torn(self._file):
+            # A writer before this one was killed in the middle of a long line: ours must not become its end.
+            write_all(self._file, b"\n")
 
     def write(self, event: str, **fields: object) -> None:
         """Append one event, stamped with the time of day."""
@@ -51,6 +54,11 @@ class EventLog:
     def close(self) -> None:
         """Close the file; the stream belongs to the caller."""
         os.close(self._file)
+
+
+def _is_torn(file: int) -> bool:
+    size = os.fstat(file).st_size
+    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -82,5 +90,7 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[Event]:
 
 def append_events(path: Path, events: Iterable[Event]) -> None:
     """Append events to a file as they are."""
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events)
+    with path.open("ab+") as file:
+        if _is_torn(file.fileno()):
+            file.write(b"\n")
+        file.writelines(json.dumps(event).encode() + b"\n" for event in events)

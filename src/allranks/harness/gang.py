@@ -14,7 +14,8 @@ from allranks.harness.channel import End, Report, ReportReader, Run, send_comman
 from allranks.harness.config import TimeLimits
 from allranks.harness.events import EventLog
 from allranks.harness.outcome import Outcome
-from allranks.harness.stacks import STACKS_SIGNAL, innermost, wait_for_stacks
+from allranks.harness.signals import let_through
+from allranks.harness.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
 from allranks.testing import skipcodes
 from allranks.testing.skipcodes import SkipCode
 
@@ -23,7 +24,10 @@ TERM_GRACE = 1.0
 
 
 class HangupError(Exception):
-    """The orchestrator is gone or wants the job to end: standard input is at its end."""
+    """The orchestrator is gone or wants the job to end: standard input is at its end, or SIGTERM came."""
+
+    def __init__(self) -> None:
+        super().__init__("the job was ended from outside")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -88,10 +92,11 @@ class Arrival:
     message: str = ""
     text: str = ""
     early_skip: bool = False
+    has_left_group: bool = False
     consequence: bool = False
     caused_by: int | None = None
     observed: bool = False
-    skip_code: int | None = None
+    skip_code: SkipCode | None = None
 
 
 @dataclass(kw_only=True)
@@ -107,7 +112,9 @@ class Step:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the gang may be kept: all ranks passed, or all skipped before the call."""
+        """Whether the gang may be kept: all ranks are in its group, and all passed, or all skipped before the call."""
+        if any(arrival.has_left_group for arrival in self.arrivals):
+            return False
         passed = all(arrival.outcome is Outcome.PASSED for arrival in self.arrivals)
         return passed or all(arrival.early_skip for arrival in self.arrivals)
 
@@ -128,9 +135,11 @@ class Gang:
     ) -> None:
         self._ranks = ranks
         self._limits = limits
-        self._results = results
+        self._stacks = {rank.number: StackFile(results / f"rank-{rank.number}.stacks.txt") for rank in ranks}
         self._known = known
         self._stdin = stdin
+        self._step = Step()
+        self._pending: list[RankProcess] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(stdin, selectors.EVENT_READ, None)
         for rank in ranks:
@@ -167,14 +176,22 @@ class Gang:
         self._wait_for_exits(self._limits.peer_grace, self._ranks)
         self._stop(self._alive())
 
-    def abort(self, reason: str) -> list[Arrival]:
-        """Stop every rank at once, for a reason outside of the gang."""
-        alive = self._alive()
-        self._stop(alive)
-        return [
-            Arrival(rank=rank.number, outcome=Outcome.ABORTED, at=time.time(), message=reason, observed=True)
-            for rank in alive
+    def abort(self, outcome: Outcome, reason: str) -> Step:
+        """Stop every rank at once, for a reason outside of the gang.
+
+        Args:
+            outcome: What this comes to for the ranks that have not ended their step.
+            reason: Why, in words.
+
+        Returns:
+            The step that was broken off.
+        """
+        self._stop(self._alive())
+        self._step.arrivals += [
+            Arrival(rank=rank.number, outcome=outcome, at=time.time(), message=reason, observed=True)
+            for rank in self._pending
         ]
+        return self._step
 
     def close(self) -> None:
         """Stop what still lives, descendants that outlived their rank included, and close all descriptors."""
@@ -193,11 +210,11 @@ class Gang:
 
     def _supervise(self, limit: float, where: str) -> Step:
         """Wait for one report of each rank, whatever the ranks do instead."""
-        step = Step()
-        pending = self._alive()
+        step = self._step = Step()
+        pending = self._pending = self._alive()
         for rank in self._ranks:
             if rank.exit_status is not None:
-                step.arrivals.append(_ended(rank, rank.exit_status, step.leader))
+                step.arrivals.append(self._ended(rank, rank.exit_status, step.leader))
         deadline = time.monotonic() + limit
         grace: float | None = None
         while pending and (remaining := (grace or deadline) - time.monotonic()) > 0:
@@ -213,7 +230,8 @@ class Gang:
 
     def _ready(self, timeout: float) -> list[tuple[RankProcess, bool]]:
         """The ranks that have something to say, each once with whether it has died, in the order the kernel tells."""
-        keys = [key for key, _ in self._selector.select(timeout)]
+        with let_through():
+            keys = [key for key, _ in self._selector.select(timeout)]
         if any(key.fd == self._stdin for key in keys) and _at_end(self._stdin):
             raise HangupError
         dead = {key.data.number for key in keys if key.data is not None and key.fd == key.data.pidfd}
@@ -228,8 +246,11 @@ class Gang:
         if reports:
             return _reported(rank, reports[-1], leader)
         if rank.exit_status is not None:
-            return _ended(rank, rank.exit_status, leader)
+            return self._ended(rank, rank.exit_status, leader)
         return None
+
+    def _ended(self, rank: RankProcess, status: int, leader: Arrival | None) -> Arrival:
+        return _ended(rank, status, leader, self._stacks[rank.number].added())
 
     def _note_end(self, rank: RankProcess) -> None:
         """A rank that closed its pipe is either dead or will never report again: in both cases this is its end."""
@@ -252,11 +273,9 @@ class Gang:
         return [_stopped(rank, leader, stacks[rank.number], f"no end after {limit:g} s {where}") for rank in pending]
 
     def _dump_stacks(self, ranks: Iterable[RankProcess]) -> dict[int, str]:
-        files = {rank.number: self._results / f"rank-{rank.number}.stacks.txt" for rank in ranks}
-        sizes = {number: path.stat().st_size if path.exists() else 0 for number, path in files.items()}
         for rank in ranks:
             rank.signal(STACKS_SIGNAL)
-        return wait_for_stacks(files, sizes)
+        return wait_for_stacks({rank.number: self._stacks[rank.number] for rank in ranks})
 
     def _stop(self, ranks: Sequence[RankProcess]) -> None:
         """TERM, then KILL, and wait until they are gone."""
@@ -317,39 +336,51 @@ def _reported(rank: RankProcess, report: Report, leader: Arrival | None) -> Arri
         at=time.time(),
         message=report.message,
         early_skip=report.early_skip,
+        has_left_group=report.has_left_group,
         consequence=leader is not None and report.outcome.is_bad,
     )
 
 
-def _ended(rank: RankProcess, status: int, leader: Arrival | None) -> Arrival:
-    """The outcome of a rank whose process ended instead of reporting."""
-    skipped = status in set(SkipCode)
+def _ended(rank: RankProcess, status: int, leader: Arrival | None, stacks: str) -> Arrival:
+    """The outcome of a rank whose process ended instead of reporting; a fatal signal leaves its stacks."""
+    if status in set(SkipCode):
+        return Arrival(
+            rank=rank.number,
+            outcome=Outcome.SKIPPED,
+            at=time.time(),
+            message=skipcodes.reason(SkipCode(status)),
+            observed=True,
+            skip_code=SkipCode(status),
+        )
     return Arrival(
         rank=rank.number,
-        outcome=Outcome.SKIPPED if skipped else Outcome.CRASHED,
+        outcome=Outcome.CRASHED,
         at=time.time(),
-        message=skipcodes.reason(SkipCode(status)) if skipped else f"rank {rank.number} {describe_exit(status)}",
-        consequence=leader is not None and not skipped,
+        message=f"rank {rank.number} {describe_exit(status)}{_was_in(stacks)}",
+        text=stacks,
+        consequence=leader is not None,
         observed=True,
-        skip_code=status if skipped else None,
     )
 
 
 def _stopped(rank: RankProcess, leader: Arrival | None, stacks: str, late: str) -> Arrival:
     """The outcome of a rank that had to be stopped: over time by itself, or aborted after a peer's bad outcome."""
-    where = innermost(stacks)
-    was_in = f"; it was in {where}" if where else ""
     message = f"aborted by rank {leader.rank}" if leader else f"rank {rank.number} timed out: {late}"
     return Arrival(
         rank=rank.number,
         outcome=Outcome.ABORTED if leader else Outcome.TIMED_OUT,
         at=time.time(),
-        message=message + was_in,
+        message=message + _was_in(stacks),
         text=stacks,
         consequence=leader is not None,
         caused_by=leader.rank if leader else None,
         observed=True,
     )
+
+
+def _was_in(stacks: str) -> str:
+    where = innermost(stacks)
+    return f"; it was in {where}" if where else ""
 
 
 def describe_exit(status: int) -> str:
@@ -371,6 +402,7 @@ def record_observed(results: Path, nodeid: str, arrival: Arrival) -> None:
         text=arrival.text,
         caused_by=arrival.caused_by,
         skip_code=arrival.skip_code,
+        skip_kind=None if arrival.skip_code is None else skipcodes.kind(arrival.skip_code),
     )
     log.close()
 

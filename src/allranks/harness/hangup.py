@@ -15,15 +15,17 @@ def leave_on_hangup(stdin: int) -> None:
     The kernel sends SIGIO on any change of the pipe, so the handler looks whether it was the end.
     """
 
-    def handle(_number: int, _frame: object) -> None:
+    def leave_at_end(_number: int = 0, _frame: object = None) -> None:
         poll = select.poll()
         poll.register(stdin, 0)
         if any(event & select.POLLHUP for _, event in poll.poll(0)):
             os._exit(HANGUP_STATUS)
 
-    signal.signal(signal.SIGIO, handle)
+    signal.signal(signal.SIGIO, leave_at_end)
     fcntl.fcntl(stdin, fcntl.F_SETOWN, os.getpid())
     _set_async(stdin, os.O_ASYNC)
+    # No signal comes for an end that was there before.
+    leave_at_end()
 
 
 def watch_no_more(stdin: int) -> None:

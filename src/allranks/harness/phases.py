@@ -12,7 +12,10 @@ from allranks.testing.skipcodes import SkipCode
 from allranks.testing.skips import EnvironmentSkip
 
 TEXT_LIMIT = 64 * 1024
-"""Characters of a traceback or of one captured stream that go into an event; the rank's log has the rest."""
+"""Characters of a traceback or of one captured stream that go into an event; the rest is not kept."""
+
+MESSAGE_LIMIT = 1000
+"""Characters of a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +58,7 @@ def phase_of(report: pytest.TestReport, error: BaseException | None) -> Phase:
         when=report.when,
         outcome=outcome,
         duration=report.duration,
-        message=reason if kind else _message(report, outcome),
+        message=shorten(reason if kind else _message(report, outcome), MESSAGE_LIMIT),
         text=reason if kind else shorten(str(report.longreprtext)),
         stdout=shorten(report.capstdout),
         stderr=shorten(report.capstderr),
@@ -67,8 +70,9 @@ def phase_of(report: pytest.TestReport, error: BaseException | None) -> Phase:
 def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[SkipKind | None, int | None, str]:
     if isinstance(error, EnvironmentSkip) and report.skipped:
         return error.kind, int(error.code), str(error.msg)
-    if isinstance(error, SystemExit) and error.code in set(SkipCode):
-        code = SkipCode(int(error.code))
+    # sys.exit() takes any object, also one that cannot be looked up in a set.
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code in set(SkipCode):
+        code = SkipCode(error.code)
         return skipcodes.kind(code), int(code), skipcodes.reason(code)
     if report.skipped and not hasattr(report, "wasxfail"):
         return SkipKind.PLAIN, None, _skip_reason(report)
@@ -97,7 +101,7 @@ def _message(report: pytest.TestReport, outcome: Outcome) -> str:
         return ""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longreprtext)
-    return shorten(next((line for line in text.splitlines() if line.strip()), ""), 1000)
+    return next((line for line in text.splitlines() if line.strip()), "")
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
@@ -105,7 +109,7 @@ def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
     if len(text) <= limit:
         return text
     half = limit // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half} characters cut, the rank's log has them …\n{text[-half:]}"
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters cut …\n{text[-half:]}"
 
 
 def overall(phases: Sequence[Phase]) -> Phase:

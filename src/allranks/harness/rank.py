@@ -24,8 +24,9 @@ from allranks.harness.channel import End, Report, Run, decode_command, send_repo
 from allranks.harness.config import AgentConfig
 from allranks.harness.events import EventLog
 from allranks.harness.outcome import Outcome
-from allranks.harness.phases import Phase, overall, phase_of
+from allranks.harness.phases import Phase, overall, phase_of, shorten
 from allranks.harness.rendezvous import Rendezvous
+from allranks.harness.signals import ENDING
 from allranks.harness.stacks import STACKS_SIGNAL
 from allranks.testing.skipcodes import SkipCode
 from allranks.testing.skips import EnvironmentSkip
@@ -71,8 +72,15 @@ def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
     except BaseException:  # noqa: BLE001 - the last frame of this process: there is nobody left to raise to
         traceback.print_exc()
     finally:
+        _leave(status)
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process, whatever a test has done to its output."""
+    try:
         sys.stdout.flush()
         sys.stderr.flush()
+    finally:
         os._exit(status)
 
 
@@ -83,11 +91,13 @@ def _set_up_process(assignment: Assignment) -> None:
         os.dup2(descriptor, target)
     os.close(log)
     os.close(nothing)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGIO):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGIO, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     stacks = (assignment.results / f"rank-{assignment.rank}.stacks.txt").open("a", encoding="utf-8")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
-    faulthandler.enable(file=sys.__stderr__ or 2, all_threads=True)
+    # Standard error is where pytest's capture is, and lost with the process.
+    faulthandler.enable(file=stacks, all_threads=True)
     os.environ.update(_rank_environment(assignment))
     gc.enable()
 
@@ -120,6 +130,7 @@ class _Rank:
         self._phases: list[Phase] = []
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
+        self._group: distributed.ProcessGroup | None = None
         session.config.pluginmanager.register(self, "allranks-rank")
 
     def run(self) -> None:
@@ -133,6 +144,7 @@ class _Rank:
             pid=os.getpid(),
         )
         self._report(self._join())
+        self._group = distributed.group.WORLD
         with os.fdopen(self._assignment.commands, "rb") as commands:
             for line in commands:
                 command = decode_command(line)
@@ -156,7 +168,7 @@ class _Rank:
             phase = Phase(
                 when="setup", outcome=Outcome.ERRORED, duration=0.0, message=message, text=traceback.format_exc()
             )
-            self._write_phase(self._assignment.first_test, phase)
+            self._add_phase(self._assignment.first_test, phase)
             return Report(outcome=phase.outcome, message=message)
         return Report(outcome=Outcome.PASSED)
 
@@ -165,21 +177,31 @@ class _Rank:
         item = self._last = items[command.index]
         following = None if command.following is None else items[command.following]
         self._phases = []
+        seed = seed_of_test(self._assignment.config.seed, item.nodeid)
         self._events.write(
             "test_started",
             nodeid=item.nodeid,
             rank=self._assignment.rank,
             world_size=self._assignment.config.world_size,
+            seed=seed,
         )
-        seed_everything(self._assignment.config.seed, item.nodeid)
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        seed_everything(seed)
+        try:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        except (KeyboardInterrupt, pytest.exit.Exception) as error:
+            # pytest ends its session on these and reports nothing; a rank ends its session when the agent says so.
+            self._add_phase(item.nodeid, _broken_off(error))
         return self._conclude(item)
 
     def _conclude(self, item: pytest.Item) -> Report:
         deciding = overall(self._phases)
         self._events.write("test_finished", nodeid=item.nodeid, outcome=deciding.outcome)
-        early = deciding.outcome is Outcome.SKIPPED and deciding.when == "setup"
-        return Report(outcome=deciding.outcome, message=deciding.message, early_skip=early)
+        return Report(
+            outcome=deciding.outcome,
+            message=deciding.message,
+            early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
+            has_left_group=distributed.group.WORLD is not self._group,
+        )
 
     def _end(self) -> Report:
         """Tear down what the gang's fixtures still hold, as teardown of the last test that ran, and leave the group."""
@@ -204,7 +226,8 @@ class _Rank:
             self._errors["teardown"] = call.excinfo.value
             self.pytest_runtest_logreport(report)
 
-    def _write_phase(self, nodeid: str, phase: Phase) -> None:
+    def _add_phase(self, nodeid: str, phase: Phase) -> None:
+        self._phases.append(phase)
         self._events.write("phase", nodeid=nodeid, rank=self._assignment.rank, **phase.fields())
 
     @pytest.hookimpl(tryfirst=True)
@@ -226,9 +249,14 @@ class _Rank:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write one phase down, before the next begins."""
-        phase = phase_of(report, self._errors.pop(report.when, None))
-        self._phases.append(phase)
-        self._write_phase(report.nodeid, phase)
+        self._add_phase(report.nodeid, phase_of(report, self._errors.pop(report.when, None)))
+
+
+def _broken_off(error: BaseException) -> Phase:
+    """The phase of a test that pytest's own way out has left without a report."""
+    text = "".join(traceback.format_exception(error))
+    message = f"the test broke off the whole session: {error!r}"
+    return Phase(when="call", outcome=Outcome.CRASHED, duration=0.0, message=message, text=shorten(text))
 
 
 def init_process_group(config: AgentConfig, rank: int, url: str) -> None:
@@ -244,11 +272,19 @@ def init_process_group(config: AgentConfig, rank: int, url: str) -> None:
     )
 
 
-def seed_everything(seed: int, nodeid: str) -> None:
-    """Seed Python, NumPy (where it is loaded) and torch the same way on all ranks, for one test."""
-    mixed = zlib.crc32(nodeid.encode(), seed) & 0xFFFFFFFF
-    random.seed(mixed)
-    torch.manual_seed(mixed)
+def seed_of_test(seed: int, nodeid: str) -> int:
+    """The seed of one test in a job, the same on all ranks and in every run."""
+    return zlib.crc32(os.fsencode(nodeid), seed & 0xFFFFFFFF)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, NumPy (where it is loaded) and torch.
+
+    Args:
+        seed: 32 bits, which is what NumPy takes.
+    """
+    random.seed(seed)
+    torch.manual_seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(mixed)
+        numpy.random.seed(seed)

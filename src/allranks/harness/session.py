@@ -137,8 +137,7 @@ def _orderly_end() -> Iterator[None]:
     """Turn SIGTERM into :class:`HangupError`, so that ranks are stopped and results written."""
 
     def raise_hangup(_number: int, _frame: object) -> None:
-        msg = "the agent was told to stop"
-        raise HangupError(msg)
+        raise HangupError
 
     signal.signal(signal.SIGTERM, raise_hangup)
     try:

@@ -103,7 +103,7 @@ def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], pr
         return Base(reference=chosen, id=str(image.id), reason=reason)
     if chosen == DEFAULT and (image := find(client, LOCAL)):
         return Base(reference=LOCAL, id=str(image.id), reason=f"{DEFAULT} is not on this host")
-    pulled = pull(client, chosen, progress=progress, remedy=_remedy(chosen))
+    pulled = pull(client, chosen, progress=progress, remedy=_remedy(chosen, reason))
     return Base(reference=chosen, id=str(pulled.id), reason=reason)
 
 
@@ -114,10 +114,17 @@ def _chosen(name: str, environ: Mapping[str, str]) -> tuple[str, str]:
     return name, ""
 
 
-def _remedy(chosen: str) -> str:
-    local = f"run scripts/base-image, which makes {LOCAL} from Debian packages"
-    other = f'name a base that this host has (base = "..." in [images.NAME], or {VARIABLE})'
-    return f"Without a registry: {local}, or {other}." if chosen == DEFAULT else f"Correct the name, or {other}."
+def _remedy(chosen: str, reason: str) -> str:
+    if reason:
+        return f"Correct {VARIABLE}, or unset it."
+    if chosen != DEFAULT:
+        return (
+            'Correct base of [images.NAME] in the matrix file, or name a base there that this host has (base = "...").'
+        )
+    return (
+        f"Without a registry, run scripts/base-image, which makes {LOCAL} from Debian packages, or name a base that "
+        f'this host has: base = "..." in [images.NAME] for everyone, {VARIABLE} for this host.'
+    )
 
 
 def python_of(client: DockerClient, base: Base) -> ImagePython:

@@ -25,6 +25,7 @@ _LONGEST_LINE = 200
 _NOISE = (" --->", "Removing intermediate container")
 _REMEDY = "Correct what the last line names in [images] of matrix.toml, then run again."
 _DISK_REMEDY = "Free space where the daemon keeps its images (docker system df, docker system prune), then run again."
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the legacy builder paints what a step writes to its standard error
 _FAILED_STEP = re.compile(r"The command '.*' returned a non-zero code: (\d+)", re.DOTALL)
 
 
@@ -128,7 +129,7 @@ def _check_same_daemon(client: DockerClient, request: BuildRequest) -> None:
 
 
 def _take(text: str, last: deque[str], progress: Progress) -> None:
-    for line in text.splitlines():
+    for line in _COLOUR.sub("", text).splitlines():
         if line.strip() and not line.startswith(_NOISE):
             last.append(line.rstrip())
             progress(shortened(line.rstrip()))

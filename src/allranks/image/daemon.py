@@ -49,7 +49,11 @@ def reported(what: str, *, remedy: str) -> Iterator[None]:
 
 
 def find(client: DockerClient, reference: str) -> Image | None:
-    """The image of that reference in the daemon, or None."""
+    """The image of that reference in the daemon, or None.
+
+    Raises:
+        ImageError: The daemon fails, or the reference is malformed.
+    """
     import docker.errors  # noqa: PLC0415
 
     remedy = "See whether the daemon answers (docker version), then run again."
@@ -58,6 +62,12 @@ def find(client: DockerClient, reference: str) -> Image | None:
             return client.images.get(reference)
         except docker.errors.ImageNotFound:
             return None
+        except docker.errors.APIError as error:
+            if not error.is_client_error():
+                raise
+            what = f"{reference!r} cannot be the name of an image."
+            remedy = "Correct image or base of [images.NAME] in the matrix file."
+            raise ImageError(what, why=_sentence(error.explanation), remedy=remedy) from error
 
 
 def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: str) -> Image:

@@ -1,0 +1,28 @@
+"""Holds back the signals that end a job, so that they interrupt a wait and never something half done."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ENDING = frozenset({signal.SIGTERM, signal.SIGALRM})
+"""What ends a job from outside: the order to stop, and the timer of the job's limit."""
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Keep ending signals pending in this block; a fork that is made in it inherits that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def let_through() -> Iterator[None]:
+    """Deliver ending signals in this block, those that are pending first."""
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

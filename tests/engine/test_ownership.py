@@ -1,0 +1,176 @@
+import os
+import signal
+import stat
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from allranks.engine import ownership
+from allranks.engine.ownership import host_id, is_dead, lock_folder, open_lock, own_run
+
+OWNER = """
+import sys
+from pathlib import Path
+from allranks.engine import ownership
+ownership.lock_folder = lambda: Path(sys.argv[1])
+with ownership.own_run("r"):
+    print("owned", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def start_owner(locks):
+    """Start a process that owns the run ``r`` until its standard input ends."""
+    with ExitStack() as stack:
+
+        def start() -> subprocess.Popen[bytes]:
+            arguments = [sys.executable, "-c", OWNER, str(locks)]
+            owner = stack.enter_context(
+                subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            )
+            stack.callback(owner.kill)
+            assert owner.stdout.readline() == b"owned\n"
+            return owner
+
+        yield start
+
+
+def test_a_run_is_alive_while_it_is_owned_and_dead_after():
+    run_id = f"test-{os.getpid()}"
+    with own_run(run_id):
+        assert not is_dead(run_id)
+    assert is_dead(run_id)
+
+
+def test_a_run_that_nobody_ever_owned_is_dead(locks):
+    assert is_dead("never")
+
+
+def test_an_owner_that_ends_well_leaves_no_file(locks):
+    with own_run("r"):
+        assert [path.name for path in locks.iterdir()] == ["run-r"]
+    assert list(locks.iterdir()) == []
+
+
+def test_looking_at_a_run_does_not_kill_it(locks):
+    with own_run("r"):
+        assert [is_dead("r") for _ in range(3)] == [False] * 3
+
+
+def test_another_process_sees_the_owner(start_owner):
+    owner = start_owner()
+    assert not is_dead("r")
+    owner.communicate()
+    assert is_dead("r")
+
+
+def test_a_run_is_dead_once_its_owner_was_killed(start_owner):
+    owner = start_owner()
+    owner.kill()
+    owner.wait()
+    assert is_dead("r")
+
+
+def test_a_suspended_owner_is_alive(start_owner):
+    owner = start_owner()
+    owner.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, owner.pid, os.WSTOPPED | os.WNOWAIT)
+    assert not is_dead("r")
+
+
+def test_a_run_lives_as_long_as_the_last_of_its_owners(start_owner, locks):
+    first, second = start_owner(), start_owner()
+    first.communicate()
+    assert not is_dead("r")
+    with own_run("r"):
+        second.kill()
+        second.wait()
+        assert not is_dead("r")
+    assert is_dead("r")
+    assert list(locks.iterdir()) == []
+
+
+def test_a_killed_owner_does_not_keep_others_from_joining(start_owner, locks):
+    owner = start_owner()
+    owner.kill()
+    owner.wait()
+    with own_run("r"):
+        assert not is_dead("r")
+    assert list(locks.iterdir()) == []
+
+
+def test_an_owner_never_locks_a_file_that_the_last_one_has_just_removed(locks, monkeypatch):
+    opened = []
+
+    def open_then_lose(path):
+        descriptor = open_lock(path)
+        if not opened:
+            Path(path).unlink()
+        opened.append(descriptor)
+        return descriptor
+
+    monkeypatch.setattr(ownership, "open_lock", open_then_lose)
+    with own_run("r"):
+        assert len(opened) == 2
+        assert not is_dead("r")
+
+
+def test_locks_are_for_every_user(tmp_path):
+    descriptor = open_lock(tmp_path / "lock")
+    os.close(descriptor)
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o666
+
+
+def test_a_lock_file_of_another_user_is_opened_without_making_it(tmp_path, monkeypatch):
+    (tmp_path / "lock").touch()
+    flags = []
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, flag, *mode: flags.append(flag) or real(path, flag, *mode))
+    os.close(open_lock(tmp_path / "lock"))
+    assert not any(flag & os.O_CREAT for flag in flags)
+
+
+def test_opening_a_lock_survives_its_removal_at_any_moment(tmp_path, monkeypatch):
+    """Two processes open, one of them removes: neither of the two steps may end in an error."""
+    real = os.open
+    path = tmp_path / "lock"
+    moves = iter([path.touch, path.unlink])
+
+    def interfere(name, flag, *mode):
+        try:
+            return real(name, flag, *mode)
+        finally:
+            next(moves, lambda: None)()
+
+    monkeypatch.setattr(os, "open", interfere)
+    os.close(open_lock(path))
+    assert path.exists()
+
+
+def test_the_lock_folder_is_the_same_whatever_tmpdir_says(monkeypatch, tmp_path):
+    before = lock_folder()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert lock_folder() == before
+
+
+def test_everybody_may_lock_and_nobody_may_remove_the_locks_of_others():
+    mode = lock_folder().stat().st_mode
+    assert mode & stat.S_IWOTH
+    assert mode & stat.S_ISVTX
+
+
+def test_a_host_keeps_its_name_and_the_name_says_nothing():
+    assert host_id() == host_id()
+    assert len(host_id()) == 16
+    assert int(host_id(), 16) >= 0
+
+
+def test_containers_that_share_a_machine_have_different_names(monkeypatch):
+    before = host_id()
+    monkeypatch.setattr(ownership, "process_namespace", lambda _process: Path("pid:[4026539999]"))
+    assert host_id() != before

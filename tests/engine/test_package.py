@@ -1,0 +1,72 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.engine import package
+from allranks.engine.package import package_files, package_folder, package_path
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A copy of the package's outline among others, as in site-packages."""
+    folder = tmp_path / "site-packages" / "allranks"
+    for name in ("__init__.py", "harness/__init__.py", "testing/__init__.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    monkeypatch.setattr(package, "package_folder", lambda: folder)
+    return folder
+
+
+def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
+    targets = {copy.target for copy in package_files()}
+    assert targets == {Path("allranks/__init__.py"), Path("allranks/harness"), Path("allranks/testing")}
+    assert all(copy.source.exists() for copy in package_files())
+
+
+def test_a_package_alone_in_its_folder_is_found_there(installed, tmp_path):
+    assert package_path(tmp_path / "cache") == installed.parent
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_package_among_others_is_linked_to_where_nothing_else_is(installed, tmp_path):
+    (installed.parent / "torch").mkdir()
+    path = package_path(tmp_path / "cache")
+    assert [entry.name for entry in path.iterdir()] == ["allranks"]
+    assert (path / "allranks").resolve() == installed
+
+
+def test_the_link_is_made_once(installed, tmp_path):
+    (installed.parent / "torch").mkdir()
+    first = package_path(tmp_path / "cache")
+    made = (first / "allranks").lstat().st_mtime_ns
+    assert package_path(tmp_path / "cache") == first
+    assert (first / "allranks").lstat().st_mtime_ns == made
+
+
+def test_a_link_that_leads_nowhere_is_made_again(installed, tmp_path):
+    (installed.parent / "torch").mkdir()
+    link = package_path(tmp_path / "cache") / "allranks"
+    link.unlink()
+    link.symlink_to(tmp_path / "gone")
+    package_path(tmp_path / "cache")
+    assert link.resolve() == installed
+
+
+def test_two_installed_packages_do_not_share_a_link(installed, tmp_path, monkeypatch):
+    (installed.parent / "torch").mkdir()
+    first = package_path(tmp_path / "cache")
+    other = tmp_path / "other" / "allranks"
+    other.mkdir(parents=True)
+    (other.parent / "torch").mkdir()
+    monkeypatch.setattr(package, "package_folder", lambda: other)
+    assert package_path(tmp_path / "cache") != first
+
+
+def test_another_python_finds_the_harness_on_that_path(tmp_path):
+    program = "import allranks.harness.config as c; print(c.__file__)"
+    environment = {"PYTHONPATH": str(package_path(tmp_path))}
+    command = [sys.executable, "-S", "-c", program]
+    found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+    assert Path(found).resolve() == package_folder() / "harness" / "config.py"
