@@ -1,7 +1,9 @@
 """What tests of several folders share: a Docker daemon, locks of the test's own, and values to start from."""
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from allranks.harness.config import AgentConfig, TimeLimits
 REQUIRE_DOCKER = "ALLRANKS_REQUIRE_DOCKER"
 
 MakeSpec = Callable[..., JobSpec]
+LeftOf = Callable[[str], list[str]]
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +33,45 @@ def docker_client() -> Iterator[docker.DockerClient]:
         pytest.skip(reason)
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def left_of() -> Iterator[LeftOf]:
+    """What exists on this host of a run: processes, scratch folders, and what carries its label in the daemon."""
+    client = _quiet_client()
+
+    def find(run_id: str) -> list[str]:
+        return [*_on_this_host(run_id), *(_in_daemon(client, run_id) if client else ())]
+
+    yield find
+    if client:
+        client.close()
+
+
+def _quiet_client() -> docker.DockerClient | None:
+    if not Path("/var/run/docker.sock").exists() and "DOCKER_HOST" not in os.environ:
+        return None
+    try:
+        return docker.from_env()
+    except (docker.errors.DockerException, OSError):
+        return None
+
+
+def _on_this_host(run_id: str) -> Iterator[str]:
+    marker = run_id.encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            variables = (process / "environ").read_bytes().split(b"\0")
+            if any(variable.endswith(b"=" + marker) for variable in variables) and process.name != str(os.getpid()):
+                yield f"process {process.name} {(process / 'cmdline').read_bytes()}"
+    yield from map(str, Path(tempfile.gettempdir()).glob(f"allranks-job-{run_id}.*"))
+
+
+def _in_daemon(client: docker.DockerClient, run_id: str) -> Iterator[str]:
+    mine = {"label": f"allranks.run={run_id}"}
+    yield from (f"container {each['Names']}" for each in client.api.containers(all=True, filters=mine))
+    yield from (f"volume {each['Name']}" for each in client.api.volumes(filters=mine)["Volumes"] or [])
+    yield from (f"network {each['Name']}" for each in client.api.networks(filters=mine))
 
 
 @pytest.fixture

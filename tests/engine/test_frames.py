@@ -1,3 +1,4 @@
+import itertools
 import struct
 
 from hypothesis import given
@@ -18,7 +19,7 @@ def test_frames_come_out_the_same_however_the_bytes_are_cut(wanted, places):
     data = b"".join(frame(*each) for each in wanted)
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
     reader = FrameReader()
-    found = [each for start, end in zip(edges, edges[1:], strict=False) for each in reader.feed(data[start:end])]
+    found = [each for start, end in itertools.pairwise(edges) for each in reader.feed(data[start:end])]
     assert found == wanted
 
 

@@ -46,7 +46,8 @@ def test_a_run_is_alive_while_it_is_owned_and_dead_after():
     assert is_dead(run_id)
 
 
-def test_a_run_that_nobody_ever_owned_is_dead(locks):
+@pytest.mark.usefixtures("locks")
+def test_a_run_that_nobody_ever_owned_is_dead():
     assert is_dead("never")
 
 
@@ -56,7 +57,8 @@ def test_an_owner_that_ends_well_leaves_no_file(locks):
     assert list(locks.iterdir()) == []
 
 
-def test_looking_at_a_run_does_not_kill_it(locks):
+@pytest.mark.usefixtures("locks")
+def test_looking_at_a_run_does_not_kill_it():
     with own_run("r"):
         assert [is_dead("r") for _ in range(3)] == [False] * 3
 
@@ -103,7 +105,8 @@ def test_a_killed_owner_does_not_keep_others_from_joining(start_owner, locks):
     assert list(locks.iterdir()) == []
 
 
-def test_an_owner_never_locks_a_file_that_the_last_one_has_just_removed(locks, monkeypatch):
+@pytest.mark.usefixtures("locks")
+def test_an_owner_never_locks_a_file_that_the_last_one_has_just_removed(monkeypatch):
     opened = []
 
     def open_then_lose(path):

@@ -1,3 +1,4 @@
+import itertools
 import json
 
 from hypothesis import given
@@ -14,7 +15,7 @@ def framed(event: dict) -> bytes:
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
-    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
 texts = st.text(max_size=20)

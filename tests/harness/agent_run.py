@@ -99,6 +99,11 @@ class AgentRun:
             line += os.read(self._words, 1)
         return line.decode().strip()
 
+    def words(self):
+        """All lines that ranks have written to the FIFO and nobody has read."""
+        os.write(self._words, b"\n")
+        return list(iter(self.word, ""))
+
     def wait_for_event(self, kind):
         """Wait until the agent has streamed an event of this kind."""
         data = b""

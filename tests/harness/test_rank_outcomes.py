@@ -45,7 +45,7 @@ ZOO = {
 
         def test_segfaults():
             if RANK == 0:
-                ctypes.string_at(0)
+                ctypes.string_at(0)  # rank 0 dies here
 
         def test_aborts():
             os.abort()
@@ -133,7 +133,7 @@ ZOO = {
             if os.fork() == 0:
                 os.setsid()
                 while True:
-                    signal.pause()
+                    signal.pause()  # until somebody kills it
 
         def test_output_of_a_failure():
             print(f"print of rank {RANK}")
@@ -158,17 +158,11 @@ ZOO = {
             os.write(1, b"\\x00\\x1b[31m\\xff\\xfe]]>&<\\n")
             assert False, "\\x00\\ud800\\uffff"
 
-        SEEN = {}
-
         def test_random_numbers():
             ours = [random.random(), torch.rand(()).item()]
             both = [None, None]
             dist.all_gather_object(both, ours)
             assert both[0] == both[1]
-
-        def test_shows_random_number():
-            print("random", random.random())
-            assert False
 
         @pytest.mark.parametrize("text", ["a::b", "[x]", "ü", "a b", "x/y", ""])
         def test_ids(text):
@@ -197,6 +191,9 @@ ZOO = {
         def test_destroys_the_process_group():
             dist.destroy_process_group()
 
+        def test_after_the_process_group_was_destroyed():
+            dist.barrier()
+
         def test_closes_descriptors():
             if RANK == 1:
                 os.closerange(3, 51)
@@ -222,7 +219,225 @@ ZOO = {
 @pytest.fixture(scope="session")
 def zoo(run_once):
     return run_once("zoo", ZOO, environment={"SANDCASTLE": "1", "TW_JOB_USER": "sandcastle"})
-def test_zoo(zoo):
-    for n in zoo.cases(0):
-        print("###", n, zoo.outcomes(n), [ (zoo.cases(r)[n].message[:150], {k:v for k,v in zoo.cases(r)[n].properties.items() if k not in ("at","nodeid","outcome")}) for r in (0,1)])
-    print(zoo.folder)
+
+
+def line_of(mark, suite):
+    return next(number for number, line in enumerate(suite.splitlines(), start=1) if mark in line)
+
+
+def test_a_collective_of_all_ranks_passes(zoo):
+    assert zoo.outcomes("test_passes") == ("passed", "passed")
+
+
+def test_a_test_may_fail_on_one_rank_only(zoo):
+    assert zoo.outcomes("test_fails_on_rank_1") == ("passed", "failed")
+    assert "only rank 0 is right" in zoo.cases(1)["test_fails_on_rank_1"].message
+
+
+def test_a_peer_that_waits_for_a_failed_rank_is_aborted_by_it_where_it_stands(zoo):
+    assert zoo.outcomes("test_fails_while_the_peer_waits") == ("failed", "aborted")
+    peer = zoo.cases(1)["test_fails_while_the_peer_waits"]
+    where = f"test_zoo.py:{line_of('rank 1 waits here', ZOO['test_zoo.py'])} in test_fails_while_the_peer_waits"
+    assert peer.message.startswith("aborted by rank 0; it was in ")
+    assert peer.message.endswith(where)
+    assert (peer.properties["caused_by"], peer.properties["consequence"]) == ("0", "1")
+
+
+def test_the_rank_that_failed_first_has_no_consequence_mark(zoo):
+    properties = zoo.cases(0)["test_fails_while_the_peer_waits"].properties
+    assert "consequence" not in properties
+    assert float(properties["at"]) <= float(zoo.cases(1)["test_fails_while_the_peer_waits"].properties["at"])
+
+
+def test_a_killed_rank_leads_and_its_peer_is_a_consequence(zoo):
+    first, second = zoo.arrived("test_killed_while_the_peer_waits")
+    assert (first["rank"], first["outcome"], first["message"]) == (1, "crashed", "rank 1 was killed by SIGKILL")
+    assert (second["rank"], second["consequence"]) == (0, True)
+
+
+def test_a_segmentation_fault_names_signal_and_line(zoo):
+    assert zoo.outcomes("test_segfaults") == ("crashed", "passed")
+    case = zoo.cases(0)["test_segfaults"]
+    assert case.message.startswith("rank 0 was killed by SIGSEGV; it was in ")
+    assert case.message.endswith(f"test_zoo.py:{line_of('rank 0 dies here', ZOO['test_zoo.py'])} in test_segfaults")
+    assert "Segmentation fault" in case.text
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ("test_aborts", "rank 1 was killed by SIGABRT; it was in "),
+        ("test_leaves_with_0", "rank 1 left with exit code 0 in mid-test"),
+        ("test_leaves_with_3", "rank 1 left with exit code 3 in mid-test"),
+        ("test_sys_exit_0", "SystemExit: 0"),
+        ("test_sys_exit_5", "SystemExit: 5"),
+        ("test_sys_exit_with_a_list", "SystemExit: ['neither', 'number', 'nor', 'text']"),
+        ("test_fixture_exits", "SystemExit: 4"),
+        ("test_pytest_exit", "the test broke off the whole session: Exit('enough')"),
+        ("test_interrupts_itself", "the test broke off the whole session: KeyboardInterrupt()"),
+        ("test_closes_descriptors", ""),
+    ],
+)
+def test_an_exit_in_mid_test_is_a_crash_that_says_how(zoo, test, message):
+    case = zoo.cases(1)[test]
+    assert case.outcome == "crashed"
+    assert case.message.startswith(message)
+
+
+def test_an_exit_of_one_rank_leaves_the_other_its_own_outcome(zoo):
+    assert zoo.outcomes("test_leaves_with_0") == ("passed", "crashed")
+
+
+@pytest.mark.parametrize(
+    ("test", "kind", "code", "reason"),
+    [
+        ("test_sys_exit_76", "environment", "76", "this torch is built without NCCL"),
+        ("test_os_exit_77", "hardware", "77", "fewer than 2 GPUs are visible"),
+        ("test_os_exit_77_on_rank_0", "hardware", "77", "fewer than 2 GPUs are visible"),
+        ("test_environment_skip", "environment", "87", "this test needs an even number of ranks: 2 ranks"),
+        ("test_skips", "plain", None, "not today"),
+        ("test_marked_skip", "plain", None, "never"),
+        ("test_unittest_skip", "plain", None, "from unittest"),
+        ("test_skipped_in_case", "plain", None, "by decorator"),
+    ],
+)
+def test_a_skip_keeps_its_kind_code_and_reason(zoo, test, kind, code, reason):
+    case = zoo.cases(0)[test]
+    assert (case.outcome, case.message) == ("skipped", reason)
+    assert (case.properties["skip_kind"], case.properties.get("skip_code")) == (kind, code)
+
+
+def test_a_rank_may_skip_by_an_exit_code_while_its_peer_passes(zoo):
+    assert zoo.outcomes("test_os_exit_77_on_rank_0") == ("skipped", "passed")
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome", "message"),
+    [
+        ("test_xfails", "xfailed", "known"),
+        ("test_xpasses", "xpassed", ""),
+        ("test_xpasses_strictly", "failed", "[XPASS(strict)] cured"),
+        ("test_setup_error", "errored", "OSError: fixture broke"),
+        ("test_teardown_error", "errored", "OSError: teardown broke"),
+        ("test_subtests", "failed", "AssertionError: 1 == 1"),
+    ],
+)
+def test_pytests_own_outcomes_are_kept(zoo, test, outcome, message):
+    assert zoo.outcomes(test) == (outcome, outcome)
+    assert zoo.cases(0)[test].message == message
+
+
+def test_the_phase_that_decided_is_named(zoo):
+    assert zoo.cases(0)["test_setup_error"].properties["phase"] == "setup"
+    assert zoo.cases(0)["test_teardown_error"].properties["phase"] == "teardown"
+
+
+def test_a_child_that_outlives_its_rank_is_gone_when_the_agent_is(zoo):
+    assert zoo.outcomes("test_orphan") == ("passed", "passed")
+    zoo.assert_nothing_left()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("source", ["print of", "descriptor of", "C of"])
+def test_output_of_every_source_is_captured_for_its_rank_alone(zoo, rank, source):
+    stdout = zoo.cases(rank)["test_output_of_a_failure"].stdout
+    assert f"{source} rank {rank}\n" in stdout
+    assert f"rank {1 - rank}" not in stdout
+
+
+def test_standard_error_is_captured_apart(zoo):
+    assert zoo.cases(1)["test_output_of_a_failure"].stderr == "stderr of rank 1\n"
+
+
+def test_output_is_in_the_event_of_its_phase(zoo):
+    phases = [event for event in zoo.events(0, "phase") if event["nodeid"].endswith("::test_output_of_a_failure")]
+    assert "print of rank 0" in next(phase for phase in phases if phase["when"] == "call")["stdout"]
+
+
+def test_big_output_loses_its_middle(zoo):
+    stdout = zoo.cases(0)["test_big_output"].stdout
+    assert stdout.startswith("first\n")
+    assert stdout.endswith("\nlast\n")
+    assert "characters cut" in stdout
+    assert len(stdout) < 70_000
+
+
+@pytest.mark.parametrize("test", ["test_big_message", "test_big_skip"])
+def test_a_big_message_loses_its_middle(zoo, test):
+    assert len(zoo.cases(0)[test].message) < 1_100
+    assert len(zoo.cases(0)[test].text) < 70_000
+
+
+def test_what_xml_forbids_is_written_in_words(zoo):
+    case = zoo.cases(0)["test_strange_output"]
+    assert case.message == "AssertionError: #x00#xD800#xFFFF"
+    assert case.stdout.startswith("#x00#x1B[31m")
+    assert "]]>&<" in case.stdout
+
+
+def test_all_ranks_draw_the_same_random_numbers(zoo):
+    assert zoo.outcomes("test_random_numbers") == ("passed", "passed")
+
+
+def test_the_seed_of_a_test_is_recorded(zoo):
+    seeds = [{event["nodeid"]: event["seed"] for event in zoo.events(rank, "test_started")} for rank in (0, 1)]
+    assert seeds[0] == seeds[1]
+    assert len(set(seeds[0].values())) > 40
+
+
+@pytest.mark.parametrize("name", ["a::b", "[x]", "\\xfc", "a b", "x/y", ""])
+def test_odd_parameter_ids_are_kept(zoo, name):
+    case = zoo.cases(1)[f"test_ids[{name}]"]
+    assert (case.outcome, case.classname) == ("passed", "suite.test_zoo")
+
+
+@pytest.mark.parametrize(("test", "classname"), [("test_in_class", "TestClass"), ("test_in_case", "Case")])
+def test_classes_and_conftest_fixtures_work(zoo, test, classname):
+    case = zoo.cases(0)[test]
+    assert (case.outcome, case.classname) == ("passed", f"suite.test_zoo.{classname}")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_after_the_process_group_was_destroyed",
+        "test_has_no_sandcastle",
+        "test_signals_are_the_systems",
+        "test_after_all_that",
+    ],
+)
+def test_a_rank_starts_from_a_clean_state(zoo, test):
+    assert zoo.outcomes(test) == ("passed", "passed"), zoo.cases(0)[test].message
+
+
+def test_a_test_that_closes_everything_ends_its_rank_and_not_more(zoo):
+    assert zoo.outcomes("test_closes_stdout_and_dies") == ("crashed", "crashed")
+    assert len(zoo.journal("agent_finished")) == 1
+
+
+def test_a_bad_outcome_costs_its_gang(zoo):
+    nodeids = zoo.journal("collected")[0]["tests"]
+    bad = {event["nodeid"] for event in zoo.journal("arrived") if event["outcome"] in ("failed", "crashed", "errored")}
+    first_of_gang = {started["nodeid"] for started in first_tests_of_gangs(zoo)}
+    after_bad = {after for test, after in zip(nodeids, nodeids[1:], strict=False) if test in bad}
+    assert after_bad <= first_of_gang
+
+
+def first_tests_of_gangs(agent):
+    begun = False
+    events = agent.events(0, "rank_started") + agent.events(0, "test_started")
+    for event in sorted(events, key=lambda event: event["at"]):
+        if begun and event["event"] == "test_started":
+            yield event
+        begun = event["event"] == "rank_started"
+
+
+def test_every_collected_test_has_an_outcome_on_every_rank(zoo):
+    nodeids = zoo.journal("collected")[0]["tests"]
+    for rank in (0, 1):
+        assert [case.properties["nodeid"] for case in zoo.cases(rank).values()] == nodeids
+        assert all(case.outcome != "missing" for case in zoo.cases(rank).values())
+
+
+def test_the_agent_says_so_at_its_end(zoo):
+    assert zoo.journal("agent_finished")[0]["status"] == 0

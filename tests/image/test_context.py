@@ -11,8 +11,8 @@ def unpacked(files):
 
 def test_the_archive_holds_the_files_under_their_names(tmp_path):
     (tmp_path / "a").write_bytes(b"x" * 513)
-    (tmp_path / "b").write_bytes(b"")
-    assert unpacked({"deep/a": tmp_path / "a", "b": tmp_path / "b"}) == {"b": b"", "deep/a": b"x" * 513}
+    (tmp_path / "b").write_bytes(b"y")
+    assert unpacked({"a": tmp_path / "a", "deep/b": tmp_path / "b"}) == {"a": b"x" * 513, "deep/b": b"y"}
 
 
 def test_equal_contents_give_equal_bytes(tmp_path):

@@ -222,7 +222,9 @@ class DockerJob:
         """Stop what runs and let go of the connection."""
         self.stop()
         if self._attached is not None:
+            connection = self._socket
             self._attached.close()
+            connection.close()
 
     def _pump(self, deadline: float, sink: EventSink) -> bool:
         """Read the attach stream to its end, which is the container's; False when the deadline came first."""

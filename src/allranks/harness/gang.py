@@ -187,10 +187,11 @@ class Gang:
             The step that was broken off.
         """
         self._stop(self._alive())
-        self._step.arrivals += [
-            Arrival(rank=rank.number, outcome=outcome, at=time.time(), message=reason, observed=True)
-            for rank in self._pending
-        ]
+        for rank in self._pending:
+            stopped = Arrival(rank=rank.number, outcome=outcome, at=time.time(), message=reason, observed=True)
+            # A report that was under way still counts.
+            reports = rank.reports.read()
+            self._step.arrivals.append(_reported(rank, reports[-1], self._step.leader) if reports else stopped)
         return self._step
 
     def close(self) -> None:

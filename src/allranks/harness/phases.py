@@ -59,7 +59,7 @@ def phase_of(report: pytest.TestReport, error: BaseException | None) -> Phase:
         outcome=outcome,
         duration=report.duration,
         message=shorten(reason if kind else _message(report, outcome), MESSAGE_LIMIT),
-        text=reason if kind else shorten(str(report.longreprtext)),
+        text=shorten(reason if kind else str(report.longreprtext)),
         stdout=shorten(report.capstdout),
         stderr=shorten(report.capstderr),
         skip_kind=kind,
@@ -75,11 +75,12 @@ def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[Sk
         code = SkipCode(error.code)
         return skipcodes.kind(code), int(code), skipcodes.reason(code)
     if report.skipped and not hasattr(report, "wasxfail"):
-        return SkipKind.PLAIN, None, _skip_reason(report)
+        return SkipKind.PLAIN, None, skip_reason(report)
     return None, None, ""
 
 
-def _skip_reason(report: pytest.TestReport) -> str:
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test, or a module while it was collected, was skipped."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return reason.removeprefix("Skipped: ")
 

@@ -189,12 +189,15 @@ def _add_properties(parent: ET.Element, properties: Mapping[str, str]) -> None:
 def split_nodeid(nodeid: str) -> tuple[str, str]:
     """``classname`` and ``name`` of a node id, as pytest's own JUnit report has them.
 
-    ``pkg/test_a.py::TestB::test_c[x::y]`` gives ``("pkg.test_a.TestB", "test_c[x::y]")``.
+    ``pkg/test_a.py::TestB::test_c[x::y]`` gives ``("pkg.test_a.TestB", "test_c[x::y]")``, and a module that was
+    skipped as a whole, ``pkg/test_a.py``, gives ``("", "pkg.test_a")``.
     """
     path, bracket, parameters = nodeid.partition("[")
     file, *names = path.split("::")
     module = file.removesuffix(".py").replace(os.sep, ".")
-    *classes, name = names or [""]
+    if not names:
+        return "", module
+    *classes, name = names
     return ".".join((module, *classes)), name + bracket + parameters
 
 

@@ -16,6 +16,8 @@ from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.events import EventLog
 from allranks.harness.gang import HangupError
 from allranks.harness.hangup import HANGUP_STATUS, watch_no_more
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten, skip_reason
 
 
 def run_session(config: AgentConfig, folders: Folders, journal: EventLog, stdin: int) -> int:
@@ -52,6 +54,7 @@ class AgentPlugin:
         self._journal = journal
         self._stdin = stdin
         self._deselected = 0
+        self._skipped: dict[str, Phase] = {}
         self._has_failed = False
         self.status = 0
 
@@ -71,9 +74,11 @@ class AgentPlugin:
         self._deselected += len(items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Write down what cannot be collected, and which module initialises CUDA."""
+        """Write down what cannot be collected, which module initialises CUDA, and which are skipped as a whole."""
         if report.failed:
             self._fail(report.nodeid, report.longreprtext)
+        elif report.skipped:
+            self._skipped[report.nodeid] = _collect_skip(report)
         elif torch.cuda.is_initialized() and not self._has_failed:  # type: ignore[no-untyped-call]
             self._fail(report.nodeid, "importing it initialises CUDA, and no fork of this process could use CUDA then")
 
@@ -84,13 +89,23 @@ class AgentPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the collected tests in gangs."""
-        nodeids = [item.nodeid for item in session.items]
+        nodeids = [*self._skipped, *(item.nodeid for item in session.items)]
         self._journal.write("collected", tests=nodeids, deselected=self._deselected)
+        self._record_skipped()
         if self._has_failed or not session.items or session.config.option.collectonly:
             return True
         _stop_capture(session)
         self._conduct(session)
         return True
+
+    def _record_skipped(self) -> None:
+        """Give a module that skipped itself, with tests that nobody knows, an outcome on every rank."""
+        for rank in range(self._config.world_size):
+            log = EventLog(self._folders.results / f"events-{rank}.jsonl")
+            for nodeid, phase in self._skipped.items():
+                log.write("phase", nodeid=nodeid, rank=rank, **phase.fields())
+                log.write("test_finished", nodeid=nodeid, outcome=phase.outcome)
+            log.close()
 
     def _conduct(self, session: pytest.Session) -> None:
         try:
@@ -108,6 +123,18 @@ class AgentPlugin:
         if not os.read(self._stdin, 4096):
             raise HangupError
         self._journal.write("go")
+
+
+def _collect_skip(report: pytest.CollectReport) -> Phase:
+    reason = shorten(skip_reason(report), MESSAGE_LIMIT)
+    return Phase(
+        when="collect",
+        outcome=Outcome.SKIPPED,
+        duration=0.0,
+        message=reason,
+        text=reason,
+        skip_kind=SkipKind.PLAIN,
+    )
 
 
 def _stop_capture(session: pytest.Session) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from allranks.errors import ImageError
-from allranks.image.cache import cache_folder
+from allranks.image.cache import cache_folder, keep
 from allranks.image.daemon import Progress, find, pull, reported
 from allranks.matrix.model import Image
 
@@ -86,8 +86,7 @@ def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], pr
 
     What the daemon has goes before what a registry might give. For the default base only, the host has a say:
     first ``ALLRANKS_BASE_IMAGE``, then the default base, then the one that ``scripts/base-image`` made, and only
-    then a pull; so a host that reaches no registry never waits for one (a dropped packet costs the daemon
-    15 s per try).
+    then a pull; so where that script was run, no run waits for a registry that cannot be reached.
 
     Args:
         client: Connection to the daemon.
@@ -138,7 +137,7 @@ def python_of(client: DockerClient, base: Base) -> ImagePython:
         return read_probe(file.read_text(encoding="utf-8"), base=base.reference)
     answer = _ask(client, base)
     python = read_probe(answer, base=base.reference)
-    file.write_text(answer, encoding="utf-8")
+    keep(file, answer)
     return python
 
 

@@ -32,6 +32,13 @@ def cache_folder(name: str) -> Path:
     return folder
 
 
+def keep(file: Path, text: str) -> None:
+    """Write a file of the cache so that no other run ever reads half of it."""
+    private = file.with_suffix(f".{os.getpid()}")
+    private.write_text(text, encoding="utf-8")
+    private.replace(file)
+
+
 @contextmanager
 def locked(key: str) -> Iterator[None]:
     """Hold the host-wide lock of one key, so that two runs never make the same thing twice.

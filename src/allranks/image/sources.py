@@ -6,7 +6,7 @@ import os
 from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 
-from allranks.image.cache import cache_folder
+from allranks.image.cache import cache_folder, keep
 
 _NO_SOURCES_AT_THE_TOP = frozenset({"build", "dist", "results", "node_modules", ".coverage"})
 """What tools leave at the top of a project; deeper down a folder of such a name is a package like others."""
@@ -28,7 +28,7 @@ def source_digest(folder: Path) -> str:
     if remembered.get("stamps") == stamps:
         return remembered["digest"]
     digest = _hash(f"{os.path.relpath(entry.path, folder)}:{_content(entry.path)}" for entry in files)
-    memory.write_text(json.dumps({"stamps": stamps, "digest": digest}), encoding="utf-8")
+    keep(memory, json.dumps({"stamps": stamps, "digest": digest}))
     return digest
 
 

@@ -1,0 +1,254 @@
+"""One contract, every engine: the same tests on real agents, real ranks, and on docker real containers."""
+
+import pickle
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from junitparser import JUnitXml
+
+from allranks.engine.docker import DockerEngine
+from allranks.engine.package import package_files, package_folder
+from allranks.engine.process import ProcessEngine
+from allranks.engine.protocol import Engine
+from allranks.engine.spec import FileCopy, JobSpec
+from allranks.image import ensure_image
+from allranks.matrix.model import Image
+
+SUITE = """
+import os
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+HERE = Path(__file__).parent
+
+
+def test_variables_reach_every_rank():
+    assert os.environ["COLOUR"] == "blue"
+    assert os.environ["RANK"] == str(dist.get_rank())
+
+
+def test_files_beside_the_tests_are_there():
+    assert (HERE / "data.txt").read_text() == "data"
+    assert (HERE.parent / "shared.txt").read_text() == "shared"
+
+
+def test_that_fails_on_one_rank():
+    assert dist.get_rank() == 0
+
+
+def test_ranks_can_write_to_their_temporary_folder(tmp_path):
+    (tmp_path / "x").write_text("x")
+"""
+
+ENDLESS = """
+import signal
+
+
+def test_that_ends():
+    pass
+
+
+def test_that_never_ends():
+    signal.pause()
+"""
+
+OWNER = """
+import pickle
+import sys
+from pathlib import Path
+
+from allranks.engine.ownership import own_run
+from allranks.engine.package import package_files
+
+spec, name, package = pickle.load(sys.stdin.buffer)
+if name == "docker":
+    from allranks.engine.docker import DockerEngine, connect
+
+    engine = DockerEngine(connect(), package_files())
+else:
+    from allranks.engine.process import ProcessEngine
+
+    engine = ProcessEngine(package)
+with own_run(spec.run_id), engine.start(spec):
+    print("started", flush=True)
+    sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """An engine and the job that it can run.
+
+    Attributes:
+        make: An engine whose agents find these files beside the package ``allranks``.
+        package: The folder with the package, for the process engine.
+    """
+
+    name: str
+    make: Callable[..., Engine]
+    spec: JobSpec
+    package: Path
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    """A folder with the package and some files beside it."""
+
+    def make(*beside: FileCopy) -> Path:
+        folder = tmp_path_factory.mktemp("package")
+        (folder / "allranks").symlink_to(package_folder())
+        for copy in beside:
+            (folder / copy.target).write_bytes(copy.source.read_bytes())
+        return folder
+
+    return make
+
+
+@pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
+def bench(request, packages, make_spec, tmp_path):
+    code = tmp_path / "code"
+    (code / "suite").mkdir(parents=True)
+    (code / "suite" / "test_tiny.py").write_text(SUITE)
+    (code / "suite" / "data.txt").write_text("data")
+    (code / "shared.txt").write_text("shared")
+    spec = make_spec(
+        run_id=f"contract-{secrets.token_hex(4)}",
+        code=code,
+        environment={"COLOUR": "blue"},
+        files=tuple(FileCopy(source=code / name, target=Path(name)) for name in ("suite", "shared.txt")),
+    )
+    if request.param == "docker":
+        client = request.getfixturevalue("docker_client")
+        image = Image(name="cpu", torch="2.13.0", packages=("numpy",))
+        reference = ensure_image(image, root=tmp_path, client=client, progress=print).reference
+        return Bench(
+            name="docker",
+            make=lambda *beside: DockerEngine(client, (*package_files(), *beside)),
+            spec=replace(spec, image=reference),
+            package=code,
+        )
+    if find_spec("torch") is None:
+        pytest.skip("the Python of the tests has no torch")
+    return Bench(
+        name="process",
+        make=lambda *beside: ProcessEngine(packages(*beside)),
+        spec=replace(spec, python=sys.executable),
+        package=packages(),
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(bench, left_of):
+    yield
+    assert left_of(bench.spec.run_id) == []
+
+
+def cases_of(path):
+    return [case for suite in JUnitXml.fromfile(path) for case in suite]
+
+
+def kinds(events):
+    return [event["event"] for event in events]
+
+
+def test_a_job_runs_from_start_to_results(bench, tmp_path):
+    events, results = [], tmp_path / "results"
+    results.mkdir()
+    with bench.make().start(bench.spec) as job:
+        job.go()
+        ending = job.wait(events.append)
+        job.collect(results)
+
+    assert (ending.status, ending.timed_out, ending.out_of_memory) == (0, False, False)
+    order = ["agent_started", "imported", "collected", "go", "gang_ready", "arrived", "agent_finished"]
+    assert [kind for kind in dict.fromkeys(kinds(events)) if kind in order] == order
+    assert [event["at"] for event in events] == sorted(event["at"] for event in events)
+
+    arrived = {
+        (event["nodeid"].partition("::")[2], event["rank"]): event["outcome"] for event in events if "rank" in event
+    }
+    assert {key for key, outcome in arrived.items() if outcome != "passed"} == {("test_that_fails_on_one_rank", 1)}
+    assert len(arrived) == 8
+
+    names = {path.name for path in results.iterdir()}
+    assert {"agent.log", "events-agent.jsonl", "rank-0.xml", "rank-1.xml", "events-0.jsonl", "events-1.jsonl"} <= names
+    failed = [case.name for case in cases_of(results / "rank-1.xml") if case.result]
+    assert failed == ["test_that_fails_on_one_rank"]
+
+
+def test_a_job_stopped_in_the_middle_leaves_its_results_and_nothing_else(bench, tmp_path):
+    (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
+    results = tmp_path / "results"
+    results.mkdir()
+
+    def interrupt_at_first_outcome(event):
+        if event["event"] == "arrived":
+            raise KeyboardInterrupt
+
+    with bench.make().start(bench.spec) as job:
+        job.go()
+        with suppress(KeyboardInterrupt):
+            job.wait(interrupt_at_first_outcome)
+        job.stop()
+        job.collect(results)
+    found = {case.name: [type(result).__name__ for result in case.result] for case in cases_of(results / "rank-0.xml")}
+    assert found == {"test_that_ends": [], "test_that_never_ends": ["Error"]}
+
+
+def test_leaving_a_job_that_was_never_let_go_ends_it(bench):
+    with bench.make().start(bench.spec):
+        pass
+
+
+def test_the_engines_time_limit_ends_a_job(bench):
+    spec = replace(bench.spec, resources=replace(bench.spec.resources, seconds=0.5))
+    with bench.make().start(spec) as job:
+        assert job.wait(lambda _event: None).timed_out
+
+
+def test_an_agent_without_torch_says_so(bench, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    events = []
+    with bench.make(FileCopy(source=tmp_path / "torch.py", target=Path("torch.py"))).start(bench.spec) as job:
+        job.go()
+        ending = job.wait(events.append)
+    [failed] = [event for event in events if event["event"] == "agent_failed"]
+    assert "cannot import torch" in failed["message"]
+    assert ending.status == 1
+
+
+@contextmanager
+def owner_of(bench: Bench, run_id: str):
+    """A process that owns a run with one job of this engine."""
+    spec = replace(bench.spec, run_id=run_id)
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        try:
+            pickle.dump((spec, bench.name, bench.package), owner.stdin)
+            owner.stdin.flush()
+            assert owner.stdout.readline() == b"started\n"
+            yield owner
+        finally:
+            owner.stdin.close()
+            owner.wait(30)
+
+
+def test_what_a_dead_owner_left_is_removed_and_what_a_living_one_has_is_not(bench, left_of):
+    dead, alive = (f"{bench.spec.run_id}-{name}" for name in ("dead", "alive"))
+    with owner_of(bench, alive):
+        with owner_of(bench, dead) as owner:
+            owner.kill()
+        assert left_of(dead) != []
+        bench.make().reap()
+        assert left_of(dead) == []
+        kept = left_of(alive)
+        assert any(each.startswith(("container", "process")) for each in kept)
+    assert left_of(alive) == []

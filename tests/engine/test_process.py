@@ -1,0 +1,298 @@
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from allranks.engine import process as engine_process
+from allranks.engine.ownership import RUN_VARIABLE, own_run
+from allranks.engine.process import ProcessEngine, command, environment
+from allranks.engine.spec import Resources
+from allranks.errors import EngineError
+
+SCRATCH = Path("/scratch")
+PACKAGE = Path("/package")
+
+SLEEPER = "import sys; print('up', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def scratch_root(tmp_path, monkeypatch):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch, scratch_root, locks):  # noqa: ARG001 - a folder and locks of its own
+    """An engine whose agents are a program of the test's."""
+
+    def run(program: str) -> ProcessEngine:
+        script = tmp_path / "agent.py"
+        script.write_text(program)
+        monkeypatch.setattr(engine_process, "command", lambda python, *_: [python, str(script)])
+        return ProcessEngine(tmp_path)
+
+    return run
+
+
+@pytest.fixture
+def spec(make_spec, tmp_path):
+    return make_spec(python=sys.executable, code=tmp_path)
+
+
+def ignore(_event):
+    pass
+
+
+def ends(pid: int) -> bool:
+    """Wait for the end of a process that is nobody's child here."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 10)[0])
+    finally:
+        os.close(descriptor)
+
+
+def test_command_starts_the_agent_with_the_folders_of_its_job():
+    assert command("/py", Path("/code"), SCRATCH) == [
+        "/py", "-m", "allranks.harness",
+        "--config", "/scratch/config.json", "--code", "/code",
+        "--results", "/scratch/results", "--shared", "/scratch/shared",
+    ]  # fmt: skip
+
+
+def test_environment_is_the_hosts_with_the_jobs_on_top(make_spec):
+    made = environment(make_spec(environment={"A": "job", "B": "job"}), SCRATCH, PACKAGE, {"A": "host", "C": "host"})
+    assert (made["A"], made["B"], made["C"]) == ("job", "job", "host")
+
+
+def test_environment_finds_the_harness_before_the_project_and_the_users_own_path(make_spec):
+    made = environment(make_spec(python_path=(Path("/project"),)), SCRATCH, PACKAGE, {"PYTHONPATH": "/host"})
+    assert made["PYTHONPATH"] == "/package:/project:/host"
+
+
+def test_environment_has_no_empty_entry_on_the_path(make_spec):
+    """An empty one would be the current folder."""
+    assert environment(make_spec(), SCRATCH, PACKAGE, {})["PYTHONPATH"] == "/package"
+
+
+def test_environment_shows_exactly_the_leased_gpus(make_spec):
+    made = environment(make_spec(gpus=("GPU-a", "GPU-b")), SCRATCH, PACKAGE, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    assert made["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+
+
+def test_environment_shows_no_gpu_to_a_job_without_a_lease(make_spec):
+    assert environment(make_spec(), SCRATCH, PACKAGE, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_environment_keeps_files_of_the_job_in_its_scratch_folder_and_names_its_run(make_spec):
+    made = environment(make_spec(run_id="r", environment={RUN_VARIABLE: "x", "TMPDIR": "x"}), SCRATCH, PACKAGE, {})
+    assert made["TMPDIR"] == "/scratch/tmp"
+    assert made[RUN_VARIABLE] == "r"
+
+
+def test_ranks_meet_over_loopback_unless_the_matrix_file_says_otherwise(make_spec):
+    assert environment(make_spec(), SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "lo"
+    asked = make_spec(environment={"GLOO_SOCKET_IFNAME": "eth0"})
+    assert environment(asked, SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_a_job_without_an_interpreter_is_an_error(engine, make_spec, scratch_root):
+    with pytest.raises(EngineError, match="no interpreter"), engine("").start(make_spec()):
+        pass
+    assert list(scratch_root.iterdir()) == []
+
+
+def test_an_interpreter_that_is_not_there_is_an_error_that_leaves_nothing(engine, make_spec, scratch_root, tmp_path):
+    spec = make_spec(python=str(tmp_path / "no-python"))
+    with pytest.raises(EngineError, match="could not be started") as error, engine("").start(spec):
+        pass
+    assert "no-python" in error.value.why
+    assert list(scratch_root.iterdir()) == []
+
+
+def test_no_room_for_a_scratch_folder_is_an_error(engine, spec, scratch_root):
+    scratch_root.rmdir()
+    with pytest.raises(EngineError, match="folder") as error, engine("").start(spec):
+        pass
+    assert "TMPDIR" in error.value.remedy
+
+
+def test_exit_status_and_output_of_an_agent_that_dies_are_told(engine, spec):
+    with engine("import sys; sys.exit('no torch here')").start(spec) as job:
+        job.go()
+        ending = job.wait(ignore)
+    assert (ending.status, ending.timed_out) == (1, False)
+    assert ending.output == "no torch here"
+
+
+def test_a_killed_agent_ends_with_the_signals_number(engine, spec):
+    with engine("import os; os.kill(os.getpid(), 9)").start(spec) as job:
+        assert job.wait(ignore).status == -signal.SIGKILL
+
+
+def test_going_after_the_end_is_no_error(engine, spec):
+    with engine("").start(spec) as job:
+        job.wait(ignore)
+        job.stop()
+        job.stop()
+
+
+def test_a_go_that_nobody_reads_is_no_error(engine, spec):
+    with engine("import os; os.close(0); print('closed', flush=True); os.read(3, 1)").start(spec) as job:
+        while not job._stream.output:
+            list(job._stream.feed(os.read(job._process.stdout.fileno(), 100)))
+        job.go()
+
+
+def test_an_agent_that_ignores_the_end_of_its_input_is_killed(engine, spec, monkeypatch):
+    monkeypatch.setattr(engine_process, "STOP_GRACE", 0.2)
+    with engine("import signal; signal.pause()").start(spec) as job:
+        job.stop()
+        assert job._process.returncode == -signal.SIGKILL
+
+
+def test_an_agent_with_much_left_to_say_is_read_until_its_end(engine, spec, monkeypatch):
+    monkeypatch.setattr(engine_process, "STOP_GRACE", 30)
+    program = "import sys; sys.stdin.read(); sys.stdout.write('x\\n' * 500_000); sys.exit(7)"
+    with engine(program).start(spec) as job:
+        job.stop()
+        assert job._process.returncode == 7
+
+
+def test_what_outlives_an_agent_in_its_group_is_killed(engine, spec, tmp_path):
+    program = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+"""
+    with engine(program).start(spec) as job:
+        job.wait(ignore)
+    assert ends(int((tmp_path / "pid").read_text()))
+
+
+def test_the_time_limit_ends_an_agent_that_does_nothing(engine, make_spec, monkeypatch, tmp_path):
+    monkeypatch.setattr(engine_process, "STOP_GRACE", 0.2)
+    resources = Resources(memory_bytes=1, shm_bytes=1, pids=1, seconds=0.2)
+    limited = make_spec(python=sys.executable, code=tmp_path, resources=resources)
+    with engine("import signal; signal.pause()").start(limited) as job:
+        job.go()
+        ending = job.wait(ignore)
+    assert ending.timed_out
+    assert ending.status == -signal.SIGKILL
+
+
+def test_the_scratch_folder_goes_even_when_the_body_fails(engine, spec, scratch_root):
+    jobs = []
+
+    def fail() -> None:
+        with engine(SLEEPER).start(spec) as job:
+            jobs.append(job)
+            assert len(list(scratch_root.iterdir())) == 1
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert list(scratch_root.iterdir()) == []
+    assert jobs[0]._process.returncode == 0
+
+
+def test_results_that_cannot_be_copied_are_an_error(engine, spec, tmp_path):
+    with engine("").start(spec) as job:
+        job.wait(ignore)
+        (tmp_path / "file").touch()
+        with pytest.raises(EngineError, match="could not be copied"):
+            job.collect(tmp_path / "file")
+
+
+def test_a_held_descriptor_is_inherited(engine, spec, tmp_path):
+    with (tmp_path / "lock").open("w") as lock:
+        program = f"import os; os.write({lock.fileno()}, b'held')"
+        with engine(program).start(spec, [lock.fileno()]) as job:
+            assert job.wait(ignore).status == 0
+    assert (tmp_path / "lock").read_text() == "held"
+
+
+@pytest.fixture
+def sleeper():
+    """Start a process that carries a run's name."""
+    with ExitStack() as stack:
+
+        def start(run_id: str) -> subprocess.Popen[bytes]:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", SLEEPER],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env={**os.environ, RUN_VARIABLE: run_id},
+                )
+            )
+            stack.callback(process.kill)
+            assert process.stdout.readline() == b"up\n"
+            return process
+
+        yield start
+
+
+@pytest.fixture
+def run_id():
+    return f"reap-{os.getpid()}-{threading.get_ident()}"
+
+
+def reap_own(engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch, *run_ids: str) -> list[str]:
+    """Reap with an eye on these runs alone: this host may have others, which are none of a test's business."""
+    found = engine_process._processes_of_runs
+    monkeypatch.setattr(engine_process, "_processes_of_runs", lambda: [each for each in found() if each[1] in run_ids])
+    return engine.reap()
+
+
+def test_reaping_kills_processes_of_a_dead_owner(engine, sleeper, run_id, monkeypatch):
+    left = sleeper(run_id)
+    assert reap_own(engine(""), monkeypatch, run_id) == [f"process {left.pid}"]
+    assert left.wait() == -signal.SIGKILL
+
+
+def test_reaping_spares_processes_of_a_living_owner(engine, sleeper, run_id, monkeypatch):
+    process = sleeper(run_id)
+    with own_run(run_id):
+        assert reap_own(engine(""), monkeypatch, run_id) == []
+    assert process.poll() is None
+
+
+def test_reaping_spares_processes_of_containers(engine, sleeper, run_id, monkeypatch):
+    """Their owner's locks are in a container too, so it looks dead from here."""
+    process = sleeper(run_id)
+    own = engine_process.process_namespace(Path("/proc/self"))
+    monkeypatch.setattr(
+        engine_process,
+        "process_namespace",
+        lambda folder: Path("pid:[1]") if folder.name == str(process.pid) else own,
+    )
+    assert engine("").reap() == []
+    assert process.poll() is None
+
+
+def test_reaping_removes_scratch_folders_of_dead_owners_alone(engine, scratch_root, run_id):
+    (scratch_root / f"allranks-job-{run_id}.x1").mkdir()
+    (scratch_root / f"allranks-job-{run_id}-alive.x2").mkdir()
+    (scratch_root / "somebody-elses").mkdir()
+    with own_run(f"{run_id}-alive"):
+        assert engine("").reap() == [f"folder {scratch_root}/allranks-job-{run_id}.x1"]
+    assert sorted(path.name for path in scratch_root.iterdir()) == [f"allranks-job-{run_id}-alive.x2", "somebody-elses"]
+
+
+def test_reaping_survives_a_folder_that_goes_at_that_moment(engine, scratch_root, run_id, monkeypatch):
+    gone = scratch_root / f"allranks-job-{run_id}.x1"
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([gone]))
+    assert engine("").reap() == []

@@ -1,0 +1,83 @@
+"""What can go wrong before the first test, and what is left out."""
+
+import pytest
+
+PASSING = "def test_passes(): pass\n"
+
+
+def test_what_cannot_be_imported_is_written_down_and_nothing_runs(run_agent):
+    files = {
+        "test_syntax.py": "def test_broken(:",
+        "test_import.py": "import there_is_no_such_module",
+        "test_fine.py": PASSING,
+    }
+    agent = run_agent(files)
+    failures = {event["nodeid"]: event["text"] for event in agent.journal("collection_failed")}
+    assert set(failures) == {"suite/test_syntax.py", "suite/test_import.py"}
+    assert "SyntaxError" in failures["suite/test_syntax.py"]
+    assert "there_is_no_such_module" in failures["suite/test_import.py"]
+    assert not agent.journal("gang_started")
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "words"),
+    [
+        ({"test_a.py": PASSING}, ("--no-such-option",), "--no-such-option"),
+        ({"test_a.py": PASSING}, ("-k", "a and"), "-k"),
+        ({"conftest.py": "import there_is_no_such_module", "test_a.py": PASSING}, (), "there_is_no_such_module"),
+        ({"inner/conftest.py": "1 / 0", "inner/test_a.py": PASSING}, (), "ZeroDivisionError"),
+        ({"test_a.py": "def test_a(no_such_mark):\n  pass\nimport pytest\npytest.exit('at import')"}, (), "at import"),
+        ({"test_a.py": "import sys\nsys.exit('at import')"}, (), "at import"),
+    ],
+)
+def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, arguments, words):
+    agent = start_agent(files, pytest_args=arguments, world_size=1).go()
+    agent.wait()
+    failures = agent.journal("collection_failed")
+    assert failures, (agent.log, agent.journal("agent_failed"))
+    assert words in failures[0]["text"]
+    assert not agent.journal("gang_started")
+
+
+def test_an_absent_suite_is_a_failed_collection(run_agent):
+    agent = run_agent({"test_a.py": PASSING}, path="elsewhere")
+    assert "elsewhere" in agent.journal("collection_failed")[0]["text"]
+
+
+def test_an_empty_suite_collects_nothing_and_fails_nothing(run_agent):
+    agent = run_agent({"helper.py": ""})
+    assert agent.journal("collected")[0]["tests"] == []
+    assert not agent.journal("collection_failed")
+    assert agent.cases(0) == {}
+
+
+THREE = {"test_three.py": "def test_red(): pass\ndef test_green(): pass\ndef test_dark_green(): pass\n"}
+
+
+@pytest.mark.parametrize(("expression", "kept"), [("green", ["test_green", "test_dark_green"]), ("blue", [])])
+def test_deselected_tests_are_counted_and_not_run(run_agent, expression, kept):
+    agent = run_agent(THREE, pytest_args=("-k", expression), world_size=1)
+    [collected] = agent.journal("collected")
+    assert collected["tests"] == [f"suite/test_three.py::{name}" for name in kept]
+    assert collected["deselected"] == 3 - len(kept)
+    assert list(agent.cases(0)) == kept
+
+
+def test_a_module_that_skips_itself_is_skipped_on_every_rank(run_agent):
+    files = {"test_module.py": "import pytest\npytest.importorskip('no_such_module')\n" + PASSING, "test_b.py": PASSING}
+    agent = run_agent(files)
+    assert agent.outcomes("suite.test_module") == ("skipped", "skipped")
+    case = agent.cases(1)["suite.test_module"]
+    assert "could not import 'no_such_module'" in case.message
+    assert case.properties["skip_kind"] == "plain"
+    assert "suite/test_module.py" in agent.journal("collected")[0]["tests"]
+    assert agent.outcomes("test_passes") == ("passed", "passed")
+
+
+def test_ranks_wait_for_the_word_go(start_agent):
+    agent = start_agent({"test_a.py": PASSING}, world_size=1)
+    agent.wait_for_event("collected")
+    assert not agent.journal("gang_started")
+    agent.go()
+    assert agent.wait() == 0
+    assert agent.journal("gang_started")

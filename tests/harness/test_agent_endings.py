@@ -1,0 +1,145 @@
+"""How an agent ends when it is told to, when its time is up, and when it is killed. Nothing may be left of it."""
+
+import signal
+
+import pytest
+from agent_run import wait_for_pid
+
+from allranks.harness.hangup import HANGUP_STATUS
+from allranks.harness.rank_xml import write_rank_xml
+
+PASSING = "def test_passes(): pass\n"
+
+WORDS = """
+import os, signal, time
+
+def say(word):
+    with open(os.environ["WORDS"], "w") as fifo:
+        print(word, file=fifo)
+"""
+
+HANGING = f"""{WORDS}
+def test_before(): pass
+
+def test_hangs(rank):
+    if rank == 1:
+        wait_until_the_peer_has_finished()
+        if os.fork() == 0:
+            signal.pause()
+        say("hanging")
+        time.sleep(600)
+
+def wait_until_the_peer_has_finished():
+    with open("../results/events-0.jsonl") as events:
+        while '"test_finished"' not in (line := events.readline()) or "test_hangs" not in line:
+            os.sched_yield()
+
+def test_after(): pass
+"""
+
+
+@pytest.fixture
+def hanging_agent(start_agent):
+    """An agent in the middle of a test that one rank has passed and the other hangs in, with a child of its own."""
+
+    def start(**changes):
+        agent = start_agent({"test_hangs.py": HANGING}, **changes).go()
+        assert agent.word() == "hanging"
+        return agent
+
+    return start
+
+
+def hang_up(agent):
+    agent.close_stdin()
+
+
+def terminate(agent):
+    agent.signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("end", [hang_up, terminate])
+def test_an_agent_that_is_told_to_stop_writes_what_it_knows_and_leaves(hanging_agent, end):
+    agent = hanging_agent()
+    end(agent)
+    assert agent.wait() == HANGUP_STATUS
+    agent.assert_nothing_left()
+    assert agent.outcomes("test_before") == ("passed", "passed")
+    assert agent.outcomes("test_hangs") == ("passed", "aborted")
+    assert agent.cases(1)["test_hangs"].message == "the job was ended from outside"
+    assert "test_after" not in agent.cases(0)
+    assert agent.journal("interrupted")
+
+
+def test_a_second_order_to_stop_does_not_disturb_the_first(start_agent):
+    suite = f"""{WORDS}
+def test_is_slow_to_stop():
+    signal.signal(signal.SIGTERM, lambda *_: say("stopping"))
+    say("hanging")
+    while True:
+        time.sleep(600)
+"""
+    agent = start_agent({"test_slow.py": suite}, world_size=1).go()
+    assert agent.word() == "hanging"
+    agent.signal(signal.SIGTERM)
+    assert agent.word() == "stopping"
+    agent.signal(signal.SIGTERM)
+    assert agent.wait() == HANGUP_STATUS
+    assert agent.outcomes("test_is_slow_to_stop") == ("aborted",)
+
+
+def test_a_job_whose_time_is_up_times_its_ranks_out(start_agent):
+    agent = start_agent({"test_hangs.py": HANGING}, limits={"job": 2.0}).go()
+    assert agent.wait() == 0
+    agent.assert_nothing_left()
+    assert agent.journal("job_timed_out")[0]["limit"] == 2.0
+    assert agent.outcomes("test_hangs") == ("passed", "timed_out")
+    assert "the job's time limit of 2 s was reached" in agent.cases(1)["test_hangs"].message
+
+
+def test_ranks_die_with_a_killed_agent_and_leave_the_name_of_their_test(hanging_agent):
+    agent = hanging_agent()
+    agent.signal(signal.SIGKILL)
+    assert agent.wait() == -signal.SIGKILL
+    for pid in agent.gangs()[-1]:
+        assert wait_for_pid(pid)
+    for rank in (0, 1):
+        write_rank_xml(agent.results, rank, cell="cell", suite="suite", world_size=2)
+    assert agent.outcomes("test_hangs") == ("passed", "missing")
+    assert "ended in this test" in agent.cases(1)["test_hangs"].message
+
+
+def test_an_agent_leaves_a_collection_that_hangs(start_agent):
+    agent = start_agent({"test_slow.py": f"{WORDS}\nsay('importing')\ntime.sleep(600)\n{PASSING}"})
+    assert agent.word() == "importing"
+    agent.go()
+    agent.close_stdin()
+    assert agent.wait() == HANGUP_STATUS
+
+
+def test_an_agent_leaves_while_it_waits_for_the_word_go(start_agent):
+    agent = start_agent({"test_a.py": PASSING})
+    agent.wait_for_event("collected")
+    agent.close_stdin()
+    assert agent.wait() == HANGUP_STATUS
+    assert not agent.journal("gang_started")
+
+
+def test_an_agent_whose_standard_input_never_was_there_imports_nothing(start_agent):
+    agent = start_agent({"test_a.py": PASSING}, closed_stdin=True)
+    assert agent.wait() == HANGUP_STATUS
+    assert not agent.journal("imported")
+
+
+def test_an_agent_leaves_its_import_of_torch(start_command):
+    agent = start_command({"test_a.py": PASSING})
+    agent.wait_for_event("agent_started")
+    agent.close_stdin()
+    assert agent.wait() == HANGUP_STATUS
+    assert not agent.journal("collected")
+
+
+def test_the_command_of_every_job_runs_a_suite(start_command):
+    agent = start_command({"test_a.py": PASSING}).go()
+    assert agent.wait() == 0, agent.log
+    assert agent.outcomes("test_passes") == ("passed", "passed")

@@ -1,0 +1,168 @@
+"""How long gangs live, and what lives as long as they do."""
+
+import pytest
+
+TWO_FILES = {
+    "test_one.py": """
+        def test_a(): pass
+        def test_b(): pass
+    """,
+    "test_two.py": """
+        def test_c(): pass
+        def test_d(): pass
+    """,
+}
+
+
+@pytest.mark.parametrize(("isolation", "gangs"), [("test", 4), ("file", 2), ("job", 1)])
+def test_isolation_says_how_many_gangs_run_a_suite(run_agent, isolation, gangs):
+    agent = run_agent(TWO_FILES, isolation=isolation)
+    assert len(agent.gangs()) == gangs
+    assert len({pid for gang in agent.gangs() for pid in gang}) == 2 * gangs
+
+
+def test_each_gang_costs_the_agent_no_descriptor_and_no_child(run_agent):
+    suite = """
+        import os
+        import pytest
+
+        @pytest.mark.parametrize("number", range(20))
+        def test_counts(number):
+            agent = os.getppid()
+            children = [pid for pid in os.listdir("/proc") if pid.isdigit() and parent(pid) == agent]
+            with open(os.environ["WORDS"], "w") as words:
+                print(len(os.listdir(f"/proc/{agent}/fd")), len(children), file=words)
+
+        def parent(pid):
+            try:
+                with open(f"/proc/{pid}/stat") as stat:
+                    return int(stat.read().rpartition(")")[2].split()[1])
+            except OSError:
+                return None
+    """
+    agent = run_agent({"test_counts.py": suite}, isolation="test", world_size=1)
+    words = agent.words()
+    assert len(words) == len(agent.gangs()) == 20
+    assert len(set(words)) == 1
+    assert words[0].endswith(" 1")
+
+
+def test_fixtures_of_wider_scope_live_once_per_rank_and_gang(run_agent):
+    conftest = """
+        import os
+        import pytest
+
+        def say(*words):
+            with open(os.environ["WORDS"], "w") as fifo:
+                print(*words, os.environ["RANK"], file=fifo)
+
+        @pytest.fixture(scope="session")
+        def whole():
+            say("session up")
+            yield
+            say("session down")
+
+        @pytest.fixture(scope="module", autouse=True)
+        def module(whole):
+            say("module up")
+            yield
+            say("module down")
+
+        def pytest_sessionfinish():
+            say("finish")
+    """
+    agent = run_agent({"conftest.py": conftest, **TWO_FILES}, isolation="job", environment={"RANK": "agent"})
+    words = agent.words()
+    lives = ["session up", "module up", "module down", "module up", "module down", "session down"]
+    for rank in (0, 1):
+        assert [word[:-2] for word in words if word.endswith(f" {rank}")] == lives
+    assert [word for word in words if word.endswith("agent")] == ["finish agent"]
+
+
+def test_a_marker_asks_for_a_gang_without_a_process_group(run_agent):
+    suite = """
+        import pytest
+        import torch.distributed as dist
+
+        def test_has_one():
+            assert dist.is_initialized()
+
+        @pytest.mark.no_process_group
+        def test_has_none():
+            assert not dist.is_initialized()
+
+        @pytest.mark.no_process_group
+        def test_makes_one(tmp_path):
+            dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+
+        @pytest.mark.no_process_group
+        def test_has_none_again():
+            assert not dist.is_initialized()
+    """
+    agent = run_agent({"test_marker.py": suite})
+    assert {case.outcome for case in agent.cases(0).values()} == {"passed"}, agent.cases(0)
+    assert len(agent.gangs()) == 3
+
+
+MIXED = {
+    "test_mixed.py": """
+        def test_1(): pass
+        def test_2(): assert False
+        def test_3(): pass
+        def test_4(): assert False
+        def test_5(): pass
+    """
+}
+
+
+@pytest.mark.parametrize(("argument", "ran"), [("-x", 2), ("--maxfail=2", 4)])
+def test_the_job_stops_where_pytest_would_and_says_what_has_not_run(run_agent, argument, ran):
+    agent = run_agent(MIXED, pytest_args=(argument,), world_size=1)
+    [stopped] = agent.journal("not_run")
+    assert stopped["tests"] == [f"suite/test_mixed.py::test_{number}" for number in range(ran + 1, 6)]
+    assert stopped["reason"].startswith("-x or --maxfail")
+    assert len(agent.cases(0)) == ran
+
+
+def test_an_x_at_the_last_test_leaves_nothing_not_run(run_agent):
+    agent = run_agent({"test_last.py": "def test_fails(): assert False"}, pytest_args=("-x",), world_size=1)
+    assert not agent.journal("not_run")
+
+
+def test_a_failing_process_group_is_an_error_of_the_test_that_was_to_come(run_agent):
+    conftest = """
+        import os
+        import pytest
+        from torch import distributed
+
+        ours = distributed.init_process_group
+
+        def fail_on_rank_1(*args, rank, **kwargs):
+            if rank == 1:
+                raise OSError("no such network")
+            ours(*args, rank=rank, **kwargs)
+
+        distributed.init_process_group = fail_on_rank_1
+    """
+    suite = "def test_first(): pass"
+    agent = run_agent({"conftest.py": conftest, "test_first.py": suite}, limits={"process_group": 20.0})
+    assert agent.outcomes("test_first") == ("aborted", "errored")
+    assert agent.cases(1)["test_first"].message == "the process group could not be made: no such network"
+    assert agent.cases(0)["test_first"].message.startswith("aborted by rank 1")
+
+
+def test_plugins_work_inside_ranks(run_agent):
+    suite = """
+        import time
+
+        def test_prints():
+            print("as it is")
+
+        def test_is_slow():
+            time.sleep(600)
+    """
+    agent = run_agent({"test_plugins.py": suite}, pytest_args=("-s", "--timeout=0.3"), world_size=1)
+    assert agent.cases(0)["test_prints"].outcome == "passed"
+    assert "as it is" in (agent.results / "rank-0.log").read_text()
+    slow = agent.cases(0)["test_is_slow"]
+    assert (slow.outcome, "Timeout" in slow.message) == ("failed", True)
