@@ -137,6 +137,19 @@ def test_rule_2_an_aborted_rank_explains_and_does_not_decide():
     assert judged.text.splitlines()[0] == "ranks: 0 aborted by rank 1; 1 failed (leads)"
 
 
+def test_rule_2_the_message_says_where_a_stopped_peer_was():
+    stopped = result("aborted", 1, at=2.0, caused_by=0, message="aborted by rank 0; it was in t.py:5 in test_x")
+    judged = verdict([result("failed", 0, at=1.0, message="timed out"), stopped], PLAIN)
+    assert judged.message == "rank 0 failed: timed out (rank 1: aborted by rank 0; it was in t.py:5 in test_x)"
+
+
+def test_rule_2_the_message_stays_short_however_many_peers_were_stopped():
+    stopped = [result("aborted", rank, at=2.0, caused_by=0, message="m" * 100) for rank in range(1, 64)]
+    judged = verdict([result("failed", 0, at=1.0), *stopped], PLAIN)
+    assert len(judged.message) < 500
+    assert judged.message.endswith("; and 60 more)")
+
+
 def test_rule_2_without_times_the_worst_leads_and_the_text_says_so():
     judged = verdict(ranks("failed", "crashed", "crashed"), PLAIN)
     assert (judged.kind, judged.leading) == (VerdictKind.ERROR, 1)

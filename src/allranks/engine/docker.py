@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import docker
 import requests
 from docker.errors import APIError, DockerException, NotFound
 from docker.types import DeviceRequest, Mount
 from docker.utils import kwargs_from_env
 
-import docker
 from allranks.engine.archive import ArchiveBuilder, unpack
 from allranks.engine.frames import STDOUT, FrameReader
 from allranks.engine.ownership import HOST_LABEL, RUN_LABEL, RUN_VARIABLE, host_id, is_dead

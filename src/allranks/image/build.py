@@ -17,8 +17,9 @@ from allranks.image.recipe import Recipe, recipe_of
 from allranks.image.sources import source_digest
 
 if TYPE_CHECKING:
-    from allranks.matrix.model import Image
     from docker import DockerClient
+
+    from allranks.matrix.model import Image
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from allranks.errors import ImageError
 
 if TYPE_CHECKING:
-    from docker.models.images import Image
-
     from docker import DockerClient
+    from docker.models.images import Image
 
 Progress = Callable[[str], None]
 Event = Mapping[str, Any]

@@ -22,9 +22,8 @@ from allranks.image.wheel import identity, requirements
 from allranks.image.wheelhouse import Wanted, Wheelhouse, resolve
 
 if TYPE_CHECKING:
-    from docker.models.images import Image
-
     from docker import DockerClient
+    from docker.models.images import Image
 
 REPOSITORY = "allranks/layer"
 

@@ -1,5 +1,6 @@
 """The table at the end of a run: cells by suites with their counts, and the first failures."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -16,6 +17,7 @@ FAILURES: Final = 10
 
 _NUMBERS: Final = ("tests", "passed", "failed", "errors", "skipped", "time")
 _COLUMN: Final = 9
+_MESSAGE_LINES: Final = 3
 _CELL: Final = 26
 
 
@@ -97,7 +99,8 @@ def _failures(merged: MergedRun) -> Iterator[str]:
     for failure in bad[:FAILURES]:
         test = failure.test
         yield shorten(f"  {test.verdict.kind.upper()} {failure.suite.name}: {readable(test.nodeid)}", WIDTH)
-        yield shorten(f"    {readable(first_line(test.verdict.message))}", WIDTH)
+        message = shorten(readable(first_line(test.verdict.message)), _MESSAGE_LINES * (WIDTH - 8))
+        yield from textwrap.wrap(message, WIDTH, initial_indent="    ", subsequent_indent="    ")
         if failure.alike:
             yield f"    and {failure.alike} more tests of it with this message"
     if more := sum(1 + failure.alike for failure in bad[FAILURES:]):

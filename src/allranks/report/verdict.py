@@ -94,6 +94,8 @@ def leading(ranks: Sequence[RankResult]) -> Lead | None:
     return Lead(result=worst, caveat=_NO_TIMES if len(candidates) > 1 else "")
 
 
+_SHOWN_STOPPED: Final = 3
+
 _NO_TIMES: Final = "There are no times to tell which rank went first: the worst outcome leads, then the lowest rank."
 
 
@@ -135,9 +137,17 @@ def _leading_outcome(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
         reason=outcome.value,
         exit_code=ExitCode.TESTS_FAILED,
         leading=lead.result.rank,
-        message=_lead_message(lead),
+        message=_lead_message(lead) + _still_running(ranks),
         text=_text(ranks, lead),
     )
+
+
+def _still_running(ranks: Sequence[RankResult]) -> str:
+    """Where the ranks were that had to be stopped: a peer's time-out often names the wrong one."""
+    stopped = [rank for rank in ranks if rank.outcome is Outcome.ABORTED]
+    shown = "; ".join(f"rank {rank.rank}: {rank.message}" for rank in stopped[:_SHOWN_STOPPED])
+    more = f"; and {len(stopped) - _SHOWN_STOPPED} more" if len(stopped) > _SHOWN_STOPPED else ""
+    return f" ({shown}{more})" if stopped else ""
 
 
 def _ranks_disagree(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
