@@ -151,6 +151,17 @@ def test_a_selection_that_leaves_nothing_is_good_and_said(run_folder):
     assert merged.notes == ("gloo-w2-g0-env / collectives: the selection left out all 7 tests.",)
 
 
+def test_a_job_in_which_every_test_skipped_is_said_even_when_another_ran(run_folder):
+    other = "nccl-w2-g2-env/collectives"
+    run_folder.manifest(JOB, other)
+    run_folder.both(JOB, {A: "passed"})
+    run_folder.both(other, {A: "skipped"})
+    merged = judged(run_folder)
+    assert code(merged) is ExitCode.OK
+    assert merged.notes == ("No test executed in 1 of 2 jobs: nccl-w2-g2-env / collectives.",)
+    assert merged.only({JOB}).notes == ()
+
+
 def test_tests_that_a_stop_kept_from_running_are_skipped_and_did_not_execute(run_folder):
     run_folder.manifest(JOB)
     run_folder.both(JOB, {A: "failed"}, collected=[A, B], not_run=[B], stop_reason="-x")

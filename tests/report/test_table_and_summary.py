@@ -78,9 +78,8 @@ def test_the_summary_has_failures_first_and_takes_their_text_literally(merged):
 
 def test_the_summary_stays_small_however_much_went_wrong(run_folder):
     run_folder.manifest(ENV)
-    run_folder.both(
-        ENV, {f"t.py::test_{n}": {"outcome": "failed", "message": f"{n} " + "m" * 5_000} for n in range(500)}
-    )
+    failed = {"outcome": "failed"}
+    run_folder.both(ENV, {f"t.py::test_{n}": {**failed, "message": f"{n} " + "m" * 5_000} for n in range(500)})
     merged = merge(run_folder.path, environ={})
     assert len(render_summary(merged)) < 100_000
     assert "and 450 more" in render_summary(merged)

@@ -26,6 +26,6 @@ def nothing_ran(merged: MergedRun) -> bool:
 
     A run whose every suite is empty because of the user's own selection ran what was asked for.
     """
-    executed = any(test.verdict.executed for suite in merged.suites for test in suite.tests)
+    executed = any(suite.has_executed for suite in merged.suites)
     asked_for_nothing = merged.suites and all(suite.all_deselected for suite in merged.suites)
     return not executed and not asked_for_nothing

@@ -15,7 +15,7 @@ from allranks.errors import ResultsError, UsageError
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.folder import Attempt, Manifest, is_merged_report, read_attempts, read_foreign, read_manifest
 from allranks.report.junit import write_junit
-from allranks.report.model import CellSuite, MergedRun, SkipPolicy
+from allranks.report.model import MergedRun, SkipPolicy
 from allranks.report.summary import write_summary
 from allranks.report.verdict import Setting
 
@@ -87,7 +87,7 @@ def _merge(
         run_id=manifest.run_id if manifest else folder.name,
         suites=suites,
         policy=setting.skip,
-        notes=tuple(_notes(suites, manifest)),
+        planned=frozenset(f"{job.cell}/{job.suite}" for job in manifest.jobs) if manifest else None,
     )
     write_junit(merged.suites, merged.junit)
     write_summary(merged)
@@ -121,12 +121,3 @@ def _sandcastle(environ: Mapping[str, str]) -> SkipPolicy:
     """``pass`` on sandcastle, told as torch tells it (testing/_internal/common_utils.py, ``IS_SANDCASTLE``)."""
     on = environ.get("SANDCASTLE") == "1" or environ.get("TW_JOB_USER") == "sandcastle"
     return "pass" if on else "skip"
-
-
-def _notes(suites: Sequence[CellSuite], manifest: Manifest | None) -> Iterator[str]:
-    planned = {(job.cell, job.suite) for job in manifest.jobs} if manifest else None
-    for suite in suites:
-        if suite.all_deselected:
-            yield f"{suite.name}: the selection left out all {suite.deselected} tests."
-        if planned is not None and (suite.cell, suite.suite) not in planned:
-            yield f"{suite.name}: has results, and is not in the plan."

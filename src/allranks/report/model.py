@@ -1,16 +1,18 @@
 """What flows through the report, as frozen values: rank results, verdicts, suites of a cell, the merged run."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from allranks.errors import ExitCode
 from allranks.harness.outcome import Outcome, SkipKind
 
 SkipPolicy = Literal["skip", "pass"]
 """How an environment skip is read: as the skip it is, or as a pass that keeps its reason."""
+
+_SHOWN: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,6 +192,11 @@ class CellSuite:
         )
 
     @property
+    def has_executed(self) -> bool:
+        """Whether some rank ran some test, however skips are read."""
+        return any(test.verdict.executed for test in self.tests)
+
+    @property
     def all_deselected(self) -> bool:
         """Whether the suite is empty only because the user's own selection left every test out."""
         return not self.tests and self.deselected > 0
@@ -203,7 +210,7 @@ class MergedRun:
         junit: The merged JUnit file.
         summary: The Markdown summary.
         policy: How environment skips were read.
-        notes: Sentences that a reader of the report should know and no testcase says.
+        planned: The job ids of the manifest; None where there is no manifest.
     """
 
     folder: Path
@@ -212,7 +219,26 @@ class MergedRun:
     run_id: str
     suites: tuple[CellSuite, ...]
     policy: SkipPolicy = "skip"
-    notes: tuple[str, ...] = ()
+    planned: frozenset[str] | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that a reader of the report should know and no testcase says."""
+        return (*self._notes_on_suites(), *self._note_on_what_never_ran())
+
+    def _notes_on_suites(self) -> Iterator[str]:
+        for suite in self.suites:
+            if suite.all_deselected:
+                yield f"{suite.name}: the selection left out all {suite.deselected} tests."
+            if self.planned is not None and suite.id not in self.planned:
+                yield f"{suite.name}: has results, and is not in the plan."
+
+    def _note_on_what_never_ran(self) -> Iterator[str]:
+        """A run is green when some of it ran: what did not run has to be said, or nobody ever looks."""
+        idle = [suite.name for suite in self.suites if suite.tests and not suite.has_executed]
+        if idle:
+            shown = ", ".join(idle[:_SHOWN]) + (f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else "")
+            yield f"No test executed in {len(idle)} of {len(self.suites)} jobs: {shown}."
 
     @property
     def counts(self) -> Counts:

@@ -111,7 +111,8 @@ def _notes(merged: MergedRun) -> Iterator[str]:
     notes = [*merged.notes, *_skip_but_pass(merged)]
     if notes:
         yield ""
-    yield from (shorten(readable(note), WIDTH) for note in notes)
+    for note in notes:
+        yield from textwrap.wrap(readable(note), WIDTH)
 
 
 def _skip_but_pass(merged: MergedRun) -> Iterator[str]:
