@@ -7,10 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import docker
 import pytest
 
-import docker
 from allranks.engine import ownership
+from allranks.engine.package import package_folder
 from allranks.engine.spec import JobSpec, resources
 from allranks.harness.config import AgentConfig, TimeLimits
 
@@ -18,6 +19,14 @@ REQUIRE_DOCKER = "ALLRANKS_REQUIRE_DOCKER"
 
 MakeSpec = Callable[..., JobSpec]
 LeftOf = Callable[[str], list[str]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def package_for_children() -> Iterator[None]:
+    """Let processes that tests start find the package under test, from whatever folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(package_folder().parent), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from junitparser import JUnitXml
 
+from allranks.engine import docker as engine_docker
 from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_files, package_folder
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine
 from allranks.engine.spec import FileCopy, JobSpec
+from allranks.errors import EngineError
 from allranks.image import ensure_image
 from allranks.matrix.model import Image
 
@@ -224,6 +226,14 @@ def test_an_agent_without_torch_says_so(bench, tmp_path):
     [failed] = [event for event in events if event["event"] == "agent_failed"]
     assert "cannot import torch" in failed["message"]
     assert ending.status == 1
+
+
+@pytest.mark.parametrize("bench", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True)
+def test_a_container_that_the_daemon_cannot_start_leaves_nothing_at_once(bench, monkeypatch):
+    monkeypatch.setattr(engine_docker, "STOP_GRACE", 3600)
+    spec = replace(bench.spec, gpus=("GPU-00000000-0000-0000-0000-000000000000",))
+    with pytest.raises(EngineError, match="could not be started"), bench.make().start(spec):
+        pass
 
 
 @contextmanager

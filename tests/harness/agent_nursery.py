@@ -44,10 +44,8 @@ def serve(requests):
         if not message:
             return
         request = json.loads(message)
-        if isinstance(request, int):
-            answer = os.waitpid(request, 0)[1]
-        else:
-            answer = fork_agent(*request, descriptors, requests)
+        is_pid = isinstance(request, int)
+        answer = os.waitpid(request, 0)[1] if is_pid else fork_agent(*request, descriptors, requests)
         requests.send(str(answer).encode())
         for descriptor in descriptors:
             os.close(descriptor)
@@ -77,7 +75,6 @@ def become_agent(arguments, environment, folder, descriptors, requests):
 
 if __name__ == "__main__":
     import pytest  # noqa: F401 - what agents import
-    import torch  # noqa: F401 - what agents import
-    import torch.distributed
+    import torch.distributed  # noqa: F401 - what agents import
 
     serve(socket.socket(fileno=0))

@@ -24,7 +24,7 @@ def test_before(): pass
 def test_hangs(rank):
     if rank == 1:
         wait_until_the_peer_has_finished()
-        if os.fork() == 0:
+        if os.environ["CHILDREN"] == "1" and os.fork() == 0:
             signal.pause()
         say("hanging")
         time.sleep(600)
@@ -40,10 +40,10 @@ def test_after(): pass
 
 @pytest.fixture
 def hanging_agent(start_agent):
-    """An agent in the middle of a test that one rank has passed and the other hangs in, with a child of its own."""
+    """An agent in the middle of a test that one rank has passed and the other hangs in."""
 
-    def start(**changes):
-        agent = start_agent({"test_hangs.py": HANGING}, **changes).go()
+    def start(*, children):
+        agent = start_agent({"test_hangs.py": HANGING}, environment={"CHILDREN": str(children)}).go()
         assert agent.word() == "hanging"
         return agent
 
@@ -60,7 +60,7 @@ def terminate(agent):
 
 @pytest.mark.parametrize("end", [hang_up, terminate])
 def test_an_agent_that_is_told_to_stop_writes_what_it_knows_and_leaves(hanging_agent, end):
-    agent = hanging_agent()
+    agent = hanging_agent(children=1)
     end(agent)
     assert agent.wait() == HANGUP_STATUS
     agent.assert_nothing_left()
@@ -89,7 +89,7 @@ def test_is_slow_to_stop():
 
 
 def test_a_job_whose_time_is_up_times_its_ranks_out(start_agent):
-    agent = start_agent({"test_hangs.py": HANGING}, limits={"job": 2.0}).go()
+    agent = start_agent({"test_hangs.py": HANGING}, limits={"job": 2.0}, environment={"CHILDREN": "1"}).go()
     assert agent.wait() == 0
     agent.assert_nothing_left()
     assert agent.journal("job_timed_out")[0]["limit"] == 2.0
@@ -98,7 +98,7 @@ def test_a_job_whose_time_is_up_times_its_ranks_out(start_agent):
 
 
 def test_ranks_die_with_a_killed_agent_and_leave_the_name_of_their_test(hanging_agent):
-    agent = hanging_agent()
+    agent = hanging_agent(children=0)
     agent.signal(signal.SIGKILL)
     assert agent.wait() == -signal.SIGKILL
     for pid in agent.gangs()[-1]:
@@ -140,6 +140,6 @@ def test_an_agent_leaves_its_import_of_torch(start_command):
 
 
 def test_the_command_of_every_job_runs_a_suite(start_command):
-    agent = start_command({"test_a.py": PASSING}).go()
+    agent = start_command({"test_a.py": PASSING}, environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}).go()
     assert agent.wait() == 0, agent.log
     assert agent.outcomes("test_passes") == ("passed", "passed")

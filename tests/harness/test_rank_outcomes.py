@@ -1,5 +1,7 @@
 """What each fault of a test comes to: one suite of faults, run once, and one test here for each."""
 
+import itertools
+
 import pytest
 
 ZOO = {
@@ -419,7 +421,7 @@ def test_a_bad_outcome_costs_its_gang(zoo):
     nodeids = zoo.journal("collected")[0]["tests"]
     bad = {event["nodeid"] for event in zoo.journal("arrived") if event["outcome"] in ("failed", "crashed", "errored")}
     first_of_gang = {started["nodeid"] for started in first_tests_of_gangs(zoo)}
-    after_bad = {after for test, after in zip(nodeids, nodeids[1:], strict=False) if test in bad}
+    after_bad = {after for test, after in itertools.pairwise(nodeids) if test in bad}
     assert after_bad <= first_of_gang
 
 

@@ -243,10 +243,14 @@ def _scratch_folders() -> Iterator[tuple[Path, str]]:
 
 
 def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
+    """Kill a process and wait for its end: until then it may write into its scratch folder."""
+    with suppress(ProcessLookupError, PermissionError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            _is_readable(descriptor, STOP_GRACE)
+        finally:
+            os.close(descriptor)
 
 
 def _kill_group(group: int) -> None:

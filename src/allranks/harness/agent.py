@@ -88,12 +88,14 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
 
 
 def _work(config: AgentConfig, folders: Folders, journal: EventLog) -> int:
-    leave_on_hangup(STDIN)
+    # While pytest captures, which it does as long as it collects, descriptor 0 is the null device.
+    stdin = os.dup(STDIN)
+    leave_on_hangup(stdin)
     try:
         _import_torch(journal)
         from allranks.harness.session import run_session  # noqa: PLC0415 - needs torch and pytest
 
-        return run_session(config, folders, journal, STDIN)
+        return run_session(config, folders, journal, stdin)
     except ImportError as error:
         journal.write("agent_failed", message=f"the Python of this job cannot import {error.name}: {error}")
     except Exception:  # noqa: BLE001 - whatever broke the agent is the job's result

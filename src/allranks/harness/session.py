@@ -32,16 +32,16 @@ def run_session(config: AgentConfig, folders: Folders, journal: EventLog, stdin:
     kernel.adopt_orphans()
     plugin = AgentPlugin(config, folders, journal, stdin)
     code = pytest.main(plugin.arguments, plugins=[plugin])
-    if code is pytest.ExitCode.INTERNAL_ERROR:
+    if not plugin.has_collected:
+        journal.write("collection_failed", nodeid="", text=_agent_log(folders))
+    elif code is pytest.ExitCode.INTERNAL_ERROR:
         journal.write("agent_failed", message="pytest broke down in the agent", text=_agent_log(folders))
         return 1
-    if code is pytest.ExitCode.USAGE_ERROR:
-        journal.write("collection_failed", nodeid="", text=_agent_log(folders))
     return plugin.status
 
 
 def _agent_log(folders: Folders) -> str:
-    """What pytest printed: the only place where it explains a usage error."""
+    """What pytest printed: the only place where it explains a usage error, or an exit in the middle of an import."""
     return (folders.results / "agent.log").read_text(encoding="utf-8", errors="replace")[-8000:]
 
 
@@ -56,6 +56,7 @@ class AgentPlugin:
         self._deselected = 0
         self._skipped: dict[str, Phase] = {}
         self._has_failed = False
+        self.has_collected = False
         self.status = 0
 
     @property
@@ -89,6 +90,7 @@ class AgentPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the collected tests in gangs."""
+        self.has_collected = True
         nodeids = [*self._skipped, *(item.nodeid for item in session.items)]
         self._journal.write("collected", tests=nodeids, deselected=self._deselected)
         self._record_skipped()

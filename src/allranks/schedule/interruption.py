@@ -9,6 +9,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold the signals back until the context ends, so that what is being put away is put away whole."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def interruptible() -> Iterator[None]:
     """Turn the first of the signals into :class:`KeyboardInterrupt`, and ignore the rest while things are put away."""
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from allranks.engine.protocol import Engine, JobExit, RunningJob
@@ -15,6 +16,7 @@ from allranks.matrix.model import Job, Matrix
 from allranks.schedule import journal
 from allranks.schedule.folder import SCHEMA, RunFolder, as_results_error, write_json
 from allranks.schedule.gpus import Lease, try_lease, wait_for_lease
+from allranks.schedule.interruption import uninterrupted
 from allranks.schedule.journal import JobError
 from allranks.schedule.live import LiveView
 from allranks.schedule.request import Attempt, Surroundings, job_spec
@@ -89,7 +91,7 @@ class Runner:
         """
         with ExitStack() as stack:
             ahead: Turn | None = None
-            for job, following in zip(jobs, [*jobs[1:], None], strict=True):
+            for job, following in zip_longest(jobs, jobs[1:]):
                 current = ahead
                 if current is None:
                     current = self._start(job, stack)
@@ -115,9 +117,10 @@ class Runner:
                 current.running.stop()
             self._finish(current)
             raise
-        if ahead is not None:
-            self._go(ahead)
-        self._finish(current)
+        with uninterrupted():
+            if ahead is not None:
+                self._go(ahead)
+            self._finish(current)
         return ahead
 
     def _start_ahead(self, job: Job, stack: ExitStack) -> Turn | None:

@@ -1,0 +1,207 @@
+"""``allranks run`` from a matrix file to a report, on both engines."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from junit2htmlreport.parser import Junit
+from junitparser import JUnitXml, Properties
+
+ROOT = Path(__file__).parents[2]
+
+EVERY_END = """
+import os
+import signal
+
+import pytest
+import torch.distributed as dist
+
+
+def test_passing():
+    pass
+
+
+def test_skipped():
+    pytest.skip("not today")
+
+
+def test_failing():
+    assert dist.get_rank() == 0
+
+
+def test_crashing():
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_hanging():
+    if dist.get_rank() == 0:
+        signal.pause()
+"""
+
+ENDLESS = """
+import signal
+
+import torch.distributed as dist
+
+
+def test_failing():
+    assert dist.get_rank() == 0
+
+
+def test_endless():
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def no_gpus(monkeypatch):
+    monkeypatch.setenv("ALLRANKS_GPUS", "")
+
+
+def counts_by_junitparser(path):
+    suites = list(JUnitXml.fromfile(path))
+    bad = sum(suite.failures + suite.errors for suite in suites)
+    return sum(suite.tests for suite in suites), bad, sum(suite.skipped for suite in suites)
+
+
+def counts_by_junit2html(path):
+    suites = list(Junit(filename=str(path)).suites)
+    tests, bad, skipped = (sum(map(len, lists)) for lists in zip(*map(lists_of, suites), strict=True))
+    return tests, bad, skipped
+
+
+def lists_of(suite):
+    return suite.all(), suite.failed(), suite.skipped()
+
+
+def test_every_way_to_end_has_its_verdict_and_names_its_rank(launch, scratch, engine):
+    done = launch(scratch(EVERY_END), "--engine", engine)
+    assert done.code == 1, done.output
+    assert done.output.rstrip().endswith("exit code 1: tests failed")
+    said = {name: [(type(r).__name__, r.message) for r in case.result] for name, case in done.cases.items()}
+    assert said["test_passing"] == []
+    assert [kind for kind, _ in said["test_skipped"]] == ["Skipped"]
+    for name, kind, start in (
+        ("test_failing", "Failure", "rank 1 failed"),
+        ("test_crashing", "Error", "rank 1 crashed"),
+        ("test_hanging", "Error", "rank 0 timed out"),
+    ):
+        [(found, message)] = said[name]
+        assert found == kind
+        assert message.startswith(start)
+
+
+def test_another_reader_of_junit_counts_the_same(launch, scratch):
+    done = launch(scratch(EVERY_END), "--engine", "process", "--", "-k", "not hanging")
+    report = done.folder / "junit.xml"
+    assert counts_by_junitparser(report) == counts_by_junit2html(report) == (4, 2, 1)
+
+
+def test_the_suites_of_this_repository_pass(launch, engine):
+    done = launch(ROOT, "gloo-w2-g0-env", "--engine", engine, "--", "-k", "broadcast")
+    assert done.code == 0, done.output
+    assert len(done.cases) > 3
+    assert all(case.is_passed for case in done.cases.values())
+    assert (done.folder.parent / "latest" / "junit.xml").exists()
+    [record] = [json.loads(path.read_text()) for path in done.folder.glob("cells/*/*/attempt-1/job.json")]
+    assert (record["engine"], record["exit_status"], record["error"]) == (engine, 0, None)
+    assert record["deselected"] > 0
+
+
+@pytest.mark.usefixtures("no_gpus")
+def test_a_cell_whose_gpus_are_not_here_is_skipped_test_by_test_with_torchs_code(launch, engine):
+    done = launch(ROOT, "nccl-w2-g2-env", "--engine", engine, "--", "-k", "broadcast")
+    assert done.code == 5, done.output
+    assert len(done.cases) > 3
+    for case in done.cases.values():
+        assert case.is_skipped
+        assert {each.name: each.value for each in case.child(Properties)}["allranks.skip_code"] == "72"
+        assert "GPU" in case.result[0].message
+
+
+def test_a_suite_with_a_syntax_error_is_told_by_its_line(launch, scratch, engine):
+    done = launch(scratch("def test_x(:\n"), "--engine", engine)
+    assert done.code == 1
+    assert "SyntaxError" in done.output
+    [case] = done.cases.values()
+    assert "test_tiny.py cannot be collected" in case.result[0].message
+
+
+def test_a_suite_without_tests_is_an_error(launch, scratch):
+    done = launch(scratch("VALUE = 1\n"), "--engine", "process")
+    assert done.code == 1
+    assert "No test was collected" in done.output
+
+
+def test_everything_deselected_is_not_nothing_ran(launch, scratch):
+    done = launch(scratch(EVERY_END), "--engine", "process", "--", "-k", "nosuch")
+    assert done.code == 0, done.output
+
+
+def test_stopping_at_the_first_failure_leaves_the_rest_unrun(launch, scratch):
+    done = launch(scratch(EVERY_END), "--engine", "process", "--", "-x")
+    assert done.code == 1, done.output
+    assert "test_hanging" not in done.output
+    assert done.cases["test_hanging"].is_skipped
+
+
+def test_a_results_folder_that_cannot_be_used_is_said_before_anything_runs(launch, scratch):
+    launch.results.write_text("a file in the way")
+    done = launch(scratch(EVERY_END), "--engine", "process")
+    assert done.code == 4
+    assert "cannot be used" in done.output
+    assert "--results" in done.output
+    assert "Traceback" not in done.output
+    assert "running" not in done.output
+
+
+def test_a_python_without_torch_is_told_and_never_green(launch, scratch):
+    folder = scratch(EVERY_END)
+    (folder / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    wrapper = folder / "python"
+    wrapper.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folder}" exec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    matrix = (folder / "matrix.toml").read_text()
+    (folder / "matrix.toml").write_text(matrix.replace(repr(sys.executable), "'./python'"))
+    done = launch(folder, "--engine", "process")
+    assert done.code == 3, done.output
+    assert "cannot import torch" in done.output
+
+
+def wait_for(process, text):
+    """Read what a run says until it says this."""
+    heard = []
+    for line in process.stdout:
+        heard.append(line)
+        if text in line:
+            return
+    pytest.fail("".join(heard))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_a_run_with_a_partial_report(launch, scratch, engine, number):
+    with launch.start(scratch(ENDLESS), "--engine", engine) as process:
+        wait_for(process, "first failure")
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in output
+    report = JUnitXml.fromfile(launch.results / launch.run_id / "junit.xml")
+    cases = {case.name: case for suite in report for case in suite}
+    assert cases["test_failing"].result[0].message.startswith("rank 1 failed")
+
+
+def test_what_a_killed_run_left_is_cleaned_up(launch, scratch, engine, left_of):
+    with launch.start(scratch(ENDLESS), "--engine", engine) as process:
+        wait_for(process, "first failure")
+        process.kill()
+        process.wait()
+    assert left_of(launch.run_id) != []
+    clean = [sys.executable, "-m", "allranks", "clean"]
+    done = subprocess.run(clean, capture_output=True, text=True, env=os.environ, check=True)
+    assert launch.run_id in done.stdout

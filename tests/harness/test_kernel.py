@@ -1,0 +1,95 @@
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from allranks.harness import kernel
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:  # noqa: S607 - any program that waits
+        yield process
+        process.stdin.close()
+
+
+def test_a_child_is_among_the_children_until_it_is_reaped(child):
+    assert child.pid in kernel.children()
+    child.kill()
+    assert child.pid in kernel.children()
+    child.wait()
+    assert child.pid not in kernel.children()
+
+
+def run(script):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+
+def test_a_process_without_children_has_none():
+    assert run("from allranks.harness import kernel; print(kernel.children())") == "frozenset()\n"
+
+
+def test_a_name_with_spaces_and_parentheses_confuses_nobody():
+    script = """
+        import os, signal
+        from pathlib import Path
+        from allranks.harness import kernel
+        ready, done = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            Path("/proc/self/comm").write_text(") 1 (x")
+            os.write(done, b"!")
+            signal.pause()
+        os.read(ready, 1)
+        assert kernel.children() == {pid}
+        os.kill(pid, signal.SIGKILL)
+    """
+    run(script)
+
+
+def test_orphans_of_a_process_that_adopts_them_become_its_children():
+    script = """
+        import os, signal
+        from allranks.harness import kernel
+        kernel.adopt_orphans()
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            grandchild = os.fork()
+            if grandchild == 0:
+                signal.pause()
+            os.write(tell, str(grandchild).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        grandchild = int(os.read(told, 100))
+        assert kernel.children() == {grandchild}
+        os.kill(grandchild, signal.SIGKILL)
+        os.waitpid(grandchild, 0)
+        assert kernel.children() == frozenset()
+    """
+    run(script)
+
+
+def test_a_process_can_ask_to_die_with_its_parent():
+    script = """
+        import os, signal
+        from allranks.harness import kernel
+        kernel.adopt_orphans()
+        ready, done = os.pipe()
+        child = os.fork()
+        if child == 0:
+            if os.fork() == 0:
+                kernel.die_with_parent()
+                os.write(done, b"!")
+                signal.pause()
+            signal.pause()
+        os.read(ready, 1)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        _, status = os.waitpid(-1, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    """
+    run(script)

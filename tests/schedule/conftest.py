@@ -1,0 +1,89 @@
+"""A small matrix, its jobs, and a run's folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import expand
+from allranks.matrix.model import Job, Matrix
+from allranks.matrix.plan import plan
+from allranks.schedule.folder import RunFolder, open_run
+
+DOCUMENT = """\
+[matrix]
+backend = ["gloo", "nccl"]
+world_size = [1, 2]
+gpu_count = [0, 1, 2]
+
+[[matrix.exclude]]
+when = "backend == 'nccl' and gpu_count != world_size"
+reason = "a GPU for each rank"
+
+[[matrix.exclude]]
+when = "backend == 'gloo' and gpu_count > 0"
+reason = "gloo is tested on CPU tensors"
+
+[suites.tiny]
+path = "suite"
+files = ["data"]
+pytest_args = ["--strict-markers"]
+
+[images.cpu]
+when = "gpu_count == 0"
+torch = "2.13.0"
+
+[images.cuda]
+when = "gpu_count > 0"
+torch = "2.14.1"
+
+[limits]
+process_group = 10
+test = 20
+job = 30
+memory_mib = 777
+
+[[env]]
+when = "backend == 'nccl'"
+set = { NCCL_DEBUG = "WARN" }
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repository"
+    (folder / "suite").mkdir(parents=True)
+    (folder / "data").mkdir()
+    (folder / "suite" / "test_tiny.py").write_text("")
+    (folder / "matrix.toml").write_text(DOCUMENT)
+    return folder
+
+
+@pytest.fixture
+def matrix(repository: Path) -> Matrix:
+    return load(repository)
+
+
+@pytest.fixture
+def jobs(matrix: Matrix) -> dict[str, Job]:
+    """Every job of the matrix, by the id of its cell."""
+    return {job.cell.id: job for job in plan(matrix, expand(matrix).cells)}
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> Callable[..., RunFolder]:
+    def make(jobs: object = (), *, run_id: str = "r1", seed: int | None = 7) -> RunFolder:
+        return open_run(tmp_path / "results", run_id, jobs, {"command": "allranks run"}, seed)
+
+    return make
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    """A list that is also the callable that fills it."""
+
+    class Lines(list):
+        __call__ = list.append
+
+    return Lines()

@@ -1,0 +1,128 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+import allranks
+from allranks.errors import ResultsError
+from allranks.schedule.folder import new_run_id, open_run, write_json
+
+JOIN = """
+import sys
+from pathlib import Path
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import expand
+from allranks.matrix.plan import plan
+from allranks.schedule.folder import open_run
+
+matrix = load(Path(sys.argv[1]))
+jobs = plan(matrix, expand(matrix).cells)
+open_run(Path(sys.argv[2]), "r1", [jobs[int(sys.argv[3])]], {}, None)
+"""
+
+
+def manifest_of(folder):
+    return json.loads((folder.path / "run.json").read_text())
+
+
+def test_run_ids_sort_by_time_and_never_repeat():
+    ids = [new_run_id() for _ in range(50)]
+    assert len(set(ids)) == 50
+    assert ids[0][:8].isdigit()
+
+
+def test_manifest_announces_jobs_and_their_cells_before_any_runs(make_folder, jobs):
+    folder = make_folder(jobs.values())
+    manifest = manifest_of(folder)
+    assert (manifest["schema"], manifest["run_id"], manifest["seed"]) == (1, "r1", 7)
+    assert manifest["allranks"] == allranks.__version__
+    assert manifest["command"] == "allranks run"
+    assert manifest["cells"]["nccl-w2-g2-env"] == {
+        "backend": "nccl", "world_size": 2, "gpu_count": 2, "init_method": "env", "nodes": 1,
+    }  # fmt: skip
+    assert manifest["jobs"][0] == {
+        "id": "gloo-w1-g0-env/tiny", "cell": "gloo-w1-g0-env", "suite": "tiny", "image": "cpu",
+    }  # fmt: skip
+    assert len(manifest["jobs"]) == len(jobs)
+
+
+def test_a_run_without_a_seed_gets_one_and_keeps_it(make_folder):
+    first = make_folder(seed=None)
+    assert make_folder(seed=None).seed == first.seed == manifest_of(first)["seed"]
+
+
+def test_a_session_that_joins_adds_its_jobs_once(make_folder, jobs):
+    one, other = jobs["gloo-w1-g0-env"], jobs["gloo-w2-g0-env"]
+    make_folder([one])
+    manifest = manifest_of(make_folder([one, other], seed=99))
+    assert [job["id"] for job in manifest["jobs"]] == [one.id, other.id]
+    assert list(manifest["cells"]) == [one.cell.id, other.cell.id]
+    assert manifest["seed"] == 7
+
+
+def test_processes_that_join_at_once_lose_no_job(repository, tmp_path, jobs):
+    results = tmp_path / "results"
+    commands = [[sys.executable, "-c", JOIN, str(repository), str(results), str(number)] for number in range(len(jobs))]
+    running = [subprocess.Popen(command) for command in commands]
+    assert [process.wait(60) for process in running] == [0] * len(jobs)
+    manifest = json.loads((results / "r1" / "run.json").read_text())
+    assert {job["cell"] for job in manifest["jobs"]} == set(jobs)
+
+
+def test_attempts_are_numbered_and_never_overwritten(make_folder, jobs):
+    folder, job = make_folder(), jobs["gloo-w1-g0-env"]
+    first = folder.new_attempt(job)
+    (first[1] / "kept").write_text("kept")
+    second = folder.new_attempt(job)
+    assert [first[0], second[0]] == [1, 2]
+    assert first[1] == folder.path / "cells" / "gloo-w1-g0-env" / "tiny" / "attempt-1"
+    assert (first[1] / "kept").read_text() == "kept"
+
+
+def test_latest_leads_to_the_newest_run_from_wherever_results_are_moved_to(make_folder, tmp_path):
+    make_folder(run_id="r1")
+    make_folder(run_id="r2")
+    link = tmp_path / "results" / "latest"
+    assert str(link.readlink()) == "r2"
+    assert (link / "run.json").exists()
+
+
+def test_no_draft_is_left_behind(make_folder, tmp_path):
+    make_folder()
+    names = {path.name for path in (tmp_path / "results").rglob("*")}
+    assert names == {"r1", "latest", "run.json", ".manifest.lock"}
+
+
+def test_results_that_cannot_be_a_folder_are_an_error_that_names_them(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ResultsError) as error:
+        open_run(tmp_path / "file", "r1", [], {}, None)
+    assert str(tmp_path / "file") in error.value.what
+    assert "--results" in error.value.remedy
+
+
+def test_a_folder_in_place_of_the_latest_link_is_an_error(make_folder, tmp_path):
+    (tmp_path / "results" / "latest").mkdir(parents=True)
+    with pytest.raises(ResultsError):
+        make_folder()
+
+
+def test_a_manifest_that_cannot_be_read_is_an_error(make_folder):
+    (make_folder().path / "run.json").write_text("{")
+    with pytest.raises(ResultsError):
+        make_folder()
+
+
+def test_an_attempt_that_cannot_be_made_is_an_error(make_folder, jobs):
+    folder = make_folder()
+    (folder.path / "cells").touch()
+    with pytest.raises(ResultsError):
+        folder.new_attempt(jobs["gloo-w1-g0-env"])
+
+
+def test_json_is_there_whole_or_not_at_all(tmp_path):
+    write_json(tmp_path / "a.json", {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"a": object()})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}

@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import UsageError
+from allranks.matrix.model import Image, Process
+from allranks.schedule import interpreter
+from allranks.schedule.interpreter import surroundings_of
+
+NO_PYTHON = Process()
+
+
+@pytest.fixture
+def recipes(monkeypatch):
+    """The environments that were asked for."""
+    asked = []
+
+    def ensure(recipe, _progress):
+        asked.append(recipe)
+        return Path("/env/bin/python")
+
+    monkeypatch.setattr(interpreter, "ensure_environment", ensure)
+    return asked
+
+
+def test_the_interpreter_of_the_matrix_file_wins(tmp_path, lines, recipes):
+    image = Image(name="cpu", torch="2.13.0")
+    found = surroundings_of(image, root=tmp_path, process=Process(python="/opt/py"), progress=lines)
+    assert (found.python, recipes) == ("/opt/py", [])
+
+
+def test_an_interpreter_in_the_repository_is_found_from_anywhere(tmp_path, lines):
+    image = Image(name="cpu", torch="2.13.0")
+    found = surroundings_of(image, root=tmp_path, process=Process(python=".venv/bin/python"), progress=lines)
+    assert found.python == f"{tmp_path}/.venv/bin/python"
+
+
+def test_an_interpreter_on_the_path_keeps_its_name(tmp_path, lines):
+    image = Image(name="cpu", torch="2.13.0")
+    assert surroundings_of(image, root=tmp_path, process=Process(python="python3"), progress=lines).python == "python3"
+
+
+def test_a_finished_image_is_refused_with_both_ways_out(tmp_path, lines):
+    with pytest.raises(UsageError) as error:
+        surroundings_of(Image(name="own", image="a/b:1"), root=tmp_path, process=NO_PYTHON, progress=lines)
+    assert "--engine docker" in error.value.remedy
+    assert "process.python" in error.value.remedy
+
+
+def test_an_image_becomes_an_environment_of_the_same_things(tmp_path, lines, recipes):
+    (tmp_path / "requirements.txt").write_text("einops\n")
+    image = Image(
+        name="cpu", torch="2.13.0", packages=("numpy",), requirements=Path("requirements.txt"), index="https://x/whl"
+    )
+    found = surroundings_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
+    [recipe] = recipes
+    assert (found.python, found.python_path) == ("/env/bin/python", ())
+    assert recipe.name == "torch-2.13.0"
+    assert recipe.arguments[0] == "torch==2.13.0"
+    assert {"numpy", "--requirement", "--extra-index-url", "https://x/whl"} <= set(recipe.arguments)
+
+
+def test_another_content_of_the_requirements_is_another_environment(tmp_path, lines, recipes):
+    image = Image(name="cpu", torch="2.13.0", requirements=Path("requirements.txt"))
+    for text in ("einops\n", "einops\nscipy\n"):
+        (tmp_path / "requirements.txt").write_text(text)
+        surroundings_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
+    assert recipes[0].key != recipes[1].key

@@ -1,0 +1,47 @@
+import signal
+
+import pytest
+
+from allranks.schedule.interruption import interruptible, uninterrupted
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_signal_interrupts(number):
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signal.raise_signal(number)
+
+
+def test_further_signals_change_nothing():
+    def clean_up_under_fire():
+        with interruptible():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                    signal.raise_signal(number)
+                done.append(True)
+
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        clean_up_under_fire()
+    assert done == [True]
+
+
+def test_handlers_are_as_before_afterwards():
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    with interruptible():
+        assert [signal.getsignal(number) for number in numbers] != before
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_an_interrupt_waits_until_things_are_put_away():
+    def put_away():
+        with interruptible(), uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        put_away()
+    assert done == [True]

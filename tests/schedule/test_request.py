@@ -1,0 +1,68 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from allranks.schedule.request import Attempt, Surroundings, files_of, job_spec
+
+ATTEMPT = Attempt(run_id="r", number=2, seed=5, gpus=("GPU-a", "GPU-b"), pytest_args=("-k", "x"))
+
+
+@pytest.fixture
+def spec(matrix, jobs):
+    surroundings = Surroundings(image="ref", python="/py", python_path=(Path("/project"),))
+    return job_spec(matrix, jobs["nccl-w2-g2-env"], surroundings, ATTEMPT)
+
+
+def test_request_names_run_job_and_attempt(spec):
+    assert (spec.run_id, spec.job_id, spec.attempt) == ("r", "nccl-w2-g2-env/tiny", 2)
+
+
+def test_request_takes_its_python_from_the_surroundings(spec):
+    assert (spec.image, spec.python, spec.python_path) == ("ref", "/py", (Path("/project"),))
+
+
+def test_request_has_the_gpus_of_the_lease_and_the_variables_of_the_cell(spec):
+    assert spec.gpus == ("GPU-a", "GPU-b")
+    assert spec.environment == {"NCCL_DEBUG": "WARN"}
+
+
+def test_agent_is_told_the_cell_and_the_limits_of_the_file(spec):
+    agent = spec.agent
+    assert (agent.backend, agent.world_size, agent.gpu_count, agent.init_method) == ("nccl", 2, 2, "env")
+    assert (agent.limits.process_group, agent.limits.test, agent.limits.job) == (10, 20, 30)
+    assert (agent.isolation, agent.seed) == ("file", 5)
+
+
+def test_arguments_of_the_suite_come_before_those_of_the_run(spec):
+    assert spec.agent.pytest_args == ("--strict-markers", "-k", "x")
+
+
+def test_memory_and_time_of_the_file_reach_the_engine(spec):
+    assert spec.resources.memory_bytes == 777 << 20
+    assert spec.resources.seconds == 90
+
+
+def test_request_can_be_printed(spec):
+    assert json.loads(json.dumps(spec.to_json()))["agent"]["path"] == "suite"
+
+
+def test_request_is_made_of_what_the_suite_declares(spec, repository):
+    assert [copy.target for copy in spec.files] == [Path("suite"), Path("data")]
+    assert spec.code == repository
+
+
+def test_files_are_joined_by_what_pytest_reads_above_them(tmp_path):
+    for name in ("pyproject.toml", "conftest.py", "a/conftest.py", "a/__init__.py", "a/b/test_x.py", "c/conftest.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    copies = list(files_of(tmp_path, (Path("a/b"),)))
+    assert {str(copy.target) for copy in copies} == {
+        "pyproject.toml", "conftest.py", "a/conftest.py", "a/__init__.py", "a/b",
+    }  # fmt: skip
+    assert all(copy.source == tmp_path / copy.target for copy in copies)
+
+
+def test_a_suite_that_is_one_file_is_copied_as_one(tmp_path):
+    (tmp_path / "test_x.py").touch()
+    assert [copy.target for copy in files_of(tmp_path, (Path("test_x.py"),))] == [Path("test_x.py")]

@@ -1,0 +1,334 @@
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks import cli
+from allranks.cli import main
+from allranks.errors import EngineError, ExitCode
+
+MATRIX = """\
+[matrix]
+backend = ["gloo", "nccl"]
+world_size = [1, 2]
+gpu_count = [0, 2]
+
+[[matrix.exclude]]
+when = "backend == 'nccl' and gpu_count != world_size"
+reason = "a GPU for each rank"
+
+[[matrix.exclude]]
+when = "backend == 'gloo' and gpu_count > 0"
+reason = "gloo is tested on CPU tensors"
+
+[suites.tiny]
+path = "suite"
+
+[suites.other]
+path = "suite"
+when = "world_size == 2"
+
+[images.all]
+torch = "2.13.0"
+"""
+
+
+@pytest.fixture(autouse=True)
+def repository(tmp_path, monkeypatch):
+    folder = tmp_path / "repository"
+    (folder / "suite").mkdir(parents=True)
+    (folder / "suite" / "test_tiny.py").write_text("")
+    (folder / "matrix.toml").write_text(MATRIX)
+    for name in ("ALLRANKS_ENGINE", "ALLRANKS_RUN_ID", "ALLRANKS_RESULTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def allranks(capsys):
+    """Run a command; its exit code, standard output and standard error."""
+
+    def run(*arguments):
+        try:
+            code = main(arguments)
+        except SystemExit as ending:  # argparse's own way out
+            code = ending.code
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The runs that would have begun, each as its jobs and options."""
+    asked = []
+
+    def run(_matrix, jobs, options, _say):
+        asked.append(([job.id for job in jobs], options))
+        return ExitCode.OK
+
+    monkeypatch.setattr("allranks.schedule.run.run", run)
+    return asked
+
+
+def test_plan_shows_a_line_for_each_cell(allranks):
+    code, out, err = allranks("plan")
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"]
+    assert "3 cells, 5 jobs" in out
+    assert "a GPU for each rank" not in out
+
+
+def test_plan_explains_each_dropped_cell(allranks):
+    _, out, _ = allranks("plan", "--explain")
+    assert "5 dropped cells of 8 combinations" in out
+    assert "a GPU for each rank" in out
+
+
+def test_plan_for_machines_is_json_alone(allranks):
+    _, out, _ = allranks("plan", "--format", "json")
+    assert [cell["id"] for cell in json.loads(out)["cells"]] == ["gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cells"),
+    [
+        (["gloo-w2-g0-env"], ["gloo-w2-g0-env"]),
+        (["dist(backend='gloo')"], ["gloo-w1-g0-env", "gloo-w2-g0-env"]),
+        (["--where", "world_size=2"], ["gloo-w2-g0-env", "nccl-w2-g2-env"]),
+        (["--where", "backend=gloo", "--where", "world_size=2"], ["gloo-w2-g0-env"]),
+        (["nccl-w2-g2-env", "--where", "backend=gloo"], ["nccl-w2-g2-env", "gloo-w1-g0-env", "gloo-w2-g0-env"]),
+        (["gloo-w1-g0-env", "gloo-w1-g0-env"], ["gloo-w1-g0-env"]),
+    ],
+    ids=str,
+)
+def test_cells_are_chosen_by_name_signature_and_where(allranks, arguments, cells):
+    _, out, _ = allranks("plan", "--format", "json", *arguments)
+    assert [cell["id"] for cell in json.loads(out)["cells"]] == cells
+
+
+def test_the_matrix_of_another_folder_is_named(allranks, repository, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert allranks("plan", "--matrix", str(repository))[0] == 0
+    assert allranks("plan", "--matrix", str(repository / "matrix.toml"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan", "nccl-w1-g0-env"], "a GPU for each rank"),
+        (["plan", "gloo-w3-g0-env"], "3"),
+        (["plan", "--where", "backned=gloo"], "backend"),
+        (["plan", "--suite", "tinny"], "tiny"),
+        (["run", "--suite", "tinny"], "tiny"),
+        (["run", "--suite", "other", "gloo-w1-g0-env"], "nothing to run"),
+        (["merge", "nowhere"], "no results folder"),
+        (["plan", "--matrix", "nowhere.toml"], "nowhere.toml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_requests_are_sentences_that_lead_on(allranks, arguments, said):
+    code, out, err = allranks(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("allranks: error: ")
+    assert said in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "There is no matrix file."),
+        ("[matrix", "matrix.toml"),
+        ("[matrix]\nbackend = ['glo']\nworld_size = [1]\n", "gloo"),
+        (MATRIX.replace("[suites.tiny]", "[suite.tiny]"), "suites"),
+    ],
+    ids=["missing", "no TOML", "unknown backend", "unknown key"],
+)
+def test_wrong_matrix_files_are_sentences_that_lead_on(allranks, repository, text, said):
+    (repository / "matrix.toml").unlink()
+    if text is not None:
+        (repository / "matrix.toml").write_text(text)
+    for command in ("plan", "run"):
+        code, out, err = allranks(command)
+        assert (code, out) == (2, "")
+        assert said in err
+        assert "Traceback" not in err
+
+
+def test_debug_adds_the_traceback_and_keeps_the_sentence(allranks):
+    code, _, err = allranks("--debug", "plan", "nope")
+    assert code == 2
+    assert "Traceback" in err
+    assert "allranks: error: There is no cell 'nope'." in err
+
+
+def test_a_failure_of_the_infrastructure_has_its_own_exit_code(allranks, monkeypatch):
+    def fail(*_):
+        raise EngineError("No daemon.", why="Refused.", remedy="Start one.")  # noqa: EM101
+
+    monkeypatch.setattr("allranks.schedule.run.run", fail)
+    code, _, err = allranks("run")
+    assert code == 4
+    assert err == "allranks: error: No daemon.\n  Refused.\n  Start one.\n"
+
+
+def test_an_interrupt_is_exit_code_130_and_no_traceback(allranks, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("allranks.schedule.run.run", interrupt)
+    assert allranks("run") == (130, "", "\nallranks: interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nope"], ["plan", "--nope"], ["merge"], ["merge", "x", "--policy", "y"]], ids=str
+)
+def test_a_wrong_command_line_is_exit_code_2(allranks, arguments):
+    code, _, err = allranks(*arguments)
+    assert code == 2
+    assert "usage" in err
+
+
+def test_version_is_told(allranks):
+    assert allranks("--version")[1].startswith("allranks 0.")
+
+
+def test_a_dry_run_prints_the_requests_and_makes_nothing(allranks, runs, repository):
+    code, out, err = allranks("run", "--dry-run", "--where", "backend=gloo", "--seed", "3", "--", "-k", "x")
+    assert (code, err, runs) == (0, "", [])
+    requests = json.loads(out)
+    assert [request["job_id"] for request in requests] == [
+        "gloo-w1-g0-env/tiny", "gloo-w2-g0-env/tiny", "gloo-w2-g0-env/other",
+    ]  # fmt: skip
+    assert requests[0]["agent"]["pytest_args"] == ["-k", "x"]
+    assert requests[0]["agent"]["seed"] == 3
+    assert not (repository / "results").exists()
+
+
+def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
+    code, out, _ = allranks(
+        "run", "gloo-w2-g0-env", "--suite", "tiny", "--engine", "process", "--results", str(tmp_path / "r"),
+        "--seed", "3", "--allow-nothing-ran", "--", "-x", "--", "-k", "a or b",
+    )  # fmt: skip
+    [(jobs, options)] = runs
+    assert jobs == ["gloo-w2-g0-env/tiny"]
+    assert (options.engine, options.results, options.seed) == ("process", tmp_path / "r", 3)
+    assert options.pytest_args == ("-x", "--", "-k", "a or b")
+    assert options.nothing_ran_allowed
+    assert (code, out) == (0, "exit code 0: all verdicts are good\n")
+
+
+def test_a_run_without_options_has_the_defaults(allranks, runs, repository):
+    allranks("run")
+    [(jobs, options)] = runs
+    assert len(jobs) == 5
+    assert (options.engine, options.results, options.seed) == ("auto", repository / "results", None)
+    assert (options.pytest_args, options.nothing_ran_allowed) == ((), False)
+
+
+def test_the_environment_gives_engine_results_and_run(allranks, runs, monkeypatch):
+    for name, value in (("ENGINE", "docker"), ("RESULTS", "/r"), ("RUN_ID", "mine")):
+        monkeypatch.setenv(f"ALLRANKS_{name}", value)
+    allranks("run")
+    [(_, options)] = runs
+    assert (options.engine, options.results, options.run_id) == ("docker", Path("/r"), "mine")
+
+
+def test_the_command_line_wins_over_the_environment(allranks, runs, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_ENGINE", "docker")
+    allranks("run", "--engine", "process")
+    assert runs[0][1].engine == "process"
+
+
+def test_every_run_has_a_name_of_its_own(allranks, runs):
+    allranks("run")
+    allranks("run")
+    assert runs[0][1].run_id != runs[1][1].run_id
+
+
+@pytest.mark.parametrize("where", ["environment", "command line"])
+def test_a_wrong_engine_is_refused_with_the_right_ones(allranks, monkeypatch, where):
+    if where == "environment":
+        monkeypatch.setenv("ALLRANKS_ENGINE", "podman")
+        code, _, err = allranks("run")
+    else:
+        code, _, err = allranks("run", "--engine", "podman")
+    assert code == 2
+    assert "'podman' is no engine: choose from auto, process, docker" in err
+
+
+def test_a_wrong_engine_in_the_environment_disturbs_no_other_command(allranks, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_ENGINE", "podman")
+    assert allranks("plan")[0] == 0
+
+
+RANK = """<testsuites><testsuite name="pytest"><testcase classname="t" name="{name}" time="0.1">{result}</testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    def write(*results: str) -> Path:
+        folder = tmp_path / "ranks"
+        folder.mkdir()
+        for rank, result in enumerate(results):
+            (folder / f"rank-{rank}.xml").write_text(RANK.format(name="test_x", result=result))
+        return folder
+
+    return write
+
+
+def test_merge_judges_what_lies_in_any_folder(allranks, ranks):
+    folder = ranks("", '<failure message="no">text</failure>')
+    code, out, _ = allranks("merge", str(folder))
+    assert code == 1
+    assert f"report: {folder}/junit.xml" in out
+    assert out.endswith("exit code 1: tests failed\n")
+
+
+def test_merge_of_nothing_but_skips_is_exit_code_5_unless_that_is_allowed(allranks, ranks):
+    folder = str(ranks('<skipped type="pytest.skip" message="no GPU"/>'))
+    assert allranks("merge", folder)[0] == 5
+    assert allranks("merge", folder, "--allow-nothing-ran")[0] == 0
+
+
+def test_clean_names_what_it_removed(allranks, monkeypatch):
+    engines = [argparse.Namespace(reap=lambda: ["process 1"]), argparse.Namespace(reap=lambda: ["volume x"])]
+    monkeypatch.setattr("allranks.schedule.host.engines", lambda: engines)
+    assert allranks("clean") == (0, "removed process 1\nremoved volume x\n", "")
+
+
+def test_clean_says_when_there_is_nothing(allranks, monkeypatch):
+    monkeypatch.setattr("allranks.schedule.host.engines", list)
+    code, out, _ = allranks("clean")
+    assert code == 0
+    assert out.startswith("nothing to remove")
+
+
+def test_a_reader_that_leaves_early_breaks_nothing():
+    """As in ``allranks plan | head -1``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "allranks", "plan"]
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_plan_needs_neither_docker_nor_junitparser():
+    program = "import sys; from allranks.cli import main; main(['plan']); print(*sorted(sys.modules), sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines())
+    assert "allranks.matrix.plan" in loaded
+    assert not {"docker", "junitparser", "requests", "torch"} & loaded
+
+
+def test_pytests_own_arguments_are_split_off_at_the_first_dashes():
+    assert cli._split(["run", "--", "-k", "a", "--", "b"]) == (["run"], ("-k", "a", "--", "b"))
+    assert cli._split(["run"]) == (["run"], ())
