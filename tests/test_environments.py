@@ -1,7 +1,9 @@
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,35 @@ def test_an_environment_that_failed_is_tried_again(made, monkeypatch):
             ensure_environment(RECIPE, ignore)
     ensure_environment(RECIPE, ignore)
     assert len(made) == 1
+
+
+def test_an_environment_is_made_under_a_lock(monkeypatch):
+    held = []
+
+    def create(folder):
+        with folder.with_name(f"{folder.name}.lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(True)
+        folder.mkdir()
+
+    monkeypatch.setattr(environments, "_create", create)
+    monkeypatch.setattr(environments, "_install", lambda *_: None)
+    ensure_environment(RECIPE, ignore)
+    assert held == [True]
+
+
+def test_an_environment_that_was_made_while_one_waited_is_taken(made, monkeypatch):
+    @contextmanager
+    def locked(folder):
+        folder.mkdir(parents=True)
+        (folder / ".complete").touch()
+        yield
+
+    monkeypatch.setattr(environments, "_locked", locked)
+    ensure_environment(RECIPE, ignore)
+    assert made == []
 
 
 def test_two_processes_make_an_environment_once(tmp_path):

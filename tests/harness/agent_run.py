@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 from allranks.harness.config import AgentConfig, TimeLimits
 from allranks.harness.events import parse_lines, read_events
 
-PATIENCE = 60.0
+PATIENCE = 30.0
 """Seconds that any wait may take: only a broken harness uses them up."""
 
 CONFIG = AgentConfig(
@@ -158,7 +158,11 @@ class AgentRun:
         self.close_stdin()
         for descriptor in (self._pidfd, self._stdout, self._words):
             os.close(descriptor)
-        self.assert_nothing_left()
+        try:
+            self.assert_nothing_left()
+        finally:
+            for pid in processes_in(self.folder / "shared"):
+                os.kill(pid, signal.SIGKILL)
 
 
 def agent_environment():

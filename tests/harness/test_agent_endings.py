@@ -21,18 +21,11 @@ def say(word):
 HANGING = f"""{WORDS}
 def test_before(): pass
 
-def test_hangs(rank):
-    if rank == 1:
-        wait_until_the_peer_has_finished()
-        if os.environ["CHILDREN"] == "1" and os.fork() == 0:
-            signal.pause()
-        say("hanging")
-        time.sleep(600)
-
-def wait_until_the_peer_has_finished():
-    with open("../results/events-0.jsonl") as events:
-        while '"test_finished"' not in (line := events.readline()) or "test_hangs" not in line:
-            os.sched_yield()
+def test_hangs():
+    if os.environ["CHILDREN"] == "1" and os.fork() == 0:
+        signal.pause()
+    say("hanging")
+    time.sleep(600)
 
 def test_after(): pass
 """
@@ -40,11 +33,11 @@ def test_after(): pass
 
 @pytest.fixture
 def hanging_agent(start_agent):
-    """An agent in the middle of a test that one rank has passed and the other hangs in."""
+    """An agent in the middle of a test that both ranks hang in."""
 
     def start(*, children):
         agent = start_agent({"test_hangs.py": HANGING}, environment={"CHILDREN": str(children)}).go()
-        assert agent.word() == "hanging"
+        assert [agent.word(), agent.word()] == ["hanging", "hanging"]
         return agent
 
     return start
@@ -65,7 +58,7 @@ def test_an_agent_that_is_told_to_stop_writes_what_it_knows_and_leaves(hanging_a
     assert agent.wait() == HANGUP_STATUS
     agent.assert_nothing_left()
     assert agent.outcomes("test_before") == ("passed", "passed")
-    assert agent.outcomes("test_hangs") == ("passed", "aborted")
+    assert agent.outcomes("test_hangs") == ("aborted", "aborted")
     assert agent.cases(1)["test_hangs"].message == "the job was ended from outside"
     assert "test_after" not in agent.cases(0)
     assert agent.journal("interrupted")
@@ -93,7 +86,7 @@ def test_a_job_whose_time_is_up_times_its_ranks_out(start_agent):
     assert agent.wait() == 0
     agent.assert_nothing_left()
     assert agent.journal("job_timed_out")[0]["limit"] == 2.0
-    assert agent.outcomes("test_hangs") == ("passed", "timed_out")
+    assert agent.outcomes("test_hangs") == ("timed_out", "timed_out")
     assert "the job's time limit of 2 s was reached" in agent.cases(1)["test_hangs"].message
 
 
@@ -105,7 +98,7 @@ def test_ranks_die_with_a_killed_agent_and_leave_the_name_of_their_test(hanging_
         assert wait_for_pid(pid)
     for rank in (0, 1):
         write_rank_xml(agent.results, rank, cell="cell", suite="suite", world_size=2)
-    assert agent.outcomes("test_hangs") == ("passed", "missing")
+    assert agent.outcomes("test_hangs") == ("missing", "missing")
     assert "ended in this test" in agent.cases(1)["test_hangs"].message
 
 

@@ -161,7 +161,9 @@ def test_plugins_work_inside_ranks(run_agent):
         def test_is_slow():
             time.sleep(600)
     """
-    agent = run_agent({"test_plugins.py": suite}, pytest_args=("-s", "-p", "pytest_timeout", "--timeout=0.3"), world_size=1)
+    agent = run_agent(
+        {"test_plugins.py": suite}, pytest_args=("-s", "-p", "pytest_timeout", "--timeout=0.3"), world_size=1
+    )
     assert agent.cases(0)["test_prints"].outcome == "passed"
     assert "as it is" in (agent.results / "rank-0.log").read_text()
     slow = agent.cases(0)["test_is_slow"]

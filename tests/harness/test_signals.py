@@ -22,9 +22,14 @@ def number(request):
 
 def test_an_ending_signal_waits_for_the_end_of_the_block(number):
     reached = []
-    with pytest.raises(Told), held_back():
-        os.kill(os.getpid(), number)
-        reached.append("the end")
+
+    def signal_and_go_on():
+        with held_back():
+            os.kill(os.getpid(), number)
+            reached.append("the end")
+
+    with pytest.raises(Told):
+        signal_and_go_on()
     assert reached
 
 

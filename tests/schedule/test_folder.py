@@ -1,3 +1,4 @@
+import fcntl
 import json
 import subprocess
 import sys
@@ -6,6 +7,7 @@ import pytest
 
 import allranks
 from allranks.errors import ResultsError
+from allranks.schedule import folder as schedule_folder
 from allranks.schedule.folder import new_run_id, open_run, write_json
 
 JOIN = """
@@ -68,6 +70,26 @@ def test_processes_that_join_at_once_lose_no_job(repository, tmp_path, jobs):
     assert [process.wait(60) for process in running] == [0] * len(jobs)
     manifest = json.loads((results / "r1" / "run.json").read_text())
     assert {job["cell"] for job in manifest["jobs"]} == set(jobs)
+
+
+def test_a_manifest_is_read_and_written_under_its_lock(make_folder, monkeypatch):
+    held = []
+
+    def note(function):
+        def noted(path, *arguments):
+            with (path.parent / ".manifest.lock").open() as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    held.append(function.__name__)
+            return function(path, *arguments)
+
+        return noted
+
+    monkeypatch.setattr(schedule_folder, "_read", note(schedule_folder._read))
+    monkeypatch.setattr(schedule_folder, "write_json", note(write_json))
+    make_folder()
+    assert held == ["_read", "write_json"]
 
 
 def test_attempts_are_numbered_and_never_overwritten(make_folder, jobs):
