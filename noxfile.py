@@ -14,7 +14,7 @@ nox.needs_version = ">=2025.2.9"
 register()
 
 
-def _group(name: str) -> list[str]:
+def _group(name: str) -> tuple[str, ...]:
     return nox.project.dependency_groups(nox.project.load_toml(), name)
 
 

@@ -46,7 +46,7 @@ def docker_client() -> Iterator[docker.DockerClient]:
 
 @pytest.fixture(scope="session")
 def left_of() -> Iterator[LeftOf]:
-    """What exists on this host of a run: processes, scratch folders, and what carries its label in the daemon."""
+    """What exists on this host of a run: processes, scratch folders, locks, and what carries its label in the daemon."""
     client = _quiet_client()
 
     def find(run_id: str) -> list[str]:
@@ -74,6 +74,7 @@ def _on_this_host(run_id: str) -> Iterator[str]:
             if any(variable.endswith(b"=" + marker) for variable in variables) and process.name != str(os.getpid()):
                 yield f"process {process.name} {(process / 'cmdline').read_bytes()}"
     yield from map(str, Path(tempfile.gettempdir()).glob(f"allranks-job-{run_id}.*"))
+    yield from map(str, ownership.lock_folder().glob(f"run-{run_id}"))
 
 
 def _in_daemon(client: docker.DockerClient, run_id: str) -> Iterator[str]:

@@ -413,6 +413,7 @@ def test_reaping_removes_what_dead_owners_left_and_nothing_else(fake):
     assert not any("alive" in str(call) for call in client.calls if call[0].startswith("remove"))
 
 
+@pytest.mark.usefixtures("locks")
 def test_reaping_asks_for_objects_of_this_host_alone(fake):
     client = fake()
     engine_of(client).reap()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks.engine import ownership
-from allranks.engine.ownership import host_id, is_dead, lock_folder, open_lock, own_run
+from allranks.engine.ownership import forget_dead_runs, host_id, is_dead, lock_folder, open_lock, own_run
 
 OWNER = """
 import sys
@@ -120,6 +120,28 @@ def test_an_owner_never_locks_a_file_that_the_last_one_has_just_removed(monkeypa
     with own_run("r"):
         assert len(opened) == 2
         assert not is_dead("r")
+
+
+def test_files_of_killed_owners_are_forgotten_and_those_of_the_living_are_not(start_owner, locks):
+    owner = start_owner()
+    owner.kill()
+    owner.wait()
+    with own_run("alive"):
+        forget_dead_runs()
+        assert [path.name for path in locks.iterdir()] == ["run-alive"]
+        assert not is_dead("alive")
+
+
+def test_an_owner_that_ends_removes_no_file_but_its_own(locks):
+    with own_run("r"):
+        (locks / "run-r").unlink()
+        (locks / "run-r").write_text("of the next owner")
+    assert (locks / "run-r").exists()
+
+
+def test_forgetting_survives_a_file_that_goes_at_that_moment(locks, monkeypatch):
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([locks / "run-gone"]))
+    forget_dead_runs()
 
 
 def test_locks_are_for_every_user(tmp_path):

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from allranks.harness import kernel
+from allranks.harness.arrival import Arrival, Step, describe_exit, record_observed
 from allranks.harness.channel import End, Report, Run, decode_command, send_report
 from allranks.harness.config import TimeLimits
 from allranks.harness.events import read_events
-from allranks.harness.gang import Arrival, Gang, HangupError, Step, describe_exit, fork_ranks, record_observed
+from allranks.harness.gang import Gang, HangupError
 from allranks.harness.outcome import Outcome
+from allranks.harness.rank_process import fork_ranks
 from allranks.harness.signals import held_back
 from allranks.testing.skipcodes import SkipCode
 

@@ -23,7 +23,14 @@ from docker.utils import kwargs_from_env
 
 from allranks.engine.archive import ArchiveBuilder, unpack
 from allranks.engine.frames import STDOUT, FrameReader
-from allranks.engine.ownership import HOST_LABEL, RUN_LABEL, RUN_VARIABLE, host_id, is_dead
+from allranks.engine.ownership import (
+    HOST_LABEL,
+    RUN_LABEL,
+    RUN_VARIABLE,
+    forget_dead_runs,
+    host_id,
+    is_dead,
+)
 from allranks.engine.protocol import EventSink, JobExit
 from allranks.engine.spec import FileCopy, JobSpec
 from allranks.engine.stream import EventStream
@@ -115,6 +122,7 @@ class DockerEngine:
         except _FAILURES as error:
             msg = "What earlier runs left behind could not be listed."
             raise EngineError(msg, why=str(error), remedy="Check that the Docker daemon runs.") from error
+        forget_dead_runs()
         return [f"container {each['Names'][0].lstrip('/')}" for each in dead] + volumes
 
     def _reap_volumes(self, mine: Mapping[str, list[str]]) -> list[str]:

@@ -101,17 +101,38 @@ def _share(path: Path) -> int:
     while True:
         descriptor = open_lock(path)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
+        if _is_at(path, descriptor):
             return descriptor
         os.close(descriptor)
 
 
 def _remove_if_last(path: Path, descriptor: int) -> None:
+    """Remove a run's file unless somebody else owns the run: whoever holds the file alone may remove it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    path.unlink(missing_ok=True)
+    if _is_at(path, descriptor):
+        path.unlink()
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def forget_dead_runs() -> None:
+    """Remove the files of runs whose owners were killed."""
+    for path in lock_folder().glob("run-*"):
+        # One that is gone by now, or another user's, is none of our business.
+        with suppress(FileNotFoundError, PermissionError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _remove_if_last(path, descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def is_dead(run_id: str) -> bool:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from allranks.engine.ownership import RUN_VARIABLE, is_dead, process_namespace
+from allranks.engine.ownership import RUN_VARIABLE, forget_dead_runs, is_dead, process_namespace
 from allranks.engine.protocol import EventSink, JobExit
 from allranks.engine.spec import JobSpec
 from allranks.engine.stream import EventStream
@@ -82,6 +82,7 @@ class ProcessEngine:
         left = [folder for folder, run_id in _scratch_folders() if is_dead(run_id)]
         for folder in left:
             shutil.rmtree(folder, ignore_errors=True)
+        forget_dead_runs()
         return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
 
 

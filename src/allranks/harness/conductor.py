@@ -9,13 +9,15 @@ from typing import NoReturn
 import pytest
 
 from allranks.harness import kernel
+from allranks.harness.arrival import Arrival, Step, record_observed
 from allranks.harness.channel import Run
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.events import EventLog
-from allranks.harness.gang import Arrival, Gang, HangupError, Step, fork_ranks, record_observed
+from allranks.harness.gang import Gang, HangupError
 from allranks.harness.hardware import missing_hardware
 from allranks.harness.outcome import Outcome
 from allranks.harness.rank import Assignment, run_rank
+from allranks.harness.rank_process import fork_ranks
 from allranks.harness.rendezvous import Rendezvous, make_rendezvous
 from allranks.harness.signals import held_back
 

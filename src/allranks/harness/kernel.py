@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import selectors
 import signal
 from pathlib import Path
 
@@ -53,3 +54,10 @@ def _parent(pid: int) -> int | None:
         return None
     # The command name, in parentheses, may itself hold spaces and parentheses.
     return int(stat.rpartition(b")")[2].split()[1])
+
+
+def is_readable(descriptor: int, timeout: float | None) -> bool:
+    """Wait until a descriptor is readable; False when `timeout` (seconds; None for ever) came first."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(timeout))
