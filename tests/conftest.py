@@ -1,9 +1,10 @@
 """What tests of several folders share: a Docker daemon, locks of the test's own, and values to start from."""
 
 import os
+import secrets
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import docker
 import pytest
 
 from allranks.engine import ownership
+from allranks.engine.docker import connect
+from allranks.engine.ownership import own_run
 from allranks.engine.package import package_folder
 from allranks.engine.spec import JobSpec, resources
+from allranks.errors import EngineError
 from allranks.harness.config import AgentConfig, TimeLimits
 
 REQUIRE_DOCKER = "ALLRANKS_REQUIRE_DOCKER"
@@ -33,10 +37,9 @@ def package_for_children() -> Iterator[None]:
 def docker_client() -> Iterator[docker.DockerClient]:
     """A client of the daemon; without one its tests are skipped, or fail where a daemon is required."""
     try:
-        client = docker.from_env()
-        client.ping()
-    except (docker.errors.DockerException, OSError) as error:
-        reason = f"no Docker daemon answers: {error}"
+        client = connect()
+    except EngineError as error:
+        reason = f"no Docker daemon answers: {error.why}"
         if os.environ.get(REQUIRE_DOCKER):
             pytest.fail(reason)
         pytest.skip(reason)
@@ -46,24 +49,12 @@ def docker_client() -> Iterator[docker.DockerClient]:
 
 @pytest.fixture(scope="session")
 def left_of() -> Iterator[LeftOf]:
-    """What exists on this host of a run: processes, scratch folders, locks, and what carries its label in the daemon."""
-    client = _quiet_client()
-
-    def find(run_id: str) -> list[str]:
-        return [*_on_this_host(run_id), *(_in_daemon(client, run_id) if client else ())]
-
-    yield find
-    if client:
-        client.close()
-
-
-def _quiet_client() -> docker.DockerClient | None:
-    if not Path("/var/run/docker.sock").exists() and "DOCKER_HOST" not in os.environ:
-        return None
-    try:
-        return docker.from_env()
-    except (docker.errors.DockerException, OSError):
-        return None
+    """What exists of a run: processes, scratch folders, its lock, and what carries its label in the daemon."""
+    with ExitStack() as stack:
+        client = None
+        with suppress(EngineError):
+            client = stack.enter_context(closing(connect()))
+        yield lambda run_id: [*_on_this_host(run_id), *(_in_daemon(client, run_id) if client else ())]
 
 
 def _on_this_host(run_id: str) -> Iterator[str]:
@@ -95,8 +86,21 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def make_spec(tmp_path: Path) -> MakeSpec:
-    """``make_spec(path="suite", world_size=2, run_id=..., ...)``: a job over gloo."""
+def run_id() -> str:
+    """A name for a run that no other has."""
+    return f"test-{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def owned_run(run_id: str) -> Iterator[str]:
+    """A run that is owned while the test lasts, so that nobody else on this host reaps what it starts."""
+    with own_run(run_id):
+        yield run_id
+
+
+@pytest.fixture
+def make_spec(tmp_path: Path, owned_run: str) -> MakeSpec:
+    """``make_spec(path="suite", world_size=2, ...)``: a job over gloo, of a run that is owned."""
     agent = AgentConfig(
         cell="gloo-w2-g0-env",
         suite="tiny",
@@ -110,7 +114,7 @@ def make_spec(tmp_path: Path) -> MakeSpec:
         seed=1,
     )
     spec = JobSpec(
-        run_id="20260101T000000Z-abcdef",
+        run_id=owned_run,
         job_id="gloo-w2-g0-env/tiny",
         attempt=1,
         agent=agent,

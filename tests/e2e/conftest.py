@@ -5,14 +5,16 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import docker.errors
 import pytest
 from junitparser import JUnitXml, TestCase
+
+from allranks.engine.docker import connect
+from allranks.errors import EngineError
 
 MATRIX = """\
 [matrix]
@@ -101,14 +103,12 @@ def run_id(left_of: Callable[[str], list[str]]) -> Iterator[str]:
 def _foreign_objects() -> set[str]:
     """Networks and volumes without the label of a run; whoever else uses this host labels theirs."""
     try:
-        client = docker.from_env()
-    except (docker.errors.DockerException, OSError):
+        client = connect()
+    except EngineError:
         return set()
-    try:
+    with closing(client):
         found = [*client.api.networks(), *(client.api.volumes()["Volumes"] or [])]
         return {each["Name"] for each in found if "allranks.run" not in (each["Labels"] or {})}
-    finally:
-        client.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """One contract, every engine: the same tests on real agents, real ranks, and on docker real containers."""
 
 import pickle
-import secrets
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,7 +122,6 @@ def bench(request, packages, make_spec, tmp_path):
     (code / "suite" / "data.txt").write_text("data")
     (code / "shared.txt").write_text("shared")
     spec = make_spec(
-        run_id=f"contract-{secrets.token_hex(4)}",
         code=code,
         environment={"COLOUR": "blue"},
         files=tuple(FileCopy(source=code / name, target=Path(name)) for name in ("suite", "shared.txt")),
@@ -149,9 +147,9 @@ def bench(request, packages, make_spec, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(bench, left_of):
+def nothing_is_left(run_id, left_of):
     yield
-    assert left_of(bench.spec.run_id) == []
+    assert left_of(run_id) == []
 
 
 def cases_of(path):

@@ -1,5 +1,6 @@
 """The docker engine against a client that is a recorder: what it asks for, and every way out."""
 
+import gc
 import socket
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -431,6 +432,20 @@ def test_two_that_reap_at_once_do_not_disturb_each_other(fake):
 def test_reaping_without_a_daemon_is_an_error(fake):
     with pytest.raises(EngineError, match="could not be listed"):
         engine_of(fake(containers=requests.ConnectionError("gone"))).reap()
+
+
+def test_a_socket_without_a_daemon_is_an_error_that_names_it_and_leaves_nothing_open(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent.sock")
+    with pytest.raises(EngineError, match="No Docker daemon") as error:
+        connect()
+    assert "/nonexistent.sock" in error.value.why
+    gc.collect()  # an open socket would be a warning now
+
+
+def test_an_address_that_is_none_is_an_error(monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", "nonsense://")
+    with pytest.raises(EngineError, match="No Docker daemon"):
+        connect()
 
 
 def test_no_daemon_is_an_error_that_names_the_way_out(monkeypatch):

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def scratch_root(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def engine(tmp_path, monkeypatch, scratch_root, locks):  # noqa: ARG001 - a folder and locks of its own
+def engine(tmp_path, monkeypatch, scratch_root):  # noqa: ARG001 - a folder of its own
     """An engine whose agents are a program of the test's."""
 
     def run(program: str) -> ProcessEngine:
@@ -246,31 +245,33 @@ def sleeper():
 
 
 @pytest.fixture
-def run_id():
-    return f"reap-{os.getpid()}-{threading.get_ident()}"
+def reap(engine, monkeypatch):
+    """Reap with an eye on one run alone: this host may have others, which are none of a test's business."""
+
+    def reap_one(run_id: str) -> list[str]:
+        found = engine_process._processes_of_runs
+        monkeypatch.setattr(
+            engine_process, "_processes_of_runs", lambda: [each for each in found() if each[1] == run_id]
+        )
+        return engine("").reap()
+
+    return reap_one
 
 
-def reap_own(engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch, *run_ids: str) -> list[str]:
-    """Reap with an eye on these runs alone: this host may have others, which are none of a test's business."""
-    found = engine_process._processes_of_runs
-    monkeypatch.setattr(engine_process, "_processes_of_runs", lambda: [each for each in found() if each[1] in run_ids])
-    return engine.reap()
-
-
-def test_reaping_kills_processes_of_a_dead_owner(engine, sleeper, run_id, monkeypatch):
+def test_reaping_kills_processes_of_a_dead_owner(reap, sleeper, run_id):
     left = sleeper(run_id)
-    assert reap_own(engine(""), monkeypatch, run_id) == [f"process {left.pid}"]
+    assert reap(run_id) == [f"process {left.pid}"]
     assert left.wait() == -signal.SIGKILL
 
 
-def test_reaping_spares_processes_of_a_living_owner(engine, sleeper, run_id, monkeypatch):
+def test_reaping_spares_processes_of_a_living_owner(reap, sleeper, run_id):
     process = sleeper(run_id)
     with own_run(run_id):
-        assert reap_own(engine(""), monkeypatch, run_id) == []
+        assert reap(run_id) == []
     assert process.poll() is None
 
 
-def test_reaping_spares_processes_of_containers(engine, sleeper, run_id, monkeypatch):
+def test_reaping_spares_processes_of_containers(reap, sleeper, run_id, monkeypatch):
     """Their owner's locks are in a container too, so it looks dead from here."""
     process = sleeper(run_id)
     own = engine_process.process_namespace(Path("/proc/self"))
@@ -279,20 +280,20 @@ def test_reaping_spares_processes_of_containers(engine, sleeper, run_id, monkeyp
         "process_namespace",
         lambda folder: Path("pid:[1]") if folder.name == str(process.pid) else own,
     )
-    assert engine("").reap() == []
+    assert reap(run_id) == []
     assert process.poll() is None
 
 
-def test_reaping_removes_scratch_folders_of_dead_owners_alone(engine, scratch_root, run_id):
+def test_reaping_removes_scratch_folders_of_dead_owners_alone(reap, scratch_root, run_id):
     (scratch_root / f"allranks-job-{run_id}.x1").mkdir()
     (scratch_root / f"allranks-job-{run_id}-alive.x2").mkdir()
     (scratch_root / "somebody-elses").mkdir()
     with own_run(f"{run_id}-alive"):
-        assert engine("").reap() == [f"folder {scratch_root}/allranks-job-{run_id}.x1"]
+        assert reap(run_id) == [f"folder {scratch_root}/allranks-job-{run_id}.x1"]
     assert sorted(path.name for path in scratch_root.iterdir()) == [f"allranks-job-{run_id}-alive.x2", "somebody-elses"]
 
 
-def test_reaping_survives_a_folder_that_goes_at_that_moment(engine, scratch_root, run_id, monkeypatch):
+def test_reaping_survives_a_folder_that_goes_at_that_moment(reap, scratch_root, run_id, monkeypatch):
     gone = scratch_root / f"allranks-job-{run_id}.x1"
-    monkeypatch.setattr(Path, "glob", lambda *_: iter([gone]))
-    assert engine("").reap() == []
+    monkeypatch.setattr(engine_process.Path, "glob", lambda *_: iter([gone]))
+    assert reap(run_id) == []

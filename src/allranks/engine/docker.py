@@ -19,7 +19,7 @@ import docker
 import requests
 from docker.errors import APIError, DockerException, NotFound
 from docker.types import DeviceRequest, Mount
-from docker.utils import kwargs_from_env
+from docker.utils import kwargs_from_env, parse_host
 
 from allranks.engine.archive import ArchiveBuilder, unpack
 from allranks.engine.frames import STDOUT, FrameReader
@@ -45,6 +45,7 @@ STOP_GRACE = 8
 _FAILURES = (DockerException, requests.RequestException, OSError)
 _ROOT = "/job"
 _NODE = "node0"
+_LOCAL = "http+unix://"
 
 
 def connect(*, timeout: int = 60) -> docker.DockerClient:
@@ -55,12 +56,26 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
     """
     try:
         settings = kwargs_from_env()
+        _knock(str(parse_host(settings.get("base_url"))), timeout)
         client = docker.DockerClient(version="auto", timeout=timeout, **settings)
     except _FAILURES as error:
         msg = "No Docker daemon answers."
         remedy = "Start one (scripts/docker-engine does on Debian), or use --engine process."
         raise EngineError(msg, why=str(error), remedy=remedy) from error
     return client
+
+
+def _knock(address: str, timeout: float) -> None:
+    """See that somebody listens at a local address: the SDK forgets to close a socket that it cannot connect."""
+    if not address.startswith(_LOCAL):
+        return
+    path = address.removeprefix(_LOCAL)
+    with socket.socket(socket.AF_UNIX) as door:
+        door.settimeout(timeout)
+        try:
+            door.connect(path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), path) from error
 
 
 class DockerEngine:
