@@ -187,7 +187,7 @@ def _run(options: argparse.Namespace) -> ExitCode:
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
     )
-    code = run(expansion.matrix, jobs, run_options, _say)
+    code = run(expansion, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")
     return code
 

@@ -169,7 +169,7 @@ def test_a_python_without_torch_is_told_and_never_green(launch, scratch):
     matrix = (folder / "matrix.toml").read_text()
     (folder / "matrix.toml").write_text(matrix.replace(repr(sys.executable), "'./python'"))
     done = launch(folder, "--engine", "process")
-    assert done.code == 3, done.output
+    assert done.code == 4, done.output
     assert "cannot import torch" in done.output
 
 

@@ -215,6 +215,15 @@ def test_the_engines_time_limit_ends_a_job(bench):
         assert job.wait(lambda _event: None).timed_out
 
 
+def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
+    spec = replace(bench.spec, resources=replace(bench.spec.resources, seconds=15))
+    job = bench.make().start(spec)
+    with job as running:
+        running._deadline = 0.0  # as if the job before it had taken all this one's time
+        running.go()
+        assert not running.wait(lambda _event: None).timed_out
+
+
 def test_an_agent_without_torch_says_so(bench, tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
     events = []

@@ -1,6 +1,7 @@
 """How an agent ends when it is told to, when its time is up, and when it is killed. Nothing may be left of it."""
 
 import signal
+import time
 
 import pytest
 from agent_run import wait_for_pid
@@ -88,6 +89,15 @@ def test_a_job_whose_time_is_up_times_its_ranks_out(start_agent):
     assert agent.journal("job_timed_out")[0]["limit"] == 2.0
     assert agent.outcomes("test_hangs") == ("timed_out", "timed_out")
     assert "the job's time limit of 2 s was reached" in agent.cases(1)["test_hangs"].message
+
+
+def test_the_time_before_a_job_gets_its_turn_is_not_its_own(start_agent):
+    agent = start_agent({"test_ok.py": PASSING}, limits={"job": 0.5})
+    agent.wait_for_event("collected")
+    time.sleep(1.0)  # the job before it takes longer than this one may
+    assert agent.go().wait() == 0
+    assert agent.journal("job_timed_out") == []
+    assert set(agent.outcomes("test_passes")) == {"passed"}
 
 
 def test_ranks_die_with_a_killed_agent_and_leave_the_name_of_their_test(hanging_agent):

@@ -12,6 +12,13 @@ def event(kind, **fields):
     return {"event": kind, **fields}
 
 
+def test_a_python_that_lacks_torch_is_the_infrastructures_failure():
+    failed = event("agent_failed", message="cannot import torch", cannot_import="torch")
+    error = job_error([failed, FINISHED], JobExit(status=1))
+    assert error.kind == "infrastructure"
+    assert "image" in error.remedy
+
+
 def test_a_job_whose_agent_finished_has_no_error():
     assert job_error([event("collected"), FINISHED], WELL) is None
 
@@ -36,7 +43,7 @@ def test_a_suite_without_a_name_is_called_the_suite():
 def test_an_agent_that_failed_says_why():
     error = job_error([event("agent_failed", message="no torch", text="Traceback"), FINISHED], JobExit(status=1))
     assert (error.kind, error.what, error.why) == ("agent", "no torch", "Traceback")
-    assert "image" in error.remedy
+    assert "bug" in error.remedy
 
 
 def test_a_missing_text_of_a_failed_agent_is_none():

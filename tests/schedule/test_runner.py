@@ -9,8 +9,8 @@ import pytest
 
 from allranks.engine.protocol import JobExit
 from allranks.errors import EngineError, ImageError, ResultsError
+from allranks.interruption import interruptible
 from allranks.schedule.gpus import try_lease
-from allranks.schedule.interruption import interruptible
 from allranks.schedule.live import LiveView
 from allranks.schedule.request import Surroundings
 from allranks.schedule.runner import Host, Runner

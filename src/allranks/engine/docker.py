@@ -6,7 +6,6 @@ the API, so a remote daemon, a rootless one and one whose user differs from ours
 
 import re
 import selectors
-import signal
 import socket
 import tarfile
 import time
@@ -35,6 +34,7 @@ from allranks.engine.protocol import EventSink, JobExit
 from allranks.engine.spec import FileCopy, JobSpec
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
+from allranks.interruption import uninterrupted
 
 USER = 10001
 """User and group of every job: a number that no distribution gives to anybody."""
@@ -111,7 +111,8 @@ class DockerEngine:
             raise EngineError(msg)
         request = creation_request(spec, host_id())
         host_config = self._client.create_host_config(**request.pop("host_config"))
-        with _signals_deferred():
+        # The daemon would go on making what nobody then knows to remove.
+        with uninterrupted():
             container = self._client.create_container(**request, name=container_name(spec), host_config=host_config)
             stack.callback(self._remove, container["Id"])
         return str(container["Id"])
@@ -160,6 +161,7 @@ class DockerJob:
     def __init__(self, client: docker.APIClient, identifier: str, limit: float) -> None:
         self._client = client
         self._identifier = identifier
+        self._limit = limit
         self._deadline = time.monotonic() + limit
         self._attached: Any = None
         self._stream = EventStream()
@@ -182,6 +184,7 @@ class DockerJob:
 
     def go(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.go`."""
+        self._deadline = time.monotonic() + self._limit
         try:
             self._socket.sendall(b"go\n")
         except OSError:
@@ -276,16 +279,6 @@ class DockerJob:
                 continue
             for event in self._stream.feed(payload):
                 sink(event)
-
-
-@contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """Let Ctrl-C wait for a moment: the daemon would go on making what nobody then knows to remove."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from allranks.engine.spec import JobSpec
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
 from allranks.harness.events import Event
+from allranks.harness.kernel import is_readable
 
 STOP_GRACE = 8.0
 """Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
@@ -93,11 +94,13 @@ class ProcessJob:
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
         self._scratch = scratch
+        self._limit = limit
         self._deadline = time.monotonic() + limit
         self._stream = EventStream()
 
     def go(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.go`."""
+        self._deadline = time.monotonic() + self._limit
         try:
             os.write(_descriptor(self._process.stdin), b"go\n")
         except BrokenPipeError:
@@ -118,9 +121,9 @@ class ProcessJob:
         deadline = time.monotonic() + STOP_GRACE
         # An agent whose last events nobody reads would wait for room in the pipe until it is killed.
         self._read_until(deadline, _ignore)
-        if not _is_readable(self._pidfd, max(0.0, deadline - time.monotonic())):
+        if not is_readable(self._pidfd, max(0.0, deadline - time.monotonic())):
             self._process.kill()
-            _is_readable(self._pidfd, None)
+            is_readable(self._pidfd, None)
         # The agent is dead but not yet reaped, so its number still names this group and no other.
         _kill_group(self._process.pid)
         self._process.wait()
@@ -166,12 +169,6 @@ def _make_scratch(spec: JobSpec) -> Path:
 
 def _ignore(_event: Event) -> None:
     """Take an event that is in the job's journal too."""
-
-
-def _is_readable(descriptor: int, timeout: float | None) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        return bool(selector.select(timeout))
 
 
 def _close(file: IO[bytes] | None) -> None:
@@ -249,7 +246,7 @@ def _kill(pid: int) -> None:
         descriptor = os.pidfd_open(pid)
         try:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            _is_readable(descriptor, STOP_GRACE)
+            is_readable(descriptor, STOP_GRACE)
         finally:
             os.close(descriptor)
 

@@ -33,7 +33,7 @@ class RunningJob(Protocol):
     """A job that has been started and waits, collected, for its turn."""
 
     def go(self) -> None:
-        """Let the agent run the tests: it has imported and collected by itself."""
+        """Give the job its turn: its time begins now. The agent has imported and collected by itself, or still does."""
 
     def wait(self, sink: EventSink) -> JobExit:
         """Wait for the agent's end, giving `sink` each event as it comes.

@@ -30,7 +30,8 @@ class Resources:
         memory_bytes: Memory, without swap.
         shm_bytes: Size of ``/dev/shm``.
         pids: Number of processes and threads.
-        seconds: From the start of the agent to its end; the engine's own, last time limit.
+        seconds: From the job's turn to its agent's end, imports and collection included where they are not done by
+            then; the engine's own, last time limit.
     """
 
     memory_bytes: int

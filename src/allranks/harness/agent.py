@@ -97,7 +97,8 @@ def _work(config: AgentConfig, folders: Folders, journal: EventLog) -> int:
 
         return run_session(config, folders, journal, stdin)
     except ImportError as error:
-        journal.write("agent_failed", message=f"the Python of this job cannot import {error.name}: {error}")
+        message = f"the Python of this job cannot import {error.name}: {error}"
+        journal.write("agent_failed", message=message, cannot_import=error.name)
     except Exception:  # noqa: BLE001 - whatever broke the agent is the job's result
         journal.write("agent_failed", message="the agent broke down", text=traceback.format_exc())
     return 1

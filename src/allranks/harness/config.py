@@ -16,7 +16,7 @@ class TimeLimits:
     Attributes:
         process_group: Time limit of the operations of the cell's process group.
         test: From the release of a test to the report of its last rank.
-        job: From the agent's start to its end.
+        job: From the job's turn (the agent has imported and collected, maybe long before) to the agent's end.
         peer_grace: What the peers of the first bad rank get to end by themselves.
     """
 

@@ -94,7 +94,7 @@ def rank_tests(results: Path, rank: int) -> list[RankTest]:
         if nodeid := event.get("nodeid"):
             _add(tests.setdefault(nodeid, RankTest(nodeid)), event)
     for event in read_events(results / JOURNAL):
-        if event["event"] == "arrived" and event["rank"] == rank and event["nodeid"] in tests:
+        if event["event"] == "arrived" and event.get("rank") == rank and event.get("nodeid") in tests:
             tests[event["nodeid"]].arrived = event
     return list(tests.values())
 
@@ -150,8 +150,8 @@ def _case_properties(test: RankTest, deciding: Event) -> Iterator[tuple[str, str
     yield "allranks.nodeid", test.nodeid
     yield "allranks.outcome", deciding["outcome"]
     if test.arrived is not None:
-        yield "allranks.at", f"{test.arrived['at']:.6f}"
-        if test.arrived["consequence"]:
+        yield "allranks.at", f"{test.arrived.get('at', 0.0):.6f}"
+        if test.arrived.get("consequence"):
             yield "allranks.consequence", "1"
     for key, name in (
         ("caused_by", "caused_by"),

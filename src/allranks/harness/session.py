@@ -111,9 +111,10 @@ class AgentPlugin:
 
     def _conduct(self, session: pytest.Session) -> None:
         try:
-            with _job_limit(self._config.limits.job), _orderly_end():
+            with _orderly_end():
                 self._wait_for_go()
-                Conductor(session, self._config, self._folders, self._journal, self._stdin).run_all()
+                with _job_limit(self._config.limits.job):
+                    Conductor(session, self._config, self._folders, self._journal, self._stdin).run_all()
         except HangupError:
             self._journal.write("interrupted")
             self.status = HANGUP_STATUS

@@ -158,7 +158,7 @@ class Limits:
     Attributes:
         process_group: Time limit of the process group's own operations.
         test: From the release of a test to the last rank's report.
-        job: From the start of an agent to its exit.
+        job: From a job's turn to its agent's end; what the agent did ahead of its turn does not count.
         peer_grace: What the peers of the first bad rank get to end by themselves.
         memory_mib: Memory of one job in MiB; None for 2 GiB and 1 GiB more for each rank.
     """

@@ -50,13 +50,20 @@ def job_error(events: Sequence[Event], ending: JobExit) -> JobError | None:
     if failures := [event for event in events if event["event"] == "collection_failed"]:
         return _collection_error(failures)
     if (failed := find(events, "agent_failed")) is not None:
-        remedy = "Add the package to the cell's image in the matrix file, or report this as a bug of allranks."
-        return JobError(kind="agent", what=failed["message"], why=failed.get("text", ""), remedy=remedy)
+        return _agent_failure(failed)
     if ending.timed_out or find(events, "job_timed_out"):
         return _timeout_error(events)
     if find(events, "interrupted"):
         return JobError(kind="interrupted", what="The job was interrupted.")
     return None if find(events, "agent_finished") else _death(ending)
+
+
+def _agent_failure(failed: Event) -> JobError:
+    what, why = failed["message"], failed.get("text", "")
+    if "cannot_import" in failed:
+        remedy = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
+        return JobError(kind="infrastructure", what=what, why=why, remedy=remedy)
+    return JobError(kind="agent", what=what, why=why, remedy="Please report this as a bug of allranks.")
 
 
 def _collection_error(failures: Sequence[Event]) -> JobError:

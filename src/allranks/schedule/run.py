@@ -10,14 +10,15 @@ from typing import Any
 
 from allranks.engine.ownership import own_run
 from allranks.errors import ExitCode
-from allranks.matrix.model import Job, Matrix
+from allranks.interruption import interruptible
+from allranks.matrix.expand import Expansion
+from allranks.matrix.model import Job
 from allranks.report.exit_code import exit_code, nothing_ran
 from allranks.report.merge import merge
 from allranks.report.model import MergedRun
 from allranks.report.table import render_table
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import EngineName, choose_host
-from allranks.schedule.interruption import interruptible
 from allranks.schedule.live import LiveView
 from allranks.schedule.runner import Runner
 
@@ -53,11 +54,11 @@ class RunOptions:
     nothing_ran_allowed: bool
 
 
-def run(matrix: Matrix, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
+def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
     """Run jobs, merge what they leave, and show it.
 
     Args:
-        matrix: The matrix that the jobs come from.
+        expansion: The matrix that the jobs come from, with what was dropped from it.
         jobs: What to run, in order.
         options: How to run it.
         say: Prints one line.
@@ -66,10 +67,10 @@ def run(matrix: Matrix, jobs: Sequence[Job], options: RunOptions, say: Callable[
         AllranksError: The run could not begin, or nothing can be written.
     """
     with own_run(options.run_id), interruptible():
-        folder = open_run(options.results, options.run_id, jobs, _facts(matrix), options.seed)
+        folder = open_run(options.results, options.run_id, jobs, _facts(expansion), options.seed)
         try:
-            host = choose_host(options.engine, matrix, say)
-            Runner(matrix, host, folder, LiveView(say), options.pytest_args).run(jobs)
+            host = choose_host(options.engine, expansion.matrix, say)
+            Runner(expansion.matrix, host, folder, LiveView(say), options.pytest_args).run(jobs)
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")
             _show(folder, {job.id for job in jobs}, say)
@@ -77,11 +78,17 @@ def run(matrix: Matrix, jobs: Sequence[Job], options: RunOptions, say: Callable[
         return _conclude(folder, jobs, options, say)
 
 
-def _facts(matrix: Matrix) -> dict[str, Any]:
+def _facts(expansion: Expansion) -> dict[str, Any]:
+    matrix = expansion.matrix
+    dropped = [
+        {"rule": rule.when.source, "reason": rule.reason, "count": count}
+        for rule, count in expansion.dropped_by.items()
+    ]
     return {
         "command": shlex.join(["allranks", *sys.argv[1:]]),
         "matrix": str(matrix.path.name),
         "policy": {"skip": matrix.policy.skip, "mixed_skip": list(matrix.policy.mixed_skip)},
+        "dropped": dropped,
     }
 
 

@@ -12,11 +12,11 @@ from allranks.engine.spec import JobSpec
 from allranks.errors import AllranksError
 from allranks.harness.events import JOURNAL, Event, append_events, read_events
 from allranks.harness.rank_xml import write_rank_xml
+from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule import journal
 from allranks.schedule.folder import SCHEMA, RunFolder, as_results_error, write_json
 from allranks.schedule.gpus import Lease, try_lease, wait_for_lease
-from allranks.schedule.interruption import uninterrupted
 from allranks.schedule.journal import JobError
 from allranks.schedule.live import LiveView
 from allranks.schedule.request import Attempt, Surroundings, job_spec

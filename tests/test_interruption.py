@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from allranks.schedule.interruption import interruptible, uninterrupted
+from allranks.interruption import interruptible, uninterrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

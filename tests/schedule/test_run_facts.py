@@ -1,0 +1,35 @@
+"""What the manifest of a run says about the matrix it came from."""
+
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import expand
+from allranks.schedule.run import _facts
+
+MATRIX = """
+[matrix]
+backend = ["gloo"]
+world_size = [2]
+gpu_count = [0, 1, 2]
+
+[[matrix.exclude]]
+when = "gpu_count > 0"
+reason = "no GPU here"
+
+[suites.s]
+path = "t"
+
+[images.cpu]
+torch = "2.13.0"
+"""
+
+
+def test_every_rule_that_dropped_cells_is_in_the_manifest_with_its_reason(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "matrix.toml").write_text(MATRIX)
+    facts = _facts(expand(load(tmp_path)))
+    assert facts["dropped"] == [{"rule": "gpu_count > 0", "reason": "no GPU here", "count": 2}]
+
+
+def test_a_policy_that_the_matrix_file_does_not_set_stays_open(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "matrix.toml").write_text(MATRIX)
+    assert _facts(expand(load(tmp_path)))["policy"] == {"skip": None, "mixed_skip": []}
