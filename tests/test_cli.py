@@ -332,3 +332,15 @@ def test_a_plan_needs_neither_docker_nor_junitparser():
 def test_pytests_own_arguments_are_split_off_at_the_first_dashes():
     assert cli._split(["run", "--", "-k", "a", "--", "b"]) == (["run"], ("-k", "a", "--", "b"))
     assert cli._split(["run"]) == (["run"], ())
+
+
+def test_a_bug_of_ours_is_told_without_a_traceback(allranks, monkeypatch):
+    def fail(*_):
+        raise AttributeError("no such thing")  # noqa: EM101
+
+    monkeypatch.setattr("allranks.schedule.run.run", fail)
+    code, _, err = allranks("run")
+    assert code == 4
+    assert err.startswith("allranks: error: allranks broke down: AttributeError: no such thing\n")
+    assert "Traceback" not in err
+    assert "--debug" in err

@@ -44,7 +44,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nallranks: interrupted", file=sys.stderr)
         code = ExitCode.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last frame: a bug of ours, told like everything else
+        _complain(_as_bug(error), debug=options.debug)
+        code = ExitCode.INFRASTRUCTURE
     return int(code)
+
+
+def _as_bug(error: Exception) -> AllranksError:
+    return AllranksError(
+        f"allranks broke down: {type(error).__name__}: {error}",
+        why="This is a bug of allranks.",
+        remedy="Please report it, with what the same command prints after `allranks --debug`.",
+    )
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
