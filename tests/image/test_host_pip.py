@@ -34,7 +34,8 @@ def test_markers_are_those_of_the_image_and_not_of_the_host(tmp_path, progress, 
     make_wheel(links, "old", "1.0")
     make_wheel(links, "new", "1.0")
     arguments = ["download", "--no-index", f"--find-links={links}", f"--dest={tmp_path / 'out'}", "top"]
-    run_pip(request(tmp_path, *arguments, markers={"python_version": "2.7"}), progress)
+    markers = {"python_version": "2.7", "python_full_version": "2.7.18"}
+    run_pip(request(tmp_path, *arguments, markers=markers), progress)
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "out").iterdir()) == ["old", "top"]
 
 

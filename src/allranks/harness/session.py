@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
@@ -42,6 +43,7 @@ def run_session(config: AgentConfig, folders: Folders, journal: EventLog, stdin:
 
 def _agent_log(folders: Folders) -> str:
     """What pytest printed: the only place where it explains a usage error, or an exit in the middle of an import."""
+    sys.stdout.flush()
     return (folders.results / "agent.log").read_text(encoding="utf-8", errors="replace")[-8000:]
 
 

@@ -25,8 +25,8 @@ sys.path[:] = [entry for entry in sys.path if entry]
 markers = json.loads(os.environ.pop("ALLRANKS_MARKERS"))
 if markers:
     import pip._vendor.packaging.markers as module
-    assert callable(module.default_environment)
-    module.default_environment = lambda: dict(markers)
+    own = module.default_environment()
+    module.default_environment = lambda: {**own, **markers}
 runpy.run_module("pip", run_name="__main__", alter_sys=True)
 """
 
