@@ -104,5 +104,11 @@ def _show(folder: RunFolder, job_ids: AbstractSet[str], say: Callable[[str], Non
     say("")
     say(render_table(merged.only(job_ids)))
     say("")
-    say(f"report: {folder.path.parent / 'latest' / merged.junit.name}")
+    say(f"report: {_from_here(folder.path.parent / 'latest' / merged.junit.name)}")
     return merged
+
+
+def _from_here(path: Path) -> Path:
+    """The path as a person in the current folder would type it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -2,7 +2,7 @@
 
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
-from allranks.schedule.run import _facts
+from allranks.schedule.run import _facts, _from_here
 
 MATRIX = """
 [matrix]
@@ -33,3 +33,9 @@ def test_a_policy_that_the_matrix_file_does_not_set_stays_open(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)
     assert _facts(expand(load(tmp_path)))["policy"] == {"skip": None, "mixed_skip": []}
+
+
+def test_a_path_below_the_current_folder_is_shown_as_one_types_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert str(_from_here(tmp_path / "results" / "latest")) == "results/latest"
+    assert _from_here(tmp_path.parent / "results") == tmp_path.parent / "results"
