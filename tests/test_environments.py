@@ -134,7 +134,7 @@ def test_an_environment_that_was_made_while_one_waited_is_taken(made, monkeypatc
         (folder / ".complete").touch()
         yield
 
-    monkeypatch.setattr(environments, "_locked", locked)
+    monkeypatch.setattr(environments, "locked", locked)
     ensure_environment(RECIPE, ignore)
     assert made == []
 

@@ -144,7 +144,10 @@ def test_an_unknown_signature_is_not_found_and_runs_nothing(nox, calls, tmp_path
 def test_a_session_runs_its_cells_and_hands_on_what_follows_the_dashes(nox, calls, signature, where):
     done = nox("-s", signature, "--", "-k", "a or b", "-x")
     assert done.returncode == 0, done.stderr
-    assert [call["arguments"] for call in calls()] == [["run", where, "--", "-k", "a or b", "-x"]]
+    [call] = calls()
+    run, selection, matrix, *rest = call["arguments"]
+    assert (run, selection, rest) == ("run", where, ["--", "-k", "a or b", "-x"])
+    assert matrix.startswith("--matrix=/")
 
 
 def test_a_name_without_values_runs_each_cell_once_in_one_run(nox, calls):
@@ -205,6 +208,21 @@ def test_a_matrix_file_elsewhere_is_named_in_the_noxfile(nox, repository):
     assert CELL in nox("--list").stdout
 
 
+def test_a_session_runs_the_matrix_file_that_it_was_made_from(nox, repository, calls):
+    recording = (repository / "noxfile.py").read_text()
+    (repository / "sub" / "suite").mkdir(parents=True)
+    (repository / "sub" / "matrix.toml").write_text(MATRIX.replace("[1, 2]", "[2]"))
+    (repository / "noxfile.py").write_text(recording.replace("register()", "register('sub')"))
+    assert nox("-s", "dist(backend='gloo')").returncode == 0
+    [call] = calls()
+    assert f"--matrix={repository / 'sub' / 'matrix.toml'}" in call["arguments"]
+
+
+def test_json_among_the_arguments_of_pytest_runs_no_cell(nox, repository):
+    (repository / "noxfile.py").write_text(RECORDING_NOXFILE.replace("RECORDER", repr(str(repository))))
+    assert "Running session dist" not in nox("--", "--json").stderr
+
+
 LARGE = """\
 [matrix]
 backend = ["gloo"]
@@ -233,7 +251,7 @@ def test_thousands_of_cells_are_listed_within_seconds(nox, repository):
 def test_a_large_matrix_still_runs_as_a_whole(nox, repository, calls):
     (repository / "matrix.toml").write_text(LARGE.format(sizes=", ".join(map(str, range(1, 2001)))))
     nox("-s", "dist")
-    assert [call["arguments"][:2] for call in calls()] == [["run", "--where=backend=gloo"]]
+    assert [call["arguments"][:2] for call in calls()] == [["run", f"--matrix={repository / 'matrix.toml'}"]]
 
 
 def test_listing_needs_the_standard_library_and_nox_alone():

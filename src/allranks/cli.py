@@ -1,8 +1,10 @@
 """The command line: ``allranks plan | run | merge | clean``."""
 
 import argparse
+import io
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,9 +18,9 @@ from allranks.matrix.model import Cell, Job
 from allranks.matrix.plan import plan
 from allranks.matrix.render import render_explanation, render_json, render_table
 from allranks.matrix.select import select, select_where
+from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"
-RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
 RESULTS_VARIABLE = "ALLRANKS_RESULTS"
 
 _ENGINES = ("auto", "process", "docker")
@@ -33,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         An exit code of the design.
     """
+    # What tests say is printed too, and may be anything: it must not end the run.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     own, pytest_args = _split(list(sys.argv[1:] if arguments is None else arguments))
     options = _parser().parse_args(own)
     options.pytest_args = pytest_args
@@ -113,13 +119,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--engine",
         type=_engine,
         metavar="|".join(_ENGINES),
-        default=environ.get(ENGINE_VARIABLE, "auto"),
+        default=environ.get(ENGINE_VARIABLE) or "auto",
         help=f"where to run: docker where a daemon answers, else process (default: ${ENGINE_VARIABLE}, or auto)",
     )
     parser.add_argument(
         "--results",
         type=Path,
-        default=environ.get(RESULTS_VARIABLE),
+        default=environ.get(RESULTS_VARIABLE) or None,
         metavar="DIR",
         help=f"folder of all runs (default: ${RESULTS_VARIABLE}, or results beside the matrix file)",
     )
@@ -187,11 +193,10 @@ def _run(options: argparse.Namespace) -> ExitCode:
     if options.dry_run:
         return _show_requests(expansion, jobs, options)
     # A run needs the SDK and junitparser; a plan does not, and a noxfile's interpreter has neither.
-    from allranks.schedule.folder import new_run_id  # noqa: PLC0415
     from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
 
     run_options = RunOptions(
-        run_id=os.environ.get(RUN_ID_VARIABLE) or new_run_id(),
+        run_id=_run_id(),
         results=options.results or expansion.matrix.root / "results",
         engine=options.engine,
         seed=options.seed,
@@ -201,6 +206,14 @@ def _run(options: argparse.Namespace) -> ExitCode:
     code = run(expansion, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")
     return code
+
+
+def _run_id() -> str:
+    run_id = os.environ.get(RUN_ID_VARIABLE) or new_run_id()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run_id):
+        msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and names a folder and containers."
+        raise UsageError(msg, remedy="Use letters, digits, '_', '.' and '-', or leave it unset.")
+    return run_id
 
 
 def _refuse_several_nodes(jobs: Sequence[Job]) -> None:

@@ -63,7 +63,7 @@ def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None
     if (folder / _COMPLETE).exists():
         return python
     try:
-        with _locked(folder):
+        with locked(folder):
             if not (folder / _COMPLETE).exists():
                 _make(folder, recipe, progress)
     except OSError as error:
@@ -74,7 +74,8 @@ def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock that goes with a folder of the cache, so that two runs never make the same thing twice."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

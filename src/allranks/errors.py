@@ -84,9 +84,5 @@ class EnvironmentBuildError(AllranksError):
     """A Python environment for the run could not be made."""
 
 
-class DeviceError(AllranksError):
-    """A GPU that a job needs is not to be had, or is held by somebody else."""
-
-
 class ResultsError(AllranksError):
     """The results folder cannot be written, or what is in it cannot be read."""

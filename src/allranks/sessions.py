@@ -13,11 +13,9 @@ it in one run with one report. The standard library and nox are all that is need
 
 import importlib.metadata
 import os
-import secrets
 import sys
 import tomllib
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,8 +27,7 @@ from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.model import Cell
 from allranks.matrix.select import prefixes, signature_axes
-
-RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
+from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
 
 MOST_CELLS = 5000
 """Cells that get a session of their own; nox takes a millisecond for each, whatever it is asked for."""
@@ -43,22 +40,19 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
         folder: The folder with ``matrix.toml``, or with a ``pyproject.toml`` that has ``[tool.allranks]``.
     """
     # Set once for all sessions of this nox process, those of `nox -j` too: together they are one run.
-    os.environ.setdefault(RUN_ID_VARIABLE, _new_run_id())
+    os.environ.setdefault(RUN_ID_VARIABLE, new_run_id())
     try:
-        cells = expand(load(Path(folder))).cells
+        matrix = load(Path(folder))
+        cells = expand(matrix).cells
     except AllranksError as error:
         _refuse(error)
-    axes = signature_axes(cells)
+    of_matrix = f"--matrix={matrix.path}"
     if len(cells) <= MOST_CELLS:
-        _register_cells(cells, axes)
+        _register_cells(cells, of_matrix)
     else:
-        _register_plain("dist", f"--where=backend={'|'.join(dict.fromkeys(cell.backend for cell in cells))}")
+        _register_plain("dist", of_matrix)
     for prefix in prefixes(cells):
-        _register_plain(prefix.signature, f"--where={_where(prefix.values)}")
-
-
-def _new_run_id() -> str:
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+        _register_plain(prefix.signature, _where(prefix.values), of_matrix)
 
 
 def _refuse(error: AllranksError) -> NoReturn:
@@ -68,14 +62,15 @@ def _refuse(error: AllranksError) -> NoReturn:
     raise SystemExit(int(error.exit_code)) from None
 
 
-def _register_cells(cells: Iterable[Cell], axes: Sequence[str]) -> None:
+def _register_cells(cells: Sequence[Cell], of_matrix: str) -> None:
+    axes = signature_axes(cells)
     points = [nox.param(*(getattr(cell, axis) for axis in axes), tags=_tags(cell)) for cell in cells]
 
     @nox.session(name="dist", default=_is_list_for_machines(), venv_backend="none")
     @nox.parametrize(list(axes), points)
     def dist(session: nox.Session, **values: Any) -> None:  # noqa: ANN401 - nox passes each axis by name
         """Run the suites in one cell of the matrix; what follows -- goes to pytest in the ranks."""
-        _run(session, f"--where={_where(values)}")
+        _run(session, _where(values), of_matrix)
 
 
 def _is_list_for_machines() -> bool:
@@ -83,25 +78,26 @@ def _is_list_for_machines() -> bool:
 
     The cells belong in that list and must never run by default; a list runs nothing.
     """
-    return "--json" in sys.argv
+    own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
+    return "--json" in own and not {"--list", "-l", "--list-sessions"}.isdisjoint(own)
 
 
 def _tags(cell: Cell) -> list[str]:
     return ["cell", cell.backend, f"world{cell.world_size}", f"gpu{cell.gpu_count}", cell.init_method]
 
 
-def _register_plain(name: str, selection: str) -> None:
+def _register_plain(name: str, *selection: str) -> None:
     @nox.session(name=name, default=False, venv_backend="none")
     def some_cells(session: nox.Session) -> None:
         """Run the suites in every cell under this prefix, in one run with one report."""
-        _run(session, selection)
+        _run(session, *selection)
 
 
 def _where(values: Any) -> str:  # noqa: ANN401 - a mapping of axes
-    return ",".join(f"{axis}={value}" for axis, value in values.items())
+    return "--where=" + ",".join(f"{axis}={value}" for axis, value in values.items())
 
 
-def _run(session: nox.Session, selection: str) -> None:
+def _run(session: nox.Session, *selection: str) -> None:
     try:
         python, environment = orchestrator()
     except AllranksError as error:
@@ -109,7 +105,7 @@ def _run(session: nox.Session, selection: str) -> None:
     # Without a time limit: allranks puts containers and processes away by itself, which takes a few seconds.
     session.run(
         python,
-        *("-m", "allranks", "run", selection, "--", *session.posargs),
+        *("-m", "allranks", "run", *selection, "--", *session.posargs),
         env=environment,
         external=True,
         interrupt_timeout=None,

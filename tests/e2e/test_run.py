@@ -132,6 +132,33 @@ def test_a_suite_with_a_syntax_error_is_told_by_its_line(launch, scratch, engine
     assert "test_tiny.py cannot be collected" in case.result[0].message
 
 
+HOSTILE = r"""
+import os, signal, subprocess
+
+def test_says_what_no_terminal_can_show():
+    raise ValueError("bad \ud800 surrogate")
+
+def test_kills_its_agent(rank):
+    if rank == 0:
+        subprocess.Popen(["sleep", "3110"], start_new_session=True)
+        os.kill(os.getppid(), signal.SIGKILL)
+"""
+
+
+def test_words_of_a_test_that_cannot_be_printed_end_nothing(launch, scratch):
+    done = launch(scratch(HOSTILE), "--engine", "process", "--", "-k", "terminal")
+    assert done.code == 1, done.output
+    assert "surrogate" in done.output
+    assert (done.folder / "junit.xml").exists()
+
+
+def test_an_agent_that_is_killed_takes_what_its_ranks_had_started_with_it(launch, scratch):
+    # `launch` asserts that nothing of the run is left
+    done = launch(scratch(HOSTILE), "--engine", "process", "--", "-k", "agent")
+    assert done.code == 3, done.output
+    assert "The agent ended before its work was done, with status -9" in done.output
+
+
 def test_a_suite_without_tests_is_an_error(launch, scratch):
     done = launch(scratch("VALUE = 1\n"), "--engine", "process")
     assert done.code == 1

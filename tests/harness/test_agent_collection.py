@@ -81,3 +81,31 @@ def test_ranks_wait_for_the_word_go(start_agent):
     agent.go()
     assert agent.wait() == 0
     assert agent.journal("gang_started")
+
+
+TWO = {"test_a.py": "def test_one(): pass\ndef test_two(): pass\n", "test_b.py": PASSING}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), ["suite/test_a.py::test_one", "suite/test_a.py::test_two", "suite/test_b.py::test_passes"]),
+        (("suite/test_b.py",), ["suite/test_b.py::test_passes"]),
+        (("suite/test_a.py::test_two", "-q"), ["suite/test_a.py::test_two"]),
+        (("--ignore=suite/test_a.py",), ["suite/test_b.py::test_passes"]),
+    ],
+)
+def test_paths_and_node_ids_of_the_report_choose_tests(run_agent, arguments, expected):
+    agent = run_agent(TWO, pytest_args=arguments, world_size=1)
+    assert agent.journal("collected")[0]["tests"] == expected
+
+
+def test_tests_work_in_the_shared_folder_wherever_paths_start(run_agent):
+    agent = run_agent({"test_a.py": "import os\ndef test_place(): assert os.path.basename(os.getcwd()) == 'shared'\n"})
+    assert agent.outcomes("test_place") == ("passed", "passed")
+
+
+def test_what_is_only_collected_is_written_down_as_not_run(run_agent):
+    agent = run_agent(TWO, pytest_args=("--collect-only",), world_size=1)
+    assert agent.journal("not_run")[0]["reason"] == "--collect-only"
+    assert len(agent.journal("not_run")[0]["tests"]) == 3

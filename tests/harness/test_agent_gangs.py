@@ -168,3 +168,82 @@ def test_plugins_work_inside_ranks(run_agent):
     assert "as it is" in (agent.results / "rank-0.log").read_text()
     slow = agent.cases(0)["test_is_slow"]
     assert (slow.outcome, "Timeout" in slow.message) == ("failed", True)
+
+
+BARRIER_AT_THE_END = """
+import os, time
+import pytest
+import torch.distributed as dist
+
+@pytest.fixture(scope="session")
+def meets_again():
+    yield
+    dist.barrier()
+
+def test_crashes_late(rank, meets_again):
+    if rank == 1:
+        while not os.path.exists("passed"):
+            time.sleep(0.01)
+        os._exit(7)
+
+def test_after(): pass
+"""
+
+TELLS_WHEN_RANK_0_HAS_PASSED = """
+import os
+
+def pytest_runtest_logreport(report):
+    if report.when == "teardown" and os.environ.get("RANK") == "0":
+        open("passed", "w").close()
+"""
+
+
+def test_teardown_after_a_peers_crash_does_not_take_over_the_verdict(run_agent):
+    files = {"test_a.py": BARRIER_AT_THE_END, "conftest.py": TELLS_WHEN_RANK_0_HAS_PASSED}
+    agent = run_agent(files, isolation="job", limits={"peer_grace": 5.0})
+    assert agent.outcomes("test_crashes_late") == ("passed", "crashed")
+    assert agent.outcomes("test_after") == ("passed", "passed")
+
+
+SLOW_FINALIZER = """
+import time
+import pytest
+import torch.distributed as dist
+
+@pytest.fixture
+def slow():
+    yield
+    time.sleep(600)
+
+def test_fails_on_one(rank, slow):
+    assert rank == 0
+    dist.barrier()
+"""
+
+
+def test_a_failure_is_known_before_its_own_teardown_has_ended(run_agent):
+    agent = run_agent({"test_a.py": SLOW_FINALIZER}, limits={"peer_grace": 0.5, "test": 60.0})
+    assert agent.outcomes("test_fails_on_one") == ("aborted", "failed")
+    assert [event["rank"] for event in agent.arrived("test_fails_on_one")] == [1, 0]
+    assert agent.cases(0)["test_fails_on_one"].message.startswith("aborted by rank 1")
+
+
+SUBTESTS = """
+import pytest
+
+def test_parts(subtests):
+    for part in range(3):
+        with subtests.test(part=part):
+            if part == 1:
+                pytest.skip("not this part")
+
+def test_bad_part(subtests):
+    with subtests.test("bad"):
+        assert False
+"""
+
+
+def test_a_skipped_subtest_does_not_skip_its_test_and_a_bad_one_fails_it(run_agent):
+    agent = run_agent({"test_a.py": SUBTESTS})
+    assert agent.outcomes("test_parts") == ("passed", "passed")
+    assert agent.outcomes("test_bad_part") == ("failed", "failed")

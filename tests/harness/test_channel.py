@@ -28,7 +28,10 @@ def pipe():
             continue  # the test has closed it
 
 
-@pytest.mark.parametrize("command", [End(), Run(index=3, following=4), Run(index=0, following=None)])
+@pytest.mark.parametrize(
+    "command",
+    [End(is_condemned=True), End(is_condemned=False), Run(index=3, following=4), Run(index=0, following=None)],
+)
 def test_a_command_arrives_as_it_was_sent(pipe, command):
     send_command(pipe[1], command)
     assert decode_command(os.read(pipe[0], 4096)) == command
@@ -36,7 +39,7 @@ def test_a_command_arrives_as_it_was_sent(pipe, command):
 
 def test_a_command_to_a_dead_rank_is_lost_silently(pipe):
     os.close(pipe[0])
-    send_command(pipe[1], End())
+    send_command(pipe[1], End(is_condemned=True))
 
 
 def test_a_report_to_a_dead_agent_raises(pipe):

@@ -38,6 +38,7 @@ def test_an_ending_signal_comes_where_it_is_let_through(number):
         os.kill(os.getpid(), number)
         with pytest.raises(Told), let_through():
             pass
+        assert number in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_what_was_blocked_before_stays_blocked(number):

@@ -36,6 +36,27 @@ def test_a_missing_requirements_file_is_an_error_that_names_it(tmp_path):
         recipe_of(Image(name="cpu", torch="2", requirements=Path("all.txt")), root=tmp_path)
 
 
+def test_a_local_path_among_the_packages_is_an_error_that_says_what_to_do_instead(tmp_path):
+    with pytest.raises(ImageError, match=r"\./lib") as error:
+        recipe_of(Image(name="cpu", torch="2", packages=("numpy", "./lib")), root=tmp_path)
+    assert 'project = "." of [images.cpu]' in error.value.remedy
+
+
+@pytest.mark.parametrize("option", ["-r", "-c"])
+def test_a_local_path_in_an_included_requirements_file_is_an_error(tmp_path, option):
+    (tmp_path / "all.txt").write_text(f"numpy\n{option} more.txt")
+    (tmp_path / "more.txt").write_text("lib @ file:///srv/lib  # our own\n")
+    with pytest.raises(ImageError, match=r"requirement lib @ file:///srv/lib\."):
+        recipe_of(Image(name="cpu", torch="2", requirements=Path("all.txt")), root=tmp_path)
+
+
+def test_paths_in_comments_and_options_of_a_requirements_file_are_no_requirements(tmp_path):
+    text = "# ./lib\nnumpy  # see ./lib\n--find-links ./wheels\nscipy \\\n    --hash=sha256:00\n"
+    (tmp_path / "all.txt").write_text(text)
+    recipe = recipe_of(Image(name="cpu", torch="2", requirements=Path("all.txt")), root=tmp_path)
+    assert recipe.requirements_text == text
+
+
 def test_a_project_folder_without_a_build_file_is_an_error(tmp_path):
     with pytest.raises(ImageError, match=r"has no pyproject\.toml"):
         recipe_of(Image(name="cpu", torch="2", project=Path()), root=tmp_path)

@@ -58,6 +58,41 @@ def test_a_package_named_build_counts_below_the_top(project):
     assert source_digest(project) != before
 
 
+@pytest.mark.parametrize("name", ["build", "dist", "results", "node_modules"])
+def test_a_package_at_the_top_counts_whatever_its_name(project, name):
+    (project / name).mkdir()
+    (project / name / "__init__.py").touch()
+    before = source_digest(project)
+    (project / name / "x.py").write_text("x")
+    assert source_digest(project) != before
+
+
+def test_a_file_behind_a_linked_folder_counts(project, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (project / "src/linked").symlink_to(tmp_path / "elsewhere")
+    before = source_digest(project)
+    (tmp_path / "elsewhere/x.py").write_text("x")
+    assert source_digest(project) != before
+
+
+def test_folders_that_link_to_each_other_are_gone_round_once(project, monkeypatch):
+    read = []
+    monkeypatch.setattr(sources, "_content", lambda path: read.append(os.path.relpath(path, project)) or "")
+    for folder, other in (("a", "b"), ("b", "a")):
+        (project / folder).mkdir()
+        (project / folder / "other").symlink_to(project / other)
+        (project / folder / "x.py").touch()
+    source_digest(project)
+    assert [path for path in read if path.endswith("x.py")] == ["a/other/x.py", "a/x.py", "b/other/x.py", "b/x.py"]
+
+
+@pytest.mark.parametrize("target", ["broken", "gone"])
+def test_a_link_that_leads_nowhere_does_not_count(project, target):
+    before = source_digest(project)
+    (project / "src/broken").symlink_to(target)
+    assert source_digest(project) == before
+
+
 def test_a_virtual_environment_does_not_change_the_digest(project):
     before = source_digest(project)
     (project / "env").mkdir()

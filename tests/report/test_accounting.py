@@ -107,11 +107,46 @@ def test_a_rank_whose_file_is_broken_is_missing_with_the_cause(run_folder):
     assert "rank-1.xml cannot be read" in test.verdict.message
 
 
-def test_a_missing_rank_names_the_error_that_ended_the_job(run_folder):
-    error = {"what": "The job ran out of time.", "why": "", "remedy": "", "kind": "timeout"}
+@pytest.mark.parametrize("kind", ["timeout", "interrupted", "collection"])
+def test_a_rank_missing_from_a_test_that_another_ran_names_the_error_that_ended_the_job(run_folder, kind: str):
     run_folder.manifest(JOB)
-    run_folder.job(JOB, collected=[A], error=error)
-    assert "The job ran out of time." in only_suite(judged(run_folder)).tests[1].verdict.message
+    run_folder.job(JOB, collected=[A], error={"what": "The job ran out of time.", "kind": kind})
+    run_folder.rank(JOB, 0, {A: "passed"})
+    merged = judged(run_folder)
+    message = only_suite(merged).tests[1].verdict.message
+    assert message == "rank 1 is missing: nothing came back (The job ran out of time.)."
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("collection", ExitCode.TESTS_FAILED),
+        ("timeout", ExitCode.TESTS_FAILED),
+        ("interrupted", ExitCode.INTERRUPTED),
+    ],
+)
+def test_a_test_that_no_rank_began_because_of_the_jobs_error_did_not_run(run_folder, kind: str, expected: ExitCode):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"}, collected=[A, B], error={"what": "It ended early.", "kind": kind})
+    merged = judged(run_folder)
+    error, _, second = (test.verdict for test in only_suite(merged).tests)
+    assert error.exit_code is expected
+    assert (second.kind, second.message, second.executed) == ("skipped", "not run: It ended early.", False)
+    assert code(merged) is expected
+
+
+@pytest.mark.parametrize("kind", ["infrastructure", "agent"])
+def test_a_test_that_no_rank_reports_is_missing_after_an_error_that_does_not_explain_it(run_folder, kind: str):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[A], error={"what": "It broke.", "kind": kind})
+    assert only_suite(judged(run_folder)).tests[1].verdict.message.startswith("ranks 0, 1 are missing")
+
+
+def test_what_a_stop_kept_from_running_says_so_even_when_the_job_ended_in_error(run_folder):
+    run_folder.manifest(JOB)
+    error = {"what": "It was interrupted.", "kind": "interrupted"}
+    run_folder.job(JOB, collected=[A], not_run=[A], stop_reason="-x", error=error)
+    assert only_suite(judged(run_folder)).tests[1].verdict.message == "not run: stopped by -x"
 
 
 @pytest.mark.parametrize(

@@ -77,3 +77,10 @@ def test_a_session_answers_for_its_own_jobs(run_folder):
     assert code(merged) is ExitCode.UNACCOUNTED
     assert code(merged.only({ENV})) is ExitCode.OK
     assert merged.only({ENV}).junit == Path(merged.junit)
+
+
+def test_a_session_answers_for_a_damaged_manifest(run_folder):
+    run_folder.both(ENV, {"t.py::a": "passed"})
+    (run_folder.path / "run.json").write_text("{")
+    merged = merge(run_folder.path, environ={})
+    assert code(merged.only({ENV})) is ExitCode.UNACCOUNTED

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.rank_xml import split_nodeid
-from allranks.report.accounting import address
 from allranks.report.rank_xml import read_rank_xml
 
 Write = Callable[[str, Sequence[str]], Path]
@@ -157,10 +155,3 @@ def test_an_enormous_text_is_cut_in_the_middle(write_ranks: Write):
     assert len(result.text) < 70_000
     assert (result.text[:5], result.text[-3:]) == ("begin", "end")
     assert "characters cut here" in result.text
-
-
-@pytest.mark.parametrize(
-    "nodeid", ["a/b/test_c.py::test_d", "test_c.py::TestE::TestF::test_d", "test_c.py::test_d[x::y/z.py-[0]]"]
-)
-def test_harness_and_report_name_a_test_alike(nodeid: str):
-    assert address(nodeid) == split_nodeid(nodeid)

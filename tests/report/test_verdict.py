@@ -109,6 +109,16 @@ def test_rule_1_an_abort_that_no_rank_explains_is_an_error_of_supervision():
     assert "supervision" in judged.message
 
 
+def test_rule_1_an_abort_that_no_rank_explains_says_what_the_aborted_ranks_say():
+    judged = verdict(ranks("aborted", "aborted", message="the job was ended from outside"), PLAIN)
+    assert judged.message == ("ranks 0, 1 are aborted, and no rank went wrong before: the job was ended from outside.")
+
+
+def test_rule_1_the_message_stays_short_however_much_the_aborted_ranks_say():
+    aborted = [result("aborted", rank, message=f"{rank}" * 100) for rank in range(10, 74)]
+    assert len(verdict(aborted, PLAIN).message) < 800
+
+
 @pytest.mark.parametrize(
     ("outcome", "kind"),
     [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.report.xml_text import cut, first_line, legal, readable
+from allranks.report.xml_text import cut, first_line, readable
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=50))
@@ -29,10 +29,6 @@ def test_any_text_can_be_written_as_xml_and_parsed_again(text: str):
 )
 def test_what_a_terminal_or_xml_chokes_on_is_made_harmless(raw: str, clean: str):
     assert readable(raw) == clean
-
-
-def test_names_keep_their_escape_sequences_spelled_out():
-    assert legal("test[\x1b[0m]") == "test[#x1B[0m]"
 
 
 @given(st.text(max_size=300), st.integers(1, 100))

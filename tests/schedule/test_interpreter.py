@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.errors import UsageError
+from allranks.errors import EngineError
 from allranks.matrix.model import Image, Process
 from allranks.schedule import interpreter
 from allranks.schedule.interpreter import surroundings_of
@@ -41,7 +41,7 @@ def test_an_interpreter_on_the_path_keeps_its_name(tmp_path, lines):
 
 
 def test_a_finished_image_is_refused_with_both_ways_out(tmp_path, lines):
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(EngineError) as error:
         surroundings_of(Image(name="own", image="a/b:1"), root=tmp_path, process=NO_PYTHON, progress=lines)
     assert "--engine docker" in error.value.remedy
     assert "process.python" in error.value.remedy

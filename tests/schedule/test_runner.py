@@ -301,3 +301,20 @@ def test_the_user_is_told_where_each_job_runs_and_what_came_of_it(runner, pair, 
     runner(pair[:1]).run(pair[:1])
     assert lines[0] == f"{ONE}/tiny: running in cpu"
     assert lines[1].startswith(f"{ONE}/tiny: 1 passed (")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"event": "collected"},
+        {**ARRIVED, "outcome": "splendid"},
+        {"event": "arrived"},
+    ],
+    ids=lambda event: str(sorted(event)),
+)
+def test_words_of_a_job_that_make_no_sense_end_that_job_alone(runner, engine, pair, records, said):
+    engine.events[ONE] = (said, FINISHED)
+    runner(pair).run(pair)
+    assert records()[ONE]["error"]["kind"] == "agent"
+    assert "cannot be understood" in records()[ONE]["error"]["what"]
+    assert records()[TWO]["error"] is None

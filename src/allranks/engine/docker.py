@@ -59,8 +59,10 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
         _knock(str(parse_host(settings.get("base_url"))), timeout)
         client = docker.DockerClient(version="auto", timeout=timeout, **settings)
     except _FAILURES as error:
-        msg = "No Docker daemon answers."
-        remedy = "Start one (scripts/docker-engine does on Debian), or use --engine process."
+        msg = "No Docker daemon answers." if not isinstance(error, PermissionError) else "You may not use Docker."
+        refused = isinstance(error, PermissionError)
+        remedy = "Join the group docker" if refused else "Start one (scripts/docker-engine does on Debian)"
+        remedy += ", or use --engine process."
         raise EngineError(msg, why=str(error), remedy=remedy) from error
     return client
 
@@ -249,6 +251,10 @@ class DockerJob:
         self.stop()
         if self._attached is not None:
             connection = self._socket
+            response = getattr(self._attached, "_response", None)
+            if response is not None:
+                # Left to the garbage collector, it finds its file closed and says so on standard error (Python 3.13).
+                response.close()
             self._attached.close()
             connection.close()
 

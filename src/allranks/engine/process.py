@@ -18,10 +18,14 @@ from allranks.engine.spec import JobSpec
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
 from allranks.harness.events import Event
+from allranks.harness.hangup import HANGUP_STATUS
 from allranks.harness.kernel import is_readable
 
 STOP_GRACE = 8.0
 """Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
+
+ORDERLY = frozenset({0, 1, HANGUP_STATUS})
+"""Exit statuses of an agent that has stopped its ranks, with all that they had started."""
 
 _SCRATCH_PREFIX = "allranks-job-"
 
@@ -126,7 +130,10 @@ class ProcessJob:
             is_readable(self._pidfd, None)
         # The agent is dead but not yet reaped, so its number still names this group and no other.
         _kill_group(self._process.pid)
-        self._process.wait()
+        if self._process.wait() not in ORDERLY:
+            # It could not see to its ranks: they died with it, and what they had started did not.
+            for pid in _processes_with(temporary_folder(self._scratch)):
+                _kill(pid)
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
@@ -204,11 +211,30 @@ def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[
     python_path = (str(package_path), *map(str, spec.python_path), host.get("PYTHONPATH", ""))
     own = {
         "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
-        "TMPDIR": str(scratch / "tmp"),
+        **dict([temporary_folder(scratch)]),
         "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus),
         RUN_VARIABLE: spec.run_id,
     }
     return {**host, "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}
+
+
+def _processes_with(variable: tuple[str, str]) -> list[int]:
+    """The processes that this user may look at and that have a variable of this value."""
+    wanted = os.fsencode("=".join(variable))
+    processes = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [int(process.name) for process in processes if wanted in _variables(process)]
+
+
+def _variables(process: Path) -> list[bytes]:
+    try:
+        return (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def temporary_folder(scratch: Path) -> tuple[str, str]:
+    """The variable that names a job's own folder for temporary files, and by which its processes can be told."""
+    return "TMPDIR", str(scratch / "tmp")
 
 
 def _processes_of_runs() -> Iterator[tuple[int, str]]:
@@ -224,10 +250,9 @@ def _run_of(process: Path) -> str:
     try:
         if process_namespace(process) != process_namespace(Path("/proc/self")):
             return ""
-        variables = (process / "environ").read_bytes().split(b"\0")
     except OSError:
         return ""
-    run_id = next((item.removeprefix(marker) for item in variables if item.startswith(marker)), b"")
+    run_id = next((item.removeprefix(marker) for item in _variables(process) if item.startswith(marker)), b"")
     return run_id.decode("utf-8", "replace")
 
 

@@ -21,6 +21,7 @@ class Arrival:
         at: Seconds since the epoch.
         consequence: The outcome came within the grace after another rank's bad one.
         caused_by: For an aborted rank: the rank that went first.
+        is_final: The rank's step is over.
         observed: The agent saw it, because the rank itself could not say it any more.
     """
 
@@ -31,6 +32,7 @@ class Arrival:
     text: str = ""
     early_skip: bool = False
     has_left_group: bool = False
+    is_final: bool = True
     consequence: bool = False
     caused_by: int | None = None
     observed: bool = False
@@ -42,6 +44,19 @@ class Step:
     """One thing that all ranks of a gang do in lockstep: a start, a test, an end."""
 
     arrivals: list[Arrival] = field(default_factory=list)
+
+    def note(self, arrival: Arrival) -> None:
+        """Add what arrived; the first bad outcome of a rank stands, whatever the rank comes to after it."""
+        if not self.has_gone_wrong_on(arrival.rank):
+            self.arrivals.append(arrival)
+
+    def has_ended_on(self, rank: int) -> bool:
+        """Whether this rank has said all that it had to say."""
+        return any(arrival.rank == rank and arrival.is_final for arrival in self.arrivals)
+
+    def has_gone_wrong_on(self, rank: int) -> bool:
+        """Whether a bad outcome of this rank has arrived."""
+        return any(arrival.rank == rank and arrival.outcome.is_bad for arrival in self.arrivals)
 
     @property
     def leader(self) -> Arrival | None:
@@ -66,6 +81,7 @@ def reported(rank: int, report: Report, leader: Arrival | None) -> Arrival:
         message=report.message,
         early_skip=report.early_skip,
         has_left_group=report.has_left_group,
+        is_final=report.is_final,
         consequence=leader is not None and report.outcome.is_bad,
     )
 

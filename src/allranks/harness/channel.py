@@ -25,7 +25,13 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """Tear down what is left and end."""
+    """Tear down what is left and end.
+
+    Attributes:
+        is_condemned: A bad outcome has ended this gang: what goes wrong from here on is its consequence.
+    """
+
+    is_condemned: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,7 @@ class Report:
     Attributes:
         outcome: What the step came to on this rank; passed for a start and an end without trouble.
         message: One line on a bad outcome.
+        is_final: The step is over; without it the step has gone wrong and still tears down.
         early_skip: The test was skipped before its call.
         has_left_group: The default process group is no more the one that the gang made, or made none.
     """
@@ -43,11 +50,12 @@ class Report:
     message: str = ""
     early_skip: bool = False
     has_left_group: bool = False
+    is_final: bool = True
 
 
 def send_command(descriptor: int, command: Run | End) -> None:
     """Send a command to a rank; a rank that is gone is noticed by its process, not here."""
-    line = json.dumps(None if isinstance(command, End) else dataclasses.asdict(command))
+    line = json.dumps(dataclasses.asdict(command))
     try:
         write_all(descriptor, line.encode() + b"\n")
     except BrokenPipeError:
@@ -57,7 +65,7 @@ def send_command(descriptor: int, command: Run | End) -> None:
 def decode_command(line: bytes) -> Run | End:
     """The command on one line."""
     fields = json.loads(line)
-    return End() if fields is None else Run(**fields)
+    return End(**fields) if "is_condemned" in fields else Run(**fields)
 
 
 def send_report(descriptor: int, report: Report) -> None:

@@ -165,6 +165,7 @@ class Conductor:
                 record_observed(self._folders.results, self._current, arrival)
             self._journal.write(
                 "arrived",
+                at=arrival.at,
                 nodeid=self._current,
                 rank=arrival.rank,
                 outcome=arrival.outcome,

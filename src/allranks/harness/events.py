@@ -82,7 +82,7 @@ def parse_lines(lines: Iterable[bytes]) -> Iterator[Event]:
     for line in lines:
         try:
             event = json.loads(line.lstrip(RECORD_SEPARATOR))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and "event" in event:
             yield event

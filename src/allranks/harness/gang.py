@@ -67,7 +67,7 @@ class Gang:
 
     def end(self) -> Step:
         """Let the ranks tear down and leave; whoever does not in time is stopped."""
-        self._send(End())
+        self._send(End(is_condemned=False))
         step = self._supervise(self._limits.process_group, "while fixtures and process group were torn down")
         self._wait_for_exits(TERM_GRACE, self._ranks)
         self._stop(self._alive())
@@ -75,7 +75,7 @@ class Gang:
 
     def condemn(self) -> None:
         """End a gang after something went wrong: fixtures get the grace to tear down, then everything stops."""
-        self._send(End())
+        self._send(End(is_condemned=True))
         self._wait_for_exits(self._limits.peer_grace, self._ranks)
         self._stop(self._alive())
 
@@ -91,10 +91,12 @@ class Gang:
         """
         self._stop(self._alive())
         for rank in self._pending:
-            stopped = Arrival(rank=rank.number, outcome=outcome, at=time.time(), message=reason, observed=True)
             # A report that was under way still counts.
-            reports = rank.reports.read()
-            self._step.arrivals.append(reported(rank.number, reports[-1], self._step.leader) if reports else stopped)
+            for report in rank.reports.read():
+                self._step.note(reported(rank.number, report, self._step.leader))
+            if not self._step.has_ended_on(rank.number):
+                stopped = Arrival(rank=rank.number, outcome=outcome, at=time.time(), message=reason, observed=True)
+                self._step.note(stopped)
         return self._step
 
     def close(self) -> None:
@@ -123,13 +125,14 @@ class Gang:
         grace: float | None = None
         while pending and (remaining := (grace or deadline) - time.monotonic()) > 0:
             for rank, has_died in self._ready(remaining):
-                arrival = self._arrival(rank, has_died, step.leader)
-                if rank in pending and arrival is not None:
-                    pending.remove(rank)
-                    step.arrivals.append(arrival)
+                for arrival in self._arrivals(rank, has_died, step):
+                    step.note(arrival)
+                    if arrival.is_final and rank in pending:
+                        pending.remove(rank)
             if step.leader is not None and grace is None:
                 grace = min(time.monotonic() + self._limits.peer_grace, deadline)
-        step.arrivals += self._give_up(pending, step.leader, limit, where)
+        for arrival in self._give_up(pending, step.leader, limit, where):
+            step.note(arrival)
         return step
 
     def _ready(self, timeout: float) -> list[tuple[RankProcess, bool]]:
@@ -142,16 +145,16 @@ class Gang:
         ranks = dict.fromkeys(key.data for key in keys if key.data is not None)
         return [(rank, rank.number in dead) for rank in ranks]
 
-    def _arrival(self, rank: RankProcess, has_died: bool, leader: Arrival | None) -> Arrival | None:
+    def _arrivals(self, rank: RankProcess, has_died: bool, step: Step) -> list[Arrival]:
         """What a ready rank has to say; a report that it sent before it died counts."""
+        is_pending = rank in self._pending
         reports = rank.reports.read()
         if has_died or rank.reports.at_end:
             self._note_end(rank)
-        if reports:
-            return reported(rank.number, reports[-1], leader)
-        if rank.exit_status is not None:
-            return self._ended(rank, rank.exit_status, leader)
-        return None
+        said = [reported(rank.number, report, step.leader) for report in reports]
+        if rank.exit_status is not None and not (said and said[-1].is_final):
+            said.append(self._ended(rank, rank.exit_status, step.leader))
+        return said if is_pending else []
 
     def _ended(self, rank: RankProcess, status: int, leader: Arrival | None) -> Arrival:
         return ended(rank.number, status, leader, self._stacks[rank.number].added())

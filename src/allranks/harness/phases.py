@@ -120,3 +120,8 @@ def overall(phases: Sequence[Phase]) -> Phase:
         return bad
     notable = next((phase for phase in phases if phase.outcome is not Outcome.PASSED), None)
     return notable or next((phase for phase in phases if phase.when == "call"), phases[-1])
+
+
+def is_good_subtest(report: pytest.TestReport) -> bool:
+    """Whether a report is that of a subtest that did not go wrong (``subtests``, ``unittest``'s ``subTest``)."""
+    return type(report).__name__ in ("SubtestReport", "SubTestReport") and not report.failed

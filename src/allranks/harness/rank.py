@@ -24,7 +24,7 @@ from allranks.harness.channel import End, Report, Run, decode_command, send_repo
 from allranks.harness.config import AgentConfig
 from allranks.harness.events import EventLog
 from allranks.harness.outcome import Outcome
-from allranks.harness.phases import Phase, overall, phase_of, shorten
+from allranks.harness.phases import Phase, is_good_subtest, overall, phase_of, shorten
 from allranks.harness.rendezvous import Rendezvous
 from allranks.harness.signals import ENDING
 from allranks.harness.stacks import STACKS_SIGNAL
@@ -128,6 +128,7 @@ class _Rank:
         self._assignment = assignment
         self._events = EventLog(assignment.results / f"events-{assignment.rank}.jsonl")
         self._phases: list[Phase] = []
+        self._is_condemned = False
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
         self._group: distributed.ProcessGroup | None = None
@@ -149,7 +150,7 @@ class _Rank:
             for line in commands:
                 command = decode_command(line)
                 if isinstance(command, End):
-                    self._report(self._end())
+                    self._report(self._end(command))
                     return
                 self._report(self._run_test(command))
 
@@ -203,9 +204,10 @@ class _Rank:
             has_left_group=distributed.group.WORLD is not self._group,
         )
 
-    def _end(self) -> Report:
+    def _end(self, command: End) -> Report:
         """Tear down what the gang's fixtures still hold, as teardown of the last test that ran, and leave the group."""
         self._phases = []
+        self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
         if distributed.is_initialized():
             distributed.destroy_process_group()
@@ -227,8 +229,13 @@ class _Rank:
             self.pytest_runtest_logreport(report)
 
     def _add_phase(self, nodeid: str, phase: Phase) -> None:
+        """Write a phase down; the first bad one of a step is reported at once, because peers may be waiting."""
+        is_first_bad = phase.outcome.is_bad and not any(earlier.outcome.is_bad for earlier in self._phases)
         self._phases.append(phase)
-        self._events.write("phase", nodeid=nodeid, rank=self._assignment.rank, **phase.fields())
+        late = {"late": True} if self._is_condemned else {}
+        self._events.write("phase", nodeid=nodeid, rank=self._assignment.rank, **phase.fields(), **late)
+        if is_first_bad:
+            self._report(Report(outcome=phase.outcome, message=phase.message, is_final=False))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -249,6 +256,9 @@ class _Rank:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write one phase down, before the next begins."""
+        if is_good_subtest(report):
+            # The test that it is a part of has a report of its own.
+            return
         self._add_phase(report.nodeid, phase_of(report, self._errors.pop(report.when, None)))
 
 

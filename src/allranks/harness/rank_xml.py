@@ -48,14 +48,16 @@ class RankTest:
     @property
     def deciding(self) -> Event:
         """The event that says what the rank came to."""
-        bad = next((phase for phase in self.phases if Outcome(phase["outcome"]).is_bad), None)
+        # What goes wrong while a condemned gang tears down is a consequence of what condemned it.
+        timely = [phase for phase in self.phases if not phase.get("late")]
+        bad = next((phase for phase in timely if Outcome(phase["outcome"]).is_bad), None)
         if bad is not None:
             return bad
         if self.ended is not None:
             return self.ended
         if not self.finished and not self._has_torn_down:
             return {"outcome": Outcome.MISSING, "message": "nothing came back: job and rank ended in this test"}
-        notable = next((phase for phase in self.phases if phase["outcome"] != Outcome.PASSED), None)
+        notable = next((phase for phase in timely if phase["outcome"] != Outcome.PASSED), None)
         return notable or {"outcome": Outcome.PASSED}
 
     @property

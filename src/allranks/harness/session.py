@@ -1,6 +1,7 @@
 """The agent's pytest session: pytest parses, configures and collects; gangs do the running."""
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,13 @@ def run_session(config: AgentConfig, folders: Folders, journal: EventLog, stdin:
         stdin: Descriptor that says *go*, and by its end that the job is over.
     """
     kernel.adopt_orphans()
+    if not (folders.code / config.path).exists():
+        # pytest would take everything below the code for the suite.
+        journal.write("collection_failed", nodeid="", text=f"There is no {config.path} in the code of this job.")
+        return 0
     plugin = AgentPlugin(config, folders, journal, stdin)
+    # Paths on the command line are relative to the code; tests themselves work in the shared folder.
+    os.chdir(folders.code)
     code = pytest.main(plugin.arguments, plugins=[plugin])
     if not plugin.has_collected:
         journal.write("collection_failed", nodeid="", text=_agent_log(folders))
@@ -63,10 +70,11 @@ class AgentPlugin:
 
     @property
     def arguments(self) -> list[str]:
-        """The command line of pytest for the suite."""
+        """The command line of pytest; paths and node ids of the user's own take the place of the suite's path."""
         return [
-            str(self._folders.code / self._config.path),
             f"--rootdir={self._folders.code}",
+            # pytest takes these where it is given no paths and works in its root.
+            *("-o", f"testpaths={shlex.quote(self._config.path)}"),
             *("-p", "allranks.testing.fixtures"),
             *("-o", f"cache_dir={self._folders.shared}/pytest-cache"),
             *self._config.pytest_args,
@@ -96,9 +104,12 @@ class AgentPlugin:
         nodeids = [*self._skipped, *(item.nodeid for item in session.items)]
         self._journal.write("collected", tests=nodeids, deselected=self._deselected)
         self._record_skipped()
+        if session.config.option.collectonly:
+            self._journal.write("not_run", tests=nodeids, reason="--collect-only")
         if self._has_failed or not session.items or session.config.option.collectonly:
             return True
         _stop_capture(session)
+        os.chdir(self._folders.shared)
         self._conduct(session)
         return True
 

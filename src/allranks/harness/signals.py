@@ -21,8 +21,10 @@ def held_back() -> Iterator[None]:
 @contextmanager
 def let_through() -> Iterator[None]:
     """Deliver ending signals in this block, those that are pending first."""
-    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
+        # Here the handler of a pending signal may raise at once.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

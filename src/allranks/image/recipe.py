@@ -1,11 +1,12 @@
 """What a matrix file asks of an image, with every file it names read."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.errors import ImageError
+from allranks.image.local_path import names_local_path, requirement_lines
 from allranks.matrix.model import Image
 
 PYTEST = "pytest>=8"
@@ -47,7 +48,8 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
         root: The folder that its relative paths start from.
 
     Raises:
-        ImageError: The torch version is missing, or a file or folder that the declaration names.
+        ImageError: The torch version is missing, or a file or folder that the declaration names, or a requirement
+            names a path.
     """
     if not image.torch:
         what = f"Image {image.name} cannot be built."
@@ -57,6 +59,8 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
             remedy=f'Add torch = "<version>" or image = "<reference>" to [images.{image.name}].',
         )
     requirements = root / image.requirements if image.requirements else None
+    requirements_text = "\n".join(_texts(requirements, set())) if requirements else ""
+    _refuse_local_paths(image, (*image.packages, *requirement_lines(requirements_text)))
     return Recipe(
         name=image.name,
         base=image.base,
@@ -64,8 +68,21 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
         index=image.index,
         packages=(PYTEST, *image.packages),
         requirements=requirements,
-        requirements_text="\n".join(_texts(requirements, set())) if requirements else "",
+        requirements_text=requirements_text,
         project=_project_folder(image, root),
+    )
+
+
+def _refuse_local_paths(image: Image, requirements: Iterable[str]) -> None:
+    """An image is found again by the text of its requirements, which says nothing of what lies behind a path."""
+    local = next((requirement for requirement in requirements if names_local_path(requirement)), None)
+    if local is None:
+        return
+    what = f"Image {image.name} cannot be built from the requirement {local}."
+    raise ImageError(
+        what,
+        why="It names a path of this host, and a change of what lies there would not reach the image.",
+        remedy=f'Remove it, and let project = "." of [images.{image.name}] name the folder of your own code.',
     )
 
 

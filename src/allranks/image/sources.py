@@ -3,25 +3,29 @@
 import hashlib
 import json
 import os
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from allranks.image.cache import cache_folder, keep
 
-_NO_SOURCES_AT_THE_TOP = frozenset({"build", "dist", "results", "node_modules", ".coverage"})
-"""What tools leave at the top of a project; deeper down a folder of such a name is a package like others."""
+_MADE_AT_THE_TOP = frozenset({"build", "dist", "results", "node_modules"})
+"""Folders that tools leave at the top of a project; deeper down a folder of such a name is a package like others."""
+
+_Identity = tuple[int, int]
+"""A folder's device and inode, which tell it apart whatever links lead to it."""
 
 
 def source_digest(folder: Path) -> str:
     """A hash of a project's files.
 
-    Hidden folders, virtual environments and what tools leave behind do not count. Contents are read only when
-    the size or the time of change of some file differs from the last call: every run asks for this hash.
+    Hidden folders, virtual environments and what tools leave behind do not count; links are followed. Contents are
+    read only when the size or the time of change of some file differs from the last call: every run asks for this
+    hash.
 
     Args:
         folder: The project's folder.
     """
-    files = sorted(_sources(str(folder), left_out=_NO_SOURCES_AT_THE_TOP), key=lambda entry: entry.path)
+    files = sorted(_project_files(str(folder)), key=lambda entry: entry.path)
     stamps = _hash(f"{entry.path}:{_stamp(entry.stat())}" for entry in files)
     memory = cache_folder("projects") / f"{_hash([str(folder)])}.json"
     remembered = _recall(memory)
@@ -32,16 +36,45 @@ def source_digest(folder: Path) -> str:
     return digest
 
 
-def _sources(folder: str, *, left_out: Container[str]) -> Iterator[os.DirEntry[str]]:
-    with os.scandir(folder) as scan:
-        entries = [entry for entry in scan if entry.name not in left_out]
-    if any(entry.name == "pyvenv.cfg" for entry in entries):
-        return
+def _project_files(project: str) -> Iterator[os.DirEntry[str]]:
+    entries = [entry for entry in _entries(project) if entry.name != ".coverage" and not _is_made_at_the_top(entry)]
+    yield from _files_among(entries, above=frozenset({_identity(Path(project).stat())}))
+
+
+def _files_among(entries: Iterable[os.DirEntry[str]], *, above: frozenset[_Identity]) -> Iterator[os.DirEntry[str]]:
+    """The files among entries of one folder, and those further down.
+
+    Args:
+        entries: What the folder holds.
+        above: The folder and those it is in: a link back to one of them would never end.
+    """
     for entry in entries:
         if entry.is_file():
             yield entry
-        elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".") and not _is_made(entry.name):
-            yield from _sources(entry.path, left_out=())
+        elif entry.is_dir() and not entry.name.startswith(".") and not _is_made(entry.name):
+            identity = _identity(entry.stat())
+            if identity not in above:
+                yield from _files_among(_entries(entry.path), above=above | {identity})
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What a folder holds; nothing where it is a virtual environment."""
+    with os.scandir(folder) as scan:
+        entries = [entry for entry in scan if not _leads_nowhere(entry)]
+    return [] if any(entry.name == "pyvenv.cfg" for entry in entries) else entries
+
+
+def _leads_nowhere(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110 - Path raises for a link to itself
+
+
+def _identity(stat: os.stat_result) -> _Identity:
+    return stat.st_dev, stat.st_ino
+
+
+def _is_made_at_the_top(entry: os.DirEntry[str]) -> bool:
+    """Whether tools made it: a folder that Python imports by its name is the user's own."""
+    return entry.name in _MADE_AT_THE_TOP and entry.is_dir() and not Path(entry.path, "__init__.py").exists()
 
 
 def _is_made(name: str) -> bool:

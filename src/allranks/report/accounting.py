@@ -7,11 +7,12 @@ from typing import Final
 
 from allranks.errors import ExitCode
 from allranks.harness.outcome import Outcome
-from allranks.report.folder import Attempt, JobError, Manifest, PlannedJob
-from allranks.report.model import CellSuite, RankResult, Rule, TestVerdict, Verdict, VerdictKind
+from allranks.harness.rank_xml import legal, split_nodeid
+from allranks.report.folder import Attempt, JobError, JobRecord, Manifest, PlannedJob
+from allranks.report.model import MANIFEST_PLACE, CellSuite, RankResult, Rule, TestVerdict, Verdict, VerdictKind
 from allranks.report.rank_xml import RankFile, read_rank_xml
 from allranks.report.verdict import Setting, verdict
-from allranks.report.xml_text import first_line, legal
+from allranks.report.xml_text import first_line
 
 CLASSNAME: Final = "allranks"
 """Class name of the testcases that stand for no test."""
@@ -25,6 +26,9 @@ _EXIT_CODES: Final = MappingProxyType(
         "agent": ExitCode.UNACCOUNTED,
     }
 )
+
+_EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interrupted"})
+"""Errors after which it is known that no rank began the tests without results; the error itself is reported once."""
 
 
 def account(manifest: Manifest | None, attempts: Sequence[Attempt], setting: Setting) -> tuple[CellSuite, ...]:
@@ -48,7 +52,8 @@ def account(manifest: Manifest | None, attempts: Sequence[Attempt], setting: Set
 
 def damaged_manifest(problem: str) -> CellSuite:
     """The suite that says that the plan cannot be read, and that planned jobs may be absent without a trace."""
-    return CellSuite(cell="run", suite="manifest", tests=(_trouble("manifest", problem, ExitCode.UNACCOUNTED),))
+    cell, suite = MANIFEST_PLACE
+    return CellSuite(cell=cell, suite=suite, tests=(_trouble("manifest", problem, ExitCode.UNACCOUNTED),))
 
 
 def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]) -> CellSuite:
@@ -126,15 +131,25 @@ def _tests(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Ite
     by_test = _by_test(files)
     record = attempt.record
     collected = [legal(nodeid) for nodeid in (record.collected or ())] if record else []
-    not_run = {legal(nodeid) for nodeid in record.not_run} if record else set()
+    not_run = _reasons_not_to_run(record) if record else {}
     expected = _expected_ranks(attempt, files)
     absent = _absences(attempt, files)
     for nodeid in dict.fromkeys((*collected, *by_test)):
         results = by_test.get(nodeid, [])
         if nodeid in not_run and not results:
-            yield _not_run(nodeid, record.stop_reason if record else "")
+            yield _not_run(nodeid, not_run[nodeid])
         else:
             yield _judge(nodeid, results, expected, absent, setting)
+
+
+def _reasons_not_to_run(record: JobRecord) -> dict[str, str]:
+    """For each collected test that may be without any result, why."""
+    error = record.error if record.error and record.error.kind in _EXPLAINS_WHAT_DID_NOT_RUN else None
+    explained = record.collected or () if error else ()
+    ended = first_line(error.text) or error.kind if error else ""
+    stopped = f"stopped by {record.stop_reason or 'the job'}"
+    reasons = {**dict.fromkeys(explained, ended), **dict.fromkeys(record.not_run, stopped)}
+    return {legal(nodeid): f"not run: {reason}" for nodeid, reason in reasons.items()}
 
 
 def _by_test(files: Sequence[RankFile]) -> dict[str, list[RankResult]]:
@@ -148,7 +163,7 @@ def _by_test(files: Sequence[RankFile]) -> dict[str, list[RankResult]]:
 def _judge(
     nodeid: str, results: Sequence[RankResult], expected: range, absent: Mapping[int, str], setting: Setting
 ) -> TestVerdict:
-    classname, name = (results[0].classname, results[0].name) if results else address(nodeid)
+    classname, name = (results[0].classname, results[0].name) if results else split_nodeid(nodeid)
     took_part = max((result.world_size for result in results if result.world_size), default=None)
     ranks = range(took_part) if took_part else expected
     reported = {result.rank for result in results}
@@ -169,9 +184,8 @@ def _judge(
     return TestVerdict(nodeid=nodeid, classname=classname, name=name, verdict=judged, ranks=tuple(everything))
 
 
-def _not_run(nodeid: str, stop_reason: str) -> TestVerdict:
-    classname, name = address(nodeid)
-    reason = f"not run: stopped by {stop_reason or 'the job'}"
+def _not_run(nodeid: str, reason: str) -> TestVerdict:
+    classname, name = split_nodeid(nodeid)
     judged = Verdict(
         kind=VerdictKind.SKIPPED, rule=Rule.JOB, reason="pytest.skip", message=reason, text=reason, executed=False
     )
@@ -199,15 +213,3 @@ def _absences(attempt: Attempt, files: Sequence[RankFile]) -> dict[int, str]:
     why = f"nothing came back ({first_line(error.what)})" if error and error.what else "nothing came back"
     causes = dict.fromkeys(_expected_ranks(attempt, files), why)
     return causes | {file.rank: file.problem for file in files if file.problem and file.rank is not None}
-
-
-def address(nodeid: str) -> tuple[str, str]:
-    """The ``classname`` and ``name`` that pytest's JUnit XML has for a node id.
-
-    ``suites/x/test_y.py::TestZ::test_w[a::b]`` is ``suites.x.test_y.TestZ`` and ``test_w[a::b]``.
-    """
-    path, bracket, parameters = nodeid.partition("[")
-    file, *names = path.split("::")
-    module = file.removesuffix(".py").replace("/", ".")
-    parts = [module, *names]
-    return ".".join(parts[:-1]), f"{parts[-1]}{bracket}{parameters}"

@@ -12,6 +12,9 @@ from allranks.harness.outcome import Outcome, SkipKind
 SkipPolicy = Literal["skip", "pass"]
 """How an environment skip is read: as the skip it is, or as a pass that keeps its reason."""
 
+MANIFEST_PLACE: Final = ("run", "manifest")
+"""Cell and suite of the suite that says that the manifest cannot be read."""
+
 _SHOWN: Final = 4
 
 
@@ -197,6 +200,11 @@ class CellSuite:
         return any(test.verdict.executed for test in self.tests)
 
     @property
+    def is_about_manifest(self) -> bool:
+        """Whether this is no job, but what is wrong with the run's manifest."""
+        return (self.cell, self.suite) == MANIFEST_PLACE
+
+    @property
     def all_deselected(self) -> bool:
         """Whether the suite is empty only because the user's own selection left every test out."""
         return not self.tests and self.deselected > 0
@@ -248,6 +256,9 @@ class MergedRun:
     def only(self, jobs: Collection[str]) -> "MergedRun":
         """The part of the run that belongs to these job ids.
 
-        Sessions that share a run folder merge all of it, and answer for their own jobs alone.
+        Sessions that share a run folder merge all of it, and answer for their own jobs alone. A damaged manifest
+        concerns each of them.
         """
-        return replace(self, suites=tuple(suite for suite in self.suites if suite.id in jobs))
+        return replace(
+            self, suites=tuple(suite for suite in self.suites if suite.id in jobs or suite.is_about_manifest)
+        )

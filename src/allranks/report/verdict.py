@@ -7,7 +7,8 @@ Where the rules leave room, they are read like this:
 - Ranks disagree (rule 3) when some skipped and others ran, and also when some xfailed and others passed: what is
   expected to fail on one rank alone is as suspect as what is skipped on one rank alone.
 - A non-strict xpass beside passes, or on every rank, is a pass, as in pytest's own report.
-- An abort without a rank that went first has no explanation: supervision itself failed (rule 1).
+- An abort without a rank that went first is unaccounted (rule 1): the job was ended from outside, as the aborted ranks
+  then say, or supervision itself failed.
 - Where some bad outcomes have a time and others have none, nothing says which came first: as if none had one.
 - A cell was given the hardware that a skip asks for when it had at least as many GPUs as the skip's code names.
 """
@@ -107,7 +108,7 @@ def _one_for_each_rank(results: Iterable[RankResult]) -> tuple[RankResult, ...]:
 
 
 def _unaccounted(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
-    """Rule 1: a rank is missing, or supervision itself failed."""
+    """Rule 1: a rank is missing, or was aborted though no rank went first."""
     lead = leading(ranks)
     missing = [rank for rank in ranks if rank.outcome is Outcome.MISSING]
     unexplained = [rank for rank in ranks if rank.outcome is Outcome.ABORTED and lead is None]
@@ -227,8 +228,14 @@ def _unaccounted_message(missing: Sequence[RankResult], unexplained: Sequence[Ra
     if missing:
         return f"{_ranks(missing)} missing: {missing[0].message or 'nothing came back'}.{first}"
     if unexplained:
-        return f"{_ranks(unexplained)} aborted, and no rank went wrong before: supervision itself failed."
+        return f"{_ranks(unexplained)} aborted, and no rank went wrong before: {_why_aborted(unexplained)}."
     return "no rank reported this test."
+
+
+def _why_aborted(ranks: Sequence[RankResult]) -> str:
+    """What the ranks themselves say, each thing once; an abort that nobody explains is a failure of supervision."""
+    said = list(dict.fromkeys(rank.message.rstrip(".") for rank in ranks if rank.message))
+    return "; ".join(said[:_SHOWN_STOPPED]) or "supervision itself failed"
 
 
 def _ranks(ranks: Sequence[RankResult]) -> str:

@@ -2,6 +2,8 @@
 
 import re
 
+from allranks.harness.rank_xml import legal
+
 TEXT_LIMIT = 64 * 1024
 """Characters that one text of the report may have."""
 
@@ -9,13 +11,6 @@ MESSAGE_LIMIT = 4 * 1024
 """Characters that one message may have: clients show messages in lists."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
-# Everything outside the Char production of XML 1.0 (section 2.2).
-_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-def legal(text: str) -> str:
-    """``text`` with each character that XML 1.0 cannot hold spelled out as ``#x1B``, the way pytest does it."""
-    return _ILLEGAL.sub(lambda match: f"#x{ord(match.group()):02X}", text)
 
 
 def readable(text: str) -> str:

@@ -18,6 +18,9 @@ from allranks.matrix.model import Job
 
 SCHEMA = 1
 
+RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
+"""Names the run that several processes share, such as the sessions of one nox process."""
+
 
 def new_run_id() -> str:
     """A name for a run: when it began, and something that no other run that second has."""

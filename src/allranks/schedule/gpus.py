@@ -23,7 +23,8 @@ GPUS_VARIABLE = "ALLRANKS_GPUS"
 def host_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """The UUIDs of this host's NVIDIA GPUs, in the driver's order; empty where there is no driver."""
     if GPUS_VARIABLE in environ:
-        return tuple(name.strip() for name in environ[GPUS_VARIABLE].split(",") if name.strip())
+        names = (name.strip() for name in environ[GPUS_VARIABLE].split(","))
+        return tuple(dict.fromkeys(name for name in names if name))
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()

@@ -1,11 +1,12 @@
 """The Python of jobs on the process engine: an environment for each image of the matrix file, made on first use."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from allranks.environments import EnvironmentRecipe, cache_folder, ensure_environment, run_pip_of
-from allranks.errors import UsageError
+from allranks.environments import EnvironmentRecipe, cache_folder, ensure_environment, locked, run_pip_of
+from allranks.errors import EngineError, EnvironmentBuildError
 from allranks.image.project import build_wheel
 from allranks.image.recipe import recipe_of
 from allranks.image.sources import source_digest
@@ -29,7 +30,7 @@ def surroundings_of(image: Image, *, root: Path, process: Process, progress: Pro
         progress: Receives lines while something is made.
 
     Raises:
-        UsageError: The image is a finished one, which no process can run in.
+        EngineError: The image is a finished one, which no process can run in.
         EnvironmentBuildError: The environment cannot be made.
         ImageError: A file that the image names is missing, or the project cannot be built.
     """
@@ -38,7 +39,7 @@ def surroundings_of(image: Image, *, root: Path, process: Process, progress: Pro
     if image.image is not None:
         msg = f"Image {image.name} is a finished one ({image.image}), and the process engine runs no images."
         remedy = "Use --engine docker, or give process.python an interpreter with torch."
-        raise UsageError(msg, remedy=remedy)
+        raise EngineError(msg, remedy=remedy)
     recipe = recipe_of(image, root=root)
     project = _project(recipe.project, progress) if recipe.project else None
     index = ("--extra-index-url", recipe.index) if recipe.index else ()
@@ -57,14 +58,12 @@ def surroundings_of(image: Image, *, root: Path, process: Process, progress: Pro
 def _project(folder: Path, progress: Progress) -> Path:
     """The wheel of the user's project, built when its source has changed."""
     kept = cache_folder() / "projects" / source_digest(folder)
-    wheels = list(kept.glob("*.whl"))
-    if wheels:
-        return wheels[0]
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
-        wheel = build_wheel(folder, into=Path(scratch), progress=progress)
-        kept.mkdir(exist_ok=True)
-        return wheel.rename(kept / wheel.name)
+    with _cached(kept):
+        if not (wheels := list(kept.glob("*.whl"))):
+            with tempfile.TemporaryDirectory(dir=kept) as scratch:
+                wheel = build_wheel(folder, into=Path(scratch), progress=progress)
+                wheels = [wheel.rename(kept / wheel.name)]
+    return wheels[0]
 
 
 def _needs(wheel: Path | None) -> tuple[str, ...]:
@@ -74,9 +73,23 @@ def _needs(wheel: Path | None) -> tuple[str, ...]:
 def _installed(wheel: Path, python: Path, progress: Progress) -> Path:
     """A folder with the contents of the project's wheel."""
     target = wheel.parent / "site"
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=wheel.parent) as scratch:
-            draft = Path(scratch) / "site"
-            run_pip_of(python, ["--no-deps", "--target", str(draft), str(wheel)], wheel.name, progress)
-            draft.rename(target)
+    with _cached(wheel.parent):
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=wheel.parent) as scratch:
+                draft = Path(scratch) / "site"
+                run_pip_of(python, ["--no-deps", "--target", str(draft), str(wheel)], wheel.name, progress)
+                draft.rename(target)
     return target
+
+
+@contextmanager
+def _cached(folder: Path) -> Iterator[None]:
+    """A folder of the cache that exists, and that no other run changes meanwhile."""
+    try:
+        with locked(folder):
+            folder.mkdir(exist_ok=True)
+            yield
+    except OSError as error:
+        msg = f"The folder {folder} of the cache cannot be used."
+        remedy = "Free some space, or set XDG_CACHE_HOME to a folder that can be written."
+        raise EnvironmentBuildError(msg, why=str(error), remedy=remedy) from error

@@ -9,7 +9,7 @@ from allranks.harness.config import AgentConfig, TimeLimits
 from allranks.matrix.model import Job, Limits, Matrix
 
 _CONFIGURATION = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-"""Files that pytest looks for in the folder that tests are relative to."""
+"""Files that pytest looks for in the folder of the tests and those above it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,8 @@ def files_of(root: Path, wanted: tuple[Path, ...]) -> Iterator[FileCopy]:
         root: The folder of the matrix file.
         wanted: Files and folders, relative to it.
     """
-    extra = [Path(name) for name in _CONFIGURATION]
-    for folder in {parent for path in wanted for parent in path.parents}:
-        extra += [folder / "conftest.py", folder / "__init__.py"]
+    names = ("conftest.py", "__init__.py", *_CONFIGURATION)
+    extra = [folder / name for folder in {parent for path in wanted for parent in path.parents} for name in names]
     present = [path for path in sorted(set(extra)) if (root / path).is_file()]
     for path in (*present, *wanted):
         yield FileCopy(source=root / path, target=path)

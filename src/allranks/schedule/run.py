@@ -4,16 +4,17 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from allranks.engine.ownership import own_run
-from allranks.errors import ExitCode
+from allranks.errors import AllranksError, ExitCode
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
-from allranks.report.exit_code import exit_code, nothing_ran
+from allranks.report.exit_code import exit_code
 from allranks.report.merge import merge
 from allranks.report.model import MergedRun
 from allranks.report.table import render_table
@@ -75,6 +76,11 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
             say("interrupted: containers and processes of this run are gone")
             _show(folder, {job.id for job in jobs}, say)
             return ExitCode.INTERRUPTED
+        except Exception:
+            # Whatever broke: what was planned, and what was found so far, is in a report.
+            with suppress(AllranksError):
+                merge(folder.path)
+            raise
         return _conclude(folder, jobs, options, say)
 
 
@@ -93,19 +99,24 @@ def _facts(expansion: Expansion) -> dict[str, Any]:
 
 
 def _conclude(folder: RunFolder, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
-    """The exit code of these jobs; whether nothing ran is asked of the whole run, which other sessions may share."""
+    """The exit code of these jobs alone: other sessions that share the run answer for theirs, in whatever order."""
     own = {job.id for job in jobs}
-    whole = _show(folder, own, say)
-    return exit_code(whole.only(own), nothing_ran_allowed=options.nothing_ran_allowed or not nothing_ran(whole))
+    return exit_code(_show(folder, own, say), nothing_ran_allowed=options.nothing_ran_allowed)
 
 
 def _show(folder: RunFolder, job_ids: AbstractSet[str], say: Callable[[str], None]) -> MergedRun:
-    merged = merge(folder.path)
+    own = merge(folder.path).only(job_ids)
     say("")
-    say(render_table(merged.only(job_ids)))
+    say(render_table(own))
     say("")
-    say(f"report: {_from_here(folder.path.parent / 'latest' / merged.junit.name)}")
-    return merged
+    say(f"report: {_from_here(_lasting(folder.path) / own.junit.name)}")
+    return own
+
+
+def _lasting(folder: Path) -> Path:
+    """The run's folder as ``results/latest``, unless another run has begun since and that is its name now."""
+    latest = folder.parent / "latest"
+    return latest if latest.resolve() == folder.resolve() else folder
 
 
 def _from_here(path: Path) -> Path:

@@ -130,6 +130,9 @@ class Runner:
 
     def _start(self, job: Job, stack: ExitStack) -> Turn:
         lease = wait_for_lease(self._host.gpus, self._gpus_of(job), self._live.say)
+        if lease.gpus:
+            # Its last owner may have been killed, and its container not be gone yet.
+            self._host.engine.reap()
         return self._start_with(job, lease, stack)
 
     def _gpus_of(self, job: Job) -> int:
@@ -176,6 +179,9 @@ class Runner:
             turn.ending = turn.running.wait(take)
         except AllranksError as error:
             turn.error = JobError.from_exception(error)
+        except Exception as error:  # noqa: BLE001 - a job's words are not ours: they may end that job, never the run
+            turn.error = _not_understood(error)
+            turn.running.stop()
 
     def _finish(self, turn: Turn) -> None:
         """Bring the results home, write the record, and remove the job."""
@@ -185,9 +191,12 @@ class Runner:
             _complete_results(turn)
             # The file is the truth: what came while the job was being stopped is only there.
             turn.events = read_events(turn.folder / JOURNAL) or turn.events
-            if turn.running is not None:
-                turn.error = turn.error or journal.job_error(turn.events, turn.ending)
-            write_json(turn.folder / "job.json", _record(turn, self._host.engine.name))
+            try:
+                record = _record(turn, self._host.engine.name)
+            except (LookupError, TypeError, ValueError, AttributeError) as error:
+                turn.error, turn.events = _not_understood(error), []
+                record = _record(turn, self._host.engine.name)
+            write_json(turn.folder / "job.json", record)
         turn.stack.close()
         self._live.job_ended(turn.job.id, turn.events, time.time() - turn.started, turn.error)
 
@@ -215,7 +224,15 @@ def _complete_results(turn: Turn) -> None:
             write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.suite.name, world_size=cell.world_size)
 
 
+def _not_understood(error: Exception) -> JobError:
+    what = f"What the job said cannot be understood: {type(error).__name__}: {error}"
+    return JobError(kind="agent", what=what, remedy="See events-agent.jsonl in the job's results folder.")
+
+
 def _record(turn: Turn, engine: str) -> dict[str, object]:
+    """What job.json says; a job that ran and has no error yet is judged by its events first."""
+    if turn.running is not None:
+        turn.error = turn.error or journal.job_error(turn.events, turn.ending)
     collected, deselected = journal.collected(turn.events)
     return {
         "schema": SCHEMA,
