@@ -9,7 +9,7 @@ def dump(*frames, thread="Current thread 0x00007f (most recent call first):"):
     return "\n".join([thread, *(f'  File "{file}", line {line} in {name}' for file, line, name in frames), ""])
 
 
-USER = ("/work/suite/test_a.py", 12, "test_a")
+USER = ("/home/me/suite/test_a.py", 12, "test_a")
 PYTEST = ("/env/lib/python3.11/site-packages/_pytest/python.py", 166, "pytest_pyfunc_call")
 
 
@@ -23,7 +23,7 @@ PYTEST = ("/env/lib/python3.11/site-packages/_pytest/python.py", 166, "pytest_py
     ],
 )
 def test_the_innermost_frame_is_the_first_of_the_users_own(above):
-    assert innermost(dump(*above, USER, PYTEST)) == "/work/suite/test_a.py:12 in test_a"
+    assert innermost(dump(*above, USER, PYTEST)) == "/home/me/suite/test_a.py:12 in test_a"
 
 
 def test_a_package_that_is_installed_is_the_users_own():
@@ -32,8 +32,8 @@ def test_a_package_that_is_installed_is_the_users_own():
 
 
 def test_another_thread_does_not_count():
-    other = dump(("/work/suite/test_a.py", 99, "elsewhere"), thread="Thread 0x00007e (most recent call first):")
-    assert innermost(other + "\n" + dump(USER)) == "/work/suite/test_a.py:12 in test_a"
+    other = dump(("/home/me/suite/test_a.py", 99, "elsewhere"), thread="Thread 0x00007e (most recent call first):")
+    assert innermost(other + "\n" + dump(USER)) == "/home/me/suite/test_a.py:12 in test_a"
 
 
 @pytest.mark.parametrize("stacks", ["", "nothing", dump(PYTEST)])
