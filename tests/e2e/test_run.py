@@ -88,7 +88,7 @@ def test_every_way_to_end_has_its_verdict_and_names_its_rank(launch, scratch, en
     assert [kind for kind, _ in said["test_skipped"]] == ["Skipped"]
     for name, kind, start in (
         ("test_failing", "Failure", "rank 1 failed"),
-        ("test_crashing", "Error", "rank 1 crashed"),
+        ("test_crashing", "Error", "rank 1 was killed by SIGSEGV"),
         ("test_hanging", "Error", "rank 0 timed out"),
     ):
         [(found, message)] = said[name]

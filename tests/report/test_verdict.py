@@ -149,6 +149,11 @@ def test_rule_2_an_aborted_rank_explains_and_does_not_decide():
     assert judged.text.splitlines()[0] == "ranks: 0 aborted by rank 1; 1 failed (leads)"
 
 
+def test_rule_2_a_message_that_names_its_rank_is_not_told_twice():
+    judged = verdict([result("passed"), result("crashed", 1, message="rank 1 was killed by SIGKILL")], PLAIN)
+    assert judged.message == "rank 1 was killed by SIGKILL"
+
+
 def test_rule_2_the_message_says_where_a_stopped_peer_was():
     stopped = result("aborted", 1, at=2.0, caused_by=0, message="aborted by rank 0; it was in t.py:5 in test_x")
     judged = verdict([result("failed", 0, at=1.0, message="timed out"), stopped], PLAIN)

@@ -245,6 +245,9 @@ def _ranks(ranks: Sequence[RankResult]) -> str:
 
 def _lead_message(lead: Lead) -> str:
     result = lead.result
+    if result.message.startswith(f"rank {result.rank} "):
+        # An end that the agent saw says whose it was.
+        return result.message
     return f"rank {result.rank} {describe(result.outcome)}: {result.message or first_line(result.text)}".rstrip(": ")
 
 

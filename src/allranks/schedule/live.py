@@ -32,10 +32,9 @@ class LiveView:
             return
         if Outcome(event["outcome"]).is_bad:
             self._has_failed.add(job_id)
-            message = " ".join(event["message"].split())[:120]
-            self.say(
-                f"{job_id}: first failure: rank {event['rank']} {event['outcome']} in {event['nodeid']}: {message}"
-            )
+            who, what = f"rank {event['rank']}", Outcome(event["outcome"]).replace("_", " ")
+            message = " ".join(event["message"].split()).removeprefix(f"{who} ")[:120]
+            self.say(f"{job_id}: first failure: {who} {what} in {event['nodeid']}: {message}")
 
     def job_ended(self, job_id: str, events: Sequence[Event], seconds: float, error: JobError | None) -> None:
         """A job is over; what befell the job as a whole is said in full, as far as a person would read."""
