@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from allranks import environments
-from allranks.environments import EnvironmentRecipe, cache_folder, ensure_environment, run_pip_of
+from allranks.environments import EnvironmentRecipe, ensure_environment, run_pip_of
 from allranks.errors import EnvironmentBuildError
+from allranks.user_cache import cache_folder
 
 RECIPE = EnvironmentRecipe(name="e", arguments=("torch==1",), content=("text",))
 

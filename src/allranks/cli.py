@@ -75,8 +75,7 @@ def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
 def _complain(error: AllranksError, *, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    first, *rest = error.text.splitlines()
-    print(f"allranks: error: {first}", *(f"  {line}" for line in rest), sep="\n", file=sys.stderr)
+    print(error.told, file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,7 +3,6 @@
 The standard library alone: the nox sessions use it before anything is installed.
 """
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.errors import EnvironmentBuildError
+from allranks.locking import hold
+from allranks.user_cache import cache_folder
 
 _COMPLETE = ".complete"
 
@@ -40,12 +41,6 @@ class EnvironmentRecipe:
         """A hash of the content and of the interpreter."""
         parts = (sys.version, os.path.realpath(sys.executable), *self.arguments, "", *self.content)
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-
-
-def cache_folder() -> Path:
-    """The user's cache folder of allranks (XDG Base Directory Specification)."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "allranks"
 
 
 def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> Path:
@@ -77,8 +72,7 @@ def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock that goes with a folder of the cache, so that two runs never make the same thing twice."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with hold(folder.with_name(f"{folder.name}.lock")):
         yield
 
 

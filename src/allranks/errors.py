@@ -59,6 +59,12 @@ class AllranksError(Exception):
         """The sentences, one a line."""
         return "\n".join(line for line in (self.what, self.why, self.remedy) if line)
 
+    @property
+    def told(self) -> str:
+        """The sentences as a person sees them on standard error."""
+        first, *rest = self.text.splitlines()
+        return "\n".join([f"allranks: error: {first}", *(f"  {line}" for line in rest)])
+
 
 class UsageError(AllranksError):
     """The command line asks for something that does not exist."""

@@ -21,13 +21,14 @@ from typing import Any, NoReturn
 
 import nox
 
-from allranks.environments import EnvironmentRecipe, cache_folder, ensure_environment
+from allranks.environments import EnvironmentRecipe, ensure_environment
 from allranks.errors import AllranksError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.model import Cell
 from allranks.matrix.select import prefixes, signature_axes
 from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
+from allranks.user_cache import cache_folder
 
 MOST_CELLS = 5000
 """Cells that get a session of their own; nox takes a millisecond for each, whatever it is asked for."""
@@ -57,8 +58,7 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
 
 def _refuse(error: AllranksError) -> NoReturn:
     """End nox with the error's own words: it would show a traceback of the noxfile."""
-    first, *rest = error.text.splitlines()
-    print(f"allranks: error: {first}", *(f"  {line}" for line in rest), sep="\n", file=sys.stderr)
+    print(error.told, file=sys.stderr)
     raise SystemExit(int(error.exit_code)) from None
 
 

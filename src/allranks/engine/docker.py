@@ -59,11 +59,11 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
         _knock(str(parse_host(settings.get("base_url"))), timeout)
         client = docker.DockerClient(version="auto", timeout=timeout, **settings)
     except _FAILURES as error:
-        msg = "No Docker daemon answers." if not isinstance(error, PermissionError) else "You may not use Docker."
-        refused = isinstance(error, PermissionError)
-        remedy = "Join the group docker" if refused else "Start one (scripts/docker-engine does on Debian)"
-        remedy += ", or use --engine process."
-        raise EngineError(msg, why=str(error), remedy=remedy) from error
+        if isinstance(error, PermissionError):
+            msg, remedy = "You may not use Docker.", "Join the group docker"
+        else:
+            msg, remedy = "No Docker daemon answers.", "Start one (scripts/docker-engine does on Debian)"
+        raise EngineError(msg, why=str(error), remedy=f"{remedy}, or use --engine process.") from error
     return client
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from allranks.engine.ownership import RUN_LABEL
 from allranks.harness.config import AgentConfig
 
 
@@ -76,7 +77,7 @@ class JobSpec:
         """Labels of every object made for this attempt."""
         return {
             "allranks": "1",
-            "allranks.run": self.run_id,
+            RUN_LABEL: self.run_id,
             "allranks.cell": self.agent.cell,
             "allranks.job": self.job_id,
             "allranks.attempt": str(self.attempt),

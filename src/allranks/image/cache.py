@@ -1,12 +1,13 @@
 """What builds keep on the host between runs, and the locks that let two runs share it."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from allranks import user_cache
 from allranks.errors import ImageError
+from allranks.locking import hold
 
 
 def cache_folder(name: str) -> Path:
@@ -18,8 +19,7 @@ def cache_folder(name: str) -> Path:
     Raises:
         ImageError: The folder cannot be made.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "allranks" / name
+    folder = user_cache.cache_folder() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -41,11 +41,6 @@ def keep(file: Path, text: str) -> None:
 
 @contextmanager
 def locked(key: str) -> Iterator[None]:
-    """Hold the host-wide lock of one key, so that two runs never make the same thing twice.
-
-    The kernel frees the lock when its holder ends, however it ends. The file stays: removing it
-    would let a third run lock a new file of that name beside the second one.
-    """
-    with (cache_folder("locks") / f"{key}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    """Hold the host-wide lock of one key, so that two runs never make the same thing twice."""
+    with hold(cache_folder("locks") / f"{key}.lock"):
         yield

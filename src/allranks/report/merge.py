@@ -4,14 +4,13 @@ Files only: nothing here needs torch, an engine, the matrix file or the machine 
 writes the same again, and two processes that merge one folder wait for each other.
 """
 
-import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from allranks.errors import ResultsError, UsageError
+from allranks.locking import hold
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.folder import Attempt, Manifest, is_merged_report, read_attempts, read_foreign, read_manifest
 from allranks.report.junit import write_junit
@@ -50,7 +49,7 @@ def merge(
         msg = f"There is no results folder {folder}."
         raise UsageError(msg, remedy="Give the folder of a run: results/latest.")
     try:
-        with _lock(root):
+        with hold(root / LOCK_NAME):
             return _merge(root, policy, mixed_skip, environ)
     except OSError as error:
         msg = f"The report of {folder} cannot be made."
@@ -92,14 +91,6 @@ def _merge(
     write_junit(merged.suites, merged.junit)
     write_summary(merged)
     return merged
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Holds the folder's merge lock; waits for it while another process merges."""
-    with (folder / LOCK_NAME).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _refuse_foreign_report(junit: Path) -> None:

@@ -1,6 +1,5 @@
 """The results folder: the manifest of a run, and the record of each attempt."""
 
-import fcntl
 import json
 import os
 import secrets
@@ -14,6 +13,7 @@ from typing import Any
 
 import allranks
 from allranks.errors import ResultsError
+from allranks.locking import hold
 from allranks.matrix.model import Job
 
 SCHEMA = 1
@@ -77,7 +77,7 @@ def open_run(results: Path, run_id: str, jobs: Iterable[Job], facts: Mapping[str
     path = results / run_id
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        with hold(path / ".manifest.lock"):
             manifest = _read(path / "run.json") or _fresh_manifest(run_id, facts, seed)
             _announce(manifest, jobs)
             write_json(path / "run.json", manifest)
@@ -127,13 +127,6 @@ def _point_latest(results: Path, run_id: str) -> None:
     draft.unlink(missing_ok=True)
     draft.symlink_to(run_id, target_is_directory=True)
     draft.replace(results / "latest")
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with (folder / ".manifest.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

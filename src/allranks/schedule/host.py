@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 from allranks.engine.package import package_files, package_path
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine
-from allranks.environments import cache_folder
 from allranks.errors import AllranksError, EngineError, MatrixError
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.matrix.plan import image_for
@@ -18,6 +17,7 @@ from allranks.schedule.gpus import host_gpus
 from allranks.schedule.interpreter import surroundings_of
 from allranks.schedule.request import Surroundings
 from allranks.schedule.runner import Host
+from allranks.user_cache import cache_folder
 
 if TYPE_CHECKING:
     from docker import DockerClient

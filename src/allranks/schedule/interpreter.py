@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from allranks.environments import EnvironmentRecipe, cache_folder, ensure_environment, locked, run_pip_of
+from allranks.environments import EnvironmentRecipe, ensure_environment, locked, run_pip_of
 from allranks.errors import EngineError, EnvironmentBuildError
 from allranks.image.project import build_wheel
 from allranks.image.recipe import recipe_of
@@ -13,6 +13,7 @@ from allranks.image.sources import source_digest
 from allranks.image.wheel import requirements
 from allranks.matrix.model import Image, Process
 from allranks.schedule.request import Surroundings
+from allranks.user_cache import cache_folder
 
 Progress = Callable[[str], None]
 
