@@ -32,3 +32,10 @@ def tests(session: nox.Session) -> None:
     """Run the tests: the fast ones, and those in real containers where a Docker daemon answers."""
     session.install("-e", ".", *_group("test"))
     session.run("pytest", *session.posargs)
+
+
+@nox.session(default=False)
+def soak(session: nox.Session) -> None:
+    """Repeat every planted fault on both engines: `-- COUNT [FAULT ...]`, 20 times each unless it says so."""
+    session.install("-e", ".", *_group("test"))
+    session.run("python", "tests/faults/soak.py", *session.posargs)

@@ -188,7 +188,6 @@ def _run(options: argparse.Namespace) -> ExitCode:
     if not jobs:
         msg = "There is nothing to run: no suite runs in the selected cells."
         raise UsageError(msg, remedy="Compare the suites' `when` with the cells that `allranks plan` prints.")
-    _refuse_several_nodes(jobs)
     if options.dry_run:
         return _show_requests(expansion, jobs, options)
     # A run needs the SDK and junitparser; a plan does not, and a noxfile's interpreter has neither.
@@ -213,13 +212,6 @@ def _run_id() -> str:
         msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and names a folder and containers."
         raise UsageError(msg, remedy="Use letters, digits, '_', '.' and '-', or leave it unset.")
     return run_id
-
-
-def _refuse_several_nodes(jobs: Sequence[Job]) -> None:
-    wide = [job.cell.id for job in jobs if job.cell.nodes > 1]
-    if wide:
-        msg = f"The cell {wide[0]} has several nodes, and no engine of this version runs more than one."
-        raise UsageError(msg, remedy="Select the other cells: --where nodes=1.")
 
 
 def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace) -> ExitCode:

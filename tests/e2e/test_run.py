@@ -177,6 +177,23 @@ def test_stopping_at_the_first_failure_leaves_the_rest_unrun(launch, scratch):
     assert done.cases["test_hanging"].is_skipped
 
 
+TWO_ENDS = """\
+def test_green():
+    pass
+
+
+def test_red_on_one_rank(rank):
+    assert rank == 0
+"""
+
+
+def test_what_failed_last_can_be_run_alone_whatever_ran_in_between(launch, scratch, engine):
+    repository = scratch(TWO_ENDS)
+    assert set(launch(repository, "--engine", engine).cases) == {"test_green", "test_red_on_one_rank"}
+    launch(repository, "--engine", engine, "--", "-k", "green")
+    assert set(launch(repository, "--engine", engine, "--", "--lf").cases) == {"test_red_on_one_rank"}
+
+
 def test_a_results_folder_that_cannot_be_used_is_said_before_anything_runs(launch, scratch):
     launch.results.write_text("a file in the way")
     done = launch(scratch(EVERY_END), "--engine", "process")

@@ -185,6 +185,25 @@ def test_a_job_runs_from_start_to_results(bench, tmp_path):
     assert failed == ["test_that_fails_on_one_rank"]
 
 
+def test_a_job_starts_with_what_it_carries_among_its_results(bench, tmp_path):
+    (tmp_path / "cache" / "cache").mkdir(parents=True)
+    (tmp_path / "cache" / "cache" / "lastfailed").write_text(
+        '{"suite/test_tiny.py::test_that_fails_on_one_rank": true}'
+    )
+    carried = (FileCopy(source=tmp_path / "cache", target=Path("pytest-cache/v")),)
+    agent = replace(bench.spec.agent, pytest_args=("--lf",))
+    events, results = [], tmp_path / "results"
+    results.mkdir()
+    with bench.make().start(replace(bench.spec, carried=carried, agent=agent)) as job:
+        job.go()
+        job.wait(events.append)
+        job.collect(results)
+
+    [collected] = [event for event in events if event["event"] == "collected"]
+    assert collected["tests"] == ["suite/test_tiny.py::test_that_fails_on_one_rank"]
+    assert "test_that_fails_on_one_rank" in (results / "pytest-cache" / "v" / "cache" / "lastfailed").read_text()
+
+
 def test_a_job_stopped_in_the_middle_leaves_its_results_and_nothing_else(bench, tmp_path):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
     results = tmp_path / "results"

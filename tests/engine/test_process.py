@@ -64,7 +64,7 @@ def ends(pid: int) -> bool:
 
 
 def test_command_starts_the_agent_with_the_folders_of_its_job():
-    assert command("/py", Path("/code"), SCRATCH) == [
+    assert command("/py", Path("/code"), SCRATCH, SCRATCH / "shared") == [
         "/py", "-m", "allranks.harness",
         "--config", "/scratch/config.json", "--code", "/code",
         "--results", "/scratch/results", "--shared", "/scratch/shared",
@@ -150,8 +150,8 @@ def test_going_after_the_end_is_no_error(engine, spec):
 
 def test_a_go_that_nobody_reads_is_no_error(engine, spec):
     with engine("import os; os.close(0); print('closed', flush=True); os.read(3, 1)").start(spec) as job:
-        while not job._stream.output:
-            list(job._stream.feed(os.read(job._process.stdout.fileno(), 100)))
+        while not job._leader.stream.output:
+            list(job._leader.stream.feed(os.read(job._leader.output, 100)))
         job.go()
 
 
@@ -159,7 +159,7 @@ def test_an_agent_that_ignores_the_end_of_its_input_is_killed(engine, spec, monk
     monkeypatch.setattr(engine_process, "STOP_GRACE", 0.2)
     with engine("import signal; signal.pause()").start(spec) as job:
         job.stop()
-        assert job._process.returncode == -signal.SIGKILL
+        assert job._leader.process.returncode == -signal.SIGKILL
 
 
 def test_an_agent_with_much_left_to_say_is_read_until_its_end(engine, spec, monkeypatch):
@@ -167,7 +167,7 @@ def test_an_agent_with_much_left_to_say_is_read_until_its_end(engine, spec, monk
     program = "import sys; sys.stdin.read(); sys.stdout.write('x\\n' * 500_000); sys.exit(7)"
     with engine(program).start(spec) as job:
         job.stop()
-        assert job._process.returncode == 7
+        assert job._leader.process.returncode == 7
 
 
 def test_what_outlives_an_agent_in_its_group_is_killed(engine, spec, tmp_path):
@@ -204,7 +204,7 @@ def test_the_scratch_folder_goes_even_when_the_body_fails(engine, spec, scratch_
     with pytest.raises(KeyboardInterrupt):
         fail()
     assert list(scratch_root.iterdir()) == []
-    assert jobs[0]._process.returncode == 0
+    assert jobs[0]._leader.process.returncode == 0
 
 
 def test_results_that_cannot_be_copied_are_an_error(engine, spec, tmp_path):

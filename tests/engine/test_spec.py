@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from allranks.engine.spec import FileCopy, resources
 
 MIB = 1 << 20
@@ -43,5 +45,6 @@ def test_memory_of_the_matrix_file_wins():
     assert resources(world_size=8, memory_mib=512, seconds=10).memory_bytes == 512 * MIB
 
 
-def test_engine_allows_the_agent_a_minute_to_keep_its_own_limit():
-    assert resources(world_size=1, memory_mib=None, seconds=30).seconds == 90
+@pytest.mark.parametrize(("limit", "engine"), [(10, 31), (100, 130), (1800, 1860)])
+def test_the_engine_allows_the_agent_some_time_to_keep_its_own_limit(limit, engine):
+    assert resources(world_size=1, memory_mib=None, seconds=limit).seconds == engine

@@ -7,19 +7,23 @@ from pathlib import Path
 import pytest
 
 from allranks.harness import kernel
-from allranks.harness.arrival import Arrival, Step, describe_exit, record_observed
+from allranks.harness.arrival import Arrival, Step, describe_end
 from allranks.harness.channel import End, Report, Run, decode_command, send_report
 from allranks.harness.config import TimeLimits
+from allranks.harness.crew import Gone, LocalCrew
 from allranks.harness.events import read_events
-from allranks.harness.gang import Gang, HangupError
+from allranks.harness.gang import SKIP_GRACES, Gang, HangupError, Patience
 from allranks.harness.outcome import Outcome
 from allranks.harness.rank_process import fork_ranks
 from allranks.harness.signals import held_back
-from allranks.testing.skipcodes import SkipCode
+from allranks.testing import skipcodes
 
 LIMITS = TimeLimits(process_group=20, test=20, job=20, peer_grace=0.1)
 PASSED = Report(outcome=Outcome.PASSED)
 FAILED = Report(outcome=Outcome.FAILED, message="broken")
+SKIPPED = Report(outcome=Outcome.SKIPPED, message="not here", early_skip=True)
+WAITED_IN_VAIN = Report(outcome=Outcome.FAILED, message="peer closed connection", is_symptom=True)
+PATIENCE = Patience(limit=20, late="no end after 20 s", skip=0.1)
 
 
 def obeying(answers):
@@ -64,8 +68,8 @@ def start_gang(tmp_path):
     def start(*answers):
         known = kernel.children()
         stdin, keep = os.pipe()
-        ranks = fork_ranks(len(answers), obeying(answers))
-        gang = Gang(ranks, limits=LIMITS, results=tmp_path, stdin=stdin, known=known)
+        ranks = fork_ranks(range(len(answers)), obeying(answers))
+        gang = Gang([LocalCrew(ranks, tmp_path, known)], limits=LIMITS, stdin=stdin)
         gangs.append((gang, stdin, keep))
         assert gang.start().is_clean
         return gang
@@ -85,14 +89,14 @@ RUN = Run(index=0, following=None)
 
 
 def test_a_step_ends_with_the_report_of_the_last_rank(start_gang):
-    step = start_gang([report(PASSED)], [report(PASSED)]).run(RUN)
+    step = start_gang([report(PASSED)], [report(PASSED)]).run(RUN, PATIENCE)
     assert outcomes(step) == {0: Outcome.PASSED, 1: Outcome.PASSED}
     assert step.is_clean
     assert step.leader is None
 
 
 def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
-    step = start_gang([wait], [report(FAILED)]).run(RUN)
+    step = start_gang([wait], [report(FAILED)]).run(RUN, PATIENCE)
     assert step.leader.rank == 1
     assert outcomes(step) == {1: Outcome.FAILED, 0: Outcome.ABORTED}
     assert (step.arrivals[1].consequence, step.arrivals[1].caused_by) == (True, 1)
@@ -104,13 +108,13 @@ def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
         (leave(0), Outcome.CRASHED, "rank 0 left with exit code 0 in mid-test"),
         (leave(3), Outcome.CRASHED, "rank 0 left with exit code 3 in mid-test"),
         (leave(90), Outcome.CRASHED, "rank 0 left with exit code 90 in mid-test"),
-        (leave(72), Outcome.SKIPPED, "the backend that this test needs is not available here"),
+        (leave(72), Outcome.SKIPPED, skipcodes.reason_of_exit(72)),
         (lambda _: os.kill(os.getpid(), signal.SIGKILL), Outcome.CRASHED, "rank 0 was killed by SIGKILL"),
-        (close_pipe, Outcome.CRASHED, "rank 0 was killed by SIGKILL"),
+        (close_pipe, Outcome.CRASHED, "rank 0 closed its connection to the agent and was killed"),
     ],
 )
 def test_a_rank_that_ends_instead_of_reporting_is_named_by_its_end(start_gang, answer, outcome, message):
-    [arrival] = start_gang([answer]).run(RUN).arrivals
+    [arrival] = start_gang([answer]).run(RUN, PATIENCE).arrivals
     assert (arrival.outcome, arrival.message, arrival.observed) == (outcome, message, True)
 
 
@@ -119,7 +123,7 @@ def test_a_report_that_was_sent_before_a_death_counts(start_gang):
         send_report(reports, FAILED)
         os._exit(1)
 
-    [arrival] = start_gang([report_and_leave]).run(RUN).arrivals
+    [arrival] = start_gang([report_and_leave]).run(RUN, PATIENCE).arrivals
     assert (arrival.outcome, arrival.message) == (Outcome.FAILED, "broken")
 
 
@@ -129,8 +133,8 @@ def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
         os._exit(1)
 
     gang = start_gang([report_and_leave])
-    assert outcomes(gang.run(RUN)) == {0: Outcome.PASSED}
-    assert outcomes(gang.run(RUN)) == {0: Outcome.CRASHED}
+    assert outcomes(gang.run(RUN, PATIENCE)) == {0: Outcome.PASSED}
+    assert outcomes(gang.run(RUN, PATIENCE)) == {0: Outcome.CRASHED}
 
 
 def test_an_aborted_step_keeps_what_had_arrived(start_gang):
@@ -148,7 +152,7 @@ def test_an_aborted_step_keeps_what_had_arrived(start_gang):
     before = signal.signal(signal.SIGALRM, raise_late)
     try:
         with held_back(), pytest.raises(Late):
-            gang.run(RUN)
+            gang.run(RUN, PATIENCE)
     finally:
         signal.signal(signal.SIGALRM, before)
     step = gang.abort(Outcome.ABORTED, "told to")
@@ -158,15 +162,15 @@ def test_an_aborted_step_keeps_what_had_arrived(start_gang):
 
 def test_end_waits_until_all_ranks_have_left(start_gang):
     gang = start_gang([report(PASSED), None], [report(PASSED), None])
-    gang.run(RUN)
+    gang.run(RUN, PATIENCE)
     assert outcomes(gang.end()) == {0: Outcome.PASSED, 1: Outcome.PASSED}
 
 
 def test_close_leaves_no_child_and_no_descriptor(tmp_path):
     known, before = kernel.children(), open_descriptors()
     stdin, keep = os.pipe()
-    gang = Gang(fork_ranks(3, obeying([[wait]] * 3)), limits=LIMITS, results=tmp_path, stdin=stdin, known=known)
-    gang.close()
+    crew = LocalCrew(fork_ranks(range(3), obeying([[wait]] * 3)), tmp_path, known)
+    Gang([crew], limits=LIMITS, stdin=stdin).close()
     os.close(stdin)
     os.close(keep)
     assert kernel.children() == known
@@ -199,29 +203,104 @@ def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(arrivals, is_c
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
-    [(0, "left with exit code 0"), (255, "left with exit code 255"), (-11, "was killed by SIGSEGV")],
+    ("end", "words"),
+    [
+        ({"status": 0}, "left with exit code 0 in mid-test"),
+        ({"status": 255}, "left with exit code 255 in mid-test"),
+        ({"status": -11}, "was killed by SIGSEGV"),
+        ({"status": -63}, "was killed by signal 63"),
+        ({"status": -9, "for_want_of_memory": True}, "was killed for want of memory (SIGKILL, by the kernel)"),
+        ({"status": None, "lost": "the agent of node 1 is gone"}, "is lost: the agent of node 1 is gone"),
+    ],
 )
-def test_an_exit_status_is_put_in_words(status, words):
-    assert words in describe_exit(status)
+def test_an_end_is_put_in_words(end, words):
+    assert describe_end(Gone(rank=0, at=0.0, **end)) == words
 
 
 def test_the_end_of_standard_input_breaks_a_step_off(tmp_path):
     known = kernel.children()
-    ranks = fork_ranks(1, obeying([[wait]]))
+    ranks = fork_ranks([0], obeying([[wait]]))
     stdin, keep = os.pipe()  # after the fork, so that no rank holds the writing end
-    gang = Gang(ranks, limits=LIMITS, results=tmp_path, stdin=stdin, known=known)
+    gang = Gang([LocalCrew(ranks, tmp_path, known)], limits=LIMITS, stdin=stdin)
     gang.start()
     os.close(keep)
     with pytest.raises(HangupError):
-        gang.run(RUN)
+        gang.run(RUN, PATIENCE)
     gang.close()
     os.close(stdin)
 
 
-def test_an_observed_end_goes_into_the_ranks_own_file(tmp_path):
-    arrival = Arrival(rank=1, outcome=Outcome.SKIPPED, at=1.0, message="no NCCL", skip_code=SkipCode.NO_NCCL)
-    record_observed(tmp_path, "t::x", arrival)
+def test_an_observed_end_goes_into_the_ranks_own_file(start_gang, tmp_path):
+    gang = start_gang([report(PASSED)], [leave(76)])
+    [skipped] = [arrival for arrival in gang.run(RUN, PATIENCE).arrivals if arrival.observed]
+    gang.record("t::x", skipped)
     [event] = read_events(tmp_path / "events-1.jsonl")
     assert (event["event"], event["nodeid"], event["outcome"]) == ("rank_ended", "t::x", "skipped")
     assert (event["skip_code"], event["skip_kind"]) == (76, "environment")
+
+
+def consequences(step):
+    return {arrival.rank: arrival.consequence for arrival in step.arrivals}
+
+
+def test_a_crash_within_the_grace_leads_over_the_symptom_that_came_before_it(start_gang):
+    def die_when_told(_reports):
+        signal.sigwait([signal.SIGUSR1])
+        os.abort()
+
+    def complain(reports):
+        send_report(reports, WAITED_IN_VAIN)
+        os.kill(peer.pop(), signal.SIGUSR1)
+
+    peer = []
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        gang = start_gang([complain], [die_when_told])
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    step = gang.run(RUN, PATIENCE)
+    assert step.leader.rank == 1
+    assert consequences(step) == {0: True, 1: False}
+
+
+def test_a_rank_that_its_peers_waited_for_in_vain_leads(start_gang):
+    step = start_gang([report(WAITED_IN_VAIN)], [wait]).run(RUN, PATIENCE)
+    assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
+    assert step.leader.message.startswith("rank 1 timed out: its peers waited for it in vain")
+    assert consequences(step) == {0: True, 1: False}
+
+
+def test_where_there_are_only_symptoms_the_first_leads(start_gang):
+    step = start_gang([report(WAITED_IN_VAIN)], [report(WAITED_IN_VAIN)]).run(RUN, PATIENCE)
+    assert step.leader is step.arrivals[0]
+    assert consequences(step) == {0: False, 1: False}
+
+
+def test_the_peer_of_a_rank_that_skipped_is_aborted_after_a_while(start_gang):
+    step = start_gang([report(SKIPPED)], [wait]).run(RUN, PATIENCE)
+    aborted = step.arrivals[1]
+    assert (aborted.outcome, aborted.caused_by) == (Outcome.ABORTED, 0)
+    assert aborted.message.startswith("aborted by rank 0, which skipped")
+    assert not step.is_clean
+
+
+def test_the_peer_of_a_rank_that_may_skip_alone_has_all_its_time(start_gang):
+    patience = Patience(limit=0.5, late="no end after 0.5 s")
+    step = start_gang([report(SKIPPED)], [wait]).run(RUN, patience)
+    assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
+
+
+def test_the_peers_of_a_skip_have_more_time_than_those_of_a_failure():
+    assert SKIP_GRACES > 1
+
+
+def test_output_is_kept_of_a_rank_that_was_killed_in_the_middle_of_a_line(start_gang, tmp_path):
+    def print_and_die(_reports):
+        os.write(1, b"almost don")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    gang = start_gang([print_and_die])
+    gang.run(RUN, PATIENCE)
+    assert gang.put_output_away("t::x", [0])[0].stdout == "almost don"
+    assert read_events(tmp_path / "events-0.jsonl")[-1]["stdout"] == "almost don"
+    assert (tmp_path / "rank-0.log").read_text() == "--- stdout of t::x ---\nalmost don\n"

@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 
+from allranks.testing import skipcodes
+
 ZOO = {
     "conftest.py": """
         import pytest
@@ -13,7 +15,7 @@ ZOO = {
             return "from conftest"
     """,
     "test_zoo.py": """
-        import ctypes, os, random, signal, sys, unittest
+        import ctypes, os, random, signal, subprocess, sys, unittest
         import pytest
         import torch
         import torch.distributed as dist
@@ -136,6 +138,20 @@ ZOO = {
                 os.setsid()
                 while True:
                     signal.pause()  # until somebody kills it
+
+        def test_leaves_a_server(rank):
+            if rank == 1:
+                subprocess.Popen(["sleep", "1000"])
+
+        def test_prints_and_dies():
+            print("last words", end="")
+            ctypes.CDLL(None).printf(b"in C\\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def test_floods():
+            for _ in range(40):
+                os.write(1, b"first\\n" + b"x" * 1_000_000 + b"\\nlast\\n")
+            assert False
 
         def test_output_of_a_failure():
             print(f"print of rank {RANK}")
@@ -294,8 +310,8 @@ def test_an_exit_of_one_rank_leaves_the_other_its_own_outcome(zoo):
     ("test", "kind", "code", "reason"),
     [
         ("test_sys_exit_76", "environment", "76", "this torch is built without NCCL"),
-        ("test_os_exit_77", "hardware", "77", "fewer than 2 GPUs are visible"),
-        ("test_os_exit_77_on_rank_0", "hardware", "77", "fewer than 2 GPUs are visible"),
+        ("test_os_exit_77", "hardware", "77", skipcodes.reason_of_exit(77)),
+        ("test_os_exit_77_on_rank_0", "hardware", "77", skipcodes.reason_of_exit(77)),
         ("test_environment_skip", "environment", "87", "this test needs an even number of ranks: 2 ranks"),
         ("test_skips", "plain", None, "not today"),
         ("test_marked_skip", "plain", None, "never"),
@@ -347,13 +363,32 @@ def test_output_of_every_source_is_captured_for_its_rank_alone(zoo, rank, source
     assert f"rank {1 - rank}" not in stdout
 
 
+def test_the_last_words_of_a_killed_rank_are_kept(zoo):
+    stdout = zoo.cases(0)["test_prints_and_dies"].stdout
+    assert "last words" in stdout
+    assert "in C" in stdout
+
+
+def test_a_flood_of_output_keeps_its_two_ends(zoo):
+    stdout = zoo.cases(0)["test_floods"].stdout
+    assert stdout.startswith("first\n")
+    assert stdout.endswith("last\n")
+    assert len(stdout) < 70_000
+    assert (zoo.results / "rank-0.log").stat().st_size < 4_000_000
+
+
+def test_a_process_that_was_left_behind_is_named_with_its_rank(zoo):
+    left = [event for event in zoo.journal("left_behind") if event["command"] == "sleep 1000"]
+    assert [event["rank"] for event in left] == [1]
+
+
 def test_standard_error_is_captured_apart(zoo):
     assert zoo.cases(1)["test_output_of_a_failure"].stderr == "stderr of rank 1\n"
 
 
-def test_output_is_in_the_event_of_its_phase(zoo):
-    phases = [event for event in zoo.events(0, "phase") if event["nodeid"].endswith("::test_output_of_a_failure")]
-    assert "print of rank 0" in next(phase for phase in phases if phase["when"] == "call")["stdout"]
+def test_output_is_in_an_event_of_its_test(zoo):
+    [output] = [event for event in zoo.events(0, "output") if event["nodeid"].endswith("::test_output_of_a_failure")]
+    assert "print of rank 0" in output["stdout"]
 
 
 def test_big_output_loses_its_middle(zoo):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.harness.outcome import Outcome
-from allranks.harness.rank_xml import legal, rank_tests, split_nodeid, write_rank_xml
+from allranks.harness.rank_xml import legal, rank_tests, ranks_with_events, split_nodeid, write_rank_xml
 
 NODEID = "suite/test_a.py::test_x"
 
@@ -111,6 +111,25 @@ def test_output_is_kept_for_all_but_a_pass(render):
     assert passed.find("system-out") is None
     [failed] = render([STARTED, phase("call", "failed", **loud), TEARDOWN, FINISHED]).iter("testcase")
     assert (failed.findtext("system-out"), failed.findtext("system-err")) == ("said", "warned")
+
+
+def test_output_that_the_agent_read_counts_and_goes_with_what_did_not_pass(render):
+    output = {"event": "output", "nodeid": NODEID, "stdout": "said", "stderr": "warned"}
+    [crashed] = render([STARTED, SETUP, ended("crashed"), output]).iter("testcase")
+    assert (crashed.findtext("system-out"), crashed.findtext("system-err")) == ("said", "warned")
+    [passed] = render([STARTED, SETUP, CALL, TEARDOWN, FINISHED, output]).iter("testcase")
+    assert passed.find("system-out") is None
+
+
+def test_a_case_has_the_size_of_the_world_that_it_ran_in(render):
+    [case] = render([{**STARTED, "world_size": 4}, SETUP, CALL, TEARDOWN, FINISHED]).iter("testcase")
+    assert properties(case)["allranks.world_size"] == "4"
+
+
+def test_ranks_beyond_the_jobs_world_are_found_by_their_events(tmp_path):
+    for name in ("events-0.jsonl", "events-10.jsonl", "events-2.jsonl", "events-agent.jsonl", "rank-5.xml"):
+        (tmp_path / name).touch()
+    assert ranks_with_events(tmp_path) == [0, 2, 10]
 
 
 def test_no_events_are_no_tests(render):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.errors import ExitCode, MatrixError
+from allranks.errors import ExitCode, MatrixError, UsageError
 from allranks.matrix.axes import AXES
 from allranks.matrix.declaration import EXAMPLE, load
 from allranks.matrix.expand import expand
@@ -49,6 +49,30 @@ def test_every_table_is_read(load_text, repository, document):
     assert matrix.limits == Limits(process_group=5, test=20.5, job=600, peer_grace=1, memory_mib=512)
     assert matrix.process.python == "python3.12"
     assert matrix.includes[0].cell.id == "mine-w3-g0-tcp-n2"
+
+
+def test_the_variable_of_torchs_harness_sets_the_limit_of_a_test(load_text, document, monkeypatch):
+    monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "30")
+    limits = load_text(document).limits
+    assert (limits.process_group, limits.test, limits.job) == (15, 30, 1800)
+
+
+def test_a_long_limit_from_the_environment_makes_room_in_the_job(load_text, document, monkeypatch):
+    monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "3600")
+    limits = load_text(document).limits
+    assert (limits.process_group, limits.test, limits.job) == (60, 3600, 7200)
+
+
+def test_the_matrix_overrules_the_variable_of_torchs_harness(load_text, document, monkeypatch):
+    monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "30")
+    assert load_text(document + "\n[limits]\ntest = 99").limits.test == 99
+
+
+@pytest.mark.parametrize("wrong", ["soon", "0", "-1", "nan", "inf"])
+def test_a_limit_in_the_environment_that_is_no_time_is_refused(load_text, document, monkeypatch, wrong):
+    monkeypatch.setenv("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", wrong)
+    with pytest.raises(UsageError, match="DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"):
+        load_text(document)
 
 
 ALL_ELSE = """

@@ -261,6 +261,19 @@ def test_rule_4_one_plain_skip_among_environment_skips_stays_a_skip():
     assert verdict(mixed, PASSING).kind is VerdictKind.SKIPPED
 
 
+def test_rule_3_a_rank_that_was_aborted_by_one_that_skipped_disagrees_with_it():
+    waited = result("aborted", 1, caused_by=0, message="aborted by rank 0, which skipped")
+    judged = verdict([result("skipped", 0, message="not here"), waited], PLAIN)
+    assert (judged.kind, judged.rule) == (VerdictKind.ERROR, Rule.RANKS_DISAGREE)
+    assert "aborted by rank 0, which skipped" in judged.message
+
+
+def test_rule_3_what_may_be_skipped_on_one_rank_may_not_hang_on_another():
+    waited = result("aborted", 1, caused_by=0)
+    judged = verdict([result("skipped", 0), waited], Setting(mixed_skip=("*",)))
+    assert judged.rule is Rule.RANKS_DISAGREE
+
+
 @pytest.mark.parametrize("setting", [Setting(gpus=2), Setting(skip="pass", gpus=2)])
 def test_rule_4_a_hardware_skip_where_the_hardware_was_given_is_lost_coverage(setting: Setting):
     judged = verdict(ranks("skipped", "skipped", skip_kind=SkipKind.HARDWARE, skip_code=77), setting)

@@ -2,7 +2,7 @@ import pytest
 
 from allranks.engine.protocol import JobExit
 from allranks.errors import EngineError
-from allranks.schedule.journal import JobError, collected, find, job_error, not_run
+from allranks.schedule.journal import JobError, collected, find, job_error, not_run, notes
 
 FINISHED = {"event": "agent_finished"}
 WELL = JobExit(status=0)
@@ -111,3 +111,22 @@ def test_tests_that_an_early_stop_left_out_come_with_the_reason():
 def test_the_first_event_of_a_kind_is_found():
     assert find([event("a", n=1), event("a", n=2)], "a")["n"] == 1
     assert find([], "a") is None
+
+
+def test_processes_that_were_left_behind_are_put_in_words():
+    events = [event("left_behind", nodeid="t::a", rank=rank, pid=7, command="sleep 9") for rank in (1, None)]
+    assert notes(events) == [
+        "rank 1 left a process behind in t::a, which was killed: sleep 9",
+        "a rank left a process behind in t::a, which was killed: sleep 9",
+    ]
+
+
+def test_a_notice_of_the_agent_is_a_note():
+    notices = [event("notice", nodeid="t.py", text="A thread."), event("notice", nodeid="", text="No XML.")]
+    assert notes(notices) == ["t.py: A thread", "No XML"]
+
+
+def test_of_many_processes_that_were_left_behind_a_few_are_shown():
+    events = [event("left_behind", nodeid="t::a", rank=0, pid=pid, command="sleep") for pid in range(9)]
+    assert len(notes(events)) == 6
+    assert notes(events)[-1] == "4 more processes were left behind and killed"

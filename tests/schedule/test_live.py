@@ -30,6 +30,11 @@ def test_each_job_has_a_first_failure_of_its_own(live, lines):
     assert len(lines) == 2
 
 
+def test_a_line_that_a_rank_printed_is_shown_with_its_rank(live, lines):
+    live.event("cell/suite", {"event": "output", "rank": 3, "line": "half way"})
+    assert lines == ["[rank 3] half way"]
+
+
 def test_other_events_say_nothing(live, lines):
     live.event("cell/suite", {"event": "collected"})
     assert lines == []

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -5,23 +7,10 @@ import torch.distributed as dist
 from allranks.testing.environment import RankEnvironment
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("no_cell")
 
 # Hypothesis' own plugin would be imported again for each pytest that these tests start, a second each time.
 PLUGIN = ("-p", "allranks.testing.fixtures", "-p", "no:hypothesispytest")
-
-
-@pytest.fixture(autouse=True)
-def no_cell(monkeypatch):
-    for name in (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "BACKEND",
-        "INIT_METHOD",
-        "ALLRANKS_GPU_COUNT",
-    ):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -40,15 +29,33 @@ def test_the_environment_is_what_the_agent_says():
         "BACKEND": "NCCL",
         "INIT_METHOD": "tcp",
         "ALLRANKS_GPU_COUNT": "8",
+        "ALLRANKS_GANG": "3",
+        "ALLRANKS_SHARED": "/somewhere/gang-3",
     }
     assert RankEnvironment.read(told) == RankEnvironment(
-        rank=5, world_size=8, local_rank=1, local_world_size=4, backend="nccl", init_method="tcp", gpu_count=8
+        rank=5,
+        world_size=8,
+        local_rank=1,
+        local_world_size=4,
+        backend="nccl",
+        init_method="tcp",
+        gpu_count=8,
+        gang=3,
+        shared=Path("/somewhere/gang-3"),
     )
 
 
 def test_an_empty_environment_is_a_world_of_one_over_gloo():
     assert RankEnvironment.read({}) == RankEnvironment(
-        rank=0, world_size=1, local_rank=0, local_world_size=1, backend="gloo", init_method="env", gpu_count=0
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        local_world_size=1,
+        backend="gloo",
+        init_method="env",
+        gpu_count=0,
+        gang=0,
+        shared=None,
     )
 
 

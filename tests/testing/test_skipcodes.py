@@ -1,28 +1,37 @@
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 
 from allranks.harness.outcome import SkipKind
-from allranks.testing.skipcodes import SkipCode, kind, multi_gpu, reason
+from allranks.testing import skipcodes
+from allranks.testing.skipcodes import (
+    SkipCode,
+    kind,
+    kind_of_exit,
+    multi_gpu,
+    reason,
+    reason_of_exit,
+    sandcastle_reason,
+)
+from allranks.testing.torch_table import TorchSkip, installed_skips
 
 
 @pytest.fixture(scope="module")
 def torch_codes():
-    """The installed torch's exit codes by name, read from its source: importing it needs more than torch."""
-    source = Path(torch.__file__).parent / "testing" / "_internal" / "common_distributed.py"
-    (table,) = (
-        node.value
-        for node in ast.parse(source.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "TEST_SKIPS"
-    )
-    return {
-        ast.literal_eval(name): ast.literal_eval(skip.args[0])
-        for name, skip in zip(table.keys, table.values, strict=True)
-    }
+    """The installed torch's exit codes by name."""
+    return {skip.name: skip.code for skip in installed_skips().values()}
+
+
+@pytest.fixture
+def newer_torch(monkeypatch):
+    """A torch whose table lacks our 72, says 74 in other words, and has codes of its own."""
+    table = [
+        TorchSkip("no_cuda", 74, "CUDA has left."),
+        TorchSkip("multi-xpu-2", 95, "Two of those, please"),
+        TorchSkip("full_moon", 96, "Not tonight"),
+    ]
+    monkeypatch.setattr(skipcodes, "installed_skips", lambda: {skip.code: skip for skip in table})
 
 
 def test_the_table_has_exactly_the_codes_of_the_installed_torch(torch_codes):
@@ -77,3 +86,77 @@ def test_the_table_can_be_read_without_torch_and_pytest():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "NCCL" in done.stdout
+
+
+@pytest.mark.parametrize("code", SkipCode)
+def test_the_installed_torchs_words_go_before_ours(code):
+    assert reason_of_exit(code) == installed_skips()[code].message
+
+
+@pytest.mark.usefixtures("newer_torch")
+@pytest.mark.parametrize(
+    ("status", "words", "of_kind"),
+    [
+        (72, reason(SkipCode.BACKEND_UNAVAILABLE), SkipKind.ENVIRONMENT),
+        (74, "CUDA has left.", SkipKind.HARDWARE),
+        (95, "Two of those, please", SkipKind.HARDWARE),
+        (96, "Not tonight", SkipKind.ENVIRONMENT),
+    ],
+)
+def test_a_code_that_either_table_has_is_a_skip(status, words, of_kind):
+    assert (reason_of_exit(status), kind_of_exit(status)) == (words, of_kind)
+
+
+@pytest.mark.usefixtures("newer_torch")
+@pytest.mark.parametrize("status", [-11, -9, 0, 1, 2, 10, 71, 90, 97, 255, 74 - 256])
+def test_a_status_that_no_table_has_is_no_skip(status):
+    assert reason_of_exit(status) is None
+    with pytest.raises(ValueError, match=f"exit status {status} is no skip"):
+        kind_of_exit(status)
+
+
+@pytest.mark.parametrize("status", [-9, 0])
+def test_torchs_source_is_not_read_for_a_signal_or_a_good_end(monkeypatch, status):
+    monkeypatch.setattr(skipcodes, "installed_skips", None)
+    assert reason_of_exit(status) is None
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        ("Skipping test_x on sandcastle for following reason: no NCCL\n", "no NCCL"),
+        ("Skipping m.C.test_x on sandcastle for the following reason: no NCCL", "no NCCL"),
+        ("a warning\nSkipping test_x on sandcastle for following reason: one: two\r\nmore\n", "one: two"),
+        ("Skipping test_x on sandcastle for following reason: \nmore", "the rank skipped for a reason of its own"),
+        (
+            "Skipping a on sandcastle for following reason: one\nSkipping b on sandcastle for following reason: two\n",
+            "one",
+        ),
+        ("", None),
+        ("INFO: Skipping test_x on sandcastle for following reason: no NCCL\n", None),
+        ("  Skipping test_x on sandcastle for following reason: no NCCL\n", None),
+        ("Skipping test_x\non sandcastle for following reason: no NCCL\n", None),
+        ("Skipping test_x for following reason: no NCCL\n", None),
+    ],
+)
+def test_the_sandcastle_line_is_known_where_it_is_a_line_of_its_own(stderr, expected):
+    assert sandcastle_reason(stderr) == expected
+
+
+def test_the_line_is_the_one_that_torch_prints():
+    """Its two decorators, run from torch's own source: importing their module takes a second and more."""
+    program = """if True:
+        import ast, functools, importlib.util, pathlib, sys
+        torch = pathlib.Path(importlib.util.find_spec("torch").origin).parent
+        path = torch / "testing" / "_internal" / "common_utils.py"
+        wanted = ("skip_but_pass_in_sandcastle", "skip_but_pass_in_sandcastle_if")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree.body = [node for node in tree.body if getattr(node, "name", "") in wanted]
+        scope = {"IS_SANDCASTLE": True, "wraps": functools.wraps, "sys": sys}
+        exec(compile(tree, str(path), "exec"), scope)
+        @scope["skip_but_pass_in_sandcastle_if"](True, "the moon is full")
+        def test_it(): raise AssertionError
+        test_it()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert sandcastle_reason(done.stderr) == "the moon is full"

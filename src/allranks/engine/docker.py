@@ -89,6 +89,7 @@ class DockerEngine:
     """
 
     name = "docker"
+    spans_nodes = False
 
     def __init__(self, client: docker.DockerClient, package: tuple[FileCopy, ...]) -> None:
         self._client = client.api
@@ -375,4 +376,5 @@ def job_archive(spec: JobSpec, package: tuple[FileCopy, ...]) -> bytes:
     archive.add_bytes("agent/config.json", spec.agent.to_json().encode())
     archive.add_copies("agent", package)
     archive.add_copies("code", spec.files)
+    archive.add_copies("results", spec.carried)
     return archive.finish()

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from allranks.engine.nodes import Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engine.ownership import RUN_VARIABLE, forget_dead_runs, is_dead, process_namespace
 from allranks.engine.protocol import EventSink, JobExit
 from allranks.engine.spec import JobSpec
@@ -38,6 +40,7 @@ class ProcessEngine:
     """
 
     name = "process"
+    spans_nodes = True
 
     def __init__(self, package_path: Path) -> None:
         self._package_path = package_path
@@ -60,24 +63,41 @@ class ProcessEngine:
         if spec.python is None:
             msg = f"job {spec.job_id} names no interpreter"
             raise EngineError(msg)
-        try:
-            for name in ("results", "shared", "tmp"):
-                (scratch / name).mkdir()
-            (scratch / "config.json").write_text(spec.agent.to_json(), encoding="utf-8")
-            process = subprocess.Popen(
-                command(spec.python, spec.code, scratch),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=scratch / "shared",
-                env=environment(spec, scratch, self._package_path, os.environ),
-                start_new_session=True,
-                pass_fds=tuple(held),
-            )
-        except OSError as error:
-            msg = f"The agent of {spec.job_id} could not be started."
-            raise EngineError(msg, why=str(error), remedy="Check process.python in the matrix file.") from error
-        return ProcessJob(process, scratch, spec.resources.seconds)
+        with ExitStack() as undo:
+            try:
+                (scratch / "shared").mkdir()
+                meeting = undo.enter_context(closing(arrange_meeting())) if spec.agent.nodes > 1 else None
+                agents: list[_Agent] = []
+                for node in range(spec.agent.nodes):
+                    config = meeting.config_of(spec.agent, node) if meeting else spec.agent
+                    agents.append(self._start_agent(replace(spec, agent=config), spec.python, scratch, held))
+                    undo.callback(agents[-1].close)
+                    undo.callback(agents[-1].end, 0.0)
+            except OSError as error:
+                msg = f"The agent of {spec.job_id} could not be started."
+                raise EngineError(msg, why=str(error), remedy="Check process.python in the matrix file.") from error
+            undo.pop_all()
+        return ProcessJob(agents, spec.resources.seconds, meeting)
+
+    def _start_agent(self, spec: JobSpec, python: str, scratch: Path, held: Sequence[int]) -> "_Agent":
+        """Start the agent of the node that the spec's config names."""
+        own = folder_of(spec.agent.node, scratch)
+        for name in ("results", "tmp"):
+            (own / name).mkdir(parents=True)
+        for copy in spec.carried:
+            shutil.copytree(copy.source, own / "results" / copy.target)
+        _write_secretly(own / "config.json", spec.agent.to_json())
+        process = subprocess.Popen(
+            command(python, spec.code, own, scratch / "shared"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=scratch / "shared",
+            env=environment(spec, own, self._package_path, os.environ),
+            start_new_session=True,
+            pass_fds=tuple(held),
+        )
+        return _Agent(process, own)
 
     def reap(self) -> list[str]:
         """Kill the processes of this host whose run has no owner any more, and remove its scratch folders."""
@@ -91,79 +111,162 @@ class ProcessEngine:
         return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
 
 
-class ProcessJob:
-    """An agent on this host."""
+class _Agent:
+    """The agent of one node."""
 
-    def __init__(self, process: subprocess.Popen[bytes], scratch: Path, limit: float) -> None:
-        self._process = process
-        self._pidfd = os.pidfd_open(process.pid)
-        self._scratch = scratch
-        self._limit = limit
-        self._deadline = time.monotonic() + limit
-        self._stream = EventStream()
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self.process = process
+        self.folder = folder
+        self.pidfd = os.pidfd_open(process.pid)
+        self.output = _descriptor(process.stdout)
+        self.stream = EventStream()
+        self.has_ended = False
 
     def go(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.go`."""
-        self._deadline = time.monotonic() + self._limit
+        """Give it its turn."""
         try:
-            os.write(_descriptor(self._process.stdin), b"go\n")
+            os.write(_descriptor(self.process.stdin), b"go\n")
         except BrokenPipeError:
             # It has ended already; `wait` finds out how.
             return
 
+    def hang_up(self) -> None:
+        """Have it end its ranks and itself."""
+        _close(self.process.stdin)
+
+    def resume(self) -> None:
+        """Let it go on if somebody has stopped it: it has its ranks to end."""
+        if self.process.returncode is None:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
+
+    def end(self, deadline: float) -> None:
+        """Take its exit status, and end what it has left; kill it where it has not ended at the deadline."""
+        if self.process.returncode is not None:
+            return
+        if not is_readable(self.pidfd, max(0.0, deadline - time.monotonic())):
+            self.process.kill()
+            is_readable(self.pidfd, None)
+        # The agent is dead but not yet reaped, so its number still names this group and no other.
+        _kill_group(self.process.pid)
+        if self.process.wait() not in ORDERLY:
+            # It could not see to its ranks: they died with it, and what they had started did not.
+            for pid in _processes_with(temporary_folder(self.folder)):
+                _kill(pid)
+
+    def close(self) -> None:
+        """Let go of an agent that has ended."""
+        _close(self.process.stdin)
+        _close(self.process.stdout)
+        os.close(self.pidfd)
+
+
+class ProcessJob:
+    """Agents on this host, one for each node.
+
+    Args:
+        agents: The agents, the leading one first.
+        limit: Seconds that they may take once it is their turn.
+        meeting: How they find each other; None for a single one.
+    """
+
+    def __init__(self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None) -> None:
+        self._leader, *self._followers = agents
+        self._agents = agents
+        self._limit = limit
+        self._meeting = meeting
+        self._deadline = time.monotonic() + limit
+        self._have_met = False
+
+    def go(self) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.go`."""
+        self._deadline = time.monotonic() + self._limit
+        self._leader.go()
+
     def wait(self, sink: EventSink) -> JobExit:
         """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
-        timed_out = not self._read_until(self._deadline, sink)
+        timed_out = not self._read_until(self._is_over, self._deadline, sink)
         self.stop()
-        return JobExit(status=self._process.returncode, timed_out=timed_out, output=self._stream.output)
+        return JobExit(status=self._leader.process.returncode, timed_out=timed_out, output=self._output)
+
+    def _is_over(self) -> bool:
+        """The leader has ended, or waits in vain for an agent that has ended before the two have met."""
+        return self._leader.has_ended or (
+            not self._have_met and any(follower.has_ended for follower in self._followers)
+        )
+
+    @property
+    def _output(self) -> str:
+        """What the agents have printed that is no event."""
+        others = (
+            f"The agent of node {node} ended with status {agent.process.returncode}. {agent.stream.output}".strip()
+            for node, agent in enumerate(self._followers, start=1)
+            if agent.process.returncode or agent.stream.output
+        )
+        return "\n".join(filter(None, (self._leader.stream.output, *others)))
 
     def stop(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
-        if self._process.returncode is not None:
-            return
-        _close(self._process.stdin)
+        # The leader first: it ends the ranks of all nodes, and knows then why they ended.
+        self._stop([self._leader])
+        self._stop(self._followers)
+
+    def _stop(self, agents: Sequence[_Agent]) -> None:
+        for agent in agents:
+            agent.hang_up()
+            if agent is not self._leader:
+                agent.resume()
         deadline = time.monotonic() + STOP_GRACE
         # An agent whose last events nobody reads would wait for room in the pipe until it is killed.
-        self._read_until(deadline, _ignore)
-        if not is_readable(self._pidfd, max(0.0, deadline - time.monotonic())):
-            self._process.kill()
-            is_readable(self._pidfd, None)
-        # The agent is dead but not yet reaped, so its number still names this group and no other.
-        _kill_group(self._process.pid)
-        if self._process.wait() not in ORDERLY:
-            # It could not see to its ranks: they died with it, and what they had started did not.
-            for pid in _processes_with(temporary_folder(self._scratch)):
-                _kill(pid)
+        self._read_until(lambda: all(agent.has_ended for agent in agents), deadline, _ignore)
+        for agent in agents:
+            agent.end(deadline)
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
         try:
-            shutil.copytree(self._scratch / "results", results, dirs_exist_ok=True)
-        except (OSError, shutil.Error) as error:
+            bring_home([agent.folder / "results" for agent in self._agents], results)
+        except OSError as error:
             msg = f"The results of a job could not be copied to {results}."
             raise EngineError(msg, why=str(error), remedy="Check the folder's permissions and free space.") from error
 
     def close(self) -> None:
-        """Let go of an agent that has ended."""
-        _close(self._process.stdin)
-        _close(self._process.stdout)
-        os.close(self._pidfd)
+        """Let go of agents that have ended."""
+        for agent in self._agents:
+            agent.close()
+        if self._meeting is not None:
+            self._meeting.close()
 
-    def _read_until(self, deadline: float, sink: EventSink) -> bool:
-        """Read events until the agent has ended; False when the deadline came first."""
-        output = _descriptor(self._process.stdout)
+    def _read_until(self, is_over: Callable[[], bool], deadline: float, sink: EventSink) -> bool:
+        """Read events until something is the case; False when the deadline came first."""
         with selectors.DefaultSelector() as selector:
-            selector.register(output, selectors.EVENT_READ)
-            selector.register(self._pidfd, selectors.EVENT_READ)
-            while (remaining := deadline - time.monotonic()) > 0:
-                ready = {key.fd for key, _ in selector.select(remaining)}
-                data = os.read(output, 1 << 16) if output in ready else b""
-                for event in self._stream.feed(data):
-                    sink(event)
-                # Something that outlived the agent may hold the pipe open: the agent's own end is what counts.
-                if ready and not data:
-                    return True
-        return False
+            for agent in self._agents:
+                if not agent.has_ended:
+                    selector.register(agent.output, selectors.EVENT_READ, agent)
+                    selector.register(agent.pidfd, selectors.EVENT_READ, agent)
+            while not is_over() and (remaining := deadline - time.monotonic()) > 0:
+                for agent, ready in _by_agent(selector.select(remaining)).items():
+                    self._read(agent, ready, sink)
+                    if agent.has_ended:
+                        selector.unregister(agent.output)
+                        selector.unregister(agent.pidfd)
+        return is_over()
+
+    def _read(self, agent: _Agent, ready: Collection[int], sink: EventSink) -> None:
+        data = os.read(agent.output, 1 << 16) if agent.output in ready else b""
+        for event in agent.stream.feed(data):
+            self._have_met = self._have_met or (agent is self._leader and event["event"] == "nodes_met")
+            # A follower's journal is its own: of what it says only what its ranks print is news.
+            if agent is self._leader or event["event"] == "output":
+                sink(event)
+        # Something that outlived the agent may hold the pipe open: the agent's own end is what counts.
+        agent.has_ended = not data
+
+
+def _by_agent(ready: Iterable[tuple[selectors.SelectorKey, int]]) -> dict[_Agent, set[int]]:
+    found: dict[_Agent, set[int]] = {}
+    for key, _ in ready:
+        found.setdefault(key.data, set()).add(key.fd)
+    return found
 
 
 def _make_scratch(spec: JobSpec) -> Path:
@@ -190,15 +293,33 @@ def _descriptor(file: IO[bytes] | None) -> int:
     return file.fileno()
 
 
-def command(python: str, code: Path, scratch: Path) -> list[str]:
-    """The agent's command line on this host."""
+def folder_of(node: int, scratch: Path) -> Path:
+    """The folder that the agent of one node has for itself."""
+    return scratch / f"node-{node}" if node else scratch
+
+
+def _write_secretly(path: Path, text: str) -> None:
+    """Write a file that nobody else may read: the agents of several nodes know each other by what it says."""
+    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text)
+
+
+def command(python: str, code: Path, scratch: Path, shared: Path) -> list[str]:
+    """The agent's command line on this host.
+
+    Args:
+        python: The interpreter.
+        code: What the suite's path is relative to.
+        scratch: The agent's own folder.
+        shared: The folder that the agents of all nodes share.
+    """
     return [
         python,
         *("-m", "allranks.harness"),
         *("--config", str(scratch / "config.json")),
         *("--code", str(code)),
         *("--results", str(scratch / "results")),
-        *("--shared", str(scratch / "shared")),
+        *("--shared", str(shared)),
     ]
 
 
@@ -206,13 +327,13 @@ def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[
     """The agent's variables: the host's, those of the job, and those that keep the job to itself.
 
     The ranks meet over the loopback interface, because a host's own name may not resolve, and a GPU is visible
-    only if the job holds it.
+    only if the job holds it, on one node of several.
     """
     python_path = (str(package_path), *map(str, spec.python_path), host.get("PYTHONPATH", ""))
     own = {
         "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
         **dict([temporary_folder(scratch)]),
-        "CUDA_VISIBLE_DEVICES": ",".join(spec.gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus_of(spec.agent.node, spec.gpus, spec.agent.nodes)),
         RUN_VARIABLE: spec.run_id,
     }
     return {**host, "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}

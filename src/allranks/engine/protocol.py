@@ -60,6 +60,10 @@ class Engine(Protocol):
     def name(self) -> str:
         """``process`` or ``docker``."""
 
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether it runs jobs of more than one node."""
+
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> AbstractContextManager[RunningJob]:
         """Start a job; leaving the context removes everything that was made for it, whatever happened.
 

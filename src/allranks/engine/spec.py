@@ -54,6 +54,7 @@ class JobSpec:
         python_path: Folders on that interpreter's path: the user's own project.
         code: The folder on this host that suites are relative to.
         files: What of it the job needs, for engines that copy.
+        carried: What the job's results folder starts with: an earlier job has left it for this one.
         agent: What the agent is told.
         environment: Variables for the agent and its ranks.
         gpus: Identifiers of the GPUs that the job holds; empty for none.
@@ -65,6 +66,7 @@ class JobSpec:
     agent: AgentConfig
     code: Path
     files: tuple[FileCopy, ...] = ()
+    carried: tuple[FileCopy, ...] = ()
     image: str | None = None
     python: str | None = None
     python_path: tuple[Path, ...] = ()
@@ -85,7 +87,9 @@ class JobSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A printable form, made of JSON's types alone."""
-        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        # A post holds the token of the job's agents, and this ends up in records.
+        public = dataclasses.replace(self, agent=dataclasses.replace(self.agent, post=None))
+        plain: dict[str, Any] = _plain(dataclasses.asdict(public))
         return plain
 
 
@@ -106,7 +110,7 @@ def resources(*, world_size: int, memory_mib: int | None, seconds: float) -> Res
     Args:
         world_size: Number of ranks.
         memory_mib: Memory in MiB; None for 2 GiB and 1 GiB more for each rank.
-        seconds: The job's time limit; the agent keeps it, the engine allows a minute more.
+        seconds: The job's time limit; the agent keeps it, the engine allows up to a minute more.
     """
     mib = 1 << 20
     return Resources(
@@ -114,5 +118,5 @@ def resources(*, world_size: int, memory_mib: int | None, seconds: float) -> Res
         # NCCL and gloo share buffers here, DataLoader workers too; only what is used costs memory.
         shm_bytes=(64 + 256 * world_size) * mib,
         pids=256 + 256 * world_size,
-        seconds=seconds + 60,
+        seconds=seconds + min(60.0, 20.0 + seconds / 10),
     )

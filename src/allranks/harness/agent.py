@@ -10,13 +10,17 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.events import JOURNAL, EventLog
+from allranks.harness.events import JOURNAL, EventLog, read_events
+from allranks.harness.gate import NodesError, meet
 from allranks.harness.hangup import leave_on_hangup
-from allranks.harness.rank_xml import write_rank_xml
+from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
+from allranks.harness.roll import Roll, read_failures
+from allranks.harness.wire import Wire, WireError
 
 STDIN = 0
 
@@ -41,13 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     journal.write("agent_started", pid=os.getpid(), python=sys.version.split()[0])
     _set_environment(config)
     status = _work(config, folders, journal)
-    for rank in range(config.world_size):
+    for rank in _told_ranks(config, folders.results):
         write_rank_xml(folders.results, rank, cell=config.cell, suite=config.suite, world_size=config.world_size)
     journal.write("agent_finished", status=status)
     sys.stdout.flush()
     sys.stderr.flush()
     # Ending torch's interpreter politely costs a tenth of a second and can hang; all is written.
     os._exit(status)
+
+
+def _told_ranks(config: AgentConfig, results: Path) -> set[int]:
+    """The ranks that this agent has the whole story of: of several, the leader knows when things happened."""
+    if config.nodes == 1:
+        return {*config.local_ranks, *ranks_with_events(results)}
+    return set() if config.node else set(config.local_ranks)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -84,6 +95,7 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
         "WORLD_SIZE": str(config.world_size),
         "INIT_METHOD": config.init_method,
         "ALLRANKS_GPU_COUNT": str(config.gpu_count),
+        "GROUP_RANK": str(config.node),
     }
 
 
@@ -92,10 +104,31 @@ def _work(config: AgentConfig, folders: Folders, journal: EventLog) -> int:
     stdin = os.dup(STDIN)
     leave_on_hangup(stdin)
     try:
+        wires = meet(config)
+    except NodesError as error:
+        journal.write("nodes_failed", message=str(error))
+        return 1
+    if config.nodes > 1:
+        journal.write("nodes_met", nodes=sorted(wires))
+    status = _work_with(wires, config, folders, journal, stdin)
+    if config.node:
+        _tell_failures(wires[0], folders, config.limits.silence)
+    return status
+
+
+def _tell_failures(leader: Wire, folders: Folders, timeout: float) -> None:
+    """Have the leader know why this agent could not do its work, if it could not."""
+    if failures := read_failures(read_events(folders.results / JOURNAL)):
+        with suppress(WireError):  # then it has no need to know
+            leader.send({"roll": Roll(failures=failures).as_message()}, timeout)
+
+
+def _work_with(wires: Mapping[int, Wire], config: AgentConfig, folders: Folders, journal: EventLog, stdin: int) -> int:
+    try:
         _import_torch(journal)
         from allranks.harness.session import run_session  # noqa: PLC0415 - needs torch and pytest
 
-        return run_session(config, folders, journal, stdin)
+        return run_session(config, folders, journal, stdin, wires)
     except ImportError as error:
         message = f"the Python of this job cannot import {error.name}: {error}"
         journal.write("agent_failed", message=message, cannot_import=error.name)

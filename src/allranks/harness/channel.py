@@ -27,6 +27,9 @@ class Run:
 class End:
     """Tear down what is left and end.
 
+    A rank that is not condemned reports when it has torn down, and leaves at the second command of this kind: until
+    then its peers may need what it holds, the server of a store for one.
+
     Attributes:
         is_condemned: A bad outcome has ended this gang: what goes wrong from here on is its consequence.
     """
@@ -44,13 +47,17 @@ class Report:
         is_final: The step is over; without it the step has gone wrong and still tears down.
         early_skip: The test was skipped before its call.
         has_left_group: The default process group is no more the one that the gang made, or made none.
+        imported: With the last report: what an agent may import once for all ranks to come.
+        is_symptom: What went wrong here is that a peer did not come, or was gone: see :mod:`allranks.harness.symptoms`.
     """
 
     outcome: Outcome
     message: str = ""
     early_skip: bool = False
     has_left_group: bool = False
+    is_symptom: bool = False
     is_final: bool = True
+    imported: tuple[str, ...] = ()
 
 
 def send_command(descriptor: int, command: Run | End) -> None:
@@ -89,13 +96,23 @@ class ReportReader:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self.at_end = False
+        self.is_garbled = False
         self._rest = b""
 
     def read(self) -> list[Report]:
-        """All reports that are there; sets `at_end` when the rank has closed its end."""
+        """All reports that are there.
+
+        Sets `at_end` when the rank has closed its end, and `is_garbled` too when something else than the rank's own
+        loop has written into the pipe: nothing that comes after that can be believed.
+        """
         self._fill()
         *lines, self._rest = self._rest.split(b"\n")
-        return [_decode_report(line) for line in lines]
+        reports: list[Report] = []
+        try:
+            reports.extend(_decode_report(line) for line in lines)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            self.at_end = self.is_garbled = True
+        return reports
 
     def _fill(self) -> None:
         try:
@@ -108,4 +125,4 @@ class ReportReader:
 
 def _decode_report(line: bytes) -> Report:
     fields = json.loads(line)
-    return Report(**{**fields, "outcome": Outcome(fields["outcome"])})
+    return Report(**{**fields, "outcome": Outcome(fields["outcome"]), "imported": tuple(fields["imported"])})

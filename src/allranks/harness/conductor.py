@@ -2,24 +2,27 @@
 
 import gc
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from fnmatch import fnmatchcase
 
 import pytest
 
-from allranks.harness import kernel
-from allranks.harness.arrival import Arrival, Step, record_observed
+from allranks.harness.arrival import Arrival, Step
 from allranks.harness.channel import Run
 from allranks.harness.config import AgentConfig, Folders
+from allranks.harness.driver_account import DriverAccount
 from allranks.harness.events import EventLog
-from allranks.harness.gang import Gang, HangupError
-from allranks.harness.hardware import missing_hardware
+from allranks.harness.gang import SKIP_GRACES, Gang, HangupError, Patience
+from allranks.harness.markers import Terms
+from allranks.harness.node import Node, Orders, muster_all
 from allranks.harness.outcome import Outcome
-from allranks.harness.rank import Assignment, run_rank
-from allranks.harness.rank_process import fork_ranks
+from allranks.harness.recording import record_step
 from allranks.harness.rendezvous import Rendezvous, make_rendezvous
 from allranks.harness.signals import held_back
+
+DRIVER_MARGIN = 5.0
+"""Seconds that a driver gets beyond what its ranks get, to look at their stacks, to stop them and to tear down."""
 
 
 class JobLimitError(Exception):
@@ -27,41 +30,56 @@ class JobLimitError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assembly:
-    """Consecutive tests that share a gang.
+class Program:
+    """What is to be run.
 
     Attributes:
-        indices: Places in the session's list of tests.
-        has_process_group: Whether the gang joins the cell's process group first.
+        items: The collected tests.
+        terms: How each of them is run.
+        maxfail: The number of bad tests after which the job stops; 0 for none.
     """
 
-    indices: tuple[int, ...]
-    has_process_group: bool
+    items: Sequence[pytest.Item]
+    terms: Sequence[Terms]
+    maxfail: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The job as its agent holds it.
+
+    Attributes:
+        journal: Where the agent's events go.
+        stdin: Descriptor whose end-of-file means that the job is over.
+    """
+
+    config: AgentConfig
+    folders: Folders
+    journal: EventLog
+    stdin: int
 
 
 class Conductor:
     """Runs every collected test on every rank.
 
     Args:
-        session: pytest's session, collected.
-        config: The job.
-        folders: Its folders.
-        journal: Where the agent's events go.
-        stdin: Descriptor whose end-of-file means that the job is over.
+        program: What to run.
+        nodes: Where ranks are started.
+        job: The job that it is run for.
     """
 
-    def __init__(
-        self, session: pytest.Session, config: AgentConfig, folders: Folders, journal: EventLog, stdin: int
-    ) -> None:
-        self._session = session
-        self._config = config
-        self._folders = folders
-        self._journal = journal
-        self._stdin = stdin
-        self._hardware_skip = missing_hardware(config)
+    def __init__(self, program: Program, nodes: Sequence[Node], job: Job) -> None:
+        self._program = program
+        self._nodes = nodes
+        self._config = job.config
+        self._folders = job.folders
+        self._journal = job.journal
+        self._stdin = job.stdin
         self._gang_numbers = itertools.count(1)
         self._bad_tests = 0
         self._current = ""
+        self._preload: dict[str, None] = {}
+        self._driver: DriverAccount | None = None
 
     def run_all(self) -> None:
         """Run the tests until they end, or ``-x`` or ``--maxfail`` says so.
@@ -69,109 +87,110 @@ class Conductor:
         Raises:
             HangupError: The job was ended from outside.
             JobLimitError: The job's time is up.
+            NodeLostError: A node is lost; the tests that are left have no outcome.
         """
         gc.freeze()
         with held_back():
             self._run_gangs()
 
     def _run_gangs(self) -> None:
-        remaining = list(range(len(self._session.items)))
+        remaining = list(range(len(self._program.items)))
         while remaining and not self._is_over():
-            done = self._run_gang(first_assembly(self._session.items, remaining, self._config.isolation))
+            done = self._run_gang(first_assembly(self._program.terms, remaining))
             del remaining[:done]
         if remaining:
-            nodeids = [self._session.items[index].nodeid for index in remaining]
+            nodeids = [self._nodeid(index) for index in remaining]
             self._journal.write("not_run", tests=nodeids, reason=f"-x or --maxfail, {self._bad_tests} bad")
 
     def _is_over(self) -> bool:
-        maxfail = self._session.config.getvalue("maxfail")
-        return bool(maxfail) and self._bad_tests >= maxfail
+        return bool(self._program.maxfail) and self._bad_tests >= self._program.maxfail
 
-    def _run_gang(self, assembly: Assembly) -> int:
-        """Fork a gang for some tests and lead it as far as it goes; returns how many tests have run."""
-        joins = assembly.has_process_group and self._hardware_skip is None
-        rendezvous = make_rendezvous(self._config, self._folders.shared) if joins else None
-        gang = self._fork(assembly, rendezvous)
+    def _run_gang(self, indices: Sequence[int]) -> int:
+        """Start a gang for some tests and lead it as far as it goes; returns how many tests have run."""
+        self._current = self._nodeid(indices[0])
+        terms = self._program.terms[indices[0]]
+        rendezvous = make_rendezvous(self._config, self._folders.shared) if terms.has_process_group else None
+        self._driver = self._account() if terms.launches else None
         try:
-            return self._lead(gang, assembly, rendezvous)
-        except (HangupError, JobLimitError) as error:
-            outcome = Outcome.TIMED_OUT if isinstance(error, JobLimitError) else Outcome.ABORTED
-            self._record_bad(gang.abort(outcome, str(error)))
-            raise
+            gang = self._start(rendezvous)
+            try:
+                return self._lead(gang, indices, rendezvous)
+            except (HangupError, JobLimitError) as error:
+                outcome = Outcome.TIMED_OUT if isinstance(error, JobLimitError) else Outcome.ABORTED
+                self._record_bad(gang, gang.abort(outcome, str(error)))
+                raise
+            finally:
+                self._close(gang)
         finally:
-            gang.close()
             if rendezvous is not None:
                 rendezvous.joined()
 
-    def _fork(self, assembly: Assembly, rendezvous: Rendezvous | None) -> Gang:
-        self._current = self._nodeid(assembly.indices[0])
+    def _account(self) -> DriverAccount:
+        return DriverAccount(self._folders.results, self._journal, self._config.world_size)
+
+    def _start(self, rendezvous: Rendezvous | None) -> Gang:
         number = next(self._gang_numbers)
-        known = kernel.children()
-        ranks = fork_ranks(self._config.world_size, self._rank_body(number, rendezvous))
-        self._journal.write("gang_started", gang=number, ranks=[rank.pid for rank in ranks])
-        return Gang(ranks, limits=self._config.limits, results=self._folders.results, stdin=self._stdin, known=known)
+        orders = Orders(
+            gang=number,
+            url=rendezvous.url if rendezvous else None,
+            environment=rendezvous.environment if rendezvous else {},
+            first_test=self._current,
+            preload=tuple(self._preload),
+            launches=self._driver is not None,
+        )
+        # A driver starts its ranks on the node that it is on.
+        crews = muster_all(self._nodes[:1] if orders.launches else self._nodes, orders)
+        self._journal.write("gang_started", gang=number, ranks=[pid for crew in crews for pid in crew.pids])
+        return Gang(crews, limits=self._config.limits, stdin=self._stdin)
 
-    def _rank_body(self, gang: int, rendezvous: Rendezvous | None) -> Callable[[int, int, int], NoReturn]:
-        def be_rank(rank: int, commands: int, reports: int) -> NoReturn:
-            assignment = Assignment(
-                config=self._config,
-                rank=rank,
-                gang=gang,
-                rendezvous=rendezvous,
-                hardware_skip=self._hardware_skip,
-                first_test=self._current,
-                results=self._folders.results,
-                commands=commands,
-                reports=reports,
-            )
-            run_rank(self._session, assignment)
+    def _close(self, gang: Gang) -> None:
+        self._preload.update(gang.imported)
+        for process in gang.close():
+            self._journal.write("left_behind", nodeid=self._current, **asdict(process))
 
-        return be_rank
-
-    def _lead(self, gang: Gang, assembly: Assembly, rendezvous: Rendezvous | None) -> int:
+    def _lead(self, gang: Gang, indices: Sequence[int], rendezvous: Rendezvous | None) -> int:
         start = gang.start()
         if rendezvous is not None:
             rendezvous.joined()
         if start.leader is not None:
-            self._record(_as_test(start, start.leader))
+            self._record(gang, _as_test(start, start.leader))
             gang.condemn()
             return 1
         self._journal.write("gang_ready")
-        for done, (index, following) in enumerate(_with_following(assembly.indices), start=1):
+        for done, (index, following) in enumerate(_with_following(indices), start=1):
             self._current = self._nodeid(index)
-            step = gang.run(Run(index=index, following=following))
-            self._record(step)
+            step = gang.run(Run(index=index, following=following), self._patience(index))
+            self._record(gang, step)
             if step.leader is not None:
                 gang.condemn()
                 return done
             if not step.is_clean:
                 break
-        self._record_bad(gang.end())
+        self._record_bad(gang, gang.end())
         return done
 
+    def _patience(self, index: int) -> Patience:
+        terms = self._program.terms[index]
+        limit = terms.limit + (DRIVER_MARGIN + self._config.limits.peer_grace if terms.launches else 0)
+        may_disagree = any(fnmatchcase(self._nodeid(index), pattern) for pattern in self._config.mixed_skip)
+        skip = None if may_disagree else SKIP_GRACES * self._config.limits.peer_grace
+        return Patience(limit=limit, late=f"no end after {limit:g} s", skip=skip)
+
     def _nodeid(self, index: int) -> str:
-        return self._session.items[index].nodeid
+        return self._program.items[index].nodeid
 
-    def _record_bad(self, step: Step) -> None:
+    def _record_bad(self, gang: Gang, step: Step) -> None:
         """Write down what is bad of a step that the current test has only lent its name."""
-        self._record(Step(arrivals=[arrival for arrival in step.arrivals if arrival.outcome.is_bad]))
+        self._record(gang, Step(arrivals=[arrival for arrival in step.arrivals if arrival.outcome.is_bad]))
 
-    def _record(self, step: Step) -> None:
+    def _record(self, gang: Gang, step: Step) -> None:
         """Write down one step of the current test."""
-        if step.leader is not None:
-            self._bad_tests += 1
-        for arrival in step.arrivals:
-            if arrival.observed:
-                record_observed(self._folders.results, self._current, arrival)
-            self._journal.write(
-                "arrived",
-                at=arrival.at,
-                nodeid=self._current,
-                rank=arrival.rank,
-                outcome=arrival.outcome,
-                message=arrival.message,
-                consequence=arrival.consequence,
-            )
+        if self._driver is None:
+            record_step(gang, self._journal, self._current, step)
+            is_bad = step.leader is not None
+        else:
+            is_bad = self._driver.settle(gang, self._current, step)
+        self._bad_tests += is_bad
 
 
 def _as_test(start: Step, leader: Arrival) -> Step:
@@ -198,25 +217,12 @@ def _with_following(indices: Sequence[int]) -> list[tuple[int, int | None]]:
     return list(zip(indices, [*indices[1:], None], strict=True))
 
 
-def first_assembly(items: Sequence[pytest.Item], indices: Sequence[int], isolation: str) -> Assembly:
+def first_assembly(terms: Sequence[Terms], indices: Sequence[int]) -> list[int]:
     """The longest run of tests from the start of `indices` that one gang may run.
 
     Args:
-        items: All collected tests.
+        terms: How each collected test is run.
         indices: The tests that are left, at least one.
-        isolation: ``test``, ``file`` or ``job``.
     """
-    keys = {index: _gang_key(items[index], index, isolation) for index in indices}
-    first = keys[indices[0]]
-    together = tuple(itertools.takewhile(lambda index: keys[index] == first, indices))
-    return Assembly(indices=together, has_process_group=first[1])
-
-
-def _gang_key(item: pytest.Item, index: int, isolation: str) -> tuple[int | str, bool]:
-    has_process_group = item.get_closest_marker("no_process_group") is None
-    match isolation:
-        case "test":
-            return index, has_process_group
-        case "file":
-            return str(item.path), has_process_group
-    return "", has_process_group
+    gang = terms[indices[0]].gang
+    return list(itertools.takewhile(lambda index: terms[index].gang == gang, indices))

@@ -2,11 +2,14 @@
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
 Isolation = Literal["test", "file", "job"]
+
+PYTEST_CACHE = "pytest-cache"
+"""Where pytest's cache is in a job's results folder: one that an earlier job left, and what becomes of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +21,34 @@ class TimeLimits:
         test: From the release of a test to the report of its last rank.
         job: From the job's turn (the agent has imported and collected, maybe long before) to the agent's end.
         peer_grace: What the peers of the first bad rank get to end by themselves.
+        assembly: With several nodes, from the leading agent's start to the last other agent's coming, and again from
+            the leader's collection to the last other agent's.
+        silence: With several nodes, what an agent may take for its answer before it counts as lost.
     """
 
     process_group: float
     test: float
     job: float
     peer_grace: float
+    assembly: float = 120.0
+    silence: float = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """The place of one agent among those of a job on several nodes.
+
+    Attributes:
+        node: Its node, from 0; node 0 leads.
+        leader: Where the leading agent listens: a host's name or address.
+        port: Its port there.
+        token: By which the agents know each other: a secret of this job, which is in the config files and nowhere else.
+    """
+
+    node: int
+    leader: str
+    port: int
+    token: str = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +65,9 @@ class AgentConfig:
         seed: Every rank of every test starts from it.
         pytest_args: Arguments for pytest, after the suite's path.
         master_addr: The address that ranks meet at.
+        mixed_skip: Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone.
+        nodes: How many nodes the ranks are spread over, in blocks.
+        post: This agent's place among those of the nodes; None where there is one node. The engine makes it.
     """
 
     cell: str
@@ -54,6 +82,19 @@ class AgentConfig:
     seed: int
     pytest_args: tuple[str, ...] = ()
     master_addr: str = "127.0.0.1"
+    mixed_skip: tuple[str, ...] = ()
+    nodes: int = 1
+    post: Post | None = None
+
+    @property
+    def node(self) -> int:
+        """The node that this agent is on."""
+        return self.post.node if self.post else 0
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks of this agent's node."""
+        return share_of(self.node, total=self.world_size, nodes=self.nodes)
 
     def to_json(self) -> str:
         """The text of the file that :meth:`read` reads."""
@@ -70,11 +111,25 @@ class AgentConfig:
         fields = json.loads(path.read_text(encoding="utf-8"))
         try:
             limits = TimeLimits(**fields.pop("limits"))
-            arguments = tuple(fields.pop("pytest_args"))
-            return cls(limits=limits, pytest_args=arguments, **fields)
+            lists = {name: tuple(fields[name]) for name in ("pytest_args", "mixed_skip")}
+            post = Post(**fields["post"]) if fields["post"] else None
+            return cls(**{**fields, **lists, "limits": limits, "post": post})
         except (KeyError, TypeError) as error:
             msg = f"{path} is not an agent config of this version of allranks: {error}"
             raise ValueError(msg) from error
+
+
+def share_of(node: int, *, total: int, nodes: int) -> range:
+    """What one node has of things that are spread over all in blocks, the first nodes having one more where it must be.
+
+    Args:
+        node: The node.
+        total: The number of ranks, or of GPUs.
+        nodes: The number of nodes.
+    """
+    each, more = divmod(total, nodes)
+    start = node * each + min(node, more)
+    return range(start, start + each + (node < more))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,11 @@ class EventLog:
         if self._stream is not None:
             self._copy(line, self._stream)
 
+    def say(self, event: str, **fields: object) -> None:
+        """Stream an event that is not worth keeping."""
+        if self._stream is not None:
+            self._copy(json.dumps({"event": event, "at": time.time(), **fields}).encode() + b"\n", self._stream)
+
     def _copy(self, line: bytes, stream: int) -> None:
         try:
             write_all(stream, RECORD_SEPARATOR + line)

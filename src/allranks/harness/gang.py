@@ -1,23 +1,29 @@
-"""A gang: the ranks that run together. Forked together, supervised from outside, and ended together."""
+"""A gang: the ranks that run together. Started together, supervised from outside, and ended together."""
 
 import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from allranks.harness import kernel
-from allranks.harness.arrival import Arrival, Step, ended, reported, stopped
-from allranks.harness.channel import End, Run, send_command
+from allranks.harness.arrival import Arrival, Step, as_event, ended, given_up, reported
+from allranks.harness.channel import End, Run
 from allranks.harness.config import TimeLimits
+from allranks.harness.crew import Crew, Gone, Happening, LeftBehind, Look, Said, Stuck
 from allranks.harness.outcome import Outcome
-from allranks.harness.rank_process import RankProcess
+from allranks.harness.output import Output
 from allranks.harness.signals import let_through
-from allranks.harness.stacks import STACKS_SIGNAL, StackFile, wait_for_stacks
 
 TERM_GRACE = 1.0
 """Seconds between TERM and KILL: enough for an exit handler, too little to be waited for."""
+
+SKIP_GRACES = 5
+"""Times ``peer_grace`` that the peers of a rank that skipped get: they may be about to skip, or wait for it in vain."""
+
+
+ROUNDED_UP = 2.0
+"""Seconds that a rendezvous may take beyond its limit: torch's stores wait for whole seconds (measured with 2.13)."""
 
 
 class HangupError(Exception):
@@ -27,57 +33,75 @@ class HangupError(Exception):
         super().__init__("the job was ended from outside")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a step may take.
+
+    Attributes:
+        limit: Seconds from its start.
+        late: What a rank is late for after that, in words.
+        skip: Seconds that the peers of a rank that skipped get; None for all of `limit`.
+    """
+
+    limit: float
+    late: str
+    skip: float | None = None
+
+
 class Gang:
     """Ranks in lockstep.
 
     Args:
-        ranks: The forked ranks, in rank order.
+        crews: The ranks, node by node.
         limits: Time limits.
-        results: Where the ranks' stacks are written.
         stdin: Descriptor whose end-of-file means that the job is over.
-        known: Children of the agent that are none of this gang's.
+
+    Attributes:
+        imported: Modules that its ranks have imported late, and the next gang need not; in their order.
     """
 
-    def __init__(
-        self, ranks: Sequence[RankProcess], *, limits: TimeLimits, results: Path, stdin: int, known: frozenset[int]
-    ) -> None:
-        self._ranks = ranks
+    def __init__(self, crews: Sequence[Crew], *, limits: TimeLimits, stdin: int) -> None:
+        self._crews = crews
         self._limits = limits
-        self._stacks = {rank.number: StackFile(results / f"rank-{rank.number}.stacks.txt") for rank in ranks}
-        self._known = known
-        self._stdin = stdin
+        self._alive = {rank for crew in crews for rank in crew.ranks}
+        self._ends: dict[int, Gone] = {}
+        self.imported: dict[str, None] = {}
         self._step = Step()
-        self._pending: list[RankProcess] = []
+        self._pending: set[int] = set()
+        self._stdin = stdin
+        self._is_over = False
         self._selector = selectors.DefaultSelector()
-        self._selector.register(stdin, selectors.EVENT_READ, None)
-        for rank in ranks:
-            self._selector.register(rank.reports.descriptor, selectors.EVENT_READ, rank)
-            self._selector.register(rank.pidfd, selectors.EVENT_READ, rank)
+        self._selector.register(stdin, selectors.EVENT_READ, self._look_at_stdin)
+        for crew in crews:
+            crew.watch(self._selector)
 
     def start(self) -> Step:
         """Wait until every rank has joined the process group."""
-        return self._supervise(
-            self._limits.process_group + self._limits.peer_grace, "while it joined the process group"
-        )
+        limit = self._limits.process_group + self._limits.peer_grace + ROUNDED_UP
+        late = f"no end after {limit:g} s while it joined the process group"
+        return self._supervise(Patience(limit=limit, late=late))
 
-    def run(self, command: Run) -> Step:
+    def run(self, command: Run, patience: Patience) -> Step:
         """Release one test and wait for the last rank of it."""
         self._send(command)
-        return self._supervise(self._limits.test, "in this test")
+        return self._supervise(patience)
 
     def end(self) -> Step:
         """Let the ranks tear down and leave; whoever does not in time is stopped."""
         self._send(End(is_condemned=False))
-        step = self._supervise(self._limits.process_group, "while fixtures and process group were torn down")
-        self._wait_for_exits(TERM_GRACE, self._ranks)
-        self._stop(self._alive())
+        limit = self._limits.process_group
+        late = f"no end after {limit:g} s while fixtures and process group were torn down"
+        step = self._supervise(Patience(limit=limit, late=late))
+        self._send(End(is_condemned=False))
+        self._wait_for_ends(TERM_GRACE, self._alive)
+        self._stop(self._alive)
         return step
 
     def condemn(self) -> None:
         """End a gang after something went wrong: fixtures get the grace to tear down, then everything stops."""
         self._send(End(is_condemned=True))
-        self._wait_for_exits(self._limits.peer_grace, self._ranks)
-        self._stop(self._alive())
+        self._wait_for_ends(self._limits.peer_grace, self._alive)
+        self._stop(self._alive)
 
     def abort(self, outcome: Outcome, reason: str) -> Step:
         """Stop every rank at once, for a reason outside of the gang.
@@ -89,128 +113,159 @@ class Gang:
         Returns:
             The step that was broken off.
         """
-        self._stop(self._alive())
-        for rank in self._pending:
+        for happening in self._look(0.0):
             # A report that was under way still counts.
-            for report in rank.reports.read():
-                self._step.note(reported(rank.number, report, self._step.leader))
-            if not self._step.has_ended_on(rank.number):
-                stopped = Arrival(rank=rank.number, outcome=outcome, at=time.time(), message=reason, observed=True)
-                self._step.note(stopped)
+            self._note(happening)
+        pending, self._pending = self._pending, set()
+        self._stop(self._alive)
+        for rank in sorted(pending):
+            self._step.note(Arrival(rank=rank, outcome=outcome, at=time.time(), message=reason, observed=True))
         return self._step
 
-    def close(self) -> None:
-        """Stop what still lives, descendants that outlived their rank included, and close all descriptors."""
-        self._stop(self._alive())
-        _kill_orphans(self._known)
+    def record(self, nodeid: str, arrival: Arrival) -> None:
+        """Write down, in the rank's own file, an end that the rank could not write itself."""
+        self._crew_of(arrival.rank).record(arrival.rank, "rank_ended", as_event(nodeid, arrival))
+
+    def put_output_away(self, title: str, keep: Collection[int]) -> Mapping[int, Output]:
+        """See :meth:`allranks.harness.crew.Crew.put_output_away`."""
+        return {rank: output for crew in self._crews for rank, output in crew.put_output_away(title, keep).items()}
+
+    def close(self) -> Sequence[LeftBehind]:
+        """Stop what still lives, descendants that outlived their rank included, and close all descriptors.
+
+        Returns:
+            Those descendants.
+        """
+        self._stop(self._alive)
         self._selector.close()
-        for rank in self._ranks:
-            rank.close()
+        return [process for crew in self._crews for process in crew.close()]
+
+    def _crew_of(self, rank: int) -> Crew:
+        return next(crew for crew in self._crews if rank in crew.ranks)
 
     def _send(self, command: Run | End) -> None:
-        for rank in self._ranks:
-            send_command(rank.commands, command)
+        for crew in self._crews:
+            crew.send(command)
 
-    def _alive(self) -> list[RankProcess]:
-        return [rank for rank in self._ranks if rank.exit_status is None]
-
-    def _supervise(self, limit: float, where: str) -> Step:
+    def _supervise(self, patience: Patience) -> Step:
         """Wait for one report of each rank, whatever the ranks do instead."""
         step = self._step = Step()
-        pending = self._pending = self._alive()
-        for rank in self._ranks:
-            if rank.exit_status is not None:
-                step.arrivals.append(self._ended(rank, rank.exit_status, step.leader))
-        deadline = time.monotonic() + limit
-        grace: float | None = None
-        while pending and (remaining := (grace or deadline) - time.monotonic()) > 0:
-            for rank, has_died in self._ready(remaining):
-                for arrival in self._arrivals(rank, has_died, step):
-                    step.note(arrival)
-                    if arrival.is_final and rank in pending:
-                        pending.remove(rank)
-            if step.leader is not None and grace is None:
-                grace = min(time.monotonic() + self._limits.peer_grace, deadline)
-        for arrival in self._give_up(pending, step.leader, limit, where):
-            step.note(arrival)
+        for gone in self._ends.values():
+            step.note(ended(gone, step.cause))
+        self._pending = set(self._alive)
+        clock = _Clock(patience, self._limits.peer_grace)
+        while self._pending and (remaining := clock.remaining(step)) > 0:
+            for happening in self._wait(remaining):
+                self._note(happening)
+        skipper = None if patience.skip is None else step.skipper
+        if self._pending:
+            self._give_up(patience.late, skipper)
+        step.explain_symptoms(skipper)
         return step
 
-    def _ready(self, timeout: float) -> list[tuple[RankProcess, bool]]:
-        """The ranks that have something to say, each once with whether it has died, in the order the kernel tells."""
+    def _wait(self, timeout: float | None) -> list[Happening]:
+        """What happens next, in the order in which the kernel tells; nothing when the time is up.
+
+        Raises:
+            HangupError: The job is to end.
+        """
         with let_through():
-            keys = [key for key, _ in self._selector.select(timeout)]
-        if any(key.fd == self._stdin for key in keys) and _at_end(self._stdin):
+            # A signal may end the wait, but nothing that has been read may be lost.
+            keys = self._selector.select(timeout)
+        happenings = _told_by(keys)
+        if self._is_over:
             raise HangupError
-        dead = {key.data.number for key in keys if key.data is not None and key.fd == key.data.pidfd}
-        ranks = dict.fromkeys(key.data for key in keys if key.data is not None)
-        return [(rank, rank.number in dead) for rank in ranks]
+        return happenings
 
-    def _arrivals(self, rank: RankProcess, has_died: bool, step: Step) -> list[Arrival]:
-        """What a ready rank has to say; a report that it sent before it died counts."""
-        is_pending = rank in self._pending
-        reports = rank.reports.read()
-        if has_died or rank.reports.at_end:
-            self._note_end(rank)
-        said = [reported(rank.number, report, step.leader) for report in reports]
-        if rank.exit_status is not None and not (said and said[-1].is_final):
-            said.append(self._ended(rank, rank.exit_status, step.leader))
-        return said if is_pending else []
+    def _look(self, timeout: float | None) -> list[Happening]:
+        """As :meth:`_wait`, where an order to end changes nothing: the ranks are being stopped anyway."""
+        return _told_by(self._selector.select(timeout))
 
-    def _ended(self, rank: RankProcess, status: int, leader: Arrival | None) -> Arrival:
-        return ended(rank.number, status, leader, self._stacks[rank.number].added())
+    def _look_at_stdin(self) -> Sequence[Happening]:
+        """Its end means that the job is over; what else stands there is of no meaning."""
+        if os.read(self._stdin, 4096) == b"":
+            self._is_over = True
+            self._selector.unregister(self._stdin)
+        return ()
 
-    def _note_end(self, rank: RankProcess) -> None:
-        """A rank that closed its pipe is either dead or will never report again: in both cases this is its end."""
-        if not kernel.is_readable(rank.pidfd, TERM_GRACE):
-            rank.kill_group()
-        self._take_exit(rank)
+    def _note(self, happening: Happening) -> None:
+        """Take what happened to a rank into the step, unless its step has ended."""
+        step, rank = self._step, happening.rank
+        if isinstance(happening, Gone):
+            self._alive.discard(rank)
+            self._ends[rank] = happening
+        if isinstance(happening, Said):
+            self.imported.update(dict.fromkeys(happening.report.imported))
+        if rank not in self._pending:
+            return
+        arrival = reported(happening, step.cause) if isinstance(happening, Said) else ended(happening, step.cause)
+        step.note(arrival)
+        if arrival.is_final:
+            self._pending.discard(rank)
 
-    def _take_exit(self, rank: RankProcess) -> None:
-        for descriptor in (rank.pidfd, rank.reports.descriptor):
-            self._selector.unregister(descriptor)
-        rank.reap()
+    def _give_up(self, late: str, skipper: Arrival | None) -> None:
+        """Find out where the ranks are that are still out, stop them, and settle what that makes of each."""
+        stuck = self._find(self._pending)
+        out = set(self._pending)
+        self._pending = set()
+        self._stop(out)
+        for arrival in given_up(self._step, stuck, late=late, skipper=skipper):
+            self._step.note(arrival)
 
-    def _give_up(
-        self, pending: Sequence[RankProcess], leader: Arrival | None, limit: float, where: str
-    ) -> list[Arrival]:
-        if not pending:
-            return []
-        stacks = self._dump_stacks(pending)
-        self._stop(pending)
-        return [
-            stopped(rank.number, leader, stacks[rank.number], f"no end after {limit:g} s {where}") for rank in pending
-        ]
+    def _find(self, ranks: Collection[int]) -> dict[int, Stuck]:
+        return {
+            rank: stuck
+            for crew in self._crews
+            for rank, stuck in crew.find([rank for rank in crew.ranks if rank in ranks]).items()
+        }
 
-    def _dump_stacks(self, ranks: Iterable[RankProcess]) -> dict[int, str]:
-        for rank in ranks:
-            rank.signal(STACKS_SIGNAL)
-        return wait_for_stacks({rank.number: self._stacks[rank.number] for rank in ranks})
-
-    def _stop(self, ranks: Sequence[RankProcess]) -> None:
+    def _stop(self, ranks: Collection[int]) -> None:
         """TERM, then KILL, and wait until they are gone."""
-        for rank in ranks:
-            rank.signal(signal.SIGTERM)
-        self._wait_for_exits(TERM_GRACE, ranks)
-        for rank in ranks:
-            rank.kill_group()
-        self._wait_for_exits(None, ranks)
+        if not set(ranks) & self._alive:
+            return
+        self._each(lambda crew, own: crew.signal(own, signal.SIGTERM), ranks)
+        self._wait_for_ends(TERM_GRACE, ranks)
+        self._each(lambda crew, own: crew.kill(own), ranks)
+        self._wait_for_ends(None, ranks)
 
-    def _wait_for_exits(self, timeout: float | None, ranks: Sequence[RankProcess]) -> None:
+    def _each(self, act: Callable[[Crew, list[int]], None], ranks: Collection[int]) -> None:
+        for crew in self._crews:
+            act(crew, [rank for rank in crew.ranks if rank in ranks and rank in self._alive])
+
+    def _wait_for_ends(self, timeout: float | None, ranks: Collection[int]) -> None:
+        """Wait until these ranks are gone, whatever else happens meanwhile."""
+        wanted = set(ranks)
         deadline = None if timeout is None else time.monotonic() + timeout
-        for rank in ranks:
-            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if rank.exit_status is None and kernel.is_readable(rank.pidfd, remaining):
-                self._take_exit(rank)
+        while wanted & self._alive:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                return
+            for happening in self._look(remaining):
+                self._note(happening)
 
 
-def _at_end(descriptor: int) -> bool:
-    """Whether a readable standard input is at its end; what else stands there is of no meaning."""
-    return os.read(descriptor, 4096) == b""
+def _told_by(keys: Iterable[tuple[selectors.SelectorKey, int]]) -> list[Happening]:
+    looks: list[Look] = [key.data for key, _ in keys]
+    return [happening for look in looks for happening in look()]
 
 
-def _kill_orphans(known: frozenset[int]) -> None:
-    """Kill and reap what ranks left behind: as subreaper, the agent is the parent of it now."""
-    while orphans := kernel.children() - known:
-        for pid in orphans:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+class _Clock:
+    """When a step is given up: at its limit, or sooner after something went wrong."""
+
+    def __init__(self, patience: Patience, peer_grace: float) -> None:
+        self._patience = patience
+        self._peer_grace = peer_grace
+        self._deadline = time.monotonic() + patience.limit
+        self._is_wrong = False
+        self._is_skipped = False
+
+    def remaining(self, step: Step) -> float:
+        """Seconds from now on."""
+        now = time.monotonic()
+        if step.has_gone_wrong and not self._is_wrong:
+            self._is_wrong = True
+            self._deadline = min(self._deadline, now + self._peer_grace)
+        if step.skipper is not None and not self._is_skipped and self._patience.skip is not None:
+            self._is_skipped = True
+            self._deadline = min(self._deadline, now + self._patience.skip)
+        return self._deadline - now

@@ -4,15 +4,20 @@ import ctypes
 import os
 import selectors
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+_PR_SET_PTRACER = 0x59616D61
 
 
 def _prctl(option: int, argument: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, argument, 0, 0, 0) != 0:
+    if libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
 
@@ -22,9 +27,31 @@ def die_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def allow_tracing(pid: int) -> None:
+    """Let a process and its descendants attach a debugger to this one (prctl(2), PR_SET_PTRACER).
+
+    Where the kernel's Yama restricts that to ancestors, py-spy, a child of the agent, could not look at a rank.
+    """
+    # A kernel without Yama knows no such option, and needs none.
+    with suppress(OSError):
+        _prctl(_PR_SET_PTRACER, pid)
+
+
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent has died (prctl(2), PR_SET_CHILD_SUBREAPER)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Adopt orphans in this block, and after it only where this process did before."""
+    adopted = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(adopted))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, adopted.value)
 
 
 def children() -> frozenset[int]:
@@ -48,12 +75,89 @@ def _has_children() -> bool:
 
 
 def _parent(pid: int) -> int | None:
+    stat = _stat(pid)
+    return int(stat[1]) if stat else None
+
+
+def _stat(pid: int) -> list[bytes]:
+    """State, parent, process group, session and so on (proc(5), ``/proc/pid/stat``); empty when it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return None
+        return []
     # The command name, in parentheses, may itself hold spaces and parentheses.
-    return int(stat.rpartition(b")")[2].split()[1])
+    return stat.rpartition(b")")[2].split()
+
+
+def session_of(pid: int) -> int | None:
+    """The process id of the leader of a process's session, a dead process included; None for one that is reaped."""
+    stat = _stat(pid)
+    return int(stat[3]) if stat else None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal (SIGSTOP, or job control)."""
+    return _stat(pid)[:1] == [b"T"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """A living process.
+
+    Attributes:
+        session: Process id of its session's leader.
+        command: Its command line, or its name in brackets where it has none.
+    """
+
+    session: int
+    command: str
+
+
+def describe(pid: int) -> Process | None:
+    """What a process is; None for one that is dead."""
+    stat = _stat(pid)
+    if not stat or stat[0] in (b"Z", b"X"):
+        return None
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+    return Process(session=int(stat[3]), command=arguments.decode("utf-8", "replace") or f"[{name}]")
+
+
+def killed_for_memory() -> int:
+    """How many processes of this process's cgroup the kernel has killed for want of memory; 0 where it does not say.
+
+    Read from ``memory.events`` of cgroup v2, or ``memory.oom_control`` of v1. In a container the cgroup may be mounted
+    as the root, while ``/proc/self/cgroup`` has its path on the host.
+    """
+    return max(map(_oom_kills, _memory_files()), default=0)
+
+
+def _memory_files() -> list[Path]:
+    root = Path("/sys/fs/cgroup")
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    folders: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        relative = path.lstrip("/")
+        if not controllers:
+            folders += [root / relative / "memory.events", root / "memory.events"]
+        elif "memory" in controllers.split(","):
+            folders += [root / "memory" / relative / "memory.oom_control", root / "memory" / "memory.oom_control"]
+    return folders
+
+
+def _oom_kills(file: Path) -> int:
+    try:
+        lines = file.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
 def is_readable(descriptor: int, timeout: float | None) -> bool:

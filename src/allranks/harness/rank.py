@@ -1,15 +1,12 @@
 """A rank: a fork of the agent that runs the tests it is told to, and writes down what became of each."""
 
-import faulthandler
-import gc
 import os
 import random
-import signal
 import sys
 import traceback
 import zlib
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -19,15 +16,16 @@ import torch
 from _pytest.capture import CaptureManager
 from torch import distributed
 
-from allranks.harness import kernel
 from allranks.harness.channel import End, Report, Run, decode_command, send_report
 from allranks.harness.config import AgentConfig
 from allranks.harness.events import EventLog
+from allranks.harness.late_imports import imported_late
 from allranks.harness.outcome import Outcome
 from allranks.harness.phases import Phase, is_good_subtest, overall, phase_of, shorten
-from allranks.harness.rendezvous import Rendezvous
-from allranks.harness.signals import ENDING
-from allranks.harness.stacks import STACKS_SIGNAL
+from allranks.harness.printing import flush_output
+from allranks.harness.rank_setup import live
+from allranks.harness.symptoms import is_symptom
+from allranks.harness.terminal import silence_terminal
 from allranks.testing.skipcodes import SkipCode
 from allranks.testing.skips import EnvironmentSkip
 
@@ -37,87 +35,63 @@ class Assignment:
     """All that one rank of one gang needs to know.
 
     Attributes:
+        local_ranks: The ranks of its node.
         gang: Number of the gang in its job, from 1.
-        rendezvous: Where the process group is made; None for a gang without one.
+        url: What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
+        environment: Variables that the ranks need to meet.
         hardware_skip: Why no test of this cell can run on this host, with torch's skip code.
         first_test: Node id of the first test: a process group that cannot be made is an error of this one.
+        shared: Folder that all ranks of the gang see, and no other gang uses.
         commands: File object that the agent's commands are read from.
         reports: Descriptor that reports go to.
     """
 
     config: AgentConfig
     rank: int
+    local_ranks: Sequence[int]
     gang: int
-    rendezvous: Rendezvous | None
+    url: str | None
+    environment: Mapping[str, str]
     hardware_skip: tuple[SkipCode, str] | None
     first_test: str
     results: Path
+    shared: Path
     commands: int
     reports: int
 
 
 def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
     """Be a rank until the agent says that it is over. Never returns: the fork must not run the agent's code."""
-    status = 1
-    try:
-        os.setsid()
-        kernel.die_with_parent()
-        _set_up_process(assignment)
-        _rebuild_capture(session)
+
+    def work() -> int:
+        _leave_capture_to_the_agent(session)
+        silence_terminal(session.config)
         _Rank(session, assignment).run()
-        status = 0
-    except BrokenPipeError:
-        # The agent is gone, and the kernel is about to end this process too.
-        pass
-    except BaseException:  # noqa: BLE001 - the last frame of this process: there is nobody left to raise to
-        traceback.print_exc()
-    finally:
-        _leave(status)
+        return 0
 
-
-def _leave(status: int) -> NoReturn:
-    """End this process, whatever a test has done to its output."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(status)
-
-
-def _set_up_process(assignment: Assignment) -> None:
-    log = os.open(assignment.results / f"rank-{assignment.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for descriptor, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(descriptor, target)
-    os.close(log)
-    os.close(nothing)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGIO, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-    stacks = (assignment.results / f"rank-{assignment.rank}.stacks.txt").open("a", encoding="utf-8")
-    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
-    # Standard error is where pytest's capture is, and lost with the process.
-    faulthandler.enable(file=stacks, all_threads=True)
-    os.environ.update(_rank_environment(assignment))
-    gc.enable()
+    stacks = assignment.results / f"rank-{assignment.rank}.stacks.txt"
+    live(work, stacks=stacks, environment=_rank_environment(assignment))
 
 
 def _rank_environment(assignment: Assignment) -> dict[str, str]:
-    world_size = str(assignment.config.world_size)
     return {
         "RANK": str(assignment.rank),
-        "LOCAL_RANK": str(assignment.rank),
-        "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": world_size,
-        **(assignment.rendezvous.environment if assignment.rendezvous else {}),
+        "LOCAL_RANK": str(assignment.local_ranks.index(assignment.rank)),
+        "WORLD_SIZE": str(assignment.config.world_size),
+        "LOCAL_WORLD_SIZE": str(len(assignment.local_ranks)),
+        "ALLRANKS_GANG": str(assignment.gang),
+        "ALLRANKS_SHARED": str(assignment.shared),
+        **assignment.environment,
     }
 
 
-def _rebuild_capture(session: pytest.Session) -> None:
-    """Give this rank capture files of its own: those of the agent share their offset with every fork."""
-    manager = cast("CaptureManager", session.config.pluginmanager.get_plugin("capturemanager"))
-    manager.start_global_capturing()
-    manager.suspend_global_capture()
+def _leave_capture_to_the_agent(session: pytest.Session) -> None:
+    """Have pytest capture nothing but for ``capsys`` and ``capfd``: the agent reads all that this process prints."""
+    manager = cast("CaptureManager | None", session.config.pluginmanager.get_plugin("capturemanager"))
+    if manager is not None:
+        # pytest reads it once, from the command line, and has no other way to change it.
+        setattr(manager, "_method", "no")  # noqa: B010 - declared final
+        manager.start_global_capturing()
 
 
 class _Rank:
@@ -132,6 +106,7 @@ class _Rank:
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
         self._group: distributed.ProcessGroup | None = None
+        self._modules = frozenset(sys.modules)
         session.config.pluginmanager.register(self, "allranks-rank")
 
     def run(self) -> None:
@@ -150,7 +125,9 @@ class _Rank:
             for line in commands:
                 command = decode_command(line)
                 if isinstance(command, End):
-                    self._report(self._end(command))
+                    self._report(replace(self._end(command), imported=imported_late(self._modules)))
+                    if not command.is_condemned:
+                        commands.readline()
                     return
                 self._report(self._run_test(command))
 
@@ -159,17 +136,16 @@ class _Rank:
 
     def _join(self) -> Report:
         """Join the process group of the cell; trouble with that is an error of the gang's first test."""
-        rendezvous = self._assignment.rendezvous
-        if rendezvous is None:
+        if self._assignment.url is None:
             return Report(outcome=Outcome.PASSED)
         try:
-            init_process_group(self._assignment.config, self._assignment.rank, rendezvous.url)
+            init_process_group(self._assignment, self._assignment.url)
         except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
             message = f"the process group could not be made: {error}".splitlines()[0]
             phase = Phase(
                 when="setup", outcome=Outcome.ERRORED, duration=0.0, message=message, text=traceback.format_exc()
             )
-            self._add_phase(self._assignment.first_test, phase)
+            self._add_phase(self._assignment.first_test, phase, error)
             return Report(outcome=phase.outcome, message=message)
         return Report(outcome=Outcome.PASSED)
 
@@ -186,12 +162,14 @@ class _Rank:
             world_size=self._assignment.config.world_size,
             seed=seed,
         )
+        os.environ["ALLRANKS_SEED"] = str(seed)
         seed_everything(seed)
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
             # pytest ends its session on these and reports nothing; a rank ends its session when the agent says so.
-            self._add_phase(item.nodeid, _broken_off(error))
+            self._add_phase(item.nodeid, _broken_off(error), error)
+        flush_output()
         return self._conclude(item)
 
     def _conclude(self, item: pytest.Item) -> Report:
@@ -211,6 +189,7 @@ class _Rank:
         self._tear_down_fixtures()
         if distributed.is_initialized():
             distributed.destroy_process_group()
+        flush_output()
         self._events.write("rank_finished", rank=self._assignment.rank)
         if not self._phases:
             return Report(outcome=Outcome.PASSED)
@@ -228,14 +207,17 @@ class _Rank:
             self._errors["teardown"] = call.excinfo.value
             self.pytest_runtest_logreport(report)
 
-    def _add_phase(self, nodeid: str, phase: Phase) -> None:
+    def _add_phase(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
         """Write a phase down; the first bad one of a step is reported at once, because peers may be waiting."""
         is_first_bad = phase.outcome.is_bad and not any(earlier.outcome.is_bad for earlier in self._phases)
         self._phases.append(phase)
         late = {"late": True} if self._is_condemned else {}
         self._events.write("phase", nodeid=nodeid, rank=self._assignment.rank, **phase.fields(), **late)
         if is_first_bad:
-            self._report(Report(outcome=phase.outcome, message=phase.message, is_final=False))
+            flush_output()
+            self._report(
+                Report(outcome=phase.outcome, message=phase.message, is_symptom=is_symptom(error), is_final=False)
+            )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -259,7 +241,8 @@ class _Rank:
         if is_good_subtest(report):
             # The test that it is a part of has a report of its own.
             return
-        self._add_phase(report.nodeid, phase_of(report, self._errors.pop(report.when, None)))
+        error = self._errors.pop(report.when, None)
+        self._add_phase(report.nodeid, phase_of(report, error), error)
 
 
 def _broken_off(error: BaseException) -> Phase:
@@ -269,14 +252,15 @@ def _broken_off(error: BaseException) -> Phase:
     return Phase(when="call", outcome=Outcome.CRASHED, duration=0.0, message=message, text=shorten(text))
 
 
-def init_process_group(config: AgentConfig, rank: int, url: str) -> None:
+def init_process_group(assignment: Assignment, url: str) -> None:
     """Join the default process group of the cell."""
+    config = assignment.config
     if config.backend == "nccl":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
+        torch.cuda.set_device(assignment.local_ranks.index(assignment.rank) % torch.cuda.device_count())
     distributed.init_process_group(
         config.backend,
         init_method=url,
-        rank=rank,
+        rank=assignment.rank,
         world_size=config.world_size,
         timeout=timedelta(seconds=config.limits.process_group),
     )
@@ -294,7 +278,11 @@ def seed_everything(seed: int) -> None:
         seed: 32 bits, which is what NumPy takes.
     """
     random.seed(seed)
-    torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:
+        # The whole costs 0.7 ms: each kind of accelerator puts the seed off, and formats its caller's stack for that.
+        torch.default_generator.manual_seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed)

@@ -37,6 +37,8 @@ class RankTest:
         phases: ``phase`` events.
         ended: The agent's ``rank_ended`` event, where the rank could not finish.
         arrived: The leading agent's ``arrived`` event.
+        output: The ``output`` event: what the rank printed in the test, where it did not pass.
+        world_size: The size of the world that the test ran in; None where no event says.
     """
 
     nodeid: str
@@ -44,6 +46,8 @@ class RankTest:
     ended: Event | None = None
     arrived: Event | None = None
     finished: bool = False
+    output: Event | None = None
+    world_size: int | None = None
 
     @property
     def deciding(self) -> Event:
@@ -109,6 +113,16 @@ def _add(test: RankTest, event: Event) -> None:
             test.ended = event
         case "test_finished":
             test.finished = True
+        case "test_started":
+            test.world_size = event.get("world_size")
+        case "output":
+            test.output = event
+
+
+def ranks_with_events(results: Path) -> list[int]:
+    """The ranks that have written an event: tests that start their ranks themselves may have more than the job."""
+    names = (path.name.removeprefix("events-").removesuffix(".jsonl") for path in results.glob("events-*.jsonl"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def _document(tests: Sequence[RankTest], properties: Mapping[str, str]) -> ET.Element:
@@ -144,17 +158,21 @@ def _testcase(test: RankTest) -> ET.Element:
     if outcome in _ELEMENT:
         case.append(_outcome_element(outcome, deciding))
     if outcome is not Outcome.PASSED:
-        _add_output(case, test.phases)
+        _add_output(case, test)
     return case
 
 
 def _case_properties(test: RankTest, deciding: Event) -> Iterator[tuple[str, str]]:
     yield "allranks.nodeid", test.nodeid
     yield "allranks.outcome", deciding["outcome"]
+    if test.world_size is not None:
+        yield "allranks.world_size", str(test.world_size)
     if test.arrived is not None:
         yield "allranks.at", f"{test.arrived.get('at', 0.0):.6f}"
         if test.arrived.get("consequence"):
             yield "allranks.consequence", "1"
+            if test.arrived.get("caused_by") is not None and deciding.get("caused_by") is None:
+                yield "allranks.caused_by", str(test.arrived["caused_by"])
     for key, name in (
         ("caused_by", "caused_by"),
         ("skip_kind", "skip_kind"),
@@ -174,10 +192,11 @@ def _outcome_element(outcome: Outcome, deciding: Event) -> ET.Element:
     return element
 
 
-def _add_output(case: ET.Element, phases: Sequence[Event]) -> None:
+def _add_output(case: ET.Element, test: RankTest) -> None:
     for key, tag in (("stdout", "system-out"), ("stderr", "system-err")):
-        # pytest's report of a phase holds what the phases before it captured too, so the last one has it all.
-        text = next((phase[key] for phase in reversed(phases) if phase.get(key)), "")
+        # The agent reads what a rank prints; a phase has text of its own only where a plugin put it there.
+        sources = [test.output or {}, *reversed(test.phases)]
+        text = next((source[key] for source in sources if source.get(key)), "")
         if text:
             ET.SubElement(case, tag).text = legal(text)
 

@@ -1,13 +1,14 @@
 """Reads matrix.toml, or ``[tool.allranks]`` of pyproject.toml, into a checked :class:`Matrix`."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import get_args
 
-from allranks.errors import MatrixError
+from allranks.errors import MatrixError, UsageError
 from allranks.matrix.axes import AXES, AxisValue, type_of_axis
-from allranks.matrix.document import PYPROJECT, Table, read
+from allranks.matrix.document import LARGEST_NUMBER, PYPROJECT, Table, read
 from allranks.matrix.expand import cell_at, expand
 from allranks.matrix.model import (
     Cell,
@@ -39,6 +40,9 @@ SKIP_POLICIES: tuple[SkipPolicy, ...] = get_args(SkipPolicy)
 DEFAULTS: Mapping[str, AxisValue] = {"gpu_count": 0, "init_method": "env", "nodes": 1}
 
 SMALLEST: Mapping[str, int] = {"world_size": 1, "gpu_count": 0, "nodes": 1}
+
+TEST_LIMIT_VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
+"""Seconds that a test may take where the matrix sets no limit: the variable of torch's own harness."""
 
 SET_BY_ALLRANKS = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -112,7 +116,7 @@ def _matrix(file: Table) -> Matrix:
         images=_images(file, known),
         env=tuple(_env(entry, known) for entry in file.tables("env")),
         policy=_policy(file.table("policy")),
-        limits=_limits(file.table("limits")),
+        limits=_limits(file.table("limits"), os.environ),
         process=_process(file.table("process")),
         line=table.line,
     )
@@ -318,17 +322,34 @@ def _policy(table: Table) -> Policy:
     return Policy(skip=skip, mixed_skip=table.texts("mixed_skip"))
 
 
-def _limits(table: Table) -> Limits:
-    table.only("process_group", "test", "job", "peer_grace", "memory_mib")
+def _limits(table: Table, environ: Mapping[str, str]) -> Limits:
+    table.only("process_group", "test", "job", "peer_grace", "assembly", "memory_mib")
+    default = Limits() if "test" in table else _default_limits(environ.get(TEST_LIMIT_VARIABLE, ""))
     limits = Limits(
-        process_group=table.seconds("process_group", Limits.process_group),
-        test=table.seconds("test", Limits.test),
-        job=table.seconds("job", Limits.job),
-        peer_grace=table.seconds("peer_grace", Limits.peer_grace),
-        memory_mib=table.whole("memory_mib", Limits.memory_mib, at_least=1),
+        process_group=table.seconds("process_group", default.process_group),
+        test=table.seconds("test", default.test),
+        job=table.seconds("job", default.job),
+        peer_grace=table.seconds("peer_grace", default.peer_grace),
+        assembly=table.seconds("assembly", default.assembly),
+        memory_mib=table.whole("memory_mib", default.memory_mib, at_least=1),
     )
     _check_nesting(table, limits)
     return limits
+
+
+def _default_limits(test: str) -> Limits:
+    """Our limits; where the environment sets that of a test, those around it keep out of its way."""
+    if not test:
+        return Limits()
+    try:
+        seconds = float(test)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= LARGEST_NUMBER:
+        msg = f"The environment variable {TEST_LIMIT_VARIABLE} is {test!r}, which is no time to wait."
+        raise UsageError(msg, remedy="Set it to a number of seconds above 0, or unset it.")
+    process_group, job = min(Limits.process_group, seconds / 2), max(Limits.job, seconds * 2)
+    return Limits(process_group=process_group, test=seconds, job=job)
 
 
 def _check_nesting(table: Table, limits: Limits) -> None:

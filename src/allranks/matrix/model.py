@@ -160,6 +160,7 @@ class Limits:
         test: From the release of a test to the last rank's report.
         job: From a job's turn to its agent's end; what the agent did ahead of its turn does not count.
         peer_grace: What the peers of the first bad rank get to end by themselves.
+        assembly: What the agents of a cell's nodes get to come together, and again to collect.
         memory_mib: Memory of one job in MiB; None for 2 GiB and 1 GiB more for each rank.
     """
 
@@ -167,6 +168,7 @@ class Limits:
     test: float = 120.0
     job: float = 1800.0
     peer_grace: float = 3.0
+    assembly: float = 120.0
     memory_mib: int | None = None
 
 

@@ -83,6 +83,7 @@ def _of_attempt(
         attempt=attempt.number,
         gpus=record.gpus if record else (),
         deselected=record.deselected if record else 0,
+        notes=record.notes if record else (),
         started=record.started if record else None,
         elapsed=record.elapsed if record else None,
     )

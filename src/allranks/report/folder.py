@@ -66,6 +66,7 @@ class JobRecord:
     Attributes:
         collected: Node ids; None where the collection never ended.
         not_run: Node ids that a stop of the job kept from running, for ``stop_reason``.
+        notes: Sentences about the job, without their full stops.
         started: Seconds since the epoch.
     """
 
@@ -78,6 +79,7 @@ class JobRecord:
     deselected: int = 0
     not_run: frozenset[str] = frozenset()
     stop_reason: str = ""
+    notes: tuple[str, ...] = ()
     started: float | None = None
     elapsed: float | None = None
 
@@ -207,6 +209,7 @@ def _job_record(value: Mapping[str, Any]) -> JobRecord:
         deselected=int(value.get("deselected") or 0),
         not_run=frozenset(_strings(value.get("not_run"))),
         stop_reason=str(value.get("stop_reason") or ""),
+        notes=_strings(value.get("notes")),
         started=None if started is None else float(started),
         elapsed=None if started is None or finished is None else float(finished) - float(started),
     )

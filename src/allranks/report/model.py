@@ -154,6 +154,7 @@ class CellSuite:
         attempt: Number of the attempt that counts; None where there are no attempts.
         gpus: Ids of the GPUs that the job was given.
         deselected: Tests that pytest's own selection (``-k``, ``-m``) left out.
+        notes: Sentences about the job, without their full stops.
         started: Seconds since the epoch.
         elapsed: Seconds from the job's start to its end.
     """
@@ -167,6 +168,7 @@ class CellSuite:
     attempt: int | None = None
     gpus: tuple[str, ...] = ()
     deselected: int = 0
+    notes: tuple[str, ...] = ()
     started: float | None = None
     elapsed: float | None = None
 
@@ -240,6 +242,7 @@ class MergedRun:
                 yield f"{suite.name}: the selection left out all {suite.deselected} tests."
             if self.planned is not None and suite.id not in self.planned:
                 yield f"{suite.name}: has results, and is not in the plan."
+            yield from (f"{suite.name}: {note}." for note in suite.notes)
 
     def _note_on_what_never_ran(self) -> Iterator[str]:
         """A run is green when some of it ran: what did not run has to be said, or nobody ever looks."""

@@ -7,6 +7,7 @@ Where the rules leave room, they are read like this:
 - Ranks disagree (rule 3) when some skipped and others ran, and also when some xfailed and others passed: what is
   expected to fail on one rank alone is as suspect as what is skipped on one rank alone.
 - A non-strict xpass beside passes, or on every rank, is a pass, as in pytest's own report.
+- A rank that waited for one that skipped, and was aborted for it, disagrees with that one.
 - An abort without a rank that went first is unaccounted (rule 1): the job was ended from outside, as the aborted ranks
   then say, or supervision itself failed.
 - Where some bad outcomes have a time and others have none, nothing says which came first: as if none had one.
@@ -83,9 +84,17 @@ def verdict(results: Iterable[RankResult], setting: Setting) -> Verdict:
 def leading(ranks: Sequence[RankResult]) -> Lead | None:
     """The first bad outcome to arrive; None where no rank went wrong by itself.
 
-    An aborted or a missing rank never leads, and a consequence only where what it follows from is not there.
+    An aborted or a missing rank never leads, nor one that waited in vain for a rank that skipped; and a consequence
+    only where what it follows from is not there.
     """
-    bad = [rank for rank in ranks if rank.outcome.is_bad and rank.outcome not in {Outcome.ABORTED, Outcome.MISSING}]
+    skipped = {rank.rank for rank in ranks if rank.outcome is Outcome.SKIPPED}
+    bad = [
+        rank
+        for rank in ranks
+        if rank.outcome.is_bad
+        and rank.outcome not in {Outcome.ABORTED, Outcome.MISSING}
+        and not (rank.consequence and rank.caused_by in skipped)
+    ]
     candidates = [rank for rank in bad if not rank.consequence] or bad
     if not candidates:
         return None
@@ -111,7 +120,10 @@ def _unaccounted(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
     """Rule 1: a rank is missing, or was aborted though no rank went first."""
     lead = leading(ranks)
     missing = [rank for rank in ranks if rank.outcome is Outcome.MISSING]
-    unexplained = [rank for rank in ranks if rank.outcome is Outcome.ABORTED and lead is None]
+    skipped = {rank.rank for rank in ranks if rank.outcome is Outcome.SKIPPED}
+    unexplained = [
+        rank for rank in ranks if rank.outcome is Outcome.ABORTED and lead is None and rank.caused_by not in skipped
+    ]
     if ranks and not missing and not unexplained:
         return None
     return Verdict(
@@ -154,9 +166,10 @@ def _still_running(ranks: Sequence[RankResult]) -> str:
 def _ranks_disagree(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
     """Rule 3: some ranks skipped and others did not, and nobody has allowed it."""
     outcomes = {rank.outcome for rank in ranks}
-    skipped_and_ran = Outcome.SKIPPED in outcomes and outcomes & _RAN
+    skipped_and_ran = Outcome.SKIPPED in outcomes and outcomes != {Outcome.SKIPPED}
     expected_to_fail_on_some = {Outcome.XFAILED, Outcome.PASSED} <= outcomes
     allowed = any(fnmatchcase(ranks[0].nodeid, pattern) for pattern in setting.mixed_skip)
+    allowed = allowed and not any(rank.outcome.is_bad for rank in ranks)
     if allowed or not (skipped_and_ran or expected_to_fail_on_some):
         return None
     return Verdict(

@@ -41,6 +41,10 @@ class RunFolder:
     run_id: str
     seed: int
 
+    def cache_of(self, job: Job) -> Path:
+        """Where pytest's cache of a cell and suite is kept, beside the runs: it is there for the next one."""
+        return self.path.parent / ".cache" / job.cell.id / job.suite.name
+
     def new_attempt(self, job: Job) -> tuple[int, Path]:
         """The number and the folder of a new attempt at a job; earlier ones stay as they are.
 

@@ -8,6 +8,10 @@ from allranks.engine.protocol import JobExit
 from allranks.errors import AllranksError
 from allranks.harness.events import Event
 
+_LEFT_SHOWN = 5
+
+_SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's results folder."
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobError:
@@ -45,10 +49,34 @@ def not_run(events: Sequence[Event]) -> dict[str, Any]:
     return {} if event is None else {"not_run": event["tests"], "stop_reason": event["reason"]}
 
 
+def notes(events: Sequence[Event]) -> list[str]:
+    """What a reader of the report should know about a job and no testcase says."""
+    notices = [event for event in events if event["event"] == "notice"]
+    said = [f"{event['nodeid']}: {event['text']}" if event["nodeid"] else event["text"] for event in notices]
+    return [*(text.rstrip(".") for text in said), *_left_behind(events)]
+
+
+def _left_behind(events: Sequence[Event]) -> list[str]:
+    """The processes that outlived their ranks and were killed, in words."""
+    found = [event for event in events if event["event"] == "left_behind"]
+    words = [
+        f"{_whose(event)} left a process behind in {event['nodeid']}, which was killed: {event['command'][:200]}"
+        for event in found[:_LEFT_SHOWN]
+    ]
+    rest = len(found) - len(words)
+    return [*words, f"{rest} more processes were left behind and killed"] if rest else words
+
+
+def _whose(event: Event) -> str:
+    return "a rank" if event["rank"] is None else f"rank {event['rank']}"
+
+
 def job_error(events: Sequence[Event], ending: JobExit) -> JobError | None:
     """What went wrong with a job as a whole; None when its agent did all its work."""
     if failures := [event for event in events if event["event"] == "collection_failed"]:
         return _collection_error(failures)
+    if (apart := find(events, "nodes_failed") or find(events, "node_lost")) is not None:
+        return JobError(kind="agent", what=apart["message"], remedy=_SEE_THE_OTHER_AGENTS)
     if (failed := find(events, "agent_failed")) is not None:
         return _agent_failure(failed)
     if ending.timed_out or find(events, "job_timed_out"):

@@ -27,7 +27,9 @@ class LiveView:
         self.say(f"{job_id}: running in {where}")
 
     def event(self, job_id: str, event: Event) -> None:
-        """Something arrived from a job: the first bad outcome of each job is worth a line at once."""
+        """Something arrived from a job: the first bad outcome of each is worth a line at once, and what ranks print."""
+        if event["event"] == "output":
+            self.say(f"[rank {event['rank']}] {event['line']}")
         if event["event"] != "arrived" or job_id in self._has_failed:
             return
         if Outcome(event["outcome"]).is_bad:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from allranks.engine.spec import FileCopy, JobSpec, resources
 from allranks.harness.config import AgentConfig, TimeLimits
-from allranks.matrix.model import Job, Limits, Matrix
+from allranks.matrix.model import Job, Matrix
 
 _CONFIGURATION = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 """Files that pytest looks for in the folder of the tests and those above it."""
@@ -36,6 +36,7 @@ class Attempt:
         gpus: The GPUs of its lease.
         seed: What every rank of every test starts from.
         pytest_args: Arguments of this run for pytest.
+        carried: What an earlier job of the same cell and suite has left for this one.
     """
 
     run_id: str
@@ -43,6 +44,7 @@ class Attempt:
     seed: int
     gpus: tuple[str, ...] = ()
     pytest_args: tuple[str, ...] = ()
+    carried: tuple[FileCopy, ...] = ()
 
 
 def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
@@ -51,21 +53,29 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
         run_id=attempt.run_id,
         job_id=job.id,
         attempt=attempt.number,
-        agent=_agent_config(matrix.limits, job, attempt),
+        agent=_agent_config(matrix, job, attempt),
         code=matrix.root.resolve(),
         files=tuple(files_of(matrix.root.resolve(), (job.suite.path, *job.suite.files))),
+        carried=attempt.carried,
         image=surroundings.image,
         python=surroundings.python,
         python_path=surroundings.python_path,
         environment=dict(job.environment),
         gpus=attempt.gpus,
         resources=resources(
-            world_size=job.cell.world_size, memory_mib=matrix.limits.memory_mib, seconds=matrix.limits.job
+            world_size=job.cell.world_size, memory_mib=matrix.limits.memory_mib, seconds=_seconds(matrix, job)
         ),
     )
 
 
-def _agent_config(limits: Limits, job: Job, attempt: Attempt) -> AgentConfig:
+def _seconds(matrix: Matrix, job: Job) -> float:
+    """The job's time limit, and where its agents have to come together first, what that may take."""
+    limits = matrix.limits
+    return limits.job + (limits.assembly if job.cell.nodes > 1 else 0.0)
+
+
+def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
+    limits = matrix.limits
     return AgentConfig(
         cell=job.cell.id,
         suite=job.suite.name,
@@ -76,10 +86,16 @@ def _agent_config(limits: Limits, job: Job, attempt: Attempt) -> AgentConfig:
         init_method=job.cell.init_method,
         isolation=job.suite.isolation,
         limits=TimeLimits(
-            process_group=limits.process_group, test=limits.test, job=limits.job, peer_grace=limits.peer_grace
+            process_group=limits.process_group,
+            test=limits.test,
+            job=limits.job,
+            peer_grace=limits.peer_grace,
+            assembly=limits.assembly,
         ),
         seed=attempt.seed,
         pytest_args=(*job.suite.pytest_args, *attempt.pytest_args),
+        mixed_skip=matrix.policy.mixed_skip,
+        nodes=job.cell.nodes,
     )
 
 

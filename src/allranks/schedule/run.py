@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks.engine.ownership import own_run
-from allranks.errors import AllranksError, ExitCode
+from allranks.engine.protocol import Engine
+from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
@@ -71,6 +72,7 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
         folder = open_run(options.results, options.run_id, jobs, _facts(expansion), options.seed)
         try:
             host = choose_host(options.engine, expansion.matrix, say)
+            _refuse_several_nodes(host.engine, jobs)
             Runner(expansion.matrix, host, folder, LiveView(say), options.pytest_args).run(jobs)
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")
@@ -82,6 +84,13 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
                 merge(folder.path)
             raise
         return _conclude(folder, jobs, options, say)
+
+
+def _refuse_several_nodes(engine: Engine, jobs: Sequence[Job]) -> None:
+    wide = [job.cell.id for job in jobs if job.cell.nodes > 1]
+    if wide and not engine.spans_nodes:
+        msg = f"The cell {wide[0]} has several nodes, and the {engine.name} engine of this version runs one."
+        raise UsageError(msg, remedy="Take --engine process, or select the other cells: --where nodes=1.")
 
 
 def _facts(expansion: Expansion) -> dict[str, Any]:

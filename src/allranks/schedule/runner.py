@@ -11,10 +11,11 @@ from allranks.engine.protocol import Engine, JobExit, RunningJob
 from allranks.engine.spec import JobSpec
 from allranks.errors import AllranksError
 from allranks.harness.events import JOURNAL, Event, append_events, read_events
-from allranks.harness.rank_xml import write_rank_xml
+from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule import journal
+from allranks.schedule.cache import carried_files, keep_cache
 from allranks.schedule.folder import SCHEMA, RunFolder, as_results_error, write_json
 from allranks.schedule.gpus import Lease, try_lease, wait_for_lease
 from allranks.schedule.journal import JobError
@@ -159,6 +160,7 @@ class Runner:
             seed=self._folder.seed,
             gpus=turn.lease.gpus,
             pytest_args=self._pytest_args,
+            carried=tuple(carried_files(self._folder.cache_of(turn.job))),
         )
         return job_spec(self._matrix, turn.job, self._host.surroundings(turn.job), attempt)
 
@@ -170,7 +172,8 @@ class Runner:
 
     def _wait(self, turn: Turn) -> None:
         def take(event: Event) -> None:
-            turn.events.append(event)
+            if event["event"] != "output":
+                turn.events.append(event)
             self._live.event(turn.job.id, event)
 
         if turn.running is None:
@@ -189,6 +192,7 @@ class Runner:
             self._collect(turn, turn.running)
         with as_results_error(turn.folder):
             _complete_results(turn)
+            keep_cache(turn.folder, self._folder.cache_of(turn.job))
             # The file is the truth: what came while the job was being stopped is only there.
             turn.events = read_events(turn.folder / JOURNAL) or turn.events
             try:
@@ -218,9 +222,8 @@ def _complete_results(turn: Turn) -> None:
     if turn.events and not (turn.folder / JOURNAL).exists():
         append_events(turn.folder / JOURNAL, turn.events)
     cell = turn.job.cell
-    for rank in range(cell.world_size):
-        has_events = (turn.folder / f"events-{rank}.jsonl").exists()
-        if has_events and not (turn.folder / f"rank-{rank}.xml").exists():
+    for rank in ranks_with_events(turn.folder):
+        if not (turn.folder / f"rank-{rank}.xml").exists():
             write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.suite.name, world_size=cell.world_size)
 
 
@@ -251,4 +254,5 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "collected": collected,
         "deselected": deselected,
         **journal.not_run(turn.events),
+        "notes": journal.notes(turn.events),
     }

@@ -3,17 +3,31 @@
 The agent registers it with ``-p allranks.testing.fixtures``; so can a plain pytest.
 """
 
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Protocol
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
+from allranks.testing.barrier import FileBarrier
 from allranks.testing.environment import RankEnvironment
+from allranks.testing.markers import WrongMarkerError, marker_lines, requirements_of_item
+from allranks.testing.notices import put_up, read_when_up
+from allranks.testing.seeds import generator_of_rank, seed_of
+from allranks.testing.shared_folders import FolderOfGang, FolderOfTest, remove
 from allranks.testing.skipcodes import SkipCode
-from allranks.testing.skips import requirements_of, skip
+from allranks.testing.skips import skip
+from allranks.testing.stores import open_store
+
+_TESTS_RUN = pytest.StashKey[int]()
+_LAST_STORE = pytest.StashKey[TCPStore]()
+_LAST_FOLDER = pytest.StashKey[FolderOfTest]()
 
 
 class SubgroupMaker(Protocol):
@@ -36,15 +50,24 @@ class SubgroupMaker(Protocol):
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known."""
-    config.addinivalue_line("markers", "no_process_group: this test makes its own process group, or needs none")
+    for line in marker_lines():
+        config.addinivalue_line("markers", line)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Count the tests: the agent gives all ranks of a gang the same ones, so the count is the same on all of them."""
+    item.config.stash[_TESTS_RUN] = item.config.stash.get(_TESTS_RUN, 0) + 1
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Look at what the test requires before any fixture is made for it."""
-    if isinstance(item, pytest.Function):
-        for requirement in requirements_of(item.function):
+    try:
+        for requirement in requirements_of_item(item):
             requirement.check()
+    except WrongMarkerError as error:
+        pytest.fail(str(error), pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -122,3 +145,83 @@ def subgroup() -> Iterator[SubgroupMaker]:
     yield make
     for group in reversed(made):
         dist.destroy_process_group(group)
+
+
+@pytest.fixture(scope="session")
+def _gang_folder(rank_environment: RankEnvironment, tmp_path_factory: pytest.TempPathFactory) -> FolderOfGang:
+    """The folder that this rank's gang shares; a world of one has nobody to share with."""
+    if rank_environment.shared is not None:
+        return FolderOfGang(rank_environment.shared)
+    if rank_environment.world_size == 1:
+        return FolderOfGang(tmp_path_factory.mktemp("gang"))
+    msg = (
+        f"the {rank_environment.world_size} ranks of this world have no folder that they share\n"
+        "The agent makes one for each gang (ALLRANKS_SHARED), and these ranks were started by something else.\n"
+        "Run the suite with `allranks run`."
+    )
+    raise RuntimeError(msg)
+
+
+@pytest.fixture
+def _test_folder(
+    request: pytest.FixtureRequest, rank_environment: RankEnvironment, _gang_folder: FolderOfGang
+) -> FolderOfTest:
+    """The folder that the ranks share in this test. Where an agent leads, the one before it is removed."""
+    stash = request.config.stash
+    last = stash.get(_LAST_FOLDER, None)
+    # No rank begins a test before all have ended the one before it: nobody uses that folder any more.
+    if last is not None and rank_environment.rank == 0 and rank_environment.shared is not None:
+        remove(last)
+    stash[_LAST_FOLDER] = folder = _gang_folder.of_test(request.node.nodeid, stash.get(_TESTS_RUN, 0))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_dir(_gang_folder: FolderOfGang) -> Path:
+    """A temporary directory that all ranks of the gang share, for as long as the gang lives."""
+    return _gang_folder.of_the_author
+
+
+@pytest.fixture
+def shared_tmp_path(_test_folder: FolderOfTest) -> Path:
+    """A temporary directory that all ranks share, empty at the start of each test, and removed after it."""
+    return _test_folder.of_the_author
+
+
+@pytest.fixture
+def file_barrier(_test_folder: FolderOfTest, rank: int, world_size: int) -> FileBarrier:
+    """``file_barrier(timeout=60.0)`` holds each rank until all have come, without a process group."""
+    return FileBarrier(_test_folder.of_the_barrier, rank, world_size)
+
+
+@pytest.fixture
+def broadcast_file(_test_folder: FolderOfTest, rank: int) -> Path:
+    """An empty temporary file, made by rank 0, which tells its name to all ranks without a process group."""
+    notice = _test_folder.of_notices / "file"
+    if rank == 0:
+        descriptor, name = tempfile.mkstemp(dir=_test_folder.of_notices, prefix="broadcast-")
+        os.close(descriptor)
+        put_up(notice, name)
+    return Path(read_when_up(notice, "the name of the file"))
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, rank_environment: RankEnvironment, _test_folder: FolderOfTest) -> TCPStore:
+    """A new store over all ranks, served by rank 0: nobody else's keys are in it, and it needs no process group."""
+    opened = open_store(rank_environment, _test_folder.of_notices / "store")
+    # The server must outlive the slowest rank of its test, which rank 0 does not know of before the next test begins.
+    # No fixture lives as long: those of the whole session end within the teardown of the last test.
+    request.config.stash[_LAST_STORE] = opened
+    return opened
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of this test, the same on all ranks, which the report shows."""
+    return seed_of(request.node.nodeid)
+
+
+@pytest.fixture
+def rank_generator(seed: int, rank: int) -> torch.Generator:
+    """A generator on the CPU that is seeded by the test's seed and the rank: each rank draws numbers of its own."""
+    return generator_of_rank(seed, rank)

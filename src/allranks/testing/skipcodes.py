@@ -1,14 +1,17 @@
-"""torch's exit codes for a skipped test, with our own words for what each means.
+"""torch's exit codes for a skipped test, and what else a rank's end says about a skip.
 
 A rank of torch's own test cases that cannot run a test leaves with one of these exit codes, and its launcher reads
 the reason from the code. The numbers are those of ``TEST_SKIPS`` in ``torch/testing/_internal/common_distributed.py``,
-which takes a second to import and is not there without torch; this module needs the standard library alone.
+which takes a second to import and is not there without torch; this module needs the standard library alone. What the
+installed torch says goes before this table: see :mod:`allranks.testing.torch_table`.
 """
 
+import re
 from enum import IntEnum
 from types import MappingProxyType
 
 from allranks.harness.outcome import SkipKind
+from allranks.testing.torch_table import installed_skips
 
 
 class SkipCode(IntEnum):
@@ -64,6 +67,8 @@ _REASONS = MappingProxyType(
     }
 )
 
+_SANDCASTLE_LINE = re.compile(r"^Skipping \S.* on sandcastle for (?:the )?following reason: *(.*?)\s*$", re.MULTILINE)
+
 
 def reason(code: SkipCode) -> str:
     """One clause that says why a rank with this code skipped."""
@@ -73,6 +78,52 @@ def reason(code: SkipCode) -> str:
 def kind(code: SkipCode) -> SkipKind:
     """:attr:`SkipKind.HARDWARE` for want of GPUs, :attr:`SkipKind.ENVIRONMENT` for everything else."""
     return SkipKind.HARDWARE if code in _HARDWARE else SkipKind.ENVIRONMENT
+
+
+def reason_of_exit(status: int) -> str | None:
+    """Why a rank that ended with this exit status skipped; None where the status is no skip.
+
+    The words are those of the installed torch where its table has the code, else ours. The table is read when the
+    first exit status above 0 is asked about: 30 ms, once in a process.
+
+    Args:
+        status: As :func:`os.waitstatus_to_exitcode` gives it (negative: a signal), or the argument of ``sys.exit``.
+    """
+    if status <= 0:
+        return None
+    if (skip := installed_skips().get(status)) is not None:
+        return skip.message
+    return _REASONS[SkipCode(status)] if status in set(SkipCode) else None
+
+
+def kind_of_exit(status: int) -> SkipKind:
+    """What a skip with this exit status lacks: :func:`kind`, for codes too that only the installed torch has.
+
+    Raises:
+        ValueError: The status is no skip.
+    """
+    if status in set(SkipCode):
+        return kind(SkipCode(status))
+    if status <= 0 or (skip := installed_skips().get(status)) is None:
+        msg = f"exit status {status} is no skip: ask reason_of_exit first"
+        raise ValueError(msg)
+    return SkipKind.HARDWARE if skip.is_for_want_of_devices else SkipKind.ENVIRONMENT
+
+
+def sandcastle_reason(stderr: str) -> str | None:
+    """Why a test that passed was in truth skipped, by the line that torch's sandcastle decorators print.
+
+    With sandcastle on, ``skip_but_pass_in_sandcastle`` and its kin (``torch/testing/_internal/common_utils.py``) let
+    the test pass and say so on standard error, in one line.
+
+    Args:
+        stderr: What one test wrote to standard error.
+
+    Returns:
+        The reason of the first such line; None where no whole line has that form.
+    """
+    found = _SANDCASTLE_LINE.search(stderr)
+    return None if found is None else found[1] or reason(SkipCode.GENERIC)
 
 
 def multi_gpu(n: int) -> SkipCode:

@@ -1,0 +1,1 @@
+"""What ``fault_comparison.py`` runs."""

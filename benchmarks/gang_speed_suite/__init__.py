@@ -1,0 +1,1 @@
+"""What ``gang_speed.py`` runs."""

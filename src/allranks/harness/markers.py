@@ -1,0 +1,105 @@
+"""What markers say about how a test is run: its isolation, its time limit, whether it joins the process group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import pytest
+
+from allranks.harness.config import AgentConfig, Isolation
+
+
+class MarkerError(Exception):
+    """A marker that makes no sense.
+
+    Attributes:
+        nodeid: The test that has it.
+    """
+
+    def __init__(self, nodeid: str, message: str) -> None:
+        super().__init__(message)
+        self.nodeid = nodeid
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How one test is run.
+
+    Attributes:
+        gang: Neighbouring tests with the same value share a gang.
+        has_process_group: Whether the gang joins the cell's process group first.
+        limit: Seconds from its release to the report of its last rank.
+        launches: The test starts its ranks itself, from a driver.
+    """
+
+    gang: tuple[str | int, ...]
+    has_process_group: bool
+    limit: float
+    launches: bool = False
+
+
+def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[Terms]:
+    """The terms of each collected test.
+
+    Raises:
+        MarkerError: A marker has wrong arguments.
+    """
+    return [_terms(item, index, config) for index, item in enumerate(items)]
+
+
+def is_launcher(item: pytest.Item) -> bool:
+    """Whether a test starts its ranks itself, which its class says by the attribute ``allranks_launcher``."""
+    return bool(getattr(getattr(item, "cls", None), "allranks_launcher", False))
+
+
+def time_limit(item: pytest.Item, config: AgentConfig) -> float:
+    """Seconds that the ranks of a test get.
+
+    Raises:
+        MarkerError: A marker has wrong arguments.
+    """
+    return _time_limit(item) or config.limits.test
+
+
+def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> Terms:
+    """A driver for each test, or for each class whose ranks live as long as the class."""
+    keeps_ranks = getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False)
+    place = (item.nodeid.rpartition("::")[0],) if keeps_ranks else (index,)
+    return Terms(gang=("launcher", *place), has_process_group=False, limit=time_limit(item, config), launches=True)
+
+
+def _terms(item: pytest.Item, index: int, config: AgentConfig) -> Terms:
+    if is_launcher(item):
+        return _launcher_terms(item, index, config)
+    has_process_group = item.get_closest_marker("no_process_group") is None
+    isolation = _isolation(item) or config.isolation
+    place = {"test": (index,), "file": (str(item.path),)}.get(isolation, ())
+    return Terms(
+        gang=(isolation, *place, has_process_group),
+        has_process_group=has_process_group,
+        limit=time_limit(item, config),
+    )
+
+
+def _isolation(item: pytest.Item) -> str | None:
+    marker = item.get_closest_marker("isolation")
+    if marker is None:
+        return None
+    if len(marker.args) == 1 and not marker.kwargs and marker.args[0] in get_args(Isolation):
+        return str(marker.args[0])
+    msg = f"isolation{marker.args} makes no sense: it takes one of {', '.join(map(repr, get_args(Isolation)))}"
+    raise MarkerError(item.nodeid, msg)
+
+
+def _time_limit(item: pytest.Item) -> float | None:
+    marker = item.get_closest_marker("time_limit")
+    if marker is None:
+        return None
+    if len(marker.args) == 1 and not marker.kwargs and _is_number(marker.args[0]) and marker.args[0] > 0:
+        return float(marker.args[0])
+    msg = f"time_limit{marker.args} makes no sense: it takes one number of seconds, more than 0"
+    raise MarkerError(item.nodeid, msg)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,78 @@
+"""Options of pytest and its plugins that mean something else, or nothing, where each test runs on several ranks."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
+
+
+def suite_configuration(code: Path, path: str) -> tuple[str, ...]:
+    """What names a configuration file of the suite's own: pytest looks for one above the paths that it is given.
+
+    Here it is given none, so by itself it finds those of the code's root alone.
+
+    Args:
+        code: The root.
+        path: The suite, relative to it.
+    """
+    suite = code / path
+    folders = [suite, *suite.parents] if suite.is_dir() else [*suite.parents]
+    between = [folder for folder in folders if folder != code and folder.is_relative_to(code)]
+    files = (folder / name for folder in between for name in _FILES)
+    found = next((file for file in files if file.is_file()), None)
+    return ("-c", str(found)) if found else ()
+
+
+def refuse_options(config: pytest.Config) -> None:
+    """End the session when it was asked for what cannot be had.
+
+    Raises:
+        pytest.UsageError: With what was asked for, why it cannot be, and what to do.
+    """
+    reason = next(_refusals(config.option), None)
+    if reason is not None:
+        raise pytest.UsageError(reason)
+
+
+def _refusals(option: Any) -> Iterator[str]:  # noqa: ANN401 - argparse's namespace, to which every plugin adds
+    for name, flag in (("usepdb", "--pdb"), ("trace", "--trace")):
+        if getattr(option, name, False):
+            yield (
+                f"{flag} cannot be used: ranks have no terminal, and their peers would be stopped meanwhile. "
+                "Debug the test with torchrun, or read the stacks of a rank that hangs in rank-N.stacks.txt."
+            )
+    for name, flag in (("setupplan", "--setup-plan"), ("setuponly", "--setup-only")):
+        if getattr(option, name, False):
+            yield f"{flag} cannot be used: it runs no test, and each would count as passed. Use --setup-show."
+    if getattr(option, "numprocesses", None) or getattr(option, "tx", None) or getattr(option, "looponfail", False):
+        yield (
+            "pytest-xdist cannot be used: the ranks of a cell are the processes that run its tests. "
+            "Take -n, --tx or -f away, or add `-n 0` where pytest's configuration file has one."
+        )
+
+
+def take_over_reports(config: pytest.Config) -> list[str]:
+    """Switch off reports that pytest would write of the agent's session, in which no test runs.
+
+    Returns:
+        A sentence for each, for the journal.
+    """
+    return [_take_over(config.option, *each) for each in _asked_for(config.option, _REPORTS)]
+
+
+_REPORTS = (
+    ("xmlpath", "--junitxml", "the run writes junit.xml, and each rank's results are in rank-N.xml"),
+    ("pastebin", "--pastebin", "no test runs in the process that would send it"),
+)
+
+
+def _asked_for(option: Any, reports: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:  # noqa: ANN401 - see above
+    return [report for report in reports if getattr(option, report[0], None)]
+
+
+def _take_over(option: Any, name: str, flag: str, why: str) -> str:  # noqa: ANN401 - see above
+    setattr(option, name, None)
+    return f"{flag} was ignored: {why}"

@@ -1,0 +1,117 @@
+"""Our markers: every requirement of :mod:`allranks.testing` by its own name, and what they say about a test."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import pytest
+
+from allranks.testing import backend_skips, gpu_skips, platform_skips, world_skips
+from allranks.testing.skips import Requirement, requirements_of
+
+HARNESS_MARKERS = (
+    "no_process_group: this test makes its own process group, or needs none",
+    "isolation(kind): how long the ranks of this test live: test, file or job",
+    "time_limit(seconds): how long this test may take",
+)
+
+
+class WrongMarkerError(Exception):
+    """A marker of ours is used in a wrong way: the message says where, what is wrong, and what to write."""
+
+
+@dataclass(frozen=True)
+class RequirementMarker:
+    """How to make a requirement from a marker.
+
+    Args:
+        make: Takes the marker's arguments.
+        words: What the marker means, on one line.
+    """
+
+    make: Callable[..., Requirement]
+    words: str
+
+
+def _constant(requirement: Requirement, words: str) -> RequirementMarker:
+    def make() -> Requirement:
+        return requirement
+
+    return RequirementMarker(make, words)
+
+
+def _made_by(make: Callable[..., Requirement]) -> RequirementMarker:
+    return RequirementMarker(make, (make.__doc__ or "").splitlines()[0])
+
+
+REQUIREMENT_MARKERS = MappingProxyType(
+    {
+        "require_accelerator": _constant(gpu_skips.require_accelerator, "the test needs an accelerator"),
+        "require_accelerators": _made_by(gpu_skips.require_accelerators),
+        "require_backend_available": _made_by(backend_skips.require_backend_available),
+        "require_backend_in": _made_by(backend_skips.require_backend_in),
+        "require_compute_capability": _made_by(gpu_skips.require_compute_capability),
+        "require_exact_world_size": _made_by(world_skips.require_exact_world_size),
+        "require_gloo": _constant(backend_skips.require_gloo, "the test needs a torch with gloo"),
+        "require_gpu": _constant(gpu_skips.require_gpu, "the test needs a GPU"),
+        "require_gpu_per_rank": _constant(gpu_skips.require_gpu_per_rank, "each rank needs a GPU of its own"),
+        "require_gpus": _made_by(gpu_skips.require_gpus),
+        "require_gpus_or_none": _made_by(gpu_skips.require_gpus_or_none),
+        "require_imports": _made_by(platform_skips.require_imports),
+        "require_mpi": _constant(backend_skips.require_mpi, "the test needs a torch with MPI"),
+        "require_nccl": _constant(backend_skips.require_nccl, "the test needs a torch with NCCL"),
+        "require_nccl_version": _made_by(backend_skips.require_nccl_version),
+        "require_peer_access": _constant(gpu_skips.require_peer_access, "the GPUs must reach each other's memory"),
+        "require_ucc": _constant(backend_skips.require_ucc, "the test needs a torch with UCC"),
+        "require_world_size": _made_by(world_skips.require_world_size),
+        "skip_because": _made_by(platform_skips.skip_because),
+        "skip_if_odd_world_size": _constant(world_skips.skip_if_odd_world_size, "the test needs an even world"),
+        "skip_if_rocm": _constant(gpu_skips.skip_if_rocm, "the test does not apply to ROCm"),
+        "skip_if_rocm_arch": _made_by(gpu_skips.skip_if_rocm_arch),
+        "skip_if_rocm_older": _made_by(gpu_skips.skip_if_rocm_older),
+        "skip_if_small_world_size": _made_by(world_skips.skip_if_small_world_size),
+        "skip_if_windows": _constant(platform_skips.skip_if_windows, "the test does not apply to Windows"),
+        "skip_nccl_versions": _made_by(backend_skips.skip_nccl_versions),
+        "skip_unsupported": _made_by(backend_skips.skip_unsupported),
+        "skip_when": _made_by(platform_skips.skip_when),
+    }
+)
+
+
+def marker_lines() -> Iterator[str]:
+    """All markers, as ``pytest --markers`` shows them."""
+    yield from HARNESS_MARKERS
+    for name, marker in REQUIREMENT_MARKERS.items():
+        yield f"{_usage(name)}: {marker.words}"
+
+
+def requirements_of_item(item: pytest.Item) -> Iterator[Requirement]:
+    """Everything that a test requires: by markers, closest first, then by decorators, classes first.
+
+    Raises:
+        WrongMarkerError: A marker has the wrong arguments.
+    """
+    # All of them are made before the first is looked at: a wrong marker is an error, also where the test would skip.
+    yield from [_of_marker(mark, item) for mark in item.iter_markers() if mark.name in REQUIREMENT_MARKERS]
+    for node in item.listchain():
+        if isinstance(node, pytest.Class):
+            yield from requirements_of(node.obj)
+    if isinstance(item, pytest.Function):
+        yield from requirements_of(item.function)
+
+
+def _of_marker(mark: pytest.Mark, item: pytest.Item) -> Requirement:
+    make = REQUIREMENT_MARKERS[mark.name].make
+    try:
+        inspect.signature(make).bind(*mark.args, **mark.kwargs)
+        return make(*mark.args, **mark.kwargs)
+    except (TypeError, ValueError) as error:
+        msg = f"@pytest.mark.{mark.name} on {item.nodeid}: {error}\nIt is written @pytest.mark.{_usage(mark.name)}."
+        raise WrongMarkerError(msg) from error
+
+
+def _usage(name: str) -> str:
+    parameters = inspect.signature(REQUIREMENT_MARKERS[name].make).parameters.values()
+    bare = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
+    return f"{name}{inspect.Signature(bare)}" if bare else name

@@ -1,0 +1,1 @@
+"""RPC in tests: a world for the time of a test, and waiting for what its peers do."""

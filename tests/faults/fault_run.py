@@ -1,0 +1,298 @@
+"""One fault, run as a user would: ``allranks run`` in a repository of its own, judged by the report that this leaves.
+
+Nothing is replaced by something quicker: it is the command line, the real engine, an agent that imports torch, real
+ranks, and ``junit.xml``. What keeps it quick is that a fault mostly waits, so that several run side by side.
+"""
+
+import functools
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from declaration import Expectation, Fault, passed
+from junitparser import JUnitXml, Properties, SystemErr, SystemOut, TestCase
+
+from allranks.engine import ownership
+from allranks.engine.docker import connect
+from allranks.engine.package import package_folder
+from allranks.harness.events import JOURNAL, read_events
+
+SLACK = 4.0
+"""Seconds that a busy machine may add to any fault."""
+
+SIZE = 16 << 20
+"""Bytes that the results of a small suite may take, whatever it prints."""
+
+LAST_RESORT = 240.0
+"""Seconds after which a whole run is given up: the command itself hangs."""
+
+WARDEN = Path(__file__).with_name("warden.py")
+
+MATRIX = """\
+[matrix]
+backend = ["gloo"]
+world_size = [{world_size}]
+nodes = [{nodes}]
+init_method = ["{init_method}"]
+
+[suites.faulty]
+path = "suite"
+isolation = "{isolation}"
+
+[images.cpu]
+torch = "2.13.0"
+packages = ["numpy"]
+
+[process]
+python = {python}
+
+[limits]
+{limits}
+{environment}"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One testcase of the merged report."""
+
+    name: str
+    verdict: tuple[str, str]
+    leading: int | None
+    ranks: dict[int, str]
+    message: str
+    text: str
+    output: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What became of one run of a fault.
+
+    Attributes:
+        seconds: From the job's go (its start, where it never came so far) to its record; None without a record.
+        collected: Names of the tests that the job's record lists.
+        size: Bytes of all that the run left as results.
+        left: What is still there of it: processes, containers, folders, locks.
+        said: What the command printed.
+    """
+
+    exit_code: int
+    seconds: float | None
+    cases: tuple[Case, ...]
+    collected: tuple[str, ...]
+    size: int
+    left: tuple[str, ...]
+    said: str
+    folder: Path
+
+    @property
+    def story(self) -> str:
+        """All that one needs to know."""
+        cases = "\n".join(
+            f"  {case.name}: {case.verdict} leading={case.leading} {case.ranks}\n    {case.message}"
+            for case in self.cases
+        )
+        return f"{cases}\n{self.said}\nresults: {self.folder}"
+
+
+def run_fault(fault: Fault, engine: str, folder: Path) -> Seen:
+    """Run a fault once, in an empty folder of its own."""
+    run_id = f"fault-{secrets.token_hex(5)}"
+    repository, results, temporary = folder / "repository", folder / "results", folder / "tmp"
+    temporary.mkdir(parents=True)
+    _write_repository(fault, repository)
+    report = folder / "warden.json"
+    command = [sys.executable, str(WARDEN), str(report), *_confinement(fault, engine, temporary), "--"]
+    command += [sys.executable, "-m", "allranks", "run", "--engine", engine, "--results", str(results), "--seed", "7"]
+    said = _complete([*command, "--", *fault.pytest_args], repository, _environment(run_id, temporary))
+    warden = json.loads(report.read_text()) if report.exists() else {"status": None, "left": []}
+    left = (*warden["left"], *_left(run_id, engine, temporary))
+    return _seen(results / run_id, warden["status"], left, said)
+
+
+def _confinement(fault: Fault, engine: str, temporary: Path) -> list[str]:
+    """What of a fault the process engine has no setting for: its jobs live in the run's own surroundings."""
+    disk = ["--disk", str(temporary), str(fault.disk_mib)] if fault.disk_mib else []
+    memory = ["--memory", str(fault.memory_mib)] if fault.memory_mib else []
+    return [*disk, *memory] if engine == "process" else []
+
+
+def why_not_here(fault: Fault, engine: str) -> str:
+    """Why this host cannot run a fault on an engine that could; empty where it can."""
+    confinement = _confinement(fault, engine, Path("/mnt"))
+    return _refusal(tuple(confinement)) if confinement else ""
+
+
+@functools.cache
+def _refusal(confinement: tuple[str, ...]) -> str:
+    """What stands in the way of a small disk or a limit on memory: both need root, and a kernel that root may use."""
+    command = [sys.executable, str(WARDEN), os.devnull, *confinement, "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stderr.strip().rpartition("\n")[2]
+
+
+def _environment(run_id: str, temporary: Path) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, (str(package_folder().parent), os.environ.get("PYTHONPATH", ""))))
+    own = {"ALLRANKS_RUN_ID": run_id, "TMPDIR": str(temporary), "PYTHONPATH": path, "ALLRANKS_GPUS": ""}
+    # Without bytecode every agent would compile what it imports again: seconds that no user's run takes.
+    host = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**host, **own}
+
+
+def _write_repository(fault: Fault, repository: Path) -> None:
+    suite = repository / "suite"
+    if fault.path.is_dir():
+        shutil.copytree(fault.path, suite, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        suite.mkdir(parents=True)
+        shutil.copy(fault.path, suite / f"test_{fault.name}.py")
+    limits = {**fault.limits, **({"memory_mib": fault.memory_mib} if fault.memory_mib else {})}
+    variables = ", ".join(f"{name} = {json.dumps(value)}" for name, value in fault.environment.items())
+    matrix = MATRIX.format(
+        world_size=fault.world_size,
+        nodes=fault.nodes,
+        init_method=fault.init_method,
+        isolation=fault.isolation,
+        python=json.dumps(sys.executable),
+        limits="\n".join(f"{name} = {value}" for name, value in limits.items()),
+        environment=f'\n[[env]]\nwhen = "world_size > 0"\nset = {{ {variables} }}\n' if variables else "",
+    )
+    (repository / "matrix.toml").write_text(matrix)
+
+
+def _complete(command: Sequence[str], folder: Path, environment: dict[str, str]) -> str:
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="backslashreplace",
+    ) as process:
+        try:
+            return process.communicate(timeout=LAST_RESORT)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return f"no end of the command after {LAST_RESORT:g} s\n{process.communicate()[0]}"
+
+
+def _left(run_id: str, engine: str, temporary: Path) -> Iterator[str]:
+    yield from (f"folder {path}" for path in temporary.glob("allranks-job-*"))
+    yield from (f"lock {path}" for path in ownership.lock_folder().glob(f"run-{run_id}"))
+    if engine == "docker":
+        with closing(connect()) as client:
+            mine = {"label": f"allranks.run={run_id}"}
+            yield from (f"container {each['Names']}" for each in client.api.containers(all=True, filters=mine))
+            yield from (f"volume {each['Name']}" for each in client.api.volumes(filters=mine)["Volumes"] or [])
+            yield from (f"network {each['Name']}" for each in client.api.networks(filters=mine))
+
+
+def _seen(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> Seen:
+    attempt = next(folder.glob("cells/*/faulty/attempt-1"), folder)
+    record = json.loads((attempt / "job.json").read_text()) if (attempt / "job.json").exists() else {}
+    report = folder / "junit.xml"
+    suites = JUnitXml.fromfile(str(report)) if report.exists() else ()
+    return Seen(
+        exit_code=exit_code,
+        seconds=_seconds(attempt, record),
+        cases=tuple(_case(case) for suite in suites for case in suite),
+        collected=tuple(nodeid.rpartition("::")[2] for nodeid in record.get("collected") or ()),
+        size=sum(path.lstat().st_size for path in folder.rglob("*")),
+        left=left,
+        said=said,
+        folder=attempt,
+    )
+
+
+def _seconds(attempt: Path, record: dict[str, Any]) -> float | None:
+    if not record:
+        return None
+    went = next((event["at"] for event in read_events(attempt / JOURNAL) if event["event"] == "go"), record["started"])
+    return float(record["finished"] - went)
+
+
+def _case(case: TestCase) -> Case:
+    said = {each.name.removeprefix("allranks."): each.value for each in case.child(Properties) or ()}
+    ranks = dict(pair.split(":") for pair in said.get("ranks", "").split())
+    [outcome] = case.result or [None]
+    captured = [child.text or "" for kind in (SystemOut, SystemErr) if (child := case.child(kind)) is not None]
+    return Case(
+        name=case.name,
+        verdict=("passed", "") if outcome is None else (type(outcome).__name__.lower(), outcome.type),
+        leading=int(said["leading"]) if "leading" in said else None,
+        ranks={int(rank): word for rank, word in ranks.items()},
+        message="" if outcome is None else outcome.message or "",
+        text="" if outcome is None else outcome.text or "",
+        output="\n".join(captured),
+    )
+
+
+def differences(fault: Fault, seen: Seen) -> list[str]:
+    """What the fault declared and did not come, and what came and nobody declared; nothing where all is right."""
+    return [
+        *_of_run(fault, seen),
+        *(difference for case in seen.cases for difference in _of_case(fault, case)),
+        *_of_absent_cases(fault, seen),
+    ]
+
+
+def _of_run(fault: Fault, seen: Seen) -> Iterator[str]:
+    if seen.exit_code not in fault.exit_code:
+        yield f"exit code {seen.exit_code}, not {_any(fault.exit_code)}"
+    if seen.seconds is None:
+        yield "there is no record of the job"
+    elif seen.seconds > fault.seconds + SLACK:
+        yield f"it took {seen.seconds:.1f} s, more than {fault.seconds:g} s and {SLACK:g} s of slack"
+    if seen.size > SIZE:
+        yield f"its results take {seen.size >> 20} MiB, more than {SIZE >> 20}"
+    yield from (f"left behind: {each}" for each in seen.left)
+    said = " ".join(seen.said.split())  # long notes are wrapped
+    yield from (f"the command did not say {word!r}" for word in fault.says if word not in said)
+    if "This is a bug of allranks" in seen.said:
+        yield "the command broke down"
+
+
+def _of_absent_cases(fault: Fault, seen: Seen) -> Iterator[str]:
+    names = [case.name for case in seen.cases]
+    for name in dict.fromkeys((*fault.others, fault.test, *seen.collected)):
+        if name not in names:
+            yield f"{name}: not in the report"
+
+
+def _of_case(fault: Fault, case: Case) -> Iterator[str]:
+    expected = fault.expected if case.name == fault.test else fault.others.get(case.name, passed(fault.world_size))
+    return (f"{case.name}: {difference}" for difference in _between(expected, case))
+
+
+def _between(expected: Expectation, case: Case) -> Iterator[str]:
+    if case.verdict not in expected.verdict:
+        yield f"{_shown(case.verdict)}, not {_any(expected.verdict)}"
+    if case.leading not in expected.leading:
+        yield f"led by rank {case.leading}, not {_any(expected.leading)}"
+    if sorted(case.ranks) != list(range(len(expected.ranks))):
+        yield f"outcomes of ranks {sorted(case.ranks)}, not of {len(expected.ranks)} ranks"
+    else:
+        for rank, allowed in enumerate(expected.ranks):
+            if case.ranks[rank] not in allowed:
+                yield f"rank {rank} {case.ranks[rank]}, not {_any(sorted(allowed))}"
+    yield from (f"the message lacks {word!r}: {case.message}" for word in expected.words if word not in case.message)
+    yield from (f"the text lacks {word!r}" for word in expected.text if word not in case.text)
+    yield from (f"the output lacks {word!r}" for word in expected.output if word not in case.output)
+
+
+def _any(answers: Sequence[object]) -> str:
+    return " or ".join(_shown(answer) for answer in answers)
+
+
+def _shown(answer: object) -> str:
+    return " ".join(answer).strip() if isinstance(answer, tuple) else str(answer)

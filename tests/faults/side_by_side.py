@@ -1,0 +1,82 @@
+"""Runs faults several at a time, because most of what a fault does is to wait."""
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from declaration import Fault
+from fault_run import Seen, differences, run_fault
+
+WIDTH = 4
+"""Runs at a time: on two cores, as many agents as do not keep each other waiting for longer than the slack."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One run of a fault on one engine.
+
+    Attributes:
+        wrong: What was not as declared.
+    """
+
+    fault: Fault
+    engine: str
+    seen: Seen
+    wrong: tuple[str, ...]
+
+    @property
+    def story(self) -> str:
+        """What was wrong, and all that one needs to find out why."""
+        wrong = "\n".join(f"- {each}" for each in self.wrong)
+        return f"{self.fault.name} on {self.engine} (see {self.fault.source}):\n{wrong}\nseen:\n{self.seen.story}"
+
+
+class SideBySide:
+    """Runs that have been asked for, as they end; a context, at whose end what has not begun is given up.
+
+    Args:
+        folder: Where each run gets a folder of its own; that of a right one is removed at once.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pool = ThreadPoolExecutor(WIDTH)
+        self._one = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in (self._pool, self._one):
+            pool.shutdown(cancel_futures=True)
+
+    def start(self, wanted: Iterable[tuple[Fault, str]]) -> list[Future[Outcome]]:
+        """Begin runs, the longest first, and those that take all of the machine when all others are over."""
+        planned = list(wanted)
+        order = sorted(range(len(planned)), key=lambda index: -planned[index][0].seconds)
+        shared = {
+            index: self._pool.submit(self._run, *planned[index]) for index in order if not planned[index][0].is_alone
+        }
+        before = list(shared.values())
+        alone = {
+            index: self._one.submit(self._run_after, before, *planned[index])
+            for index in order
+            if planned[index][0].is_alone
+        }
+        return [(shared | alone)[index] for index in range(len(planned))]
+
+    def _run_after(self, others: list[Future[Outcome]], fault: Fault, engine: str) -> Outcome:
+        wait(others)
+        return self._run(fault, engine)
+
+    def _run(self, fault: Fault, engine: str) -> Outcome:
+        folder = Path(tempfile.mkdtemp(prefix=f"{fault.name}-{engine}-", dir=self._folder))
+        seen = run_fault(fault, engine, folder)
+        wrong = tuple(differences(fault, seen))
+        if not wrong:
+            shutil.rmtree(folder, ignore_errors=True)
+        return Outcome(fault=fault, engine=engine, seen=seen, wrong=wrong)

@@ -1,0 +1,30 @@
+"""One rank aborts, as a failed assertion of C++ does; its last words on standard error are kept."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "verdict": ("error", "crashed"),
+    "leading": 1,
+    "ranks": ["failed", "crashed"],
+    "words": ["rank 1 was killed by SIGABRT"],
+    "output": ["terminate called: last words"],
+    "seconds": 2,
+}
+
+
+def test_fault(rank):
+    if rank == 1:
+        os.write(2, b"terminate called: last words\n")
+        os.abort()
+    dist.all_reduce(torch.ones(1))
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

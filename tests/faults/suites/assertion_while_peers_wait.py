@@ -1,0 +1,25 @@
+"""One rank of four asserts while its peers wait for it in a collective."""
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 4,
+    "test": "test_fault",
+    "verdict": ("failure", "failed"),
+    "leading": 1,
+    "ranks": ["aborted", "failed", "aborted", "aborted"],
+    "words": ["rank 1 failed", "the answer is wrong", "aborted by rank 1"],
+    "seconds": 3,
+}
+
+
+def test_fault(rank):
+    assert rank != 1, "the answer is wrong"
+    dist.all_reduce(torch.ones(1))
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

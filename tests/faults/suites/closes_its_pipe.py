@@ -1,0 +1,36 @@
+"""One rank closes the pipes to its agent, and lives on."""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "verdict": ("error", "crashed"),
+    "leading": 1,
+    "ranks": ["failed|aborted", "crashed"],
+    "words": ["rank 1 closed its connection to the agent and was killed"],
+    "seconds": 5,
+    "undetermined": "the rank is killed about when its peer's grace ends, and its connection to the peer ends with it",
+}
+
+
+def test_fault(rank):
+    if rank == 1:
+        for entry in list(Path("/proc/self/fd").iterdir()):
+            with suppress(FileNotFoundError):  # the folder's own descriptor is in this list
+                if int(entry.name) > 2 and str(entry.readlink()).startswith("pipe:"):
+                    os.close(int(entry.name))
+        time.sleep(3600)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

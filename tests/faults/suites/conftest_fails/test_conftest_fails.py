@@ -1,0 +1,14 @@
+"""The conftest of a suite fails."""
+
+FAULT = {
+    "world_size": 2,
+    "test": "collection",
+    "verdict": ("error", "collection"),
+    "words": ["cannot be collected"],
+    "text": ["the conftest is broken"],
+    "seconds": 10,
+}
+
+
+def test_never():
+    pass

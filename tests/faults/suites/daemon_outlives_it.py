@@ -1,0 +1,34 @@
+"""One rank starts a daemon: forked twice, in a session of its own, deaf to SIGTERM, with all pipes of its rank open."""
+
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "verdict": ("passed", ""),
+    "ranks": ["passed", "passed"],
+    "exit_code": 0,
+    "says": ["left a process behind"],
+    "seconds": 4,
+}
+
+
+def test_fault(rank):
+    if rank == 1 and os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.fork() != 0:
+            os._exit(0)
+        time.sleep(3600)
+        os._exit(0)
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

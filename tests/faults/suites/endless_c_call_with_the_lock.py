@@ -1,0 +1,31 @@
+"""One rank never comes back from a call into C and holds the interpreter's lock."""
+
+import ctypes
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "limits": {"process_group": 2, "test": 3},
+    "verdict": ("error", "timed_out"),
+    "leading": 1,
+    "ranks": ["passed", "timed_out"],
+    "words": ["rank 1 timed out", "3 s", "test_endless_c_call_with_the_lock.py"],
+    "seconds": 6,
+}
+
+
+def test_fault(rank):
+    mutex = ctypes.create_string_buffer(64)  # zeros are an unlocked mutex
+    library = ctypes.PyDLL(None)
+    library.pthread_mutex_lock(mutex)
+    if rank == 1:
+        library.pthread_mutex_lock(mutex)
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

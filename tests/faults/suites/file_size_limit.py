@@ -1,0 +1,27 @@
+"""One rank may write no file any more, that of its events included."""
+
+import resource
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "verdict": ("error", "crashed"),
+    "leading": 1,
+    "ranks": ["passed", "crashed"],
+    "words": ["rank 1"],
+    "seconds": 3,
+}
+
+
+def test_fault(rank):
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

@@ -1,0 +1,34 @@
+"""One rank forks, and its forks fork, until the job may have no more processes."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "limits": {"process_group": 4, "test": 5},
+    "not_on": {"process": "the process engine limits no number of processes, and the host would be the victim"},
+    "is_alone": True,
+    "verdict": ("error", "timed_out"),
+    "leading": 1,
+    "ranks": ["passed", "timed_out"],
+    "words": ["rank 1 timed out", "5 s"],
+    "seconds": 14,
+}
+
+
+def test_fault(rank):
+    while rank == 1:
+        try:
+            os.fork()
+        except BlockingIOError:
+            time.sleep(1)
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

@@ -1,0 +1,36 @@
+"""One rank hangs in a fixture's tear-down."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "limits": {"process_group": 2, "test": 3},
+    "verdict": ("error", "timed_out"),
+    "leading": 1,
+    "ranks": ["passed", "timed_out"],
+    "words": ["rank 1 timed out", "3 s", "test_hang_in_teardown.py"],
+    "seconds": 6,
+}
+
+
+@pytest.fixture
+def slow(rank):
+    yield
+    if rank == 1:
+        time.sleep(3600)
+
+
+@pytest.mark.usefixtures("slow")
+def test_fault():
+    pass
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

@@ -1,0 +1,46 @@
+"""One rank of the first gang hangs before any code of the harness runs in it: in a handler of fork."""
+
+import itertools
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "limits": {"process_group": 2, "test": 6},
+    "isolation": "test",
+    "verdict": ("error", "timed_out"),
+    "leading": 1,
+    "ranks": ["errored", "timed_out"],
+    "words": ["rank 1 timed out"],
+    "seconds": 6,
+}
+
+
+forks = itertools.count()
+number = [-1]
+
+
+def count():
+    number[0] = next(forks)
+
+
+def hang():
+    if number[0] == 1:  # the second fork of this agent
+        time.sleep(3600)
+
+
+os.register_at_fork(before=count, after_in_child=hang)
+
+
+def test_fault():
+    pass
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

@@ -1,0 +1,18 @@
+"""A module of the suite cannot be imported."""
+
+FAULT = {
+    "world_size": 2,
+    "test": "collection",
+    "verdict": ("error", "collection"),
+    "others": {"test_innocent": "not run"},
+    "words": ["test_import_fails.py cannot be collected"],
+    "text": ["No module named 'nowhere'"],
+    "seconds": 10,
+}
+
+
+import nowhere  # noqa: E402, F401 - the fault
+
+
+def test_never():
+    pass

@@ -1,0 +1,15 @@
+"""The import of a module hangs: the engine's own limit ends the job, a minute after the job's."""
+
+import time
+
+FAULT = {
+    "world_size": 2,
+    "test": "job",
+    "limits": {"process_group": 1, "test": 2, "job": 3},
+    "verdict": ("error", "job"),
+    "words": ["The job's time was up"],
+    "seconds": 74,
+}
+
+
+time.sleep(3600)

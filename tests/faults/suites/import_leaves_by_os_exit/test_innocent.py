@@ -1,0 +1,5 @@
+"""An innocent module beside the faulty one."""
+
+
+def test_innocent():
+    pass

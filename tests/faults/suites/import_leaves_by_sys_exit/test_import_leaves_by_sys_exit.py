@@ -1,0 +1,15 @@
+"""The import of a module calls sys.exit."""
+
+import sys
+
+FAULT = {
+    "world_size": 2,
+    "test": "collection",
+    "verdict": ("error", "collection"),
+    "others": {},
+    "words": ["cannot be collected"],
+    "seconds": 10,
+}
+
+
+sys.exit(3)

@@ -1,0 +1,27 @@
+"""One rank computes for ever, and its peer waits for it in a collective."""
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "limits": {"process_group": 2, "test": 6},
+    "verdict": ("error", "timed_out"),
+    "leading": 1,
+    "ranks": ["failed", "timed_out"],
+    "words": ["rank 1 timed out", "in vain", "test_loops_for_ever.py"],
+    "seconds": 5,
+}
+
+
+def test_fault(rank):
+    while rank == 1:
+        pass
+    dist.all_reduce(torch.ones(1))
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

@@ -1,0 +1,28 @@
+"""One rank leaves with exit code 0 in mid-test."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "verdict": ("error", "crashed"),
+    "leading": 1,
+    "ranks": ["failed", "crashed"],
+    "words": ["rank 1 left with exit code 0 in mid-test"],
+    "seconds": 2,
+}
+
+
+def test_fault(rank):
+    if rank == 1:
+        os._exit(0)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

@@ -1,0 +1,28 @@
+"""One rank takes memory until the kernel kills it, under the job's own limit."""
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "memory_mib": 900,
+    "verdict": ("error", "crashed"),
+    "leading": 1,
+    "ranks": ["failed", "crashed"],
+    "words": ["rank 1", "want of memory"],
+    "seconds": 6,
+}
+
+
+def test_fault(rank):
+    taken = []
+    while rank == 1:
+        taken.append(b"x" * (1 << 24))
+    dist.all_reduce(torch.ones(1))
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

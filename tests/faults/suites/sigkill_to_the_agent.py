@@ -1,0 +1,39 @@
+"""One rank kills the agent."""
+
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "verdict": ("error", "missing"),
+    "ranks": ["missing", "missing"],
+    "words": ["nothing came back"],
+    "exit_code": 3,
+    "others": {
+        "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
+        "job": {"verdict": ("error", "job"), "words": ["The agent ended before its work was done"]},
+    },
+    "seconds": 3,
+}
+
+
+def test_before():
+    pass
+
+
+def test_fault(rank):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(3600)
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

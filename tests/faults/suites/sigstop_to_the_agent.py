@@ -1,0 +1,37 @@
+"""One rank stops the agent: only the engine's own limit can end the job, a minute after the job's."""
+
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "limits": {"process_group": 1, "test": 2, "job": 3},
+    "verdict": ("error", "missing"),
+    "ranks": ["missing", "missing"],
+    "words": ["nothing came back"],
+    "exit_code": 3,
+    "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["time was up"]}},
+    "seconds": 74,
+}
+
+
+def test_before():
+    pass
+
+
+def test_fault(rank):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(3600)
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

@@ -1,0 +1,33 @@
+"""The job's time is up in the middle of a test."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "limits": {"process_group": 2, "test": 6, "job": 7},
+    "verdict": ("error", "timed_out"),
+    "leading": [0, 1],
+    "ranks": ["timed_out", "timed_out"],
+    "words": ["the job's time limit of 7 s was reached"],
+    "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["The job's time was up"]}},
+    "seconds": 9,
+    "undetermined": "one limit ends both",
+}
+
+
+def test_before():
+    time.sleep(4)
+
+
+def test_fault():
+    time.sleep(4)
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

@@ -1,0 +1,33 @@
+"""Two ranks of four fail, half a second apart: the first in time leads, not the lowest."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 4,
+    "test": "test_fault",
+    "verdict": ("failure", "failed"),
+    "leading": 3,
+    "ranks": ["aborted", "failed", "aborted", "failed"],
+    "words": ["rank 3 failed", "the first cause"],
+    "seconds": 3,
+}
+
+
+def test_fault(rank):
+    if rank == 3:
+        msg = "the first cause"
+        raise ValueError(msg)
+    if rank == 1:
+        time.sleep(0.5)
+        msg = "the second one"
+        raise ValueError(msg)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

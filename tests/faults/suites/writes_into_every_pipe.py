@@ -1,0 +1,32 @@
+"""One rank writes into every pipe that it has inherited, that of its reports included."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "verdict": ("error", "crashed"),
+    "leading": 1,
+    "ranks": ["passed", "crashed"],
+    "words": ["rank 1"],
+    "seconds": 3,
+}
+
+
+def test_fault(rank):
+    if rank == 1:
+        for entry in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                if int(entry.name) > 2 and str(entry.readlink()).startswith("pipe:"):
+                    os.write(int(entry.name), b"{not json\n")
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

@@ -1,0 +1,81 @@
+"""Every planted fault comes to exactly what it declares: verdict, leading rank, each rank's outcome, words and time."""
+
+from collections.abc import Callable
+
+import pytest
+from declaration import Fault, read_all
+from fault_run import why_not_here
+from side_by_side import Outcome
+
+FAULTS = read_all()
+
+IN_CONTAINERS = (
+    "abort",
+    "assertion_while_peers_wait",
+    "blocks_all_signals",
+    "closes_its_pipe",
+    "conftest_fails",
+    "daemon_of_a_killed_rank",
+    "daemon_outlives_it",
+    "deadlock_of_locks",
+    "endless_c_call_with_the_lock",
+    "fork_bomb",
+    "gigabyte_of_output",
+    "hang_in_call",
+    "hang_in_init_process_group",
+    "hang_in_setup",
+    "hang_in_teardown",
+    "hang_right_after_fork",
+    "hostile_output",
+    "import_leaves_by_os_exit",
+    "last_words",
+    "one_of_four_is_killed",
+    "os_exit_0",
+    "os_exit_77",
+    "out_of_memory",
+    "results_files_deleted",
+    "segfault",
+    "sigkill_to_itself",
+    "sigkill_to_the_agent",
+    "sigstop_to_itself",
+    "sigterm_to_the_agent",
+    "skip_while_peer_passes",
+    "skip_while_peer_waits",
+    "time_limit_of_the_job",
+)
+"""The third that is run in containers each time; the soak runs all of them."""
+
+
+def of(engine: str) -> list[Fault]:
+    return [fault for fault in FAULTS.values() if engine in fault.engines]
+
+
+@pytest.mark.parametrize("fault", of("process"), ids=lambda fault: fault.name)
+def test_on_the_process_engine(fault: Fault, ended: Callable[[Fault, str], Outcome]):
+    if reason := why_not_here(fault, "process"):
+        pytest.skip(f"this host has no way to express it: {reason}")
+    outcome = ended(fault, "process")
+    assert not outcome.wrong, outcome.story
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("fault", [FAULTS[name] for name in IN_CONTAINERS], ids=lambda fault: fault.name)
+@pytest.mark.usefixtures("docker_client")
+def test_in_containers(fault: Fault, ended: Callable[[Fault, str], Outcome]):
+    outcome = ended(fault, "docker")
+    assert not outcome.wrong, outcome.story
+
+
+def test_a_third_of_the_faults_and_all_that_only_containers_can_express_run_in_containers():
+    assert len(IN_CONTAINERS) * 3 >= len(FAULTS)
+    assert {fault.name for fault in FAULTS.values() if "process" in fault.not_on} <= set(IN_CONTAINERS)
+
+
+def test_every_fault_has_an_engine_and_a_reason_for_each_that_cannot_express_it():
+    for fault in FAULTS.values():
+        assert fault.engines
+        assert all(fault.not_on.values())
+
+
+def test_five_faults_and_more_have_four_ranks():
+    assert sum(fault.world_size == 4 for fault in FAULTS.values()) >= 5

@@ -1,0 +1,136 @@
+"""Runs one command, and tells what it left running: every descendant, whatever it did to get away.
+
+    python warden.py REPORT [--disk FOLDER MIB] [--memory MIB] -- COMMAND...
+
+The report is JSON: the command's exit status and the command lines of what was left (and is killed). As subreaper, this
+process is the parent of every descendant whose own parents have died: neither a second fork nor a session of its own
+nor an empty environment hides one. A process of its own, because a test runner may have other children.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+DYING = 2.0
+"""Seconds for what was killed at the last moment to be gone."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+_CLONE_NEWNS = 0x00020000
+_MS_REC_PRIVATE = (1 << 14) | (1 << 18)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--disk", nargs=2, metavar=("FOLDER", "MIB"))
+    parser.add_argument("--memory", type=int, metavar="MIB")
+    # Split by hand: what follows may have another -- in it, which is the command's.
+    place = sys.argv.index("--")
+    options, command = parser.parse_args(sys.argv[1:place]), sys.argv[place + 1 :]
+    libc = ctypes.CDLL(None, use_errno=True)
+    _check(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    if options.disk:
+        _mount_small_disk(libc, *options.disk)
+    group = _memory_group(options.memory) if options.memory else None
+    enter = None if group is None else lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
+    status = subprocess.run(command, preexec_fn=enter, check=False).returncode
+    left = _left()
+    options.report.write_text(json.dumps({"status": status, "left": left}))
+    if group is not None:
+        group.rmdir()
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _mount_small_disk(libc: ctypes.CDLL, folder: str, mib: str) -> None:
+    """A disk of its own, which nobody else sees and which is gone with this process."""
+    _check(libc.unshare(_CLONE_NEWNS))
+    _check(libc.mount(None, b"/", None, _MS_REC_PRIVATE, None))
+    _check(libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, f"size={mib}m".encode()))
+
+
+def _memory_group(mib: int) -> Path:
+    """A control group below this process's own, with a limit on memory (cgroups(7), version 1 and 2)."""
+    for root, limits in (
+        ("/sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")),
+        ("/sys/fs/cgroup", ("memory.max", "memory.swap.max")),
+    ):
+        group = Path(root) / f"allranks-fault-{os.getpid()}"
+        if not Path(root, "cgroup.procs").exists():
+            continue
+        group.mkdir()
+        if not (group / limits[0]).exists():
+            group.rmdir()
+            continue
+        (group / limits[0]).write_text(str(mib << 20))
+        if (group / limits[1]).exists():
+            (group / limits[1]).write_text("0" if limits[1] == "memory.swap.max" else str(mib << 20))
+        return group
+    msg = "no control group for memory can be had"
+    raise OSError(msg)
+
+
+def _left() -> list[str]:
+    """The command lines of the descendants that do not end by themselves at once; ends them."""
+    deadline = time.monotonic() + DYING
+    while _reap() and time.monotonic() < deadline:
+        _wait_for_an_end(deadline)
+    found = []
+    while pids := _reap():
+        for pid in pids:
+            found.append(f"{pid}: {_command(pid)}")
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.waitpid(pid, 0)
+    return found
+
+
+def _reap() -> list[int]:
+    """Take the exit status of every dead child; the living ones."""
+    alive = []
+    for pid in _children():
+        dead, _ = os.waitpid(pid, os.WNOHANG)
+        if not dead:
+            alive.append(pid)
+    return alive
+
+
+def _wait_for_an_end(deadline: float) -> None:
+    descriptors = [os.pidfd_open(pid) for pid in _children()]
+    try:
+        select.select(descriptors, [], [], max(0.0, deadline - time.monotonic()))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _children() -> list[int]:
+    own = os.getpid()
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if _parent(pid) == own]
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(stat.rpartition(b")")[2].split()[1])
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

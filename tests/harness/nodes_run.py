@@ -1,0 +1,89 @@
+"""A job on two nodes: two agents on one small suite of a test's own, the second following the first."""
+
+import contextlib
+import os
+from dataclasses import replace
+
+from agent_run import AgentRun, processes_in
+
+from allranks.engine.nodes import arrange_meeting, bring_home
+from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
+
+
+class Storied(AgentRun):
+    """An agent that can tell all that it said."""
+
+    @property
+    def story(self):
+        return self.log + (self.results / "events-agent.jsonl").read_text()
+
+
+class NodesRun(Storied):
+    """The leading agent, and with it the whole job.
+
+    Attributes:
+        follower: The agent of node 1.
+        home: The results of both, when :meth:`come_home` has put them together.
+    """
+
+    def __init__(self, folder, files, launch, *, follower=(), **changes):
+        self.meeting = arrange_meeting()
+        self.home = folder / "home"
+        self._launch = launch
+        changes = {"world_size": 4, "nodes": 2, **changes}
+        changes["limits"] = {"assembly": 20, "silence": 3, **changes.get("limits", {})}
+        super().__init__(folder, files, launch, **changes)
+        self.follower = FollowerRun(self, launch, dict(follower)) if follower is not None else None
+
+    def _start(self, launch, environment, closed_stdin):
+        self.config = self.meeting.config_of(self.config, 0)
+        (self.folder / "config.json").write_text(self.config.to_json())
+        super()._start(launch, environment, closed_stdin)
+
+    @property
+    def port(self):
+        return self.config.post.port
+
+    def finish(self):
+        """The exit status of both, when they have ended."""
+        return self.wait(), self.follower.wait()
+
+    def come_home(self):
+        """Put the results of both into one folder, as the engine and the run do."""
+        self.home.mkdir()
+        with contextlib.suppress(FileNotFoundError):
+            bring_home([self.results, self.follower.results], self.home)
+        self.results = self.home
+        for rank in ranks_with_events(self.home):
+            write_rank_xml(self.home, rank, cell="c", suite="s", world_size=self.config.world_size)
+        return self
+
+    def messages(self, test):
+        """What arrived of each rank of a test: its outcome and message."""
+        return {event["rank"]: (event["outcome"], event["message"]) for event in self.arrived(test)}
+
+    def ranks_of_node(self, node):
+        """The process ids of a node's ranks in the last gang."""
+        return self.gangs()[-1][node * 2 : node * 2 + 2]
+
+    def close(self):
+        if self.follower is not None:
+            self.follower.close()
+        self.meeting.close()
+        super().close()
+
+
+class FollowerRun(Storied):
+    """The agent of node 1: it shares the leader's code and its shared folder."""
+
+    def __init__(self, leader, launch, options):
+        self.folder = leader.folder / "node-1"
+        self.results = self.folder / "results"
+        self.results.mkdir(parents=True)
+        for name in ("code", "shared", "words"):
+            (self.folder / name).symlink_to(leader.folder / name)
+        meeting = options.pop("meeting", leader.meeting)
+        self.config = meeting.config_of(replace(leader.config, post=None, **options), 1)
+        (self.folder / "config.json").write_text(self.config.to_json())
+        self._words = os.open(os.devnull, os.O_RDONLY)
+        self._start(launch, {}, closed_stdin=False)

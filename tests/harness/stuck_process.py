@@ -1,0 +1,31 @@
+"""A process that stands in for a stuck rank: it writes its stacks when asked, and waits for ever."""
+
+import subprocess
+import sys
+from contextlib import contextmanager
+
+SOURCE = """
+import faulthandler, signal, sys
+
+def waits_for_ever():
+    print("ready", flush=True)
+    sys.stdin.read()
+
+if sys.argv[2] == "blocks":
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+faulthandler.register(int(sys.argv[3]), file=open(sys.argv[1], "a"), all_threads=True)
+waits_for_ever()
+"""
+
+
+@contextmanager
+def stuck_process(stack_file, number, manner="answers"):
+    """Starts the process and gives its id, when it is stuck."""
+    arguments = [sys.executable, "-c", SOURCE, str(stack_file), manner, str(int(number))]
+    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"ready\n"
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()

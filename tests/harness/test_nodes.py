@@ -1,0 +1,320 @@
+"""A job on two nodes: two agents on this host, two ranks each, and all that can befall either of them."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+
+import pytest
+from agent_run import wait_for_pid
+from nodes_run import NodesRun
+
+from allranks.engine.nodes import arrange_meeting
+from allranks.harness.hangup import HANGUP_STATUS
+
+WORDS = """
+import os, signal, time
+import torch
+import torch.distributed as dist
+
+NODE = os.environ["GROUP_RANK"]
+
+def say(word):
+    with open(os.environ["WORDS"], "w") as fifo:
+        print(word, file=fifo)
+"""
+
+PASSING = "def test_passes(): pass\n"
+
+HANGING = f"""{WORDS}
+def test_before(): pass
+
+def test_hangs():
+    say("hanging")
+    time.sleep(600)
+
+def test_after(): pass
+"""
+
+
+@pytest.fixture
+def start_nodes(tmp_path, launch_fork):
+    """Starts two agents on some files; the job waits for ``go()``."""
+    runs = []
+
+    def start(files, **changes):
+        run = NodesRun(tmp_path, files if isinstance(files, dict) else {"test_it.py": files}, launch_fork, **changes)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture
+def run_nodes(start_nodes):
+    """Runs two agents on some files to their end."""
+
+    def run(files, **changes):
+        job = start_nodes(files, **changes).go()
+        assert job.finish() == (0, 0), (job.story, job.follower.story)
+        job.assert_nothing_left()
+        return job.come_home()
+
+    return run
+
+
+@pytest.fixture
+def hanging_job(start_nodes):
+    """A job in the middle of a test that all four ranks hang in."""
+    job = start_nodes(HANGING).go()
+    assert [job.word() for _ in range(4)] == ["hanging"] * 4
+    return job
+
+
+def lost_node(job):
+    """What the leader says of the node that it has lost."""
+    [event] = job.journal("node_lost")
+    return event["message"]
+
+
+def failed_nodes(job):
+    [event] = job.journal("nodes_failed")
+    return event["message"]
+
+
+# What goes well
+
+
+@pytest.mark.parametrize("init_method", ["env", "tcp", "file"])
+def test_ranks_of_both_nodes_meet_and_know_their_places(run_nodes, init_method):
+    job = run_nodes(
+        f"""{WORDS}
+def test_place(rank):
+    place = [os.environ[name] for name in ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE")]
+    assert place == [str(rank // 2), str(rank % 2), "2", "4"]
+
+def test_all_reduce(rank):
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor)
+    assert tensor.item() == 6
+""",
+        init_method=init_method,
+    )
+    assert job.outcomes("test_place") == job.outcomes("test_all_reduce") == ("passed",) * 4
+
+
+def test_ranks_that_cannot_be_spread_evenly_are_spread_in_blocks(run_nodes):
+    job = run_nodes(
+        f"""{WORDS}
+def test_place(rank):
+    assert (NODE, os.environ["LOCAL_WORLD_SIZE"]) == [("0", "2"), ("0", "2"), ("1", "1")][rank]
+""",
+        world_size=3,
+    )
+    assert job.outcomes("test_place") == ("passed",) * 3
+
+
+def test_a_gang_lives_on_both_nodes_until_a_bad_outcome(run_nodes):
+    job = run_nodes(
+        """
+def test_one(): pass
+def test_two(rank): assert rank != 3
+def test_three(): pass
+""",
+        isolation="job",
+    )
+    assert len(job.gangs()) == 2
+    assert [len(set(gang)) for gang in job.gangs()] == [4, 4]
+    assert job.outcomes("test_two") == ("passed", "passed", "passed", "failed")
+    assert job.outcomes("test_three") == ("passed",) * 4
+
+
+def test_output_of_a_rank_of_node_1_comes_home(run_nodes):
+    job = run_nodes(
+        """
+import sys
+def test_talks(rank):
+    print("out of", rank)
+    print("err of", rank, file=sys.stderr)
+    assert rank != 3
+"""
+    )
+    assert (job.cases(3)["test_talks"].stdout.strip(), job.cases(3)["test_talks"].stderr.strip()) == (
+        "out of 3",
+        "err of 3",
+    )
+    assert "out of 2" in (job.home / "rank-2.log").read_text()
+
+
+def test_a_module_that_skips_itself_has_an_outcome_on_every_rank(run_nodes):
+    job = run_nodes("import pytest\npytest.skip('not here', allow_module_level=True)\n")
+    assert {path.name for path in job.home.glob("rank-*.xml")} == {f"rank-{rank}.xml" for rank in range(4)}
+
+
+def test_files_of_both_agents_come_home_and_none_is_lost(run_nodes):
+    job = run_nodes(PASSING)
+    names = {path.name for path in job.home.iterdir()}
+    assert {"events-agent.jsonl", "events-agent-1.jsonl", "agent.log", "agent-1.log"} <= names
+    assert {f"{name}-{rank}.{kind}" for name, kind in (("events", "jsonl"), ("rank", "xml")) for rank in range(4)} <= names
+
+
+def test_a_process_left_behind_on_node_1_is_killed_and_told(run_nodes):
+    job = run_nodes(
+        """
+import os, signal
+def test_leaves_a_child(rank):
+    if rank == 2 and os.fork() == 0:
+        os.closerange(0, 100)
+        signal.pause()
+"""
+    )
+    assert [event["rank"] for event in job.journal("left_behind")] == [2]
+
+
+# Who leads
+
+
+def test_a_failure_on_node_1_leads_while_node_0_waits_for_it(run_nodes):
+    job = run_nodes(
+        f"""{WORDS}
+def test_waits(rank):
+    assert rank != 2, "rank 2 breaks"
+    dist.barrier()
+"""
+    )
+    arrived = job.arrived("test_waits")
+    assert (arrived[0]["rank"], arrived[0]["outcome"]) == (2, "failed")
+    assert job.outcomes("test_waits")[2] == "failed"
+    assert all(event["consequence"] for event in arrived[1:])
+
+
+def test_a_rank_of_node_1_that_is_killed_leads(run_nodes):
+    job = run_nodes(
+        f"""{WORDS}
+def test_dies(rank):
+    if rank == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+def test_after(): pass
+"""
+    )
+    first = job.arrived("test_dies")[0]
+    assert (first["rank"], first["outcome"], first["message"]) == (3, "crashed", "rank 3 was killed by SIGKILL")
+    assert job.outcomes("test_after") == ("passed",) * 4
+
+
+def test_a_rank_of_node_1_that_hangs_times_out_with_its_place_and_its_peers_are_aborted(run_nodes):
+    job = run_nodes(
+        f"""{WORDS}
+def test_hangs(rank):
+    if rank == 3:
+        time.sleep(600)
+    dist.barrier()
+""",
+        limits={"test": 2},
+    )
+    message = job.messages("test_hangs")[3][1]
+    assert "rank 3 timed out: no end after 2 s" in message
+    assert "in test_hangs" in message
+    assert job.outcomes("test_hangs") == ("aborted", "aborted", "aborted", "timed_out")
+    assert "test_hangs" in job.cases(2)["test_hangs"].text
+
+
+# Agents that do not come, or come with something else
+
+
+def test_different_collections_are_an_error_that_names_what_is_only_where(start_nodes):
+    job = start_nodes(
+        f"""{WORDS}
+import pytest
+def test_both(): pass
+if NODE == "1":
+    def test_only_there(): pass
+else:
+    @pytest.mark.parametrize("n", range(9))
+    def test_only_here(n): pass
+"""
+    ).go()
+    assert job.wait() == 1
+    message = failed_nodes(job)
+    here = ", ".join(f"suite/test_it.py::test_only_here[{n}]" for n in range(3))
+    assert f"only on node 0: {here} and 6 more" in message
+    assert "only on node 1: suite/test_it.py::test_only_there." in message
+    assert job.gangs() == []
+
+
+def test_different_orders_are_an_error(start_nodes):
+    job = start_nodes(
+        f"""{WORDS}
+import pytest
+@pytest.mark.parametrize("n", [1, 2] if NODE == "0" else [2, 1])
+def test_it(n): pass
+"""
+    ).go()
+    assert job.wait() == 1
+    assert "same tests in different orders: suite/test_it.py::test_it[1] on node 0" in failed_nodes(job)
+
+
+def test_different_versions_of_torch_are_an_error(start_nodes):
+    job = start_nodes(f"{WORDS}\nif NODE == '1': torch.__version__ = '0.1'\n{PASSING}").go()
+    assert job.wait() == 1
+    assert failed_nodes(job).endswith("and node 1 has torch 0.1.")
+
+
+def test_what_cannot_be_collected_on_node_1_is_told_with_its_text(start_nodes):
+    job = start_nodes(f"{WORDS}\nassert NODE == '0', 'broken over there'\n{PASSING}").go()
+    assert job.wait() == 0
+    [failure] = job.journal("collection_failed")
+    assert failure["nodeid"] == "suite/test_it.py"
+    assert failure["text"].startswith("On node 1: ")
+    assert "broken over there" in failure["text"]
+
+
+def test_a_command_line_that_pytest_refuses_on_node_1_is_told_with_its_text(start_nodes):
+    job = start_nodes(PASSING, follower={"pytest_args": ("--no-such-option",)}).go()
+    assert job.wait() == 0
+    [failure] = job.journal("collection_failed")
+    assert "--no-such-option" in failure["text"]
+
+
+def test_an_agent_that_ends_while_it_collects_is_noticed_at_once(start_nodes):
+    job = start_nodes(f"{WORDS}\nif NODE == '1': os._exit(3)\n{PASSING}", limits={"assembly": 600}).go()
+    assert job.wait() == 1
+    assert failed_nodes(job) == "The agent of node 1 is gone: it ended before it had collected its tests."
+
+
+def test_an_agent_that_hangs_at_import_has_not_collected_within_the_limit(start_nodes):
+    job = start_nodes(f"{WORDS}\nif NODE == '1': time.sleep(600)\n{PASSING}", limits={"assembly": 1}).go()
+    assert job.wait() == 1
+    assert failed_nodes(job) == "The agent of node 1 has not collected its tests within 1 s."
+    job.follower.close_stdin()
+    assert job.follower.wait() == HANGUP_STATUS
+
+
+def test_an_agent_that_never_comes_is_told_after_the_limit(start_nodes):
+    job = start_nodes(PASSING, follower=None, limits={"assembly": 0.5}).go()
+    assert job.wait() == 1
+    assert failed_nodes(job) == "The agent of node 1 has not come within 0.5 s."
+
+
+def test_an_agent_with_the_wrong_token_is_turned_away(start_nodes):
+    wrong = arrange_meeting()
+    wrong.held.close()
+    job = start_nodes(PASSING, follower=None, limits={"assembly": 3})
+    other = type(wrong)(job.meeting.held, wrong.token)
+    job.follower = job_follower = _follower_with(job, other)
+    assert job_follower.wait() == 1
+    assert failed_nodes(job_follower) == "The leading agent has not let this one in."
+    assert job.wait() == 1
+    assert failed_nodes(job) == "The agent of node 1 has not come within 3 s."
+
+
+def _follower_with(job, meeting):
+    from nodes_run import FollowerRun
+
+    return FollowerRun(job, job._launch, {"meeting": meeting})

@@ -1,0 +1,544 @@
+"""pytest as its users know it, inside ranks: each of these drives a real agent."""
+
+import pytest
+
+PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
+"""Environment of an agent that loads what is installed, as a user's does."""
+
+ZOO = {
+    "pytest.ini": """
+        [pytest]
+        markers = mine: a mark of this suite
+        addopts = --doctest-modules
+    """,
+    "conftest.py": """
+        import pytest
+
+        made = []
+
+        @pytest.fixture(scope="session", autouse=True)
+        def of_session():
+            made.append("session")
+            return made
+
+        @pytest.fixture(scope="package")
+        def of_package():
+            made.append("package")
+            return "package"
+
+        @pytest.fixture
+        def doubled(request):
+            return 2 * request.param
+    """,
+    "nested/conftest.py": """
+        import pytest
+
+        @pytest.fixture
+        def only_here():
+            return "nested"
+    """,
+    "nested/test_nested.py": """
+        def test_nested_conftest(only_here, of_session):
+            assert only_here == "nested"
+            assert of_session.count("session") == 1
+    """,
+    "words.py": '''
+        def double(number):
+            """Doubles.
+
+            >>> double(2)
+            4
+            """
+            return 2 * number
+
+        def wrong():
+            """
+            >>> 1 + 1
+            3
+            """
+    ''',
+    "test_features.py": """
+        import logging, os, sys, unittest, warnings
+        import pytest
+
+        state = []
+
+        def setup_module(module):
+            module.state.append("setup_module")
+
+        @pytest.fixture(scope="module")
+        def of_module():
+            state.append("module")
+            yield "module"
+
+        @pytest.fixture(scope="class")
+        def of_class():
+            state.append("class")
+
+        def test_scopes(of_session, of_package, of_module, request):
+            assert state.count("setup_module") == 1
+            assert (of_package, of_module) == ("package", "module")
+
+        def test_module_fixture_is_made_once(of_module):
+            assert state.count("module") == 1
+
+        @pytest.mark.parametrize("doubled", [1, 2], indirect=True)
+        @pytest.mark.parametrize("plain", ["x"])
+        def test_parameters(doubled, plain):
+            assert doubled in (2, 4)
+
+        @pytest.mark.mine
+        @pytest.mark.skipif(sys.platform != "nowhere", reason="a mark skips")
+        def test_skipif():
+            assert 0
+
+        @pytest.mark.xfail(reason="known", strict=True)
+        def test_xfail():
+            assert 0
+
+        @pytest.mark.xfail(raises=ValueError)
+        def test_xfail_for_another_reason():
+            raise KeyError("not what was said")
+
+        @pytest.mark.xfail(strict=True)
+        def test_strict_xpass():
+            pass
+
+        @pytest.mark.xfail(strict=False)
+        def test_xpass():
+            pass
+
+        @pytest.mark.xfail(run=False)
+        def test_xfail_that_does_not_run():
+            os._exit(9)
+
+        def test_rewritten_assertion():
+            numbers = [1, 2, 3]
+            assert sum(numbers) == 7
+
+        class TestClass:
+            @classmethod
+            def setup_class(cls):
+                cls.calls = ["setup_class"]
+
+            def setup_method(self):
+                self.calls.append("setup_method")
+
+            def test_class(self, of_class):
+                assert self.calls == ["setup_class", "setup_method"]
+
+            def test_class_again(self):
+                assert self.calls == ["setup_class", "setup_method", "setup_method"]
+
+        class TestCase(unittest.TestCase):
+            @classmethod
+            def setUpClass(cls):
+                cls.cleaned = []
+
+            def setUp(self):
+                self.addCleanup(self.cleaned.append, self._testMethodName)
+
+            def test_1_case(self):
+                self.assertEqual(self.cleaned, [])
+
+            def test_2_case(self):
+                self.assertEqual(self.cleaned, ["test_1_case"])
+
+            def test_3_subtests(self):
+                for number in range(3):
+                    with self.subTest(number=number):
+                        self.assertNotEqual(number, 1)
+
+            @unittest.expectedFailure
+            def test_4_expected_failure(self):
+                self.fail("as expected")
+
+        class TestAsyncCase(unittest.IsolatedAsyncioTestCase):
+            async def test_async(self):
+                self.assertTrue(True)
+
+        def test_tmp_path(tmp_path, tmp_path_factory, rank):
+            (tmp_path / "mine").write_text(str(rank))
+            import torch.distributed as dist
+            places = [None, None]
+            dist.all_gather_object(places, str(tmp_path))
+            assert places[0] != places[1]
+            assert tmp_path_factory.mktemp("more").is_dir()
+            assert (tmp_path / "mine").read_text() == str(rank)
+
+        def test_monkeypatch(monkeypatch):
+            monkeypatch.setenv("PATCHED", "1")
+            assert os.environ["PATCHED"] == "1"
+
+        def test_monkeypatch_is_undone():
+            assert "PATCHED" not in os.environ
+
+        def test_capsys(capsys):
+            print("said")
+            assert capsys.readouterr().out == "said\\n"
+
+        def test_capfd(capfd):
+            os.write(1, b"written")
+            os.system("echo from a child >&2")
+            captured = capfd.readouterr()
+            assert (captured.out, captured.err) == ("written", "from a child\\n")
+
+        def test_capture_disabled(capsys):
+            with capsys.disabled():
+                print("beside the capture")
+
+        def test_caplog(caplog):
+            logging.getLogger("suite").warning("logged")
+            assert caplog.messages == ["logged"]
+
+        def test_recwarn(recwarn):
+            warnings.warn("careful")
+            assert str(recwarn.pop(UserWarning).message) == "careful"
+
+        @pytest.mark.filterwarnings("error")
+        def test_filterwarnings():
+            with pytest.raises(UserWarning):
+                warnings.warn("careful")
+
+        def test_record_property(record_property):
+            record_property("key", "value")
+
+        @pytest.mark.timeout(20)
+        def test_within_its_timeout():
+            pass
+
+        @pytest.mark.usefixtures("of_class")
+        def test_usefixtures():
+            pass
+
+        def test_getfixturevalue(request):
+            assert request.getfixturevalue("of_module") == "module"
+
+        def test_worker_id(worker_id):
+            assert worker_id == "master"
+    """,
+    "test_skipped_module.py": """
+        import pytest
+        pytest.importorskip("no_such_package")
+
+        def test_never(): pass
+    """,
+}
+
+PASSED = """
+test_nested_conftest words.double test_scopes test_module_fixture_is_made_once test_parameters[x-1]
+test_parameters[x-2] test_class test_class_again test_1_case test_2_case test_async test_tmp_path test_monkeypatch
+test_monkeypatch_is_undone test_capsys test_capfd test_capture_disabled test_caplog test_recwarn test_filterwarnings
+test_record_property test_within_its_timeout test_usefixtures test_getfixturevalue test_worker_id
+"""
+
+
+@pytest.fixture(scope="module")
+def zoo(run_once):
+    return run_once("pytest-zoo", ZOO, environment=PLUGINS)
+
+
+@pytest.mark.parametrize("test", PASSED.split())
+def test_it_works_as_in_a_plain_run(zoo, test):
+    assert zoo.outcomes(test) == ("passed", "passed"), zoo.cases(0)[test].text
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome", "words"),
+    [
+        ("words.wrong", "failed", ""),
+        ("test_skipif", "skipped", "a mark skips"),
+        ("test_xfail", "xfailed", "known"),
+        ("test_xfail_for_another_reason", "failed", "KeyError"),
+        ("test_strict_xpass", "failed", "XPASS(strict)"),
+        ("test_xpass", "xpassed", ""),
+        ("test_xfail_that_does_not_run", "xfailed", ""),
+        ("test_rewritten_assertion", "failed", "assert 6 == 7"),
+        ("test_3_subtests", "failed", "1 == 1"),
+        ("test_4_expected_failure", "xfailed", ""),
+        ("suite.test_skipped_module", "skipped", "no_such_package"),
+    ],
+)
+def test_an_outcome_is_the_one_of_a_plain_run(zoo, test, outcome, words):
+    assert zoo.outcomes(test) == (outcome, outcome)
+    assert words in zoo.cases(0)[test].message
+
+
+def test_no_test_of_the_zoo_is_left_out(zoo):
+    told = {*PASSED.split(), "test_xpass"} | {case.name for case in zoo.cases(0).values() if case.outcome != "passed"}
+    assert set(zoo.cases(1)) == told
+
+
+ONE = {"test_one.py": "import sys\ndef test_one():\n    print('seen')\n    print('seen too', file=sys.stderr)\n"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-p", "no:capture"),
+        ("-p", "no:cacheprovider", "-W", "error"),
+        ("-p", "no:terminal"),
+        ("-p", "no:faulthandler"),
+        ("-p", "no:logging"),
+        ("-s",),
+        ("-v",),
+        ("-qq",),
+        ("-n", "0"),
+        ("--durations=3",),
+        ("--setup-show",),
+        ("--import-mode=importlib",),
+        ("--capture=tee-sys",),
+        ("--basetemp=here",),
+        ("--strict-markers", "--strict-config"),
+        ("-o", "log_cli=true"),
+    ],
+    ids=" ".join,
+)
+def test_an_option_changes_no_outcome(run_agent, arguments):
+    agent = run_agent(ONE, pytest_args=arguments, world_size=1, environment=PLUGINS)
+    assert agent.outcomes("test_one") == ("passed",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--pdb",), "--pdb cannot be used: ranks have no terminal"),
+        (("--trace",), "--trace cannot be used: ranks have no terminal"),
+        (("--setup-only",), "--setup-only cannot be used: it runs no test"),
+        (("--setup-plan",), "--setup-plan cannot be used: it runs no test"),
+        (("-n", "2"), "pytest-xdist cannot be used: the ranks of a cell are the processes that run its tests"),
+        (("--dist=each", "--tx=2*popen"), "pytest-xdist cannot be used"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_an_option_that_cannot_be_had_is_refused_in_a_sentence(run_agent, arguments, words):
+    agent = run_agent(ONE, pytest_args=arguments, world_size=1, environment=PLUGINS)
+    [failure] = agent.journal("collection_failed")
+    assert failure["text"].strip().startswith(f"ERROR: {words}")
+    assert agent.cases(0) == {}
+
+
+def test_a_report_of_pytests_own_is_not_written_and_that_is_said(run_agent, tmp_path):
+    agent = run_agent(ONE, pytest_args=(f"--junitxml={tmp_path}/mine.xml",), world_size=1)
+    assert agent.outcomes("test_one") == ("passed",)
+    assert [notice["text"].partition(":")[0] for notice in agent.journal("notice")] == ["--junitxml was ignored"]
+    assert not (tmp_path / "mine.xml").exists()
+
+
+def test_marks_and_keywords_choose_tests(run_agent):
+    suite = """
+        import pytest
+
+        @pytest.mark.slow
+        def test_slow(): pass
+
+        @pytest.mark.slow
+        def test_slow_red(): pass
+
+        def test_fast(): pass
+    """
+    agent = run_agent({"test_marks.py": suite}, pytest_args=("-m", "slow", "-k", "not red"), world_size=1)
+    assert list(agent.cases(0)) == ["test_slow"]
+
+
+FICKLE = {
+    "test_a.py": """
+        def test_fails_on_one_rank(rank): assert rank == 0
+        def test_passes(): pass
+    """,
+    "test_b.py": """
+        def test_also_passes(): pass
+        def test_fails(): assert 0
+    """,
+}
+
+
+@pytest.fixture
+def run_again(run_once, tmp_path):
+    """Runs an agent on a suite that ran before: all these runs share one cache."""
+
+    def run(files, *arguments, world_size=2):
+        cache = ("-o", f"cache_dir={tmp_path}/cache")
+        return run_once("again", files, pytest_args=(*cache, *arguments), world_size=world_size)
+
+    return run
+
+
+def names(agent):
+    return list(agent.cases(0))
+
+
+def test_what_failed_on_any_rank_is_what_failed_last(run_again):
+    run_again(FICKLE)
+    assert names(run_again(FICKLE, "--lf")) == ["test_fails_on_one_rank", "test_fails"]
+    assert names(run_again(FICKLE, "--ff"))[:2] == ["test_fails_on_one_rank", "test_fails"]
+
+
+def test_a_narrower_run_forgets_only_what_it_has_seen_pass(run_again):
+    run_again(FICKLE)
+    mended = {**FICKLE, "test_b.py": FICKLE["test_b.py"].replace("assert 0", "pass")}
+    run_again(mended, "-k", "fails and not rank")
+    assert names(run_again(mended, "--lf")) == ["test_fails_on_one_rank"]
+
+
+def test_new_tests_can_come_first(run_again):
+    run_again({"test_b.py": FICKLE["test_b.py"]})
+    assert names(run_again(FICKLE, "--nf"))[:2] == ["test_fails_on_one_rank", "test_passes"]
+
+
+def test_stepwise_stops_at_a_failure_and_begins_there(run_again):
+    first = run_again(FICKLE, "--sw")
+    assert names(first) == ["test_fails_on_one_rank"]
+    mended = {**FICKLE, "test_a.py": FICKLE["test_a.py"].replace("assert rank == 0", "pass")}
+    assert names(run_again(mended, "--sw")) == [
+        "test_fails_on_one_rank",
+        "test_passes",
+        "test_also_passes",
+        "test_fails",
+    ]
+    assert names(run_again(mended, "--sw")) == ["test_fails"]
+
+
+def test_the_cache_is_among_the_results(run_agent):
+    agent = run_agent(FICKLE, world_size=1)
+    assert "test_fails" in (agent.results / "pytest-cache/v/cache/lastfailed").read_text()
+
+
+LOCKSTEP = {
+    "test_lockstep.py": """
+        import json, os, time
+        import pytest
+        import torch.distributed as dist
+        from hypothesis import given, settings, strategies as st, Phase, HealthCheck
+        from hypothesis.stateful import RuleBasedStateMachine, rule
+
+        def agree(value):
+            values = [None, None]
+            dist.all_gather_object(values, value)
+            assert values[0] == values[1], values
+
+        @given(st.lists(st.integers()), st.text())
+        def test_same_examples(numbers, text):
+            agree([numbers, text])
+
+        @settings(deadline=1, max_examples=5)
+        @given(st.integers())
+        def test_slow_examples(rank, number):
+            time.sleep(0.05 * rank)
+            agree(number)
+
+        @given(st.integers())
+        def test_fails_on_one_rank_alone(rank, number):
+            agree(number)
+            assert rank == 0 or number < 100
+
+        @given(st.integers(0, 2**16))
+        def test_fails_without_shrinking(number):
+            with open(f"examples-{os.environ['RANK']}", "a") as file:
+                print(number, file=file)
+            assert number < 100
+
+        class TestMethods:
+            @given(number=st.integers())
+            @pytest.mark.parametrize("word", ["a", "b"])
+            def test_method(self, word, number):
+                agree([word, number])
+
+        class Machine(RuleBasedStateMachine):
+            @rule(number=st.integers())
+            def steps(self, number):
+                agree(number)
+
+        TestMachine = Machine.TestCase
+        TestMachine.settings = settings(max_examples=3, stateful_step_count=3)
+    """
+}
+
+
+@pytest.fixture(scope="module")
+def lockstep(run_once):
+    return run_once("lockstep", LOCKSTEP, environment=PLUGINS)
+
+
+@pytest.mark.parametrize(
+    "test", ["test_same_examples", "test_slow_examples", "test_method[a]", "test_method[b]", "runTest"]
+)
+def test_all_ranks_try_the_same_examples_of_hypothesis(lockstep, test):
+    assert lockstep.outcomes(test) == ("passed", "passed"), lockstep.cases(1)[test].text
+
+
+def test_a_rank_that_fails_alone_on_an_example_leads(lockstep):
+    assert lockstep.outcomes("test_fails_on_one_rank_alone") == ("aborted", "failed")
+
+
+def test_hypothesis_does_not_shrink(lockstep):
+    tried = [(lockstep.folder / "shared" / f"examples-{rank}").read_text().split() for rank in (0, 1)]
+    assert tried[0] == tried[1]
+    # The failing example, once more for its report, and nothing after it.
+    assert tried[0][-1] == tried[0][-2]
+    assert [int(number) for number in tried[0][:-2] if int(number) >= 100] == []
+
+
+def test_hypothesis_keeps_no_database(lockstep):
+    assert not list(lockstep.folder.rglob(".hypothesis/examples"))
+
+
+@pytest.fixture
+def examples(run_once):
+    """The examples that Hypothesis tries in a run with some seed."""
+    suite = {
+        "test_seed.py": """
+            from hypothesis import given, settings, strategies as st
+
+            @settings(max_examples=3)
+            @given(st.integers())
+            def test_prints(number):
+                with open("examples", "a") as file:
+                    print(number, file=file)
+        """
+    }
+
+    def run(seed, *arguments):
+        agent = run_once("seed", suite, pytest_args=arguments, environment=PLUGINS, world_size=1, seed=seed)
+        return (agent.folder / "shared" / "examples").read_text()
+
+    return run
+
+
+def test_another_seed_gives_other_examples(examples):
+    assert examples(1) == examples(1)
+    assert examples(1) != examples(2)
+
+
+def test_a_seed_for_hypothesis_alone_is_kept(examples):
+    assert examples(1, "--hypothesis-seed=5") == examples(2, "--hypothesis-seed=5")
+
+
+THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, name="heartbeat", daemon=True).start()
+def test_a(): pass
+"""
+
+
+def test_an_import_that_starts_a_thread_is_an_error_that_names_module_and_thread(run_agent):
+    agent = run_agent({"test_a.py": THREAD, "test_b.py": "def test_b(): pass"}, world_size=1)
+    [failure] = agent.journal("collection_failed")
+    assert failure["nodeid"] == "suite/test_a.py"
+    assert failure["text"].startswith("importing it starts the thread heartbeat")
+    assert agent.cases(0) == {}
+
+
+def test_a_thread_of_a_library_is_a_notice(run_agent):
+    native = """
+        import ctypes, ctypes.util
+        libc = ctypes.CDLL(None)
+        number = ctypes.c_ulong()
+        libc.pthread_create(ctypes.byref(number), None, libc.sleep, ctypes.c_void_p(600))
+        def test_a(): pass
+    """
+    agent = run_agent({"test_a.py": native}, world_size=1)
+    [notice] = agent.journal("notice")
+    assert notice["nodeid"] == "suite/test_a.py"
+    assert notice["text"].startswith("Importing it starts the thread ")
+    assert agent.outcomes("test_a") == ("passed",)

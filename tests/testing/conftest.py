@@ -1,0 +1,97 @@
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+# The helpers that drive real agents, which pytest's importlib mode does not find.
+sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
+
+from agent_nursery import Nursery
+from agent_run import AgentRun
+
+from allranks.testing.skips import EnvironmentSkip
+
+CELL_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "BACKEND",
+    "INIT_METHOD",
+    "ALLRANKS_GPU_COUNT",
+    "ALLRANKS_GANG",
+    "ALLRANKS_SEED",
+    "ALLRANKS_SHARED",
+)
+
+
+@pytest.fixture
+def no_cell(monkeypatch):
+    """The surroundings of a plain pytest."""
+    for name in CELL_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def cell(monkeypatch, no_cell):  # noqa: ARG001 - what is not set is absent
+    """``cell(WORLD_SIZE=2, ...)``: what an agent tells a rank."""
+
+    def set_cell(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+
+    return set_cell
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """``gpus(2)``: what torch says of the GPUs of this host."""
+
+    def set_gpus(count):
+        for module in (torch.cuda, torch.accelerator):
+            monkeypatch.setattr(module, "is_available", lambda: count > 0)
+            monkeypatch.setattr(module, "device_count", lambda: count)
+
+    return set_gpus
+
+
+@pytest.fixture
+def skip_of():
+    """The skip that a requirement raises."""
+
+    def get(requirement):
+        with pytest.raises(EnvironmentSkip) as caught:
+            requirement.check()
+        return caught.value
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def run_gang(tmp_path, nursery):
+    """``run_gang({"test_it.py": ...}, world_size=3)``: runs a suite in real ranks to its end."""
+    runs = []
+
+    def launch(arguments, environment, folder, stdin, stdout):
+        pid = nursery.start(arguments, environment, folder, stdin, stdout)
+        return pid, functools.partial(nursery.exit_status, pid)
+
+    def run(files, **changes):
+        environment = {"ALLRANKS_SHARED": str(tmp_path / "shared" / "gang"), **changes.pop("environment", {})}
+        agent = AgentRun(tmp_path, files, launch, environment=environment, **changes).go()
+        runs.append(agent)
+        assert agent.wait() == 0, agent.log
+        return agent
+
+    yield run
+    for agent in runs:
+        agent.close()

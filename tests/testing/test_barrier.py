@@ -1,0 +1,38 @@
+import pytest
+
+from allranks.harness.symptoms import is_symptom
+from allranks.testing.barrier import FileBarrier, PeerTimeoutError
+
+
+def test_a_barrier_of_one_lets_its_rank_through_at_once(tmp_path):
+    barrier = FileBarrier(tmp_path, 0, 1)
+    for _ in range(3):
+        barrier(timeout=0)
+
+
+def test_all_ranks_that_do_not_come_are_named(tmp_path):
+    FileBarrier(tmp_path, 2, 4)._file(1, 2).touch()
+    with pytest.raises(PeerTimeoutError) as caught:
+        FileBarrier(tmp_path, 0, 4)(timeout=0)
+    assert str(caught.value) == (
+        "rank 0 waited 0 s at the file barrier and ranks 1, 3 did not come (call 1 of this test)"
+    )
+
+
+def test_a_rank_that_came_last_time_is_missing_this_time(tmp_path):
+    mine = FileBarrier(tmp_path, 0, 2)
+    mine._file(1, 1).touch()
+    mine(timeout=0)
+    with pytest.raises(PeerTimeoutError, match=r"rank 1 did not come \(call 2"):
+        mine(timeout=0)
+
+
+def test_a_used_barrier_keeps_one_file_of_a_rank(tmp_path):
+    barrier = FileBarrier(tmp_path, 0, 1)
+    for _ in range(5):
+        barrier()
+    assert [path.name for path in tmp_path.iterdir()] == ["5-0"]
+
+
+def test_waiting_in_vain_is_a_symptom_of_a_peers_trouble():
+    assert is_symptom(PeerTimeoutError("rank 1 did not come"))

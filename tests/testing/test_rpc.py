@@ -1,0 +1,414 @@
+import pytest
+import torch.distributed.rpc
+from torch.distributed import rpc
+
+from allranks.testing import (
+    FaultyRpcAgentTestFixture,
+    NoMeetingPointError,
+    TensorPipeRpcAgentTestFixture,
+    get_function_event,
+    get_shutdown_error_regex,
+    get_timeout_error_regex,
+    with_rpc,
+    worker_name,
+)
+from allranks.testing.rpc.waits import (
+    wait_until_node_failure,
+    wait_until_owners_and_forks_on_rank,
+    wait_until_pending_futures_and_users_flushed,
+)
+
+WORLD = {
+    "test_world.py": """
+        import re
+        import pytest
+        import torch
+        import torch.distributed as dist
+        from torch.distributed import rpc
+        from torch.distributed.rpc import _is_current_rpc_agent_set as is_up
+
+        from allranks.testing import *
+        from allranks.testing import RankEnvironment
+
+        def double(x):
+            return 2 * x
+
+        @with_rpc
+        def test_function(rank, world_size):
+            peer = (rank + 1) % world_size
+            assert rpc.get_worker_info().name == worker_name(rank)
+            assert rpc.rpc_sync(worker_name(peer), double, args=(torch.ones(2),)).tolist() == [2, 2]
+
+        def test_nothing_is_left():
+            assert not is_up()
+
+        @pytest.mark.parametrize("number", range(3))
+        @with_rpc()
+        def test_many_worlds_one_after_the_other(rank, world_size, number):
+            assert rpc.rpc_sync(worker_name((rank + 1) % world_size), double, args=(number,)) == 2 * number
+
+        class TestMethods:
+            @with_rpc(clean_shutdown=False)
+            def test_without_clean_shutdown(self, rank):
+                assert is_up()
+
+            @with_rpc(setup_rpc=False)
+            def test_without_setting_up(self):
+                assert not is_up()
+
+        @with_rpc
+        def test_that_shuts_down_itself():
+            rpc.shutdown()
+
+        @with_rpc(rpc_timeout=0.5, faulty_messages=[], messages_to_delay={"SCRIPT_CALL": 5.0})
+        def test_delayed_messages_take_the_faulty_agent(rank, world_size):
+            if rank == 0:
+                with pytest.raises(RuntimeError, match=get_timeout_error_regex()):
+                    rpc.rpc_sync(worker_name(1), torch.add, args=(torch.ones(1), 1))
+                assert rpc.rpc_sync(worker_name(1), double, args=(3,), timeout=20) == 6
+
+        @with_rpc(faulty_messages=["RREF_FORK_REQUEST", "RREF_CHILD_ACCEPT"], messages_to_delay={})
+        def test_faulty_messages_get_through_in_the_end(rank, world_size):
+            if rank == 0:
+                rref = rpc.remote(worker_name(1), double, args=(4,))
+                assert rref.to_here() == 8
+                wait_until_pending_futures_and_users_flushed()
+
+        @with_rpc
+        def test_owners_and_forks(rank, world_size):
+            if rank == 0:
+                rref = rpc.remote(worker_name(1), double, args=(4,))
+                rref.to_here()
+                wait_until_pending_futures_and_users_flushed(timeout=20)
+                wait_until_owners_and_forks_on_rank(1, 1, rank=1)
+                with pytest.raises(TimeoutError, match="worker1 had 1 owners and 1 forks after 0.2 s, not 2 and 3"):
+                    wait_until_owners_and_forks_on_rank(2, 3, rank=1, timeout=0.2)
+                del rref
+                wait_until_owners_and_forks_on_rank(0, 0, rank=1)
+                assert get_num_owners_and_forks() == (0, 0)
+
+        @with_rpc
+        def test_a_node_that_answers_does_not_fail(rank, world_size):
+            if rank == 0:
+                with pytest.raises(TimeoutError, match="worker1 did not fail with 'x' within 0.3 s: every call was"):
+                    wait_until_node_failure(1, "x", timeout=0.3)
+
+        @with_rpc
+        def test_profiled_calls_are_found(rank, world_size):
+            with torch.autograd.profiler.profile() as profile:
+                rpc.rpc_sync(worker_name((rank + 1) % world_size), torch.add, args=(torch.ones(1), 1))
+            name = f"aten::add#{worker_name(rank)}"
+            assert name in get_function_event(profile.function_events, name).name
+
+        @pytest.mark.no_process_group
+        @with_rpc
+        def test_without_a_process_group(rank, world_size, tmp_path_factory):
+            assert not dist.is_initialized()
+            assert rpc.rpc_sync(worker_name((rank + 1) % world_size), double, args=(1,)) == 2
+
+        @pytest.mark.no_process_group
+        @with_rpc
+        def test_a_process_group_beside_rpc(rank, world_size):
+            folder = RankEnvironment.read().shared
+            for _ in range(2):
+                initialize_pg(f"file://{folder}/beside", rank, world_size)
+            dist.barrier()
+            dist.destroy_process_group()
+    """
+}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def world(request, tmp_path_factory, nursery):
+    """One run of all of ``WORLD`` for several tests to look at."""
+    import functools
+
+    from agent_run import AgentRun
+
+    def launch(arguments, environment, folder, stdin, stdout):
+        pid = nursery.start(arguments, environment, folder, stdin, stdout)
+        return pid, functools.partial(nursery.exit_status, pid)
+
+    agent = AgentRun(tmp_path_factory.mktemp("rpc"), WORLD, launch, world_size=request.param).go()
+    assert agent.wait() == 0, agent.log
+    yield agent
+    agent.close()
+
+
+NAMES = [
+    "test_function",
+    "test_nothing_is_left",
+    *(f"test_many_worlds_one_after_the_other[{number}]" for number in range(3)),
+    "test_without_clean_shutdown",
+    "test_without_setting_up",
+    "test_that_shuts_down_itself",
+    "test_delayed_messages_take_the_faulty_agent",
+    "test_faulty_messages_get_through_in_the_end",
+    "test_owners_and_forks",
+    "test_a_node_that_answers_does_not_fail",
+    "test_profiled_calls_are_found",
+    "test_without_a_process_group",
+    "test_a_process_group_beside_rpc",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_real_worlds(world, name):
+    for rank in range(world.config.world_size):
+        case = world.cases(rank)[name]
+        assert case.outcome == "passed", case.text
+
+
+def test_no_test_of_the_world_is_forgotten_here(world):
+    assert set(world.cases(0)) == set(NAMES)
+
+
+def test_a_node_that_leaves_fails_and_so_does_one_that_dies(run_gang):
+    agent = run_gang(
+        {
+            "test_it.py": """
+                import os
+                import pytest
+                from torch.distributed import rpc
+                from allranks.testing import get_shutdown_error_regex, wait_until_node_failure, with_rpc
+
+                @with_rpc(clean_shutdown=False)
+                def test_leaving(rank):
+                    if rank == 1:
+                        rpc.shutdown(graceful=False)
+                    else:
+                        assert wait_until_node_failure(1, get_shutdown_error_regex(rpc.BackendType.TENSORPIPE))
+
+                @with_rpc(clean_shutdown=False)
+                def test_dying(rank):
+                    if rank == 1:
+                        os._exit(3)
+                    assert wait_until_node_failure(1, "eof|reset|closed", timeout=20)
+            """
+        },
+        limits={"peer_grace": 10},
+    )
+    assert agent.outcomes("test_leaving") == ("passed", "passed")
+    assert agent.outcomes("test_dying")[1] == "crashed"
+    assert agent.cases(0)["test_dying"].outcome in ("passed", "aborted"), agent.cases(0)["test_dying"].text
+
+
+def test_a_test_that_fails_shuts_rpc_down_and_the_next_has_a_world_again(run_gang):
+    agent = run_gang(
+        {
+            "test_it.py": """
+                import pytest
+                from torch.distributed import rpc
+                from torch.distributed.rpc import _is_current_rpc_agent_set as is_up
+                from allranks.testing import with_rpc, worker_name
+
+                def test_failing():
+                    @with_rpc
+                    def body():
+                        raise ValueError("as planned")
+
+                    with pytest.raises(ValueError, match="as planned"):
+                        body()
+                    assert not is_up()
+
+                @with_rpc
+                def test_next(rank):
+                    assert rpc.rpc_sync(worker_name(1 - rank), abs, args=(-1,)) == 1
+            """
+        }
+    )
+    assert agent.outcomes("test_failing") == ("passed", "passed")
+    assert agent.outcomes("test_next") == ("passed", "passed")
+
+
+def test_references_that_are_left_are_an_error(run_gang):
+    agent = run_gang(
+        {
+            "test_it.py": """
+                import pytest
+                import torch
+                from torch.distributed import rpc
+                from allranks.testing import wait_until_owners_and_forks_on_rank, with_rpc, worker_name
+
+                kept = []
+
+                def keep(rref):
+                    kept.append(rref)
+
+                def test_it(rank):
+                    @with_rpc(clean_shutdown=False)
+                    def body():
+                        if rank == 0:
+                            rpc.rpc_sync(worker_name(1), keep, args=(rpc.RRef(torch.ones(1)),))
+                            wait_until_owners_and_forks_on_rank(1, 1, rank=0)
+                        else:
+                            wait_until_owners_and_forks_on_rank(1, 1, rank=0)
+
+                    with pytest.raises(RuntimeError, match="Leaking RRefs"):
+                        body()
+            """
+        }
+    )
+    assert agent.outcomes("test_it") == ("passed", "passed"), agent.cases(0)["test_it"].text
+
+
+def test_a_test_case_with_ranks_of_its_own_says_where_and_over_what(run_gang):
+    agent = run_gang(
+        {
+            "test_it.py": """
+                import pytest
+                import unittest
+                from torch.distributed import rpc
+                from allranks.testing import *
+                from allranks.testing import RankEnvironment
+
+                PLACE = RankEnvironment.read
+
+                class Ranked(unittest.TestCase):
+                    @property
+                    def rank(self):
+                        return PLACE().rank
+
+                    @property
+                    def world_size(self):
+                        return PLACE().world_size
+
+                    @property
+                    def file_name(self):
+                        return f"{PLACE().shared}/{self.id()}"
+
+                def square(x):
+                    return x * x
+
+                class TestPlain(Ranked):
+                    @with_rpc
+                    def test_file_name_will_do(self):
+                        assert rpc.rpc_sync(worker_name(1 - self.rank), square, args=(3,)) == 9
+                        assert self.worker_id == self.rank
+
+                class TestTensorPipe(Ranked, TensorPipeRpcAgentTestFixture):
+                    @with_rpc
+                    def test_fixture(self):
+                        assert rpc.rpc_sync(worker_name(1 - self.rank), square, args=(3,)) == 9
+
+                class TestFaulty(Ranked, FaultyRpcAgentTestFixture):
+                    @with_rpc(faulty_messages=[], messages_to_delay={"PYTHON_CALL": 2.0})
+                    def test_faulty_fixture(self):
+                        if self.rank == 0:
+                            with self.assertRaisesRegex(RuntimeError, self.get_timeout_error_regex()):
+                                rpc.rpc_sync(worker_name(1), square, args=(3,), timeout=0.2)
+            """
+        }
+    )
+    for name in ("test_file_name_will_do", "test_fixture", "test_faulty_fixture"):
+        assert agent.outcomes(name) == ("passed", "passed"), agent.cases(0)[name].text
+
+
+def test_a_world_of_one_needs_nothing(no_cell):  # noqa: ARG001 - surroundings
+    @with_rpc
+    def body():
+        return rpc.rpc_sync(worker_name(0), abs, args=(-3,))
+
+    assert body() == 3
+
+
+def test_ranks_without_a_place_to_meet_are_one_clear_error(cell):
+    cell(RANK=0, WORLD_SIZE=2)
+
+    @with_rpc
+    def body(): ...
+
+    with pytest.raises(NoMeetingPointError, match="MASTER_ADDR and MASTER_PORT not set"):
+        body()
+
+
+def test_rref_leaks_are_looked_at_only_for_the_time_of_the_test(no_cell):  # noqa: ARG001 - surroundings
+    api = torch.distributed.rpc.api
+    assert api._ignore_rref_leak is True
+
+    @with_rpc
+    def body():
+        return api._ignore_rref_leak
+
+    assert body() is False
+    assert api._ignore_rref_leak is True
+
+
+class Event:
+    def __init__(self, name):
+        self.name = name
+
+
+def test_the_first_event_with_the_words_is_found():
+    first, second = Event("rpc_sync#foo"), Event("rpc_sync#foo again")
+    assert get_function_event([Event("bar"), first, second], "foo") is first
+
+
+def test_an_event_that_is_not_there_is_an_error_that_names_those_that_are():
+    with pytest.raises(LookupError, match="no profiled event has 'foo' in its name; there are: bar, baz"):
+        get_function_event([Event("baz"), Event("bar")], "foo")
+    with pytest.raises(LookupError, match="none at all"):
+        get_function_event([], "foo")
+
+
+def test_the_errors_of_the_faulty_agent_are_known():
+    regex = get_shutdown_error_regex("FAULTY_TENSORPIPE")
+    assert "(Connection\\ reset\\ by\\ peer)" in regex
+    assert get_shutdown_error_regex(rpc.BackendType.TENSORPIPE) == ".*"
+    assert get_timeout_error_regex() == "RPC\\ ran\\ for\\ more\\ than"
+
+
+def test_the_fixtures_of_a_test_case_tell_the_agents_apart():
+    class Case(FaultyRpcAgentTestFixture):
+        file_name = "/nowhere"
+
+    case = Case()
+    case.setup_fault_injection(["RREF_USER_DELETE"], None)
+    assert case.rpc_agent.messages_to_fail == ["RREF_USER_DELETE"]
+    assert case.rpc_backend.name == "FAULTY_TENSORPIPE"
+    assert case.init_method == "file:///nowhere"
+    assert TensorPipeRpcAgentTestFixture().world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("pending", "words"), [((0, 0), None), ((2, 1), "2 pending futures and 1 pending users were not flushed")]
+)
+def test_pending_references_that_stay_are_named(monkeypatch, pending, words):
+    info = dict(zip(("num_pending_futures", "num_pending_users"), map(str, pending), strict=True))
+    monkeypatch.setattr("allranks.testing.rpc.waits._rref_context_get_debug_info", lambda: info)
+    if words is None:
+        wait_until_pending_futures_and_users_flushed(timeout=0.1)
+    else:
+        with pytest.raises(TimeoutError, match=words):
+            wait_until_pending_futures_and_users_flushed(timeout=0.1)
+
+
+def test_other_errors_than_the_expected_are_no_node_failure(monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(rpc, "rpc_sync", fail)
+    with pytest.raises(TimeoutError, match="the last error was: something else"):
+        wait_until_node_failure(1, "eof", timeout=0.2)
+    assert wait_until_node_failure(1, "else", timeout=5) == "something else"
+
+
+def test_a_call_that_our_own_time_limit_cuts_short_is_no_node_failure(monkeypatch):
+    import time
+
+    def hang(*_args, timeout, **_kwargs):
+        time.sleep(timeout)
+        raise RuntimeError("RPC ran for more than set timeout")
+
+    monkeypatch.setattr(rpc, "rpc_sync", hang)
+    with pytest.raises(TimeoutError, match="RPC ran for more than"):
+        wait_until_node_failure(1, timeout=0.1)
+
+
+def test_a_worker_that_does_not_answer_is_its_error(monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise RuntimeError("eof")
+
+    monkeypatch.setattr(rpc, "rpc_sync", fail)
+    with pytest.raises(RuntimeError, match="eof"):
+        wait_until_owners_and_forks_on_rank(0, 0, rank=1)

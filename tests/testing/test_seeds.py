@@ -1,0 +1,25 @@
+import pytest
+import torch
+
+from allranks.testing.seeds import generator_of_rank, seed_of
+
+
+def test_the_agents_seed_goes_before_the_node_ids():
+    assert seed_of("a::b", {"ALLRANKS_SEED": "4294967295"}) == 4294967295
+
+
+def test_without_an_agent_each_test_has_a_seed_of_its_own_in_every_run():
+    assert seed_of("a::b", {}) == seed_of("a::b", {}) != seed_of("a::c", {})
+
+
+@pytest.mark.parametrize(("seed", "rank"), [(7, 1), (8, 0), (71, 0), (7, 10)])
+def test_ranks_and_seeds_draw_different_numbers(seed, rank):
+    def draw(*who):
+        return torch.rand(8, generator=generator_of_rank(*who))
+
+    assert torch.equal(draw(seed, rank), draw(seed, rank))
+    assert not torch.equal(draw(seed, rank), draw(7, 0))
+
+
+def test_ranks_do_not_run_into_each_others_digits():
+    assert generator_of_rank(7, 11).initial_seed() != generator_of_rank(71, 1).initial_seed()

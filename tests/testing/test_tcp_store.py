@@ -1,0 +1,69 @@
+import socket
+import threading
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from allranks.testing import create_tcp_store, reserved_port
+
+SHORT = timedelta(seconds=0.2)
+LONG = timedelta(seconds=30)
+
+
+def test_a_master_says_which_port_it_has():
+    master = create_tcp_store()
+    client = create_tcp_store(is_master=False, port=master.port, timeout=LONG)
+    client.set("word", "hello")
+    assert master.get("word") == b"hello"
+
+
+def test_many_masters_have_many_ports():
+    stores = [create_tcp_store() for _ in range(20)]
+    assert len({store.port for store in stores}) == 20
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_either_server_can_be_had(use_libuv):
+    assert create_tcp_store(use_libuv=use_libuv).libuvBackend is use_libuv
+
+
+def test_the_time_limit_holds_for_what_never_comes():
+    store = create_tcp_store(timeout=SHORT)
+    assert store.timeout == SHORT
+    with pytest.raises(dist.DistStoreError, match=r"200 ?ms|timeout"):
+        store.get("nothing")
+
+
+def test_a_client_without_a_port_is_an_error():
+    with pytest.raises(ValueError, match="must know the port"):
+        create_tcp_store(is_master=False)
+
+
+def test_a_master_that_waits_where_nobody_can_find_it_is_an_error():
+    with pytest.raises(ValueError, match="would wait in vain"):
+        create_tcp_store(world_size=2)
+
+
+def test_a_master_on_a_reserved_port_waits_for_its_clients():
+    with reserved_port() as port:
+        stores = []
+
+        def join():
+            stores.append(create_tcp_store(world_size=2, is_master=False, port=port, timeout=LONG))
+
+        client = threading.Thread(target=join)
+        client.start()
+        stores.append(create_tcp_store(world_size=2, port=port, timeout=LONG))
+        client.join(30)
+    assert len(stores) == 2
+
+
+def test_a_reserved_port_is_given_to_nobody_else():
+    with reserved_port() as port, socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("", port))
+
+
+def test_workers_that_do_not_come_are_an_error_in_time():
+    with reserved_port() as port, pytest.raises(dist.DistStoreError, match="1/2 clients joined"):
+        create_tcp_store(world_size=2, port=port, timeout=SHORT)
