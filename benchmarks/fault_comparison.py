@@ -39,6 +39,7 @@ from typing import Any, Protocol
 import allranks
 from allranks.errors import AllranksError
 from allranks.harness.events import JOURNAL, read_events
+from allranks.harness.kernel import is_readable
 from allranks.report.merge import merge
 
 
@@ -127,12 +128,24 @@ def run(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> E
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(CAP)
     wall, status = time.monotonic() - began, process.poll()
-    left = [pid for pid in _marked(mark) if pid != process.pid]
+    left = [pid for pid in _marked(mark) if pid != process.pid and not _ends(pid)]
     for pid in (*left, *([process.pid] if status is None else [])):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.wait()
     return Ending(wall=wall, status=status, printed=(folder / "output").stat().st_size, left=len(left))
+
+
+def _ends(pid: int) -> bool:
+    """Whether a process ends by itself within two seconds, as helpers of a command that has just ended do."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return is_readable(descriptor, 2)
+    finally:
+        os.close(descriptor)
 
 
 def _marked(mark: str) -> Iterator[int]:
@@ -207,9 +220,10 @@ def _of_workers(events: Sequence[Mapping[str, Any]]) -> Heard:
     started = [event["at"] for event in events if event["when"] == "start"]
     outcomes: dict[str, str] = {}
     for event in events:
-        if event["when"] == "call" or (event["when"] != "start" and event["outcome"] != "passed"):
-            why = f": {event['said']}" if event["outcome"] != "passed" else ""
-            outcomes.setdefault(event["worker"], f"{event['worker']} {event['outcome']}{shortened(why, SHOWN // 2)}")
+        is_bad = event["when"] != "start" and event["outcome"] != "passed"
+        if is_bad or event["when"] == "call":
+            why = f": {shortened(event['said'], SHOWN // 2)}" if is_bad else ""
+            outcomes[event["worker"]] = f"{event['worker']} {event['outcome']}{why}"
     if not outcomes:
         return Heard(said="nothing")
     last = max(event["at"] for event in events)
@@ -245,10 +259,14 @@ def cell(heard: Heard, ending: Ending) -> str:
 
 
 def shortened(text: str, limit: int = SHOWN) -> str:
-    """One line for a table: the first, and of the others the last one that names an exception."""
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    """One line for a table: the first, and of the others the last one that names an exception, or else the last.
+
+    What xdist puts above it, the worker with its platform and interpreter, says nothing of the fault.
+    """
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip() and not line.startswith("[gw")]
     telling = [line for line in lines[1:] if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)]
     words = " … ".join(part[:limit] for part in (*lines[:1], *(telling or lines[1:])[-1:]))
+    words = re.sub(r"(.)\1{9,}", r"\1\1\1…", words)
     return words.replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -270,9 +288,8 @@ def main() -> None:
     parser.add_argument("--runner", action="append", choices=RUNNERS, help="repeatable; default: all three")
     options = parser.parse_args()
     runners = options.runner or list(RUNNERS)
-    print(
-        f"Limits: process group {GROUP_LIMIT} s, test {TEST_LIMIT} s, command {CAP} s. In brackets: the whole command.\n"
-    )
+    limits = f"process group {GROUP_LIMIT} s, test {TEST_LIMIT} s, command {CAP} s"
+    print(f"Limits: {limits}. In brackets: the whole command.\n")
     print("| fault | " + " | ".join(f"{runner} | seconds" for runner in runners) + " |")
     print("|---|" + "---|--:|" * len(runners))
     for name in options.faults or FAULTS:

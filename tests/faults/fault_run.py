@@ -77,7 +77,8 @@ class Seen:
     """What became of one run of a fault.
 
     Attributes:
-        seconds: From the job's go (its start, where it never came so far) to its record; None without a record.
+        seconds: From the job's go (where it never came so far: from the end of torch's import) to its record; None
+            without a record.
         collected: Names of the tests that the job's record lists.
         size: Bytes of all that the run left as results.
         left: What is still there of it: processes, containers, folders, locks.
@@ -217,8 +218,8 @@ def _seen(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> See
 def _seconds(attempt: Path, record: dict[str, Any]) -> float | None:
     if not record:
         return None
-    went = next((event["at"] for event in read_events(attempt / JOURNAL) if event["event"] == "go"), record["started"])
-    return float(record["finished"] - went)
+    said = {event["event"]: event["at"] for event in reversed(read_events(attempt / JOURNAL))}
+    return float(record["finished"] - said.get("go", said.get("imported", record["started"])))
 
 
 def _case(case: TestCase) -> Case:

@@ -4,7 +4,7 @@ import contextlib
 import os
 from dataclasses import replace
 
-from agent_run import AgentRun, processes_in
+from agent_run import AgentRun
 
 from allranks.engine.nodes import arrange_meeting, bring_home
 from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
@@ -33,12 +33,17 @@ class NodesRun(Storied):
         changes = {"world_size": 4, "nodes": 2, **changes}
         changes["limits"] = {"assembly": 20, "silence": 3, **changes.get("limits", {})}
         super().__init__(folder, files, launch, **changes)
-        self.follower = FollowerRun(self, launch, dict(follower)) if follower is not None else None
+        self.follower = None
+        if follower is not None:
+            self.add_follower(**dict(follower))
 
     def _start(self, launch, environment, closed_stdin):
         self.config = self.meeting.config_of(self.config, 0)
         (self.folder / "config.json").write_text(self.config.to_json())
         super()._start(launch, environment, closed_stdin)
+
+    def add_follower(self, **options):
+        self.follower = FollowerRun(self, self._launch, options)
 
     @property
     def port(self):

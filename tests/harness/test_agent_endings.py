@@ -146,3 +146,18 @@ def test_the_command_of_every_job_runs_a_suite(start_command):
     agent = start_command({"test_a.py": PASSING}, environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}).go()
     assert agent.wait() == 0, agent.log
     assert agent.outcomes("test_passes") == ("passed", "passed")
+
+
+def test_plugins_that_are_installed_are_not_asked_to_sum_up(run_agent):
+    files = {
+        "test_one.py": "def test_one(): pass",
+        "conftest.py": """
+            import sys
+
+            def pytest_unconfigure():
+                print("hypothesis was", "imported" if "hypothesis" in sys.modules else "left alone")
+        """,
+    }
+    agent = run_agent(files, environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""})
+    assert "plugins: " in agent.log
+    assert "hypothesis was left alone" in agent.log

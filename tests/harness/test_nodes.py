@@ -1,14 +1,15 @@
 """A job on two nodes: two agents on this host, two ranks each, and all that can befall either of them."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import socket
 import struct
+import time
 
 import pytest
-from agent_run import wait_for_pid
 from nodes_run import NodesRun
 
 from allranks.engine.nodes import arrange_meeting
@@ -60,7 +61,7 @@ def run_nodes(start_nodes):
 
     def run(files, **changes):
         job = start_nodes(files, **changes).go()
-        assert job.finish() == (0, 0), (job.story, job.follower.story)
+        assert job.finish() == (0, 0), f"{job.story}\n{job.follower.story}"
         job.assert_nothing_left()
         return job.come_home()
 
@@ -159,7 +160,9 @@ def test_files_of_both_agents_come_home_and_none_is_lost(run_nodes):
     job = run_nodes(PASSING)
     names = {path.name for path in job.home.iterdir()}
     assert {"events-agent.jsonl", "events-agent-1.jsonl", "agent.log", "agent-1.log"} <= names
-    assert {f"{name}-{rank}.{kind}" for name, kind in (("events", "jsonl"), ("rank", "xml")) for rank in range(4)} <= names
+    assert {
+        f"{name}-{rank}.{kind}" for name, kind in (("events", "jsonl"), ("rank", "xml")) for rank in range(4)
+    } <= names
 
 
 def test_a_process_left_behind_on_node_1_is_killed_and_told(run_nodes):
@@ -307,14 +310,228 @@ def test_an_agent_with_the_wrong_token_is_turned_away(start_nodes):
     wrong.held.close()
     job = start_nodes(PASSING, follower=None, limits={"assembly": 3})
     other = type(wrong)(job.meeting.held, wrong.token)
-    job.follower = job_follower = _follower_with(job, other)
-    assert job_follower.wait() == 1
-    assert failed_nodes(job_follower) == "The leading agent has not let this one in."
+    job.add_follower(meeting=other)
+    assert job.follower.wait() == 1
+    assert failed_nodes(job.follower) == "The leading agent has not let this one in."
     assert job.wait() == 1
     assert failed_nodes(job) == "The agent of node 1 has not come within 3 s."
 
 
-def _follower_with(job, meeting):
-    from nodes_run import FollowerRun
+# Strangers
 
-    return FollowerRun(job, job._launch, {"meeting": meeting})
+
+def connect(job):
+    return socket.create_connection(("127.0.0.1", job.port), timeout=10)
+
+
+def read_to_end(stranger):
+    with contextlib.suppress(ConnectionResetError):
+        while stranger.recv(1 << 16):
+            pass
+
+
+def framed(message):
+    data = json.dumps(message).encode()
+    return struct.pack("!I", len(data)) + data
+
+
+STRANGERS = {
+    "wrong token": framed({"node": 1, "nonce": "n", "proof": "0" * 64}),
+    "no proof": framed({"node": 1}),
+    "a number for a name": framed({"node": "1", "nonce": 1, "proof": None}),
+    "no object": framed([1]),
+    "no JSON": struct.pack("!I", 3) + b"{{{",
+    "too long": struct.pack("!I", 1 << 31),
+    "another protocol": b"GET / HTTP/1.1\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_at_the_port_is_cut_off_and_the_job_passes(start_nodes, words):
+    job = start_nodes(PASSING, follower=None)
+    job.wait_for_event("agent_started")
+    with _connected_when_open(job) as stranger:
+        stranger.sendall(words)
+        read_to_end(stranger)
+    job.add_follower()
+    assert job.go().finish() == (0, 0)
+    assert job.come_home().outcomes("test_passes") == ("passed",) * 4
+
+
+def test_strangers_who_say_nothing_keep_nobody_out_and_are_cut_off(start_nodes):
+    job = start_nodes(PASSING, follower=None)
+    job.wait_for_event("agent_started")
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(_connected_when_open(job)) for _ in range(100)]
+        job.add_follower()
+        assert job.go().finish() == (0, 0)
+        for stranger in strangers:
+            read_to_end(stranger)
+    assert job.come_home().outcomes("test_passes") == ("passed",) * 4
+
+
+def test_the_port_is_closed_while_the_job_runs(hanging_job):
+    with pytest.raises(ConnectionRefusedError):
+        connect(hanging_job)
+
+
+def _connected_when_open(job):
+    """A connection, as soon as the agent listens: it has a moment of Python before that, and can tell nobody."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ConnectionRefusedError):
+            return connect(job)
+    pytest.fail("nobody listens")
+
+
+# Agents that die, stop, or are told to end
+
+
+def test_an_agent_that_is_killed_leaves_lost_ranks_and_a_job_error(hanging_job):
+    hanging_job.follower.signal(signal.SIGKILL)
+    assert hanging_job.wait() == 1
+    assert lost_node(hanging_job) == "The agent of node 1 is gone."
+    hanging_job.assert_nothing_left()
+    hanging_job.come_home()
+    message = "the agent of node 1 is gone"
+    told = hanging_job.messages("test_hangs")
+    assert [told[rank] for rank in (2, 3)] == [("crashed", f"rank {rank} is lost: {message}") for rank in (2, 3)]
+    assert hanging_job.arrived("test_hangs")[0]["rank"] == 2
+    assert hanging_job.outcomes("test_hangs") == ("aborted", "aborted", "crashed", "crashed")
+    assert "test_after" not in hanging_job.cases(2)
+
+
+def test_an_agent_that_is_stopped_is_given_up(hanging_job):
+    hanging_job.follower.signal(signal.SIGSTOP)
+    assert hanging_job.wait() == 1
+    assert lost_node(hanging_job) == "The agent of node 1 does not answer."
+    told = hanging_job.messages("test_hangs")
+    assert told[2] == ("crashed", "rank 2 is lost: the agent of node 1 does not answer")
+
+
+def test_an_agent_that_was_stopped_and_goes_on_too_late_ends_its_ranks(hanging_job):
+    hanging_job.follower.signal(signal.SIGSTOP)
+    assert hanging_job.wait() == 1
+    hanging_job.follower.signal(signal.SIGCONT)
+    assert hanging_job.follower.wait() == HANGUP_STATUS
+    hanging_job.assert_nothing_left()
+
+
+def test_an_agent_that_is_slow_for_a_moment_is_not_given_up(start_nodes):
+    job = start_nodes(f"{WORDS}\ndef test_it(rank):\n    say('x')\n    signal.sigtimedwait([], 0.5)\n").go()
+    job.word()
+    job.follower.signal(signal.SIGSTOP)
+    job.word()
+    job.follower.signal(signal.SIGCONT)
+    assert job.finish() == (0, 0)
+    assert job.come_home().outcomes("test_it") == ("passed",) * 4
+
+
+def test_no_test_is_run_after_the_one_in_which_an_agent_died(start_nodes):
+    job = start_nodes(
+        f"""{WORDS}
+def test_passes(rank): pass
+
+def test_agent_dies(rank):
+    if rank == 3:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+def test_never_runs(): pass
+""",
+        isolation="test",
+    ).go()
+    assert job.wait() == 1
+    assert lost_node(job) == "The agent of node 1 is gone."
+    assert job.come_home().outcomes("test_passes") == ("passed",) * 4
+    assert job.outcomes("test_agent_dies")[2:] == ("crashed", "crashed")
+    assert job.arrived("test_never_runs") == []
+
+
+def test_an_agent_that_dies_before_the_go_fails_the_job(start_nodes):
+    job = start_nodes(PASSING)
+    job.wait_for_event("nodes_agreed")
+    job.follower.signal(signal.SIGKILL)
+    job.follower.wait()
+    assert job.go().wait() == 1
+    assert lost_node(job) == "The agent of node 1 is gone."
+    assert job.gangs() == []
+    job.assert_nothing_left()
+
+
+def test_an_agent_that_is_told_to_stop_says_so(hanging_job):
+    hanging_job.follower.signal(signal.SIGTERM)
+    assert hanging_job.finish() == (1, HANGUP_STATUS)
+    assert lost_node(hanging_job) == "The agent of node 1 was told to stop."
+
+
+def test_a_leader_that_is_told_to_stop_aborts_the_ranks_of_both_nodes(hanging_job):
+    hanging_job.signal(signal.SIGTERM)
+    assert hanging_job.finish() == (HANGUP_STATUS, HANGUP_STATUS)
+    hanging_job.assert_nothing_left()
+    assert hanging_job.come_home().outcomes("test_hangs") == ("aborted",) * 4
+
+
+def test_a_leader_that_is_killed_takes_all_agents_and_ranks_with_it(hanging_job):
+    hanging_job.signal(signal.SIGKILL)
+    assert hanging_job.wait() == -signal.SIGKILL
+    assert hanging_job.follower.wait() == HANGUP_STATUS
+    hanging_job.assert_nothing_left()
+
+
+def test_the_end_of_its_input_ends_a_follower(hanging_job):
+    hanging_job.follower.close_stdin()
+    assert hanging_job.finish() == (1, HANGUP_STATUS)
+    hanging_job.assert_nothing_left()
+
+
+def test_a_results_folder_of_node_1_that_is_deleted_is_an_error_of_the_job(hanging_job):
+    shutil.rmtree(hanging_job.follower.results)
+    for pid in hanging_job.ranks_of_node(1):
+        os.kill(pid, signal.SIGKILL)
+    assert hanging_job.wait() == 1
+    assert "could not go on: FileNotFoundError" in lost_node(hanging_job)
+    hanging_job.assert_nothing_left()
+
+
+def test_the_time_limit_of_the_job_ends_both(start_nodes):
+    job = start_nodes(HANGING, limits={"job": 1}).go()
+    assert job.wait() == 0
+    job.follower.wait()
+    assert job.come_home().outcomes("test_hangs") == ("timed_out",) * 4
+
+
+# The secret
+
+
+def test_the_token_is_in_no_result_and_in_no_rank(run_nodes):
+    job = run_nodes(
+        """
+import os
+def test_environment(rank):
+    print(os.environ)
+    with open("/proc/self/environ") as file:
+        print(file.read())
+    assert False
+"""
+    )
+    token = job.config.post.token
+    assert len(token) >= 32
+    left = [path for path in job.home.rglob("*") if path.is_file()]
+    assert any(b"GROUP_RANK" in path.read_bytes() for path in left)
+    assert [path for path in left if token.encode() in path.read_bytes()] == []
+
+
+def test_a_rank_has_no_hold_on_the_connection_of_its_agent(run_nodes):
+    """What outlives a rank could keep it open, and the end of an agent would tell the other nothing."""
+    job = run_nodes(
+        """
+import os, stat
+def test_sockets():
+    found = [name for name in os.listdir("/proc/self/fd") if int(name) > 2]
+    links = [os.readlink(f"/proc/self/fd/{name}") for name in found if os.path.exists(f"/proc/self/fd/{name}")]
+    assert not [link for link in links if link.startswith("socket:")]
+test_sockets.pytestmark = [__import__("pytest").mark.no_process_group]
+"""
+    )
+    assert job.outcomes("test_sockets") == ("passed",) * 4

@@ -261,6 +261,17 @@ def test_rule_4_one_plain_skip_among_environment_skips_stays_a_skip():
     assert verdict(mixed, PASSING).kind is VerdictKind.SKIPPED
 
 
+def test_rule_2_the_message_says_who_had_ended_the_test_long_before():
+    late = result("failed", 1, at=70.0, message="Timed out waiting 60000ms")
+    judged = verdict([result("passed", 0, at=10.0), late, result("passed", 2, at=9.0)], PLAIN)
+    assert judged.message == "rank 1 failed: Timed out waiting 60000ms (ranks 0, 2 had ended the test 60 s before)"
+
+
+def test_rule_2_peers_that_ended_at_about_the_same_time_are_not_mentioned():
+    judged = verdict([result("passed", 0, at=9.8), result("failed", 1, at=10.0, message="x")], PLAIN)
+    assert judged.message == "rank 1 failed: x"
+
+
 def test_rule_3_a_rank_that_was_aborted_by_one_that_skipped_disagrees_with_it():
     waited = result("aborted", 1, caused_by=0, message="aborted by rank 0, which skipped")
     judged = verdict([result("skipped", 0, message="not here"), waited], PLAIN)

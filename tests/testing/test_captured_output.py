@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,12 +28,22 @@ def test_python_c_and_child_processes_are_caught_in_their_order():
     assert err.getvalue() == "to stderr\nalso\n"
 
 
-def test_what_c_buffers_is_read_at_once():
-    with captured_output() as (out, _):
-        c_puts("early")
-        assert out.getvalue() == "early\n"
-        print("late")
-    assert out.getvalue() == "early\nlate\n"
+def test_what_c_still_buffers_is_read_at_once_and_caught_by_the_right_one():
+    code = """
+import ctypes
+from allranks.testing.captured import captured_output
+
+libc = ctypes.CDLL(None)
+libc.puts(b"outside")
+with captured_output() as (out, _):
+    libc.puts(b"early")
+    assert out.getvalue() == "early\\n", out.getvalue()
+    libc.puts(b"late")
+assert out.getvalue() == "early\\nlate\\n", out.getvalue()
+"""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=buffered)
+    assert done.stdout == "outside\n"
 
 
 def test_what_torchs_cpp_prints_is_caught_outside_of_pytest_too():
@@ -73,9 +84,12 @@ def test_bytes_that_are_no_text_are_shown_as_such():
 
 
 def test_an_exception_passes_and_output_is_as_before(capfd):
-    with pytest.raises(ValueError, match="no"), captured_output() as (out, _):
+    def print_and_fail():
         print("caught")
-        raise ValueError("no")
+        int("no number")
+
+    with pytest.raises(ValueError, match="no number"), captured_output() as (out, _):
+        print_and_fail()
     print("free")
     os.write(1, b"below\n")
     assert out.getvalue() == "caught\n"
@@ -94,7 +108,7 @@ def test_a_log_handler_made_meanwhile_still_writes_afterwards(capfd):
 def test_no_descriptor_is_left():
     def count():
         gc.collect()
-        return len(os.listdir("/proc/self/fd"))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     with captured_output():
         pass

@@ -1,3 +1,4 @@
+# ruff: noqa: PT009 - the assertions of unittest are what is tested here
 import pytest
 import torch
 

@@ -41,7 +41,7 @@ def test_nccl_with_too_few_skips_with_torchs_code(gpus, present, world_size, eac
     ],
 )
 @pytest.mark.parametrize("backend", [None, "gloo"])
-def test_other_backends_share_what_there_is(gpus, backend, present, world_size, each, expected):
+def test_other_backends_share_what_there_is(gpus, *, backend, present, world_size, each, expected):
     gpus(present)
     assert rank_to_gpus(world_size, backend, gpus_per_rank=each) == expected
 

@@ -3,6 +3,7 @@ import types
 import unittest
 
 import pytest
+import torch.distributed
 
 from allranks.testing import run_subtests
 
@@ -68,8 +69,12 @@ def test_the_others_run_when_one_fails_and_each_failure_is_reported():
 
 def test_what_was_compiled_is_dropped_before_and_after_each(monkeypatch):
     log = []
+
+    def body(a):
+        log.append(a)
+
     monkeypatch.setitem(sys.modules, "torch._dynamo", types.SimpleNamespace(reset=lambda: log.append("reset")))
-    run_subtests(Case(), {"a": [1, 2]}, lambda a: log.append(a))
+    run_subtests(Case(), {"a": [1, 2]}, body)
     assert log == ["reset", 1, "reset", "reset", 2, "reset"]
 
 
@@ -89,7 +94,24 @@ def test_the_fixture_of_pytest_will_do(pytester):
     assert result.ret == 1
 
 
-def test_ranks_wait_for_each_other_after_each(run_gang):
+def test_ranks_wait_for_each_other_after_each_even_if_it_fails(monkeypatch):
+    log = []
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: log.append("barrier"))
+
+    class Failing(unittest.TestCase):
+        def test_it(self):
+            def body(a):
+                log.append(a)
+                assert a == 2
+
+            run_subtests(self, {"a": [1, 2]}, body)
+
+    Failing("test_it").run(unittest.TestResult())
+    assert log == [1, "barrier", 2, "barrier"]
+
+
+def test_collectives_of_ranks_work_in_each(run_gang):
     agent = run_gang(
         {
             "test_it.py": """
@@ -102,7 +124,6 @@ def test_ranks_wait_for_each_other_after_each(run_gang):
                         sums = []
                         def body(n, *, twice):
                             tensor = torch.tensor([n * (2 if twice else 1)])
-                            # Only the other rank's barrier keeps its next broadcast from being taken for this one.
                             dist.broadcast(tensor, src=n % 2)
                             sums.append(tensor.item())
                         run_subtests(self, {"n": [1, 2], "twice": [False, True]}, body)

@@ -16,9 +16,7 @@ def test_the_outputs_are_the_sums_of_the_inputs_of_all_ranks(world_size, num_inp
         assert len(dense) == world_size * num_inputs
         for case in cases:
             assert len(case.inputs) == len(case.outputs) == num_inputs
-            assert all(
-                torch.equal(output.to_dense(), functools.reduce(operator.add, dense)) for output in case.outputs
-            )
+            assert all(torch.equal(output.to_dense(), functools.reduce(operator.add, dense)) for output in case.outputs)
 
 
 def test_one_to_three_sparse_and_up_to_three_dense_dimensions_are_covered():

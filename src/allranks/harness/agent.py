@@ -44,14 +44,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     journal = EventLog(folders.results / JOURNAL, stream)
     journal.write("agent_started", pid=os.getpid(), python=sys.version.split()[0])
     _set_environment(config)
-    status = _work(config, folders, journal)
-    for rank in _told_ranks(config, folders.results):
-        write_rank_xml(folders.results, rank, cell=config.cell, suite=config.suite, world_size=config.world_size)
-    journal.write("agent_finished", status=status)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        status = _work(config, folders, journal)
+        _write_xml(config, folders.results)
+        journal.write("agent_finished", status=status)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError as error:
+        # The results folder is full or gone: the stream is all that is left to say so on.
+        status = 1
+        journal.say("agent_failed", message=f"the agent cannot write its results: {error}")
     # Ending torch's interpreter politely costs a tenth of a second and can hang; all is written.
     os._exit(status)
+
+
+def _write_xml(config: AgentConfig, results: Path) -> None:
+    for rank in _told_ranks(config, results):
+        write_rank_xml(results, rank, cell=config.cell, suite=config.suite, world_size=config.world_size)
 
 
 def _told_ranks(config: AgentConfig, results: Path) -> set[int]:

@@ -3,12 +3,12 @@
 import gc
 import itertools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 
 import pytest
 
-from allranks.harness.arrival import Arrival, Step
+from allranks.harness.arrival import Step
 from allranks.harness.channel import Run
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.driver_account import DriverAccount
@@ -17,7 +17,7 @@ from allranks.harness.gang import SKIP_GRACES, Gang, HangupError, Patience
 from allranks.harness.markers import Terms
 from allranks.harness.node import Node, Orders, muster_all
 from allranks.harness.outcome import Outcome
-from allranks.harness.recording import record_step
+from allranks.harness.recording import failed_start, record_step
 from allranks.harness.rendezvous import Rendezvous, make_rendezvous
 from allranks.harness.signals import held_back
 
@@ -153,7 +153,7 @@ class Conductor:
         if rendezvous is not None:
             rendezvous.joined()
         if start.leader is not None:
-            self._record(gang, _as_test(start, start.leader))
+            self._record(gang, failed_start(start, start.leader))
             gang.condemn()
             return 1
         self._journal.write("gang_ready")
@@ -191,26 +191,6 @@ class Conductor:
         else:
             is_bad = self._driver.settle(gang, self._current, step)
         self._bad_tests += is_bad
-
-
-def _as_test(start: Step, leader: Arrival) -> Step:
-    """A start that failed, as the outcome of the test that was to come: who had joined is aborted by who could not."""
-    message = f"aborted by rank {leader.rank}, which did not join the process group"
-    return Step(
-        arrivals=[
-            arrival
-            if arrival.outcome.is_bad
-            else replace(
-                arrival,
-                outcome=Outcome.ABORTED,
-                message=message,
-                observed=True,
-                consequence=True,
-                caused_by=leader.rank,
-            )
-            for arrival in start.arrivals
-        ]
-    )
 
 
 def _with_following(indices: Sequence[int]) -> list[tuple[int, int | None]]:

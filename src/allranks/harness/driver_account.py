@@ -1,12 +1,13 @@
 """What a driver's test comes to, as the agent writes it down: the ranks' outcomes, and the launching process's own."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.harness.arrival import Arrival, Step
 from allranks.harness.driver import DRIVER, driver_events
-from allranks.harness.events import Event, EventLog, read_events
+from allranks.harness.events import Event, EventLog, parse_lines
 from allranks.harness.gang import Gang
 from allranks.harness.outcome import Outcome
 from allranks.harness.output import Output
@@ -41,15 +42,34 @@ class _Said:
 
     @property
     def has_bad_rank(self) -> bool:
-        """Whether a rank has gone wrong."""
-        return any(Outcome(event["outcome"]).is_bad for event in self.arrived)
+        """Whether a rank has gone wrong by itself."""
+        return any(Outcome(event["outcome"]).is_bad and not event["consequence"] for event in self.arrived)
+
+
+class _Tail:
+    """What is added to a file of events, which all drivers of a job share."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._end = path.stat().st_size if path.exists() else 0
+
+    def read(self) -> list[Event]:
+        """The events that were added since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._end)
+            data = file.read()
+        self._end += len(data)
+        return list(parse_lines(data.splitlines()))
 
 
 class DriverAccount:
     """Keeps the books of one driver's tests.
 
-    Where the test has started ranks, their outcomes stand, and trouble of the launching process itself is rank 0's.
-    Where it has started none, what the launching process came to is the outcome of each rank of the cell.
+    Where ranks have ended the test, their outcomes stand, and trouble of the launching process itself is rank 0's.
+    Ranks that have not, because the launching process did not come that far, get what it came to; where none was
+    started, those of the cell.
 
     Args:
         results: The job's results folder.
@@ -61,8 +81,8 @@ class DriverAccount:
         self._results = results
         self._journal = journal
         self._world_size = world_size
-        self._seen = len(read_events(driver_events(results)))
-        self._released: dict[str, int] = {}
+        self._tail = _Tail(driver_events(results))
+        self._open: dict[str, set[int]] = {}
 
     def settle(self, gang: Gang, nodeid: str, step: Step) -> bool:
         """Write down one step of the driver under a test; returns whether the test has gone wrong.
@@ -70,7 +90,7 @@ class DriverAccount:
         Args:
             gang: The driver.
             nodeid: The test.
-            step: What arrived from the driver.
+            step: What arrived from the driver; nothing where it only tore down, and that went well.
         """
         outputs = gang.put_output_away(nodeid, [DRIVER])
         said = self._read(nodeid)
@@ -78,46 +98,48 @@ class DriverAccount:
             self._journal.write(**event)
         lost = next((arrival for arrival in step.arrivals if arrival.observed), None)
         trouble = said.trouble or (None if lost is None else _as_phase(lost))
-        size = self._released.get(nodeid)
-        if size is not None:
-            if trouble is not None:
-                self._add_trouble(nodeid, _named(trouble, outputs), _Scene(said=said, lost=lost, world_size=size))
-        elif step.arrivals:
-            trouble = trouble or said.notable or _NO_RANKS
-            self._give_all(nodeid, _named(trouble, outputs))
+        open_ranks = self._close(nodeid, said)
+        if trouble is not None:
+            self._add_trouble(nodeid, _named(trouble, outputs), said)
+            self._abort(nodeid, open_ranks - {0})
+        elif step.arrivals and open_ranks:
+            trouble = said.notable or _NO_RANKS
+            self._give(nodeid, open_ranks, _named(trouble, outputs))
         return said.has_bad_rank or (trouble is not None and Outcome(trouble["outcome"]).is_bad)
 
     def _read(self, nodeid: str) -> _Said:
-        events = read_events(driver_events(self._results))[self._seen :]
-        self._seen += len(events)
         said = _Said()
         repeated: set[str] = set()
-        for event in events:
+        for event in self._tail.read():
             if event.get("nodeid") == nodeid:
                 _take(event, said, repeated)
-        if said.world_size is not None:
-            self._released[nodeid] = said.world_size
         return said
 
-    def _add_trouble(self, nodeid: str, trouble: Event, scene: "_Scene") -> None:
-        """Make it rank 0's; where the launching process is gone, so are the ranks that had not ended the test."""
+    def _close(self, nodeid: str, said: _Said) -> set[int]:
+        """Take the ranks that have ended a test off those that have not; returns those, and forgets them."""
+        ranks = self._open.pop(nodeid, set(range(said.world_size or self._world_size)))
+        self._open[nodeid] = set()
+        return ranks - {event["rank"] for event in said.arrived}
+
+    def _add_trouble(self, nodeid: str, trouble: Event, said: _Said) -> None:
+        """Make it rank 0's, beside what rank 0 may have come to itself."""
+        self._write(0, "test_started", nodeid, world_size=said.world_size or self._world_size)
         self._write(0, "phase", nodeid, **trouble)
-        self._arrive(nodeid, 0, trouble, consequence=scene.said.has_bad_rank)
-        if scene.lost is None:
-            return
-        ended = {event["rank"] for event in scene.said.arrived}
-        for rank in set(range(1, scene.world_size)) - ended:
-            message = f"aborted by {_WHO}, which did not end the test"
-            aborted = {"outcome": Outcome.ABORTED, "message": message, "text": message, "caused_by": 0}
+        self._write(0, "test_finished", nodeid, outcome=trouble["outcome"])
+        self._arrive(nodeid, 0, trouble, consequence=said.has_bad_rank)
+
+    def _abort(self, nodeid: str, ranks: AbstractSet[int]) -> None:
+        message = f"aborted by {_WHO}, which did not end the test"
+        aborted = {"outcome": Outcome.ABORTED, "message": message, "text": message, "caused_by": 0}
+        for rank in sorted(ranks):
             self._write(rank, "rank_ended", nodeid, **aborted)
             self._arrive(nodeid, rank, aborted, consequence=True)
 
-    def _give_all(self, nodeid: str, outcome: Event) -> None:
-        for rank in range(self._world_size):
-            self._write(rank, "test_started", nodeid, world_size=self._world_size)
+    def _give(self, nodeid: str, ranks: AbstractSet[int], outcome: Event) -> None:
+        for rank in sorted(ranks):
             self._write(rank, "phase", nodeid, **outcome)
             self._write(rank, "test_finished", nodeid, outcome=outcome["outcome"])
-            self._arrive(nodeid, rank, outcome, consequence=rank > 0 and Outcome(outcome["outcome"]).is_bad)
+            self._arrive(nodeid, rank, outcome, consequence=False)
 
     def _write(self, rank: int, event: str, nodeid: str, **fields: object) -> None:
         log = EventLog(self._results / f"events-{rank}.jsonl")
@@ -136,20 +158,11 @@ class DriverAccount:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Scene:
-    """Where trouble of the launching process has come up."""
-
-    said: _Said
-    lost: Arrival | None
-    world_size: int
-
-
 _NO_RANKS: Event = {
     "when": "call",
     "outcome": Outcome.ERRORED,
     "duration": 0.0,
-    "message": "no rank was started: setUp did not call self._spawn_processes()",
+    "message": f"{_WHO} did not wait for the ranks of this test: call setUp of the base class and _spawn_processes",
 }
 
 
@@ -173,7 +186,7 @@ def _as_phase(lost: Arrival) -> Event:
         "when": "call",
         "outcome": lost.outcome,
         "duration": 0.0,
-        "message": lost.message.removeprefix(f"rank {lost.rank} "),
+        "message": f"{_WHO} {lost.message.removeprefix(f'rank {lost.rank} ')}",
         "text": lost.text,
     }
 
@@ -183,6 +196,6 @@ def _named(event: Event, outputs: Mapping[int, Output]) -> Event:
     fields = {name: event[name] for name in _PHASE_FIELDS if name in event}
     message = str(event.get("message", ""))
     if Outcome(event["outcome"]).is_bad:
-        fields["message"] = f"{_WHO}: {message}"
+        fields["message"] = message if message.startswith(_WHO) else f"{_WHO}: {message}"
         fields |= outputs.get(DRIVER, Output()).fields()
     return fields

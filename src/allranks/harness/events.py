@@ -38,11 +38,17 @@ class EventLog:
             write_all(self._file, b"\n")
 
     def write(self, event: str, **fields: object) -> None:
-        """Append one event, stamped with the time of day."""
+        """Append one event, stamped with the time of day; what the file cannot take leaves by the stream all the same.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
         line = json.dumps({"event": event, "at": time.time(), **fields}).encode() + b"\n"
-        write_all(self._file, line)
-        if self._stream is not None:
-            self._copy(line, self._stream)
+        try:
+            write_all(self._file, line)
+        finally:
+            if self._stream is not None:
+                self._copy(line, self._stream)
 
     def say(self, event: str, **fields: object) -> None:
         """Stream an event that is not worth keeping."""

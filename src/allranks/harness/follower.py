@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from allranks.harness.channel import End, Run
-from allranks.harness.crew import Crew, Gone, Happening, Look
+from allranks.harness.crew import Crew, Gone, Happening, LeftBehind, Look
 from allranks.harness.events import EventLog
 from allranks.harness.gang import HangupError
 from allranks.harness.node import Node, Orders
@@ -56,10 +56,10 @@ class Follower:
             HangupError: The job was ended from outside, or its leader is gone.
         """
         gc.freeze()
-        service = _Service(self._wire, node, self._silence)
+        service = _Service(self._wire, node, self._silence, stdin)
         try:
             with held_back():
-                service.run(stdin)
+                service.run()
         except WireError as error:
             self._journal.write("leader_lost", message=f"the leading agent {error}")
             raise HangupError from error
@@ -85,34 +85,45 @@ class _Service:
         wire: The connection to the leader.
         node: Starts ranks here.
         silence: Seconds that the leader may take to read what it is sent.
+        stdin: Descriptor whose end-of-file means that the job is over.
     """
 
-    def __init__(self, wire: Wire, node: Node, silence: float) -> None:
+    def __init__(self, wire: Wire, node: Node, silence: float, stdin: int) -> None:
         self._wire = wire
         self._node = node
         self._silence = silence
         self._crew: Crew | None = None
+        self._stdin = stdin
         self._is_over = False
-        self._selector = selectors.DefaultSelector()
+        self._selector = self._fresh_selector()
 
-    def run(self, stdin: int) -> None:
+    def run(self) -> None:
         """Obey until the leader dismisses this agent.
 
         Raises:
             HangupError: The job was ended from outside.
             WireError: The leader is gone.
         """
-        self._register(self._wire.fileno(), self._look_at_leader)
-        self._register(stdin, lambda: _look_at_stdin(stdin))
         try:
             while not self._is_over:
                 self._turn()
         finally:
-            self._disband()
-            self._selector.close()
+            if self._crew is not None:
+                self._crew.kill(self._crew.ranks)
+                self._disband(self._crew)
 
-    def _register(self, descriptor: int, look: Look) -> None:
-        self._selector.register(descriptor, selectors.EVENT_READ, look)
+    def _fresh_selector(self) -> selectors.BaseSelector:
+        """One for each crew, which closes its descriptors without a word to its selector."""
+        selector = selectors.DefaultSelector()
+        looks: dict[int, Look] = {self._wire.fileno(): self._look_at_leader, self._stdin: self._look_at_stdin}
+        for descriptor, look in looks.items():
+            selector.register(descriptor, selectors.EVENT_READ, look)
+        return selector
+
+    def _look_at_stdin(self) -> Sequence[Happening]:
+        if not os.read(self._stdin, 4096):
+            raise HangupError
+        return ()
 
     def _turn(self) -> None:
         """Wait, and pass on what has happened; the leader is heard last, because it may have the ranks put away."""
@@ -166,8 +177,7 @@ class _Service:
                 outputs = crew.put_output_away(said["title"], said["keep"])
                 self._answer({str(rank): _short(asdict(output)) for rank, output in outputs.items()})
             case "close":
-                self._crew = None
-                self._answer({"left": [asdict(process) for process in crew.close()]})
+                self._answer({"left": [asdict(process) for process in self._disband(crew)]})
 
     def _muster(self, orders: Orders) -> Message:
         try:
@@ -183,17 +193,11 @@ class _Service:
     def _say(self, message: Message) -> None:
         self._wire.send(message, self._silence)
 
-    def _disband(self) -> None:
-        crew, self._crew = self._crew, None
-        if crew is not None:
-            crew.kill(crew.ranks)
-            crew.close()
-
-
-def _look_at_stdin(stdin: int) -> Sequence[Happening]:
-    if not os.read(stdin, 4096):
-        raise HangupError
-    return ()
+    def _disband(self, crew: Crew) -> Sequence[LeftBehind]:
+        self._crew = None
+        self._selector.close()
+        self._selector = self._fresh_selector()
+        return crew.close()
 
 
 def _command(fields: Message) -> Run | End:

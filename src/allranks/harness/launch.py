@@ -5,7 +5,7 @@ import unittest
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -21,7 +21,7 @@ from allranks.harness.outcome import Outcome
 from allranks.harness.output import Output
 from allranks.harness.printing import flush_output
 from allranks.harness.rank_process import Echo, RankProcess, fork_ranks
-from allranks.harness.recording import record_step
+from allranks.harness.recording import failed_start, record_step
 
 Excuse = Callable[[int, int], bool]
 """Whether the end of a rank's process, given its rank and exit status, is what the test expects."""
@@ -72,12 +72,15 @@ class Launch:
         workplace: Where they are launched from.
         world_size: How many there are.
         work: What each does; it starts at once, and its return value is the exit status.
+        first: The test that they are started for.
     """
 
-    def __init__(self, workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int]) -> None:
+    def __init__(
+        self, workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int], first: LaunchTerms
+    ) -> None:
         self.world_size = world_size
         self._workplace = workplace
-        self._last: LaunchTerms | None = None
+        self._last = first
         self._is_closed = False
         self._resources = ExitStack()
         with ExitStack() as resources:
@@ -92,39 +95,50 @@ class Launch:
         """The process ids of the ranks."""
         return self._crew.pids
 
+    @property
+    def last(self) -> LaunchTerms:
+        """The test that the ranks were given last."""
+        return self._last
+
     def excused_status(self, rank: int) -> int | None:
         """The exit status with which a rank ended as the test expects; None for one that did not end so."""
         return self._crew.excused.get(rank)
 
-    def start(self, terms: LaunchTerms) -> Step:
-        """Wait until each rank is ready for the first test; only what goes wrong is written down."""
-        self._release(terms)
-        step = self._supervise(self._gang.start)
-        if step.leader is not None or any(arrival.outcome is not Outcome.PASSED for arrival in step.arrivals):
-            self._record(terms, step)
-        return step
+    def start(self) -> Step:
+        """Wait until each rank is ready for the first test.
 
-    def wait(self, terms: LaunchTerms, excuse: Excuse = excuse_nothing) -> Step:
+        Returns:
+            What arrived; where a rank could not start, or skipped, as the outcome of that test.
+        """
+        step = self._supervise(self._gang.start)
+        first = step.leader or step.skipper
+        if first is None:
+            return step
+        failed = failed_start(step, first)
+        self.release(self._last)
+        self._record(failed)
+        return failed
+
+    def wait(self, excuse: Excuse = excuse_nothing) -> Step:
         """Wait for the one report of each rank that runs its test unasked."""
-        self._release(terms)
         self._crew.excuse = excuse
-        step = self._supervise(lambda: self._gang.watch(self._patience(terms)))
-        self._crew.record_excused(terms.nodeid)
-        self._record(terms, step)
+        step = self._supervise(lambda: self._gang.watch(self._patience(self._last)))
+        self._crew.record_excused(self._last.nodeid)
+        self._record(step)
         return step
 
     def run(self, terms: LaunchTerms, index: int) -> Step:
         """Have each rank run the test that both sides know by `index`, and wait for all."""
-        self._release(terms)
+        self.release(terms)
         step = self._supervise(lambda: self._gang.run(Run(index=index, following=None), self._patience(terms)))
-        self._record(terms, step)
+        self._record(step)
         return step
 
     def end(self) -> Step:
         """Have each rank tear down and leave; only what goes wrong is written down, under the last test."""
         step = self._supervise(self._gang.end)
-        if self._last is not None and step.leader is not None:
-            self._record(self._last, step)
+        if step.leader is not None:
+            self._record(step)
         return step
 
     def close(self) -> Sequence[LeftBehind]:
@@ -139,13 +153,8 @@ class Launch:
         with self._resources:
             return self._gang.close()
 
-    def abandon(self, terms: LaunchTerms, reason: str) -> None:
-        """Stop all ranks, and write down that they were aborted, because nobody will wait for them."""
-        if not self._is_closed and self._last is None:
-            self._release(terms)
-            self._record(terms, self._gang.abandon(reason))
-
-    def _release(self, terms: LaunchTerms) -> None:
+    def release(self, terms: LaunchTerms) -> None:
+        """Write down that the ranks have this test now."""
         self._last = terms
         self._workplace.journal.write("ranks_released", nodeid=terms.nodeid, world_size=self.world_size)
 
@@ -159,13 +168,21 @@ class Launch:
         except BaseException as error:
             # A time-out plugin of the launching process, Ctrl-C: what a test's frame may raise at any time.
             step = self._gang.abort(Outcome.ABORTED, f"aborted by the launching process: {error!r}")
-            if self._last is not None:
-                self._record(self._last, step)
+            self._record(_as_consequence(step))
             raise
 
-    def _record(self, terms: LaunchTerms, step: Step) -> None:
-        outputs = record_step(self._gang, self._workplace.journal, terms.nodeid, step)
+    def _record(self, step: Step) -> None:
+        outputs = record_step(self._gang, self._workplace.journal, self._last.nodeid, step)
         self._workplace.show(outputs)
+
+
+def _as_consequence(broken_off: Step) -> Step:
+    """A step that the launching process broke off: what it did to the ranks is a consequence of its own trouble."""
+    arrivals = [
+        replace(arrival, consequence=True) if arrival.outcome is Outcome.ABORTED else arrival
+        for arrival in broken_off.arrivals
+    ]
+    return Step(arrivals=arrivals)
 
 
 def _descriptor_without_end(resources: ExitStack) -> int:
@@ -237,11 +254,6 @@ class _LaunchedGang(Gang):
     def watch(self, patience: Patience) -> Step:
         """Wait for one report of each rank."""
         return self._supervise(patience)
-
-    def abandon(self, reason: str) -> Step:
-        """Stop every rank, whatever it does."""
-        self._pending = set(self._alive)
-        return self.abort(Outcome.ABORTED, reason)
 
 
 class Surroundings(Protocol):

@@ -8,7 +8,6 @@ import pytest
 from allranks.harness.events import Event
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.testing import skipcodes
-from allranks.testing.skipcodes import SkipCode
 from allranks.testing.skips import EnvironmentSkip
 
 TEXT_LIMIT = 64 * 1024
@@ -71,9 +70,10 @@ def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[Sk
     if isinstance(error, EnvironmentSkip) and report.skipped:
         return error.kind, int(error.code), str(error.msg)
     # sys.exit() takes any object, also one that cannot be looked up in a set.
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code in set(SkipCode):
-        code = SkipCode(error.code)
-        return skipcodes.kind(code), int(code), skipcodes.reason(code)
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        reason = skipcodes.reason_of_exit(error.code)
+        if reason is not None:
+            return skipcodes.kind_of_exit(error.code), error.code, reason
     if report.skipped and not hasattr(report, "wasxfail"):
         return SkipKind.PLAIN, None, skip_reason(report)
     return None, None, ""

@@ -41,6 +41,25 @@ def record_step(gang: Gang, journal: EventLog, nodeid: str, step: Step) -> Mappi
     return outputs
 
 
+def failed_start(start: Step, first: Arrival) -> Step:
+    """A start that failed, as the outcome of the test that was to come: who had joined is aborted by who did not."""
+    return Step(arrivals=[_aborted_at_start(arrival, first) for arrival in start.arrivals])
+
+
+def _aborted_at_start(arrival: Arrival, first: Arrival) -> Arrival:
+    if arrival.outcome is not Outcome.PASSED:
+        return arrival
+    why = "skipped" if first.outcome is Outcome.SKIPPED else "did not join the process group"
+    return replace(
+        arrival,
+        outcome=Outcome.ABORTED,
+        message=f"aborted by rank {first.rank}, which {why}",
+        observed=True,
+        consequence=True,
+        caused_by=first.rank,
+    )
+
+
 def _told_by_output(arrivals: Sequence[Arrival], outputs: Mapping[int, Output]) -> list[Arrival]:
     """The arrivals, with those of ranks that passed and have said on their standard error that they skipped."""
     return [_skipped_in_words(arrival, outputs.get(arrival.rank, Output()).stderr) for arrival in arrivals]

@@ -202,7 +202,7 @@ class RemoteCrew:
 
     def _forget(self) -> None:
         selector, self._selector = self._selector, None
-        if selector is not None:
+        if selector is not None and selector.get_map() is not None:  # else the gang is done with it already
             for descriptor in self._link.descriptors:
                 selector.unregister(descriptor)
 

@@ -74,9 +74,8 @@ def difference(leader: Roll, other: Roll, node: int) -> str:
         if ours != theirs:
             return f"Node 0 has {word} {ours}, and node {node} has {word} {theirs}."
     if leader.lacks != other.lacks:
-        return (
-            f"The nodes differ: node 0 lacks {leader.lacks or 'nothing'}; node {node} lacks {other.lacks or 'nothing'}."
-        )
+        here, there = (roll.lacks or "nothing is lacking" for roll in (leader, other))
+        return f"The nodes have different hardware; node 0: {here}; node {node}: {there}."
     return "" if leader.tests == other.tests else _difference_of_tests(leader.tests, other.tests, node)
 
 

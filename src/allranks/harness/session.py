@@ -153,6 +153,11 @@ class AgentPlugin:
         self._has_failed = True
         self._journal.write("collection_failed", nodeid=nodeid, text=text)
 
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Say at once what broke: the log that pytest explains it in may be what cannot be written."""
+        message = f"the agent broke down: {excinfo.typename}: {excinfo.value}"
+        self._journal.write("agent_failed", message=message, text=str(excinfo.getrepr(style="short")))
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the collected tests in gangs."""
@@ -172,6 +177,7 @@ class AgentPlugin:
             return True
         self._conduct(session, self._peers)
         note_outcomes(session.config, session.items, read_events(self._folders.results / JOURNAL))
+        _dismiss_plugins(session.config)
         return True
 
     def _record_skipped(self) -> None:
@@ -202,12 +208,16 @@ class AgentPlugin:
 
     def _compare(self, roll: Roll, leader: Leader) -> None:
         try:
-            for failure in leader.compare(roll):
-                self._fail(failure.nodeid, failure.text)
+            failures = leader.compare(roll)
         except NodesError as error:
             self._journal.write("nodes_failed", message=str(error))
             self._has_failed = True
             self.status = 1
+            return
+        for failure in failures:
+            self._fail(failure.nodeid, failure.text)
+        if not failures:
+            self._journal.write("nodes_agreed")
 
     def _follow(self, session: pytest.Session, follower: Follower) -> None:
         watch_no_more(self._stdin)
@@ -272,6 +282,16 @@ def _collect_skip(report: pytest.CollectReport) -> Phase:
 
 def _threads(names: Sequence[str]) -> str:
     return f"the thread {names[0]}" if len(names) == 1 else f"the threads {', '.join(names)}"
+
+
+def _dismiss_plugins(config: pytest.Config) -> None:
+    """Forget the plugins that are installed: no test ran in this process, so they have nothing to sum up.
+
+    Hypothesis, for one, would import all of itself for that: 0.5 s, and 6 s where bytecode cannot be kept.
+    """
+    for plugin, _ in config.pluginmanager.list_plugin_distinfo():
+        if config.pluginmanager.is_registered(plugin):
+            config.pluginmanager.unregister(plugin)
 
 
 def _stop_capture(session: pytest.Session) -> None:

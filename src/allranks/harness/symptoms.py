@@ -18,6 +18,9 @@ _PEER = re.compile(
     r"|remote process (exited|has exited)|socket (was )?closed|failed to recv|eof: end of file",
     re.IGNORECASE,
 )
+_NAMES_ITSELF = re.compile(r"gloo|Timeout waiting for key")
+"""In the words of a plain RuntimeError: gloo, and the file store."""
+
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*time(d |-)?out", re.IGNORECASE)
 
 
@@ -31,8 +34,8 @@ def is_symptom(error: BaseException | None) -> bool:
 
 
 def _is_of_distributed(error: RuntimeError) -> bool:
-    """Whether torch.distributed raised it: by its type, by gloo's name, or by the innermost frame."""
-    if isinstance(error, distributed.DistError) or "gloo" in str(error):
+    """Whether torch.distributed raised it: by its type, by its words, or by the innermost frame."""
+    if isinstance(error, distributed.DistError) or _NAMES_ITSELF.search(str(error)):
         return True
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:

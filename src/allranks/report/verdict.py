@@ -104,6 +104,9 @@ def leading(ranks: Sequence[RankResult]) -> Lead | None:
     return Lead(result=worst, caveat=_NO_TIMES if len(candidates) > 1 else "")
 
 
+_LONG: Final = 1.0
+"""Seconds between the ends of two ranks that are worth a word: lockstep tests end within milliseconds."""
+
 _SHOWN_STOPPED: Final = 3
 
 _NO_TIMES: Final = "There are no times to tell which rank went first: the worst outcome leads, then the lowest rank."
@@ -150,9 +153,24 @@ def _leading_outcome(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
         reason=outcome.value,
         exit_code=ExitCode.TESTS_FAILED,
         leading=lead.result.rank,
-        message=_lead_message(lead) + _still_running(ranks),
+        message=_lead_message(lead) + _long_done(ranks, lead.result) + _still_running(ranks),
         text=_text(ranks, lead),
     )
+
+
+def _long_done(ranks: Sequence[RankResult], lead: RankResult) -> str:
+    """Who had ended the test long before: a rank that left early is often why its peers waited in vain."""
+    ended = [
+        (rank.rank, lead.at - rank.at)
+        for rank in ranks
+        if not rank.outcome.is_bad and rank.at is not None and lead.at is not None and lead.at - rank.at >= _LONG
+    ]
+    if not ended:
+        return ""
+    seconds = min(waited for _, waited in ended)
+    listed = numbers(rank for rank, _ in ended)
+    who = f"rank {listed} had" if len(ended) == 1 else f"ranks {listed} had"
+    return f" ({who} ended the test {seconds:.0f} s before)"
 
 
 def _still_running(ranks: Sequence[RankResult]) -> str:

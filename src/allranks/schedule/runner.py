@@ -166,7 +166,7 @@ class Runner:
 
     def _go(self, turn: Turn) -> None:
         if turn.running is not None and turn.spec is not None:
-            self._live.job_started(turn.job.id, turn.spec.image or f"processes of {turn.spec.python}")
+            self._live.job_started(turn.job.id, _place(turn.spec))
             turn.started = time.time()
             turn.running.go()
 
@@ -193,8 +193,7 @@ class Runner:
         with as_results_error(turn.folder):
             _complete_results(turn)
             keep_cache(turn.folder, self._folder.cache_of(turn.job))
-            # The file is the truth: what came while the job was being stopped is only there.
-            turn.events = read_events(turn.folder / JOURNAL) or turn.events
+            turn.events = _whole_journal(turn)
             try:
                 record = _record(turn, self._host.engine.name)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -211,6 +210,12 @@ class Runner:
             turn.error = turn.error or JobError.from_exception(error)
 
 
+def _place(spec: JobSpec) -> str:
+    """Where a job runs, in words."""
+    where = spec.image or f"processes of {spec.python}"
+    return where if spec.agent.nodes == 1 else f"{spec.agent.nodes} nodes of {where}"
+
+
 def _remove_if_empty(folder: Path) -> None:
     """Forget an attempt that never came to anything: its job counts as not started."""
     with suppress(OSError):
@@ -225,6 +230,13 @@ def _complete_results(turn: Turn) -> None:
     for rank in ranks_with_events(turn.folder):
         if not (turn.folder / f"rank-{rank}.xml").exists():
             write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.suite.name, world_size=cell.world_size)
+
+
+def _whole_journal(turn: Turn) -> list[Event]:
+    """The file is the truth: what came while the job was being stopped is only there. A full disk is told only here."""
+    kept = read_events(turn.folder / JOURNAL) or turn.events
+    heard = journal.find(turn.events, "agent_failed")
+    return kept if heard is None or journal.find(kept, "agent_failed") else [*kept, heard]
 
 
 def _not_understood(error: Exception) -> JobError:
@@ -247,6 +259,7 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "spec": turn.spec.to_json() if turn.spec else None,
         "gpus": list(turn.lease.gpus),
         "world_size": turn.job.cell.world_size,
+        "nodes": turn.job.cell.nodes,
         "exit_status": turn.ending.status,
         "error": asdict(turn.error) if turn.error else None,
         "started": turn.started,

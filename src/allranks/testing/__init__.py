@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from allranks.testing.platform_skips import require_imports, skip_because, skip_if_windows, skip_when
     from allranks.testing.processes.case import MultiProcessTestCase
+    from allranks.testing.processes.continuous import MultiProcContinuousTest
     from allranks.testing.rank_gpus import rank_to_gpus
     from allranks.testing.rpc.agents import (
         FaultyTensorPipe,
@@ -94,6 +95,7 @@ __all__ = [
     "FaultyRpcAgentTestFixture",
     "FaultyTensorPipe",
     "FileBarrier",
+    "MultiProcContinuousTest",
     "MultiProcessTestCase",
     "MultiThreadedTestCase",
     "NoMeetingPointError",
@@ -202,6 +204,7 @@ _NAMES_BY_MODULE = MappingProxyType(
         ),
         "platform_skips": ("require_imports", "skip_because", "skip_if_windows", "skip_when"),
         "processes.case": ("MultiProcessTestCase",),
+        "processes.continuous": ("MultiProcContinuousTest",),
         "skipcodes": (
             "SkipCode",
             "kind",

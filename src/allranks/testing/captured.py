@@ -93,7 +93,7 @@ def _replaced(name: str, descriptor: int) -> Iterator[None]:
     before: TextIO = getattr(sys, name)
     raw = io.FileIO(descriptor, "w", closefd=False)
     # Straight to the file, as with `python -u`: so lines of Python, of C and of children keep their order.
-    text = io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=True)  # type: ignore[arg-type]
+    text = io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=True)
     setattr(sys, name, text)
     try:
         yield

@@ -44,7 +44,7 @@ class TensorEquality(unittest.TestCase):
             )
         except TypeError as error:
             # It raises this for what it cannot compare with a tensor, and that is never equal to one.
-            raise self.failureException(self._formatMessage(msg, str(error)))  # type: ignore[arg-type] from None
+            raise self.failureException(self._formatMessage(_text(msg), str(error))) from None
 
     def assertNotEqual(self, first: object, second: object, msg: object = None) -> None:  # noqa: N802 - as above
         """Fail if both are equal."""
@@ -55,7 +55,7 @@ class TensorEquality(unittest.TestCase):
             self.assertEqual(first, second)  # noqa: PT009 - this is the method above
         except AssertionError:
             return
-        raise self.failureException(self._formatMessage(msg, f"{first!r} and {second!r} are equal"))  # type: ignore[arg-type]
+        raise self.failureException(self._formatMessage(_text(msg), f"{first!r} and {second!r} are equal"))
 
 
 def _holds_tensor(value: object) -> bool:
@@ -87,6 +87,10 @@ def _like(value: object, tensor: torch.Tensor) -> object:
     if isinstance(value, int | float | complex | list | tuple) and not _holds_tensor(value):
         return torch.tensor(value, dtype=tensor.dtype, device=tensor.device)
     return value
+
+
+def _text(words: object) -> str | None:
+    return None if words is None else str(words)
 
 
 def _with_words(words: object) -> Callable[[str], str] | None:

@@ -16,7 +16,7 @@ FAULT = {
     "leading": 1,
     "ranks": ["passed", "timed_out"],
     "words": ["rank 1 timed out", "5 s"],
-    "seconds": 14,
+    "seconds": 20,
 }
 
 

@@ -1,4 +1,4 @@
-"""One rank stops the agent: only the engine's own limit can end the job, a minute after the job's."""
+"""One rank stops the agent: only the engine's own limit can end the job, 20 s after the job's."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ FAULT = {
     "words": ["nothing came back"],
     "exit_code": 3,
     "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["time was up"]}},
-    "seconds": 74,
+    "seconds": 33,
 }
 
 

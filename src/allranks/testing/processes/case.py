@@ -1,25 +1,18 @@
 """Test cases whose every test starts ranks of its own."""
 
-import functools
-import os
-import tempfile
 import traceback
-import types
-import unittest
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import Any, ClassVar
+from contextlib import ExitStack
+from typing import ClassVar
 
-import pytest
 import torch.distributed as dist
 
-from allranks.harness.launch import Excuse, Launch, LaunchTerms, Surroundings, Workplace
+from allranks.harness.launch import Excuse, Launch, Workplace
 from allranks.harness.launched_rank import LaunchedRank
 from allranks.harness.printing import flush_output
 from allranks.harness.rank_setup import leave
-from allranks.testing.equality import TensorEquality
-from allranks.testing.processes.plain import PlainSurroundings
+from allranks.testing.processes.launcher import LauncherTestCase
+from allranks.testing.processes.meeting_file import meeting_file
 from allranks.testing.processes.result import raise_for
 
 DEFAULT_WORLD_SIZE = 4
@@ -43,7 +36,7 @@ class RankPipe:
         """Nothing: here for a ``_run`` that was written for torch's class."""
 
 
-class MultiProcessTestCase(TensorEquality, unittest.TestCase):
+class MultiProcessTestCase(LauncherTestCase):
     """A test case whose every test starts its own ranks: forks of the launching process.
 
     The order for one test::
@@ -57,34 +50,14 @@ class MultiProcessTestCase(TensorEquality, unittest.TestCase):
     skipped when all ranks skip, by an exception or by an exit code of torch's table; when only some do, it is an error.
     """
 
-    # Its ranks have their own world, so an agent need not make one for it.
-    pytestmark: ClassVar[Any] = pytest.mark.no_process_group
-
-    allranks_launcher: ClassVar[bool] = True
-    """By this an agent knows a test that starts its ranks itself."""
-
-    allranks_surroundings: ClassVar[Surroundings | None] = None
-    """Set by an agent in the launching process; None under a plain pytest or unittest."""
-
-    MAIN_PROCESS_RANK: ClassVar[int] = -1
-    """The ``rank`` of the test case in the launching process."""
-
     TEST_ERROR_EXIT_CODE: ClassVar[int] = 10
     """The exit status of a rank whose test raised an exception."""
 
-    peer_grace: ClassVar[float] = 3.0
-    """Seconds that the peers of a bad rank get to end by themselves; an agent has its own setting."""
-
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803 - unittest's
-        name = method_name if methodName == "runTest" else methodName
-        super().__init__(name)
-        self.rank = self.MAIN_PROCESS_RANK
+        super().__init__(method_name, methodName)
         self.file_name = ""
         self._launch: Launch | None = None
         self._workplace: Workplace | None = None
-        test = getattr(self, name, None)
-        if test is not None:
-            setattr(self, name, self.join_or_run(test))
 
     @property
     def world_size(self) -> int:
@@ -106,18 +79,6 @@ class MultiProcessTestCase(TensorEquality, unittest.TestCase):
         """Whether this is rank 0."""
         return self.rank == 0
 
-    def join_or_run(self, fn: Callable[[], object]) -> Callable[[], None]:
-        """The test method of this object: the launching process waits for the ranks in it, and a rank runs the test."""
-
-        @functools.wraps(fn)
-        def wrapper(self: MultiProcessTestCase) -> None:
-            if self.rank == self.MAIN_PROCESS_RANK:
-                self._join_processes(fn)
-            else:
-                fn()
-
-        return types.MethodType(wrapper, self)
-
     def setUp(self) -> None:
         """Make what every test of the class needs; a subclass calls this first and ``_spawn_processes`` last."""
         super().setUp()
@@ -126,8 +87,7 @@ class MultiProcessTestCase(TensorEquality, unittest.TestCase):
         self.skip_return_code_checks: list[Callable[..., object]] = []
         """Tests whose ranks may end in any way but an exception of the test."""
         self.rank = self.MAIN_PROCESS_RANK
-        self.file_name = _new_file()
-        self.addCleanup(_remove, self.file_name)
+        self.file_name = self.enterContext(meeting_file())
 
     def _current_test_name(self) -> str:
         return self._testMethodName
@@ -140,13 +100,8 @@ class MultiProcessTestCase(TensorEquality, unittest.TestCase):
         self.addCleanup(resources.close)
         self.addCleanup(self._end_ranks)
         self._workplace = resources.enter_context(surroundings.workplace(type(self)))
-        self._launch = Launch(self._workplace, int(self.world_size), self._be_rank)
-
-    def _surroundings(self) -> Surroundings:
-        return self.allranks_surroundings or PlainSurroundings(self.peer_grace)
-
-    def _terms(self) -> LaunchTerms:
-        return self._surroundings().launch_terms(self)
+        self._launch = Launch(self._workplace, int(self.world_size), self._be_rank, self._terms())
+        self._launch.release(self._terms())
 
     def _join_processes(self, fn: Callable[[], object]) -> None:
         """Wait for the ranks, and make their outcomes the test's."""
@@ -158,7 +113,7 @@ class MultiProcessTestCase(TensorEquality, unittest.TestCase):
             )
             raise RuntimeError(msg)
         terms = self._terms()
-        step = self._launch.wait(terms, self._excuse(fn))
+        step = self._launch.wait(self._excuse(fn))
         raise_for(step, results=self._workplace.results, nodeid=terms.nodeid, may_disagree=terms.may_disagree)
         expected = self.special_return_code_checks.get(fn, 0)
         if expected and expected != self._launch.excused_status(0):
@@ -173,7 +128,6 @@ class MultiProcessTestCase(TensorEquality, unittest.TestCase):
     def _end_ranks(self) -> None:
         """Stop ranks that still live, as after a set-up that failed."""
         if self._launch is not None:
-            self._launch.abandon(self._terms(), "aborted by the launching process, which did not wait for its ranks")
             self._launch.close()
 
     def _be_rank(self, launched: LaunchedRank) -> int:
@@ -206,25 +160,10 @@ class MultiProcessTestCase(TensorEquality, unittest.TestCase):
         Raises:
             Exception: What the test raises.
         """
-        with ExitStack() as stack:
-            stack.callback(self._clean_up)
-            try:
-                getattr(self, test_name)()
-            except unittest.SkipTest:
-                raise
-            except Exception as error:
-                # Peers may be waiting, and a clean-up may come to wait for them.
-                parent_pipe.tell(error)
-                raise
+        self._run_and_clean_up(test_name, parent_pipe.tell)
         parent_pipe.has_run = True
         if self.destroy_pg_upon_exit and dist.is_initialized():
             dist.destroy_process_group()
-
-    def _clean_up(self) -> None:
-        """Call what the test has registered in this rank; unlike with ``doCleanups``, an error is one of the rank."""
-        with ExitStack() as stack:
-            for function, args, kwargs in self._cleanups:  # type: ignore[attr-defined]
-                stack.callback(function, *args, **kwargs)
 
 
 def _exit_as_asked(exit_: SystemExit) -> None:
@@ -234,14 +173,3 @@ def _exit_as_asked(exit_: SystemExit) -> None:
         traceback.print_exception(exit_)
     flush_output()
     leave(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None))
-
-
-def _new_file() -> str:
-    descriptor, name = tempfile.mkstemp(prefix="allranks-")
-    os.close(descriptor)
-    return name
-
-
-def _remove(path: str) -> None:
-    with suppress(FileNotFoundError):
-        Path(path).unlink()

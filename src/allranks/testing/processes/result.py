@@ -69,7 +69,7 @@ def _account(step: Step, leader: Arrival, results: Path, nodeid: str) -> Iterato
 
 def _headline(arrival: Arrival) -> str:
     name = f"rank {arrival.rank}"
-    if arrival.message.startswith(f"{name} "):
+    if arrival.observed and arrival.message.startswith(f"{name} "):
         return arrival.message
     if arrival.outcome is Outcome.ABORTED:
         return f"{name} was {arrival.message}"

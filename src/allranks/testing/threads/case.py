@@ -12,14 +12,12 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import pytest
 
 from allranks.testing.equality import TensorEquality
+from allranks.testing.plain_marks import plain_mark
 from allranks.testing.threads.crew import Patience, run_ranks
 from allranks.testing.threads.report import raise_for
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Not pytest.mark.no_process_group: under --strict-markers that is an error where our plugin is not there.
-_NO_PROCESS_GROUP = pytest.MarkDecorator(pytest.Mark("no_process_group", (), {}, _ispytest=True), _ispytest=True)
 
 DEFAULT_WORLD_SIZE = 4
 _TIMEOUT_VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
@@ -50,7 +48,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
     """
 
     # Its ranks have their own world, so an agent need not make one for it.
-    pytestmark: ClassVar[pytest.MarkDecorator] = _NO_PROCESS_GROUP
+    pytestmark: ClassVar[pytest.MarkDecorator] = plain_mark("no_process_group")
 
     MAIN_THREAD_RANK: ClassVar[int] = -1
     """The ``rank`` of the test case outside of all ranks."""

@@ -1,0 +1,266 @@
+"""Jobs on several nodes: posts, results of several folders in one, and the process engine's agents on one host."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from allranks.engine import process as engine_process
+from allranks.engine.nodes import arrange_meeting, bring_home, gpus_of, name_of
+from allranks.engine.package import package_folder
+from allranks.engine.process import ProcessEngine, environment
+from allranks.harness.config import PYTEST_CACHE, AgentConfig, Post
+from allranks.harness.events import read_events
+
+SUITE = """
+import os, signal, time
+import torch, torch.distributed as dist
+
+def test_reduces(rank):
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor)
+    assert tensor.item() == 6
+
+def test_ends_as_it_is_told(rank):
+    end = os.environ["END"]
+    if end and rank == 3:
+        os.kill(os.getppid(), int(end))
+        time.sleep(600)
+"""
+
+
+@pytest.fixture
+def meeting():
+    meeting = arrange_meeting()
+    yield meeting
+    meeting.close()
+
+
+def test_every_agent_has_its_node_and_all_have_one_port_and_one_token(meeting, make_spec):
+    agent = make_spec(nodes=2).agent
+    posts = [meeting.config_of(agent, node).post for node in range(2)]
+    assert [post.node for post in posts] == [0, 1]
+    assert {(post.leader, post.port, post.token) for post in posts} == {(*meeting.held.getsockname(), meeting.token)}
+
+
+def test_no_two_jobs_have_one_token(meeting):
+    other = arrange_meeting()
+    other.close()
+    assert other.token != meeting.token
+
+
+def test_nobody_gets_the_port_but_who_asks_for_it_by_number(meeting):
+    address = meeting.held.getsockname()
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(address)
+    with socket.socket() as leader:
+        leader.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        leader.bind(address)
+        leader.listen()
+
+
+def test_gpus_are_spread_over_nodes():
+    assert [gpus_of(node, ("a", "b", "c", "d"), 2) for node in range(2)] == [("a", "b"), ("c", "d")]
+    assert [gpus_of(node, ("a", "b", "c"), 2) for node in range(2)] == [("a", "b"), ("c",)]
+    assert [gpus_of(node, (), 2) for node in range(2)] == [(), ()]
+
+
+def test_each_node_sees_its_own_gpus(make_spec, tmp_path):
+    post = Post(node=1, leader="127.0.0.1", port=1, token="t")  # noqa: S106 - no secret
+    spec = make_spec(gpus=("a", "b"), nodes=2, post=post)
+    assert environment(spec, tmp_path, tmp_path, {})["CUDA_VISIBLE_DEVICES"] == "b"
+
+
+def test_the_token_is_in_no_record(make_spec):
+    post = Post(node=1, leader="127.0.0.1", port=1, token="very-secret")  # noqa: S106 - no secret
+    spec = make_spec(nodes=2, post=post)
+    assert "very-secret" not in json.dumps(spec.to_json()) + repr(spec)
+    assert spec.to_json()["agent"]["nodes"] == 2
+    assert "very-secret" in spec.agent.to_json()
+
+
+def test_a_config_with_a_post_reads_back(meeting, make_spec, tmp_path):
+    config = meeting.config_of(make_spec(nodes=2).agent, 1)
+    (tmp_path / "config.json").write_text(config.to_json())
+    assert AgentConfig.read(tmp_path / "config.json") == config
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Results of two agents, and where they are to go."""
+
+    def make(*contents):
+        sources = [tmp_path / f"node-{node}" for node in range(len(contents))]
+        for source, files in zip(sources, contents, strict=True):
+            for name, text in files.items():
+                (source / name).parent.mkdir(parents=True, exist_ok=True)
+                (source / name).write_text(text)
+        home = tmp_path / "home"
+        home.mkdir()
+        return sources, home
+
+    return make
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_of_agents_get_their_nodes_number_and_those_of_ranks_keep_their_names(folders):
+    sources, home = folders(
+        {"agent.log": "0", "events-agent.jsonl": "0", "rank-0.log": "0"},
+        {"agent.log": "1", "events-agent.jsonl": "1", "rank-1.log": "1", "deep/er": "1"},
+    )
+    bring_home(sources, home)
+    assert content(home) == {
+        "agent.log": "0", "events-agent.jsonl": "0", "rank-0.log": "0",
+        "agent-1.log": "1", "events-agent-1.jsonl": "1", "rank-1.log": "1", "deep/er": "1",
+    }  # fmt: skip
+
+
+def test_what_the_leader_says_of_a_lost_rank_follows_what_the_rank_said(folders):
+    sources, home = folders({"events-1.jsonl": "lost\n"}, {"events-1.jsonl": "began\ntor"})
+    bring_home(sources, home)
+    assert (home / "events-1.jsonl").read_text() == "began\ntor\nlost\n"
+
+
+def test_a_followers_pytest_cache_stays_behind(folders):
+    sources, home = folders({f"{PYTEST_CACHE}/v": "0"}, {f"{PYTEST_CACHE}/v": "1"})
+    bring_home(sources, home)
+    assert content(home) == {f"{PYTEST_CACHE}/v": "0"}
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_folder_that_is_gone_is_an_error_and_keeps_nothing_else_back(folders, missing):
+    sources, home = folders({"agent.log": "0"}, {"agent.log": "1"})
+    shutil.rmtree(sources[missing])
+    with pytest.raises(OSError, match=f"node-{missing}"):
+        bring_home(sources, home)
+    assert list(content(home)) == [["agent-1.log"], ["agent.log"]][missing]
+
+
+def test_only_an_agents_own_files_are_renamed():
+    assert name_of(Path("rank-1.log"), 1) == Path("rank-1.log")
+    assert name_of(Path("of-mine/agent"), 1) == Path("of-mine/agent")
+
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="the Python of the tests has no torch")
+
+
+@pytest.fixture
+def run_job(make_spec, tmp_path):
+    """Run a job of two nodes with real agents to its end: its exit, the leader's events, and its results."""
+
+    def run(end=""):
+        code, package, results = tmp_path / "code", tmp_path / "package", tmp_path / "results"
+        (code / "suite").mkdir(parents=True)
+        (code / "suite" / "test_it.py").write_text(SUITE)
+        package.mkdir()
+        (package / "allranks").symlink_to(package_folder())
+        results.mkdir()
+        spec = make_spec(code=code, python=sys.executable, world_size=4, nodes=2, environment={"END": end})
+        events = []
+        with ProcessEngine(package).start(spec) as job:
+            job.go()
+            ending = job.wait(events.append)
+            job.collect(results)
+        return ending, events, results
+
+    return run
+
+
+@needs_torch
+def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id):
+    ending, events, results = run_job()
+    assert (ending.status, ending.output) == (0, "")
+    assert {event["outcome"] for event in events if event["event"] == "arrived"} == {"passed"}
+    assert {event["rank"] for event in events if event["event"] == "arrived"} == {0, 1, 2, 3}
+    assert [event["event"] for event in read_events(results / "events-agent-1.jsonl")][-1] == "agent_finished"
+    assert not [each for each in left_of(run_id) if each.startswith("process")]
+
+
+@needs_torch
+def test_an_agent_that_is_killed_is_told_and_nothing_is_left(run_job, left_of, run_id):
+    ending, events, results = run_job(str(int(signal.SIGKILL)))
+    assert ending.status == 1
+    [lost] = [event for event in events if event["event"] == "node_lost"]
+    assert lost["message"] == "The agent of node 1 is gone."
+    assert f"The agent of node 1 ended with status -{signal.SIGKILL:d}." in ending.output
+    ended = [event for event in read_events(results / "events-3.jsonl") if event["event"] == "rank_ended"]
+    assert ended[0]["message"] == "rank 3 is lost: the agent of node 1 is gone"
+    assert not [each for each in left_of(run_id) if each.startswith("process")]
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """An engine whose agents are a program of the test's, told their node."""
+
+    def make(program):
+        script = tmp_path / "agent.py"
+        script.write_text(f"import json, os, sys\nconfig, folder = sys.argv[1:]\n{program}")
+        monkeypatch.setattr(
+            engine_process,
+            "command",
+            lambda python, _code, own, _shared: [python, str(script), str(own / "config.json"), str(own)],
+        )
+        return ProcessEngine(tmp_path)
+
+    return make
+
+
+NEVER = time.monotonic() + 3600
+NODE = "node = json.load(open(config))['post']['node']\n"
+WAITS = "sys.stdin.read(); sys.exit(130)\n"
+
+
+@pytest.fixture
+def spec(make_spec, tmp_path):
+    return make_spec(python=sys.executable, code=tmp_path, nodes=2)
+
+
+def test_an_agent_that_ends_before_the_leader_has_met_it_ends_the_job(engine, spec):
+    with engine(NODE + f"if node: sys.exit('cannot start')\n{WAITS}").start(spec) as job:
+        job.go()
+        ending = job.wait(lambda _event: None)
+    assert (ending.status, ending.timed_out) == (130, False)
+    assert ending.output == "The agent of node 1 ended with status 1. cannot start"
+
+
+def test_an_agent_that_ends_after_the_leader_has_met_it_is_the_leaders_business(engine, spec):
+    leader = "print('\\x1e' + json.dumps({'event': 'nodes_met'}), flush=True)\nsys.stdin.readline(); sys.exit(7)\n"
+    with engine(NODE + f"if not node:\n {leader.replace(chr(10), chr(10) + ' ')}").start(spec) as job:
+        job._read_until(lambda: job._have_met and job._followers[0].has_ended, NEVER, lambda _event: None)
+        job.go()
+        assert job.wait(lambda _event: None).status == 7
+
+
+def test_a_config_file_can_be_read_by_its_owner_alone(engine, spec):
+    program = "print(oct(os.stat(config).st_mode & 0o777), flush=True)\n"
+    with engine(NODE + program + WAITS).start(spec) as job:
+        job.stop()
+        assert [agent.stream.output for agent in job._agents] == ["0o600", "0o600"]
+
+
+def test_what_ranks_of_another_node_print_is_passed_on_and_its_journal_is_not(engine, spec):
+    says = "print('\\x1e' + json.dumps({'event': kind, 'at': node}), flush=True)"
+    with engine(f"{NODE}for kind in ('nodes_met', 'output', 'arrived'): {says}\n").start(spec) as job:
+        events = []
+        job._read_until(lambda: all(agent.has_ended for agent in job._agents), NEVER, events.append)
+    assert {(event["event"], event["at"]) for event in events} == {
+        ("nodes_met", 0), ("output", 0), ("arrived", 0), ("output", 1),
+    }  # fmt: skip
+
+
+def test_a_stopped_follower_is_let_go_on_so_that_it_can_end_its_ranks(engine, spec):
+    program = f"if node: os.kill(os.getpid(), {int(signal.SIGSTOP)}); open(folder + '/went on', 'w')\n"
+    with engine(NODE + program + WAITS).start(spec) as job:
+        os.waitid(os.P_PID, job._followers[0].process.pid, os.WSTOPPED)
+        job.stop()
+        assert (job._followers[0].folder / "went on").exists()
