@@ -85,6 +85,16 @@ ZOO = {
         def test_is_expected_to_fail(self):
             assert self.rank == 5
 
+        @pytest.mark.xfail(reason="known")
+        def test_is_expected_to_fail_while_the_peer_waits(self):
+            if self.rank == 1:
+                raise ValueError("known")
+            time.sleep(1000)
+
+        @pytest.mark.xfail(reason="known")
+        def test_crashes_against_expectation(self):
+            os.abort()
+
         @unittest.expectedFailure
         def test_is_expected_to_fail_by_unittest(self):
             assert self.rank == 5
@@ -220,6 +230,8 @@ def cases(zoo, test, ranks=2):
         ("test_leaves_a_process", ("passed", "passed")),
         ("test_fails_in_a_subtest", ("failed", "failed")),
         ("test_is_expected_to_fail", ("xfailed", "xfailed")),
+        ("test_is_expected_to_fail_while_the_peer_waits", ("xfailed", "xfailed")),
+        ("test_crashes_against_expectation", ("crashed", "crashed")),
         ("test_is_expected_to_fail_by_unittest", ("xfailed", "xfailed")),
         ("test_passes_against_expectation", ("failed", "xpassed")),
         ("test_is_skipped_before_set_up", ("skipped", "skipped")),
@@ -365,6 +377,10 @@ def test_the_limit_of_bad_tests_counts_launcher_tests(run_agent):
             "test_x.py": BASE
             + """
     class TestX(Case):
+        @pytest.mark.xfail(reason="known")
+        def test_0(self):
+            assert self.rank == 0
+
         def test_a(self):
             assert self.rank == 0
 
@@ -375,6 +391,22 @@ def test_the_limit_of_bad_tests_counts_launcher_tests(run_agent):
     )
     [not_run] = agent.journal("not_run")
     assert not_run["tests"] == ["suite/test_x.py::TestX::test_b"]
+
+
+def test_what_ranks_print_is_streamed_where_it_was_asked_for(start_agent):
+    agent = start_agent(
+        {
+            "test_print.py": BASE
+            + """
+    class TestPrint(Case):
+        def test_prints(self):
+            print("here")
+    """
+        },
+        pytest_args=("-s",),
+    ).go()
+    agent.wait_for_event("output")
+    assert agent.wait() == 0
 
 
 def test_a_suite_written_for_torchs_class_may_override_run(run_agent):

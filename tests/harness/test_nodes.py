@@ -433,8 +433,10 @@ def test_no_test_is_run_after_the_one_in_which_an_agent_died(start_nodes):
 def test_passes(rank): pass
 
 def test_agent_dies(rank):
+    dist.barrier()
     if rank == 3:
         os.kill(os.getppid(), signal.SIGKILL)
+    if rank > 1:
         time.sleep(600)
 
 def test_never_runs(): pass
@@ -446,6 +448,25 @@ def test_never_runs(): pass
     assert job.come_home().outcomes("test_passes") == ("passed",) * 4
     assert job.outcomes("test_agent_dies")[2:] == ("crashed", "crashed")
     assert job.arrived("test_never_runs") == []
+
+
+def test_an_agent_that_dies_when_its_ranks_are_done_is_an_error_too(start_nodes):
+    """What it had still to write is not there, and nobody knows what that was."""
+    job = start_nodes(
+        f"""{WORDS}
+import pytest
+
+@pytest.fixture(scope="session", autouse=True)
+def agent_dies_last(rank):
+    yield
+    if rank == 3:
+        os.kill(os.getppid(), signal.SIGKILL)
+
+def test_passes(): pass
+"""
+    ).go()
+    assert job.wait() == 1
+    assert lost_node(job) == "The agent of node 1 is gone."
 
 
 def test_an_agent_that_dies_before_the_go_fails_the_job(start_nodes):

@@ -175,7 +175,8 @@ def test_a_record_says_all_about_its_attempt(runner, pair, records):
     started, finished = record.pop("started"), record.pop("finished")
     assert record == {
         "schema": 1, "id": f"{ONE}/tiny", "cell": ONE, "suite": "tiny", "attempt": 1, "engine": "scripted", "gpus": [],
-        "world_size": 1, "exit_status": 0, "error": None, "collected": ["t"], "deselected": 1, "notes": [],
+        "world_size": 1,
+        "nodes": 1, "exit_status": 0, "error": None, "collected": ["t"], "deselected": 1, "notes": [],
     }  # fmt: skip
     assert spec["agent"]["pytest_args"] == ["--strict-markers", "-k", "x"]
     assert spec["agent"]["seed"] == 7

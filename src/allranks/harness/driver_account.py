@@ -13,6 +13,7 @@ from allranks.harness.outcome import Outcome
 from allranks.harness.output import Output
 
 _WHO = "the launching process"
+_MAY_BE_EXPECTED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED, Outcome.XFAILED})
 _PHASE_FIELDS = ("when", "outcome", "duration", "message", "text", "skip_kind", "skip_code")
 
 
@@ -24,11 +25,13 @@ class _Said:
         world_size: The ranks that it has given the test to; None for none.
         arrived: What arrived from them.
         own: Phases, and errors that pytest hides, that are the launching process's own.
+        is_expected: The launching process takes the failure of its ranks for what the test is marked to come to.
     """
 
     world_size: int | None = None
     arrived: list[Event] = field(default_factory=list)
     own: list[Event] = field(default_factory=list)
+    is_expected: bool = False
 
     @property
     def trouble(self) -> Event | None:
@@ -94,6 +97,8 @@ class DriverAccount:
         """
         outputs = gang.put_output_away(nodeid, [DRIVER])
         said = self._read(nodeid)
+        if said.is_expected and all(event["outcome"] in _MAY_BE_EXPECTED for event in said.arrived):
+            said.arrived = [self._as_expected(event) for event in said.arrived]
         for event in said.arrived:
             self._journal.write(**event)
         lost = next((arrival for arrival in step.arrivals if arrival.observed), None)
@@ -114,6 +119,15 @@ class DriverAccount:
             if event.get("nodeid") == nodeid:
                 _take(event, said, repeated)
         return said
+
+    def _as_expected(self, event: Event) -> Event:
+        """A failure that the test is marked to come to, and what that did to the peers of the rank that failed."""
+        if event["outcome"] == Outcome.ABORTED:
+            # The last such event counts.
+            fields = {"outcome": Outcome.XFAILED, "message": event["message"], "text": event["message"]}
+            self._write(event["rank"], "rank_ended", event["nodeid"], **fields)
+        is_bad = Outcome(event["outcome"]).is_bad
+        return {**event, "outcome": Outcome.XFAILED, "consequence": False} if is_bad else event
 
     def _close(self, nodeid: str, said: _Said) -> set[int]:
         """Take the ranks that have ended a test off those that have not; returns those, and forgets them."""
@@ -176,8 +190,10 @@ def _take(event: Event, said: _Said, repeated: set[str]) -> None:
             repeated.add(event["when"])
         case "hidden_error":
             said.own.append(event)
-        case "phase" if event["when"] not in repeated:
-            said.own.append(event)
+        case "phase":
+            said.is_expected |= event["outcome"] == Outcome.XFAILED
+            if event["when"] not in repeated:
+                said.own.append(event)
 
 
 def _as_phase(lost: Arrival) -> Event:

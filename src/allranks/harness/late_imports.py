@@ -1,7 +1,8 @@
 """Modules that ranks import while they run a test, and that the agent then imports once for all ranks to come.
 
 The first ``torch.testing.assert_close`` of a process imports 500 modules, the first optimizer another package: about a
-second each (torch 2.13), which every rank of every gang would pay again.
+second each (torch 2.13), which every rank of every gang would pay again. NumPy imports ``numpy.random`` when a rank is
+seeded: 14 ms.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import itertools
 import sys
 from collections.abc import Collection, Iterable
 
-_PACKAGES = frozenset({"torch", "sympy", "mpmath"})
+_PACKAGES = frozenset({"torch", "numpy", "sympy", "mpmath"})
 """Packages whose import starts no thread and touches no device: a fork after it is as clean as one before."""
 
 _ROOM = 32_000

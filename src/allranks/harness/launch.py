@@ -16,6 +16,7 @@ from allranks.harness.config import TimeLimits
 from allranks.harness.crew import Gone, Happening, LeftBehind, LocalCrew, Said
 from allranks.harness.events import EventLog
 from allranks.harness.gang import SKIP_GRACES, Gang, Patience
+from allranks.harness.late_imports import preload
 from allranks.harness.launched_rank import LaunchedRank, Place, RankTerms, be_launched_rank
 from allranks.harness.outcome import Outcome
 from allranks.harness.output import Output
@@ -144,6 +145,8 @@ class Launch:
     def close(self) -> Sequence[LeftBehind]:
         """Stop what still lives, and let go of everything; the second time does nothing.
 
+        What ranks had to import late, the ranks of the next launch find there.
+
         Returns:
             Processes that outlived the rank that had started them, and were killed.
         """
@@ -151,7 +154,9 @@ class Launch:
             return []
         self._is_closed = True
         with self._resources:
-            return self._gang.close()
+            left = self._gang.close()
+        preload(self._gang.imported)
+        return left
 
     def release(self, terms: LaunchTerms) -> None:
         """Write down that the ranks have this test now."""

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import time
 import unittest
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from _pytest._code import Traceback
 
 from allranks.harness.channel import End, Report, Run, decode_command, send_report
 from allranks.harness.events import EventLog
+from allranks.harness.late_imports import imported_late
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
 from allranks.harness.printing import flush_output
@@ -72,6 +74,7 @@ class LaunchedRank:
         self._running: RankTerms | None = None
         self._began = 0.0
         self._told: Exception | None = None
+        self._modules = frozenset(sys.modules)
 
     def start(self, terms: RankTerms, body: Callable[[], object]) -> bool:
         """Do what comes before the first test, whose trouble this rank's is; returns whether it went well."""
@@ -134,6 +137,9 @@ class LaunchedRank:
 
     def _report(self, phase: Phase, error: BaseException | None, *, is_final: bool = True) -> None:
         report = Report(outcome=phase.outcome, message=phase.message, is_symptom=is_symptom(error), is_final=is_final)
+        if is_final:
+            report = replace(report, imported=imported_late(self._modules))
+            self._modules |= set(report.imported)
         send_report(self._place.reports, report)
 
 

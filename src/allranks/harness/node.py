@@ -119,6 +119,7 @@ class LocalNode:
         shared = self._folders.shared / f"gang-{orders.gang}"
         shared.mkdir(exist_ok=True)
         if orders.launches:
+            preload(orders.preload)
             return self._muster_driver(orders, shared)
         recorder = self._recorder(orders, shared)
         recording = recorder.environment(torch.__version__, os.environ) if recorder else {}

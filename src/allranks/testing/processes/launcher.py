@@ -5,9 +5,7 @@ import types
 import unittest
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, ClassVar
-
-import pytest
+from typing import ClassVar
 
 from allranks.harness.launch import LaunchTerms, Surroundings
 from allranks.testing.equality import TensorEquality
@@ -16,9 +14,6 @@ from allranks.testing.processes.plain import PlainSurroundings
 
 class LauncherTestCase(TensorEquality, unittest.TestCase):
     """A test case whose test methods wait for ranks in the launching process, and run in each rank."""
-
-    # Its ranks have their own world, so an agent need not make one for it.
-    pytestmark: ClassVar[Any] = pytest.mark.no_process_group
 
     allranks_launcher: ClassVar[bool] = True
     """By this an agent knows a test that starts its ranks itself."""

@@ -1,0 +1,43 @@
+"""A rank on node 1 stops the agent of its node."""
+
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "nodes": 2,
+    "test": "test_fault",
+    "verdict": ("error", "crashed"),
+    "leading": 1,
+    "ranks": ["aborted", "crashed"],
+    "words": ["rank 1 is lost: the agent of node 1 does not answer"],
+    "limits": {"test": 60, "job": 120},
+    "exit_code": 3,
+    "not_on": {"docker": "it runs no job of several nodes yet"},
+    "others": {
+        "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
+        "job": {"verdict": ("error", "job"), "words": ["The agent of node 1 does not answer"]},
+    },
+    "seconds": 40,
+}
+
+
+def test_before():
+    pass
+
+
+def test_fault(rank):
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getppid(), signal.SIGSTOP)
+    time.sleep(3600)
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

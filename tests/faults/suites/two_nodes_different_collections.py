@@ -1,0 +1,37 @@
+"""The agents of two nodes collect different tests."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "nodes": 2,
+    "test": "test_fault",
+    "verdict": ("error", "missing"),
+    "ranks": ["missing", "missing"],
+    "words": ["Nodes 0 and 1 have collected different tests"],
+    "exit_code": 3,
+    "not_on": {"docker": "it runs no job of several nodes yet"},
+    "others": {
+        "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
+        "job": {
+            "verdict": ("error", "job"),
+            "words": ["only on node 0: suite/test_two_nodes_different_collections.py::test_fault."],
+        },
+    },
+    "seconds": 8,
+}
+
+
+if os.environ.get("GROUP_RANK") == "0":
+
+    def test_fault():
+        pass
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size

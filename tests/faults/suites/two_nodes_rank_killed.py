@@ -1,0 +1,36 @@
+"""A rank on node 1 is killed while the rank on node 0 waits for it."""
+
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "nodes": 2,
+    "test": "test_fault",
+    "verdict": ("error", "crashed"),
+    "leading": 1,
+    "ranks": ["errored|failed|aborted", "crashed"],
+    "words": ["SIGKILL"],
+    "undetermined": "gloo may tell rank 0 that its peer is gone before rank 0 is stopped",
+    "not_on": {"docker": "it runs no job of several nodes yet"},
+    "seconds": 5,
+}
+
+
+def test_before():
+    pass
+
+
+def test_fault(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size
