@@ -309,7 +309,7 @@ def test_an_exit_of_one_rank_leaves_the_other_its_own_outcome(zoo):
 @pytest.mark.parametrize(
     ("test", "kind", "code", "reason"),
     [
-        ("test_sys_exit_76", "environment", "76", "this torch is built without NCCL"),
+        ("test_sys_exit_76", "environment", "76", skipcodes.reason_of_exit(76)),
         ("test_os_exit_77", "hardware", "77", skipcodes.reason_of_exit(77)),
         ("test_os_exit_77_on_rank_0", "hardware", "77", skipcodes.reason_of_exit(77)),
         ("test_environment_skip", "environment", "87", "this test needs an even number of ranks: 2 ranks"),

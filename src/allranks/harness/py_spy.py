@@ -22,8 +22,8 @@ NATIVE = ("--native",)
 PYTHON = ("--nonblocking",)
 """Python frames alone, of a process in any state."""
 
-PATIENCE = 5.0
-"""Seconds for all ranks together; measured with torch's CPU libraries: 0.7 to 1.2 for one rank."""
+PATIENCE = 2.5
+"""Seconds for all ranks together; measured with torch's CPU libraries: 0.7 to 1.2 of one core for each rank."""
 
 _NAME_LIMIT = 200
 _OPTIONS = ("dump", "--json", "--full-filenames")

@@ -10,7 +10,7 @@ FAULT = {
     "leading": 1,
     "ranks": ["aborted", "failed", "aborted", "aborted"],
     "words": ["rank 1 failed", "the answer is wrong", "aborted by rank 1"],
-    "seconds": 3,
+    "seconds": 5.5,  # the grace of the peers, and the stacks of three
 }
 
 

@@ -12,7 +12,7 @@ FAULT = {
     "leading": 3,
     "ranks": ["aborted", "failed", "aborted", "failed"],
     "words": ["rank 3 failed", "the first cause"],
-    "seconds": 3,
+    "seconds": 5.5,  # the grace of the peers, and the stacks of three
 }
 
 
