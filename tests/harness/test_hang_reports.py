@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.harness import py_spy
+from allranks.harness.stacks import py_spy
 
 HANGS = """
 import os, signal, threading

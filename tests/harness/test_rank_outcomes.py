@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from allranks.testing import skipcodes
+from allranks.testing.skips import skipcodes
 
 ZOO = {
     "conftest.py": """

@@ -4,7 +4,7 @@ import pytest
 
 import allranks.testing
 from allranks.testing.markers import REQUIREMENT_MARKERS
-from allranks.testing.skips import Requirement
+from allranks.testing.skips.requirement import Requirement
 
 pytest_plugins = ["pytester"]
 

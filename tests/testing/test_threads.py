@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from allranks.harness.outcome import Outcome
 from allranks.testing import MultiThreadedTestCase, RankThreadError, ThreadedWorldError, spawn_threads_and_init_comms
-from allranks.testing.skipcodes import SkipCode
-from allranks.testing.skips import EnvironmentSkip
+from allranks.testing.skips.requirement import EnvironmentSkip
+from allranks.testing.skips.skipcodes import SkipCode
 from allranks.testing.threads.crew import Patience, run_ranks
 from allranks.testing.threads.report import raise_for
 from allranks.testing.threads.world import threaded_world

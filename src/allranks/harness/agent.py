@@ -16,11 +16,11 @@ from typing import NoReturn
 
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.events import JOURNAL, EventLog, read_events
-from allranks.harness.gate import NodesError, meet
 from allranks.harness.hangup import leave_on_hangup
+from allranks.harness.nodes.gate import NodesError, meet
+from allranks.harness.nodes.roll import Roll, read_failures
+from allranks.harness.nodes.wire import Wire, WireError
 from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
-from allranks.harness.roll import Roll, read_failures
-from allranks.harness.wire import Wire, WireError
 
 STDIN = 0
 
@@ -135,7 +135,7 @@ def _tell_failures(leader: Wire, folders: Folders, timeout: float) -> None:
 def _work_with(wires: Mapping[int, Wire], config: AgentConfig, folders: Folders, journal: EventLog, stdin: int) -> int:
     try:
         _import_torch(journal)
-        from allranks.harness.session import run_session  # noqa: PLC0415 - needs torch and pytest
+        from allranks.harness.collection.session import run_session  # noqa: PLC0415 - needs torch and pytest
 
         return run_session(config, folders, journal, stdin, wires)
     except ImportError as error:

@@ -48,7 +48,8 @@ class Report:
         early_skip: The test was skipped before its call.
         has_left_group: The default process group is no more the one that the gang made, or made none.
         imported: With the last report: what an agent may import once for all ranks to come.
-        is_symptom: What went wrong here is that a peer did not come, or was gone: see :mod:`allranks.harness.symptoms`.
+        is_symptom: What went wrong here is that a peer did not come, or was gone: see
+            :mod:`allranks.harness.gangs.symptoms`.
     """
 
     outcome: Outcome

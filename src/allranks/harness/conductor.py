@@ -8,17 +8,17 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from allranks.harness.arrival import Step
 from allranks.harness.channel import Run
+from allranks.harness.collection.markers import Terms
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.driver_account import DriverAccount
 from allranks.harness.events import EventLog
-from allranks.harness.gang import SKIP_GRACES, Gang, HangupError, Patience
-from allranks.harness.markers import Terms
-from allranks.harness.node import Node, Orders, muster_all
+from allranks.harness.gangs.arrival import Step
+from allranks.harness.gangs.gang import SKIP_GRACES, Gang, HangupError, Patience
+from allranks.harness.launchers.driver_account import DriverAccount
+from allranks.harness.launchers.recording import failed_start, record_step
+from allranks.harness.nodes.node import Node, Orders, muster_all
 from allranks.harness.outcome import Outcome
-from allranks.harness.recording import failed_start, record_step
-from allranks.harness.rendezvous import Rendezvous, make_rendezvous
+from allranks.harness.ranks.rendezvous import Rendezvous, make_rendezvous
 from allranks.harness.signals import held_back
 
 DRIVER_MARGIN = 5.0

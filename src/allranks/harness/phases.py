@@ -7,8 +7,8 @@ import pytest
 
 from allranks.harness.events import Event
 from allranks.harness.outcome import Outcome, SkipKind
-from allranks.testing import skipcodes
-from allranks.testing.skips import EnvironmentSkip
+from allranks.testing.skips import skipcodes
+from allranks.testing.skips.requirement import EnvironmentSkip
 
 TEXT_LIMIT = 64 * 1024
 """Characters of a traceback or of one captured stream that go into an event; the rest is not kept."""

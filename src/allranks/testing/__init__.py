@@ -1,7 +1,7 @@
 """What the author of a distributed suite imports: skips that say what the surroundings lack, and types.
 
-The names are looked up on first use, so that the orchestrator can read :mod:`allranks.testing.skipcodes` where there
-is no torch, and pytest can rewrite :mod:`allranks.testing.fixtures` before anything imports it.
+The names are looked up on first use, so that the orchestrator can read :mod:`allranks.testing.skips.skipcodes` where
+there is no torch, and pytest can rewrite :mod:`allranks.testing.fixtures` before anything imports it.
 """
 
 import importlib
@@ -9,17 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from allranks.testing.backend_skips import (
-        require_backend_available,
-        require_backend_in,
-        require_gloo,
-        require_mpi,
-        require_nccl,
-        require_nccl_version,
-        require_ucc,
-        skip_nccl_versions,
-        skip_unsupported,
-    )
     from allranks.testing.barrier import FileBarrier, PeerTimeoutError
     from allranks.testing.blocking_wait import with_nccl_blocking_wait
     from allranks.testing.captured import captured_output
@@ -28,20 +17,6 @@ if TYPE_CHECKING:
     from allranks.testing.environment import RankEnvironment
     from allranks.testing.equality import TensorEquality
     from allranks.testing.fixtures import SubgroupMaker
-    from allranks.testing.gpu_skips import (
-        require_accelerator,
-        require_accelerators,
-        require_compute_capability,
-        require_gpu,
-        require_gpu_per_rank,
-        require_gpus,
-        require_gpus_or_none,
-        require_peer_access,
-        skip_if_rocm,
-        skip_if_rocm_arch,
-        skip_if_rocm_older,
-    )
-    from allranks.testing.platform_skips import require_imports, skip_because, skip_if_windows, skip_when
     from allranks.testing.processes.case import MultiProcessTestCase
     from allranks.testing.processes.continuous import MultiProcContinuousTest
     from allranks.testing.rank_gpus import rank_to_gpus
@@ -65,7 +40,33 @@ if TYPE_CHECKING:
         wait_until_pending_futures_and_users_flushed,
     )
     from allranks.testing.rpc.world import with_rpc
-    from allranks.testing.skipcodes import (
+    from allranks.testing.skips.backends import (
+        require_backend_available,
+        require_backend_in,
+        require_gloo,
+        require_mpi,
+        require_nccl,
+        require_nccl_version,
+        require_ucc,
+        skip_nccl_versions,
+        skip_unsupported,
+    )
+    from allranks.testing.skips.gpus import (
+        require_accelerator,
+        require_accelerators,
+        require_compute_capability,
+        require_gpu,
+        require_gpu_per_rank,
+        require_gpus,
+        require_gpus_or_none,
+        require_peer_access,
+        skip_if_rocm,
+        skip_if_rocm_arch,
+        skip_if_rocm_older,
+    )
+    from allranks.testing.skips.platforms import require_imports, skip_because, skip_if_windows, skip_when
+    from allranks.testing.skips.requirement import EnvironmentSkip, Requirement, skip
+    from allranks.testing.skips.skipcodes import (
         SkipCode,
         kind,
         kind_of_exit,
@@ -74,7 +75,12 @@ if TYPE_CHECKING:
         reason_of_exit,
         sandcastle_reason,
     )
-    from allranks.testing.skips import EnvironmentSkip, Requirement, skip
+    from allranks.testing.skips.worlds import (
+        require_exact_world_size,
+        require_world_size,
+        skip_if_odd_world_size,
+        skip_if_small_world_size,
+    )
     from allranks.testing.sparse import SparseReduction, sparse_reduction_cases
     from allranks.testing.subtests import run_subtests
     from allranks.testing.tcp_store import create_tcp_store, reserved_port
@@ -83,12 +89,6 @@ if TYPE_CHECKING:
     from allranks.testing.threads.report import RankThreadError
     from allranks.testing.threads.world import ThreadedWorldError
     from allranks.testing.variables import changed_variables
-    from allranks.testing.world_skips import (
-        require_exact_world_size,
-        require_world_size,
-        skip_if_odd_world_size,
-        skip_if_small_world_size,
-    )
 
 __all__ = [
     "EnvironmentSkip",
@@ -175,7 +175,7 @@ __all__ = [
 
 _NAMES_BY_MODULE = MappingProxyType(
     {
-        "backend_skips": (
+        "skips.backends": (
             "require_backend_available",
             "require_backend_in",
             "require_gloo",
@@ -189,7 +189,7 @@ _NAMES_BY_MODULE = MappingProxyType(
         "barrier": ("FileBarrier", "PeerTimeoutError"),
         "environment": ("RankEnvironment",),
         "fixtures": ("SubgroupMaker",),
-        "gpu_skips": (
+        "skips.gpus": (
             "require_accelerator",
             "require_accelerators",
             "require_compute_capability",
@@ -202,10 +202,10 @@ _NAMES_BY_MODULE = MappingProxyType(
             "skip_if_rocm_arch",
             "skip_if_rocm_older",
         ),
-        "platform_skips": ("require_imports", "skip_because", "skip_if_windows", "skip_when"),
+        "skips.platforms": ("require_imports", "skip_because", "skip_if_windows", "skip_when"),
         "processes.case": ("MultiProcessTestCase",),
         "processes.continuous": ("MultiProcContinuousTest",),
-        "skipcodes": (
+        "skips.skipcodes": (
             "SkipCode",
             "kind",
             "kind_of_exit",
@@ -214,8 +214,8 @@ _NAMES_BY_MODULE = MappingProxyType(
             "reason_of_exit",
             "sandcastle_reason",
         ),
-        "skips": ("EnvironmentSkip", "Requirement", "skip"),
-        "world_skips": (
+        "skips.requirement": ("EnvironmentSkip", "Requirement", "skip"),
+        "skips.worlds": (
             "require_exact_world_size",
             "require_world_size",
             "skip_if_odd_world_size",

@@ -21,8 +21,8 @@ from allranks.testing.markers import WrongMarkerError, marker_lines, requirement
 from allranks.testing.notices import put_up, read_when_up
 from allranks.testing.seeds import generator_of_rank, seed_of
 from allranks.testing.shared_folders import FolderOfGang, FolderOfTest, remove
-from allranks.testing.skipcodes import SkipCode
-from allranks.testing.skips import skip
+from allranks.testing.skips.requirement import skip
+from allranks.testing.skips.skipcodes import SkipCode
 from allranks.testing.stores import open_store
 
 _TESTS_RUN = pytest.StashKey[int]()

@@ -2,8 +2,8 @@
 
 import torch
 
-from allranks.testing import skipcodes
-from allranks.testing.skips import skip
+from allranks.testing.skips import skipcodes
+from allranks.testing.skips.requirement import skip
 
 ONE_RANK_EACH = frozenset({"nccl", "ucc", "xccl", "hccl"})
 """Backends whose ranks cannot share a GPU."""

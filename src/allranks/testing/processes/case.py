@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch.distributed as dist
 
-from allranks.harness.launch import Excuse, Launch, Workplace
-from allranks.harness.launched_rank import LaunchedRank
-from allranks.harness.printing import flush_output
-from allranks.harness.rank_setup import leave
+from allranks.harness.launchers.launch import Excuse, Launch, Workplace
+from allranks.harness.launchers.launched_rank import LaunchedRank
+from allranks.harness.ranks.printing import flush_output
+from allranks.harness.ranks.rank_setup import leave
 from allranks.testing.processes.launcher import LauncherTestCase
 from allranks.testing.processes.meeting_file import meeting_file
 from allranks.testing.processes.result import raise_for

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
-from allranks.harness.arrival import Step
 from allranks.harness.channel import End
-from allranks.harness.launch import Launch, Workplace
-from allranks.harness.launched_rank import LaunchedRank, RankTerms
+from allranks.harness.gangs.arrival import Step
+from allranks.harness.launchers.launch import Launch, Workplace
+from allranks.harness.launchers.launched_rank import LaunchedRank, RankTerms
 from allranks.testing.processes.launcher import LauncherTestCase
 from allranks.testing.processes.meeting_file import meeting_file
 from allranks.testing.processes.result import raise_for

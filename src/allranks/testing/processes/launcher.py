@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import ClassVar
 
-from allranks.harness.launch import LaunchTerms, Surroundings
+from allranks.harness.launchers.launch import LaunchTerms, Surroundings
 from allranks.testing.equality import TensorEquality
 from allranks.testing.processes.plain import PlainSurroundings
 

@@ -11,9 +11,9 @@ from typing import TextIO
 
 from allranks.harness.config import TimeLimits
 from allranks.harness.events import JOURNAL, EventLog
-from allranks.harness.launch import LaunchTerms, Workplace
-from allranks.harness.launched_rank import RankTerms
-from allranks.harness.output import Output
+from allranks.harness.gangs.output import Output
+from allranks.harness.launchers.launch import LaunchTerms, Workplace
+from allranks.harness.launchers.launched_rank import RankTerms
 from allranks.testing.threads.case import default_timeout
 
 PROCESS_GROUP_LIMIT = 60.0
@@ -38,7 +38,7 @@ class PlainSurroundings:
 
     @contextmanager
     def workplace(self, _case: type[unittest.TestCase]) -> Iterator[Workplace]:
-        """See :class:`allranks.harness.launch.Surroundings`."""
+        """See :class:`allranks.harness.launchers.launch.Surroundings`."""
         limit = default_timeout()
         limits = TimeLimits(process_group=PROCESS_GROUP_LIMIT, test=limit, job=limit, peer_grace=self._peer_grace)
         with tempfile.TemporaryDirectory(prefix="allranks-ranks-", ignore_cleanup_errors=True) as folder:
@@ -47,11 +47,11 @@ class PlainSurroundings:
             journal.close()
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
-        """See :class:`allranks.harness.launch.Surroundings`."""
+        """See :class:`allranks.harness.launchers.launch.Surroundings`."""
         return LaunchTerms(nodeid=case.id(), limit=_time_limit(case) or default_timeout())
 
     def rank_terms(self, case: unittest.TestCase) -> RankTerms:
-        """See :class:`allranks.harness.launch.Surroundings`."""
+        """See :class:`allranks.harness.launchers.launch.Surroundings`."""
         return RankTerms(nodeid=case.id(), seed=zlib.crc32(case.id().encode("utf-8", "surrogatepass")))
 
 

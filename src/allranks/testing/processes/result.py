@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.harness.arrival import Arrival, Step
+from allranks.harness.gangs.arrival import Arrival, Step
 from allranks.harness.outcome import Outcome
 from allranks.harness.rank_xml import rank_tests
 

@@ -9,8 +9,8 @@ from types import FrameType
 import pytest
 
 from allranks.harness.outcome import Outcome
-from allranks.testing.skipcodes import SkipCode
-from allranks.testing.skips import EnvironmentSkip
+from allranks.testing.skips.requirement import EnvironmentSkip
+from allranks.testing.skips.skipcodes import SkipCode
 
 
 @dataclass(frozen=True, kw_only=True)

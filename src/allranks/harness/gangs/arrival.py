@@ -1,0 +1,248 @@
+"""What the agent learns of a step on one rank: from the rank itself, or by seeing its process end."""
+
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from allranks.harness.events import Event
+from allranks.harness.gangs.crew import Gone, Said, Stuck
+from allranks.harness.gangs.symptoms import died_of_a_peer
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.ranks.plugin_timeout import is_pytest_timeout
+from allranks.harness.stacks.stacks import innermost, waits_in_distributed
+from allranks.testing.skips import skipcodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """The outcome of one step on one rank, as the agent learned it.
+
+    Attributes:
+        at: Seconds since the epoch.
+        consequence: The outcome came of another rank's bad one, or within the grace after it.
+        caused_by: For an aborted rank: the rank that went first.
+        is_final: The rank's step is over.
+        is_symptom: All that went wrong here is that a peer did not come, or was gone.
+        observed: The agent saw it, because the rank itself could not say it any more.
+    """
+
+    rank: int
+    outcome: Outcome
+    at: float
+    message: str = ""
+    text: str = ""
+    early_skip: bool = False
+    has_left_group: bool = False
+    is_final: bool = True
+    is_symptom: bool = False
+    consequence: bool = False
+    caused_by: int | None = None
+    observed: bool = False
+    skip_kind: SkipKind | None = None
+    skip_code: int | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this rank's outcome is its own doing, as far as can be told."""
+        return self.outcome is not Outcome.ABORTED and not self.is_symptom
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One thing that all ranks of a gang do in lockstep: a start, a test, an end."""
+
+    arrivals: list[Arrival] = field(default_factory=list)
+
+    def note(self, arrival: Arrival) -> None:
+        """Add what arrived; the first bad outcome of a rank stands, whatever the rank comes to after it."""
+        if not self.has_gone_wrong_on(arrival.rank):
+            self.arrivals.append(arrival)
+
+    def has_ended_on(self, rank: int) -> bool:
+        """Whether this rank has said all that it had to say."""
+        return any(arrival.rank == rank and arrival.is_final for arrival in self.arrivals)
+
+    def has_gone_wrong_on(self, rank: int) -> bool:
+        """Whether a bad outcome of this rank has arrived."""
+        return any(arrival.rank == rank and arrival.outcome.is_bad for arrival in self.arrivals)
+
+    @property
+    def has_gone_wrong(self) -> bool:
+        """Whether a bad outcome of any rank has arrived."""
+        return any(arrival.outcome.is_bad for arrival in self.arrivals)
+
+    @property
+    def cause(self) -> Arrival | None:
+        """The first bad outcome that a rank came to by itself."""
+        return next((arrival for arrival in self._bad if arrival.is_own), None)
+
+    @property
+    def leader(self) -> Arrival | None:
+        """The cause; where nothing but symptoms arrived, the first of them."""
+        return self.cause or next(iter(self._bad), None)
+
+    @property
+    def skipper(self) -> Arrival | None:
+        """The first rank that skipped."""
+        return next((arrival for arrival in self.arrivals if arrival.outcome is Outcome.SKIPPED), None)
+
+    @property
+    def _bad(self) -> Iterable[Arrival]:
+        return (arrival for arrival in self.arrivals if arrival.outcome.is_bad)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the gang may be kept: all ranks are in its group, and all passed, or all skipped before the call."""
+        if any(arrival.has_left_group for arrival in self.arrivals):
+            return False
+        passed = all(arrival.outcome is Outcome.PASSED for arrival in self.arrivals)
+        return passed or all(arrival.early_skip for arrival in self.arrivals)
+
+    def explain_symptoms(self, skipper: Arrival | None) -> None:
+        """At the step's end: what turned out to be a symptom of what another rank did is its consequence.
+
+        Args:
+            skipper: The rank that skipped, where its peers may not do otherwise.
+        """
+        cause = self.cause or skipper
+        if cause is not None:
+            self.arrivals = [_caused_by(cause, arrival) if arrival.is_symptom else arrival for arrival in self.arrivals]
+
+
+def _caused_by(cause: Arrival, symptom: Arrival) -> Arrival:
+    return replace(symptom, consequence=True, caused_by=cause.rank)
+
+
+def reported(said: Said, cause: Arrival | None) -> Arrival:
+    """What a rank said itself."""
+    report = said.report
+    return Arrival(
+        rank=said.rank,
+        outcome=report.outcome,
+        at=said.at,
+        message=report.message,
+        early_skip=report.early_skip,
+        has_left_group=report.has_left_group,
+        is_symptom=report.is_symptom,
+        is_final=report.is_final,
+        consequence=cause is not None and report.outcome.is_bad,
+    )
+
+
+def ended(gone: Gone, cause: Arrival | None) -> Arrival:
+    """The outcome of a rank whose process ended instead of reporting; a fatal signal leaves its stacks."""
+    reason = None if gone.status is None else skipcodes.reason_of_exit(gone.status)
+    if gone.status is not None and reason is not None:
+        return Arrival(
+            rank=gone.rank,
+            outcome=Outcome.SKIPPED,
+            at=gone.at,
+            message=reason,
+            observed=True,
+            skip_kind=skipcodes.kind_of_exit(gone.status),
+            skip_code=gone.status,
+        )
+    late = is_pytest_timeout(gone.output.stdout + gone.output.stderr) if gone.status == 1 else None
+    return Arrival(
+        rank=gone.rank,
+        outcome=Outcome.CRASHED if late is None else Outcome.TIMED_OUT,
+        at=gone.at,
+        message=f"rank {gone.rank} {late or describe_end(gone) + _was_in(gone.stacks)}",
+        text=gone.stacks,
+        is_symptom=died_of_a_peer(gone.output.stderr),
+        consequence=cause is not None,
+        observed=True,
+    )
+
+
+def describe_end(gone: Gone) -> str:
+    """In words, how a rank's process ended."""
+    if gone.status is None:
+        return f"is lost: {gone.lost}"
+    if gone.cut_off:
+        return f"{gone.cut_off} and was killed"
+    if gone.for_want_of_memory:
+        return "was killed for want of memory (SIGKILL, by the kernel)"
+    if gone.status < 0:
+        return f"was killed by {_signal_name(-gone.status)}"
+    return f"left with exit code {gone.status} in mid-test"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def given_up(step: Step, stuck: Mapping[int, Stuck], *, late: str, skipper: Arrival | None) -> list[Arrival]:
+    """The outcomes of ranks that had to be stopped, those who are to blame first.
+
+    Args:
+        step: What has arrived so far: with a bad outcome, the grace after it is over; with none, the time limit is.
+        stuck: Where each of them was.
+        late: What they were late for, in words.
+        skipper: The rank that skipped, where its peers may not do otherwise.
+    """
+    first = step.cause or skipper
+    if first is not None:
+        return [_aborted(rank, stuck[rank], first) for rank in stuck]
+    if step.has_gone_wrong:
+        late = "its peers waited for it in vain"
+    blamed = [_timed_out(rank, stuck[rank], late) for rank in _to_blame(step, stuck)]
+    first = next(iter(blamed), step.leader)
+    waiting = sorted(set(stuck) - {arrival.rank for arrival in blamed})
+    return [*blamed, *(_aborted(rank, stuck[rank], first) for rank in waiting if first is not None)]
+
+
+def _to_blame(step: Step, stuck: Mapping[int, Stuck]) -> Sequence[int]:
+    """The ranks that others wait for. Who waits in a collective is not to blame, unless nobody else can be."""
+    absent = [rank for rank in stuck if not waits_in_distributed(stuck[rank].stacks)]
+    return absent or ([] if step.has_gone_wrong else list(stuck))
+
+
+def _aborted(rank: int, stuck: Stuck, first: Arrival) -> Arrival:
+    why = ", which skipped" if first.outcome is Outcome.SKIPPED else ""
+    return Arrival(
+        rank=rank,
+        outcome=Outcome.ABORTED,
+        at=time.time(),
+        message=f"aborted by rank {first.rank}{why}{_was_in(stuck.stacks)}",
+        text=stuck.stacks,
+        consequence=True,
+        caused_by=first.rank,
+        observed=True,
+    )
+
+
+def _timed_out(rank: int, stuck: Stuck, late: str) -> Arrival:
+    phase = f", in the {stuck.phase} of this test" if stuck.phase else ""
+    where = "; it is stopped (SIGSTOP)" if stuck.is_stopped else _was_in(stuck.stacks)
+    return Arrival(
+        rank=rank,
+        outcome=Outcome.TIMED_OUT,
+        at=time.time(),
+        message=f"rank {rank} timed out: {late}{phase}{where}",
+        text=stuck.stacks,
+        observed=True,
+    )
+
+
+def _was_in(stacks: str) -> str:
+    where = innermost(stacks)
+    return f"; it was in {where}" if where else ""
+
+
+def as_event(nodeid: str, arrival: Arrival) -> Event:
+    """The ``rank_ended`` event of an end that the rank could not write down itself."""
+    return {
+        "nodeid": nodeid,
+        "rank": arrival.rank,
+        "outcome": arrival.outcome,
+        "message": arrival.message,
+        "text": arrival.text,
+        "caused_by": arrival.caused_by,
+        "skip_code": arrival.skip_code,
+        "skip_kind": arrival.skip_kind,
+    }

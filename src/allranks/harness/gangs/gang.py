@@ -1,0 +1,271 @@
+"""A gang: the ranks that run together. Started together, supervised from outside, and ended together."""
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from allranks.harness.channel import End, Run
+from allranks.harness.config import TimeLimits
+from allranks.harness.gangs.arrival import Arrival, Step, as_event, ended, given_up, reported
+from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look, Said, Stuck
+from allranks.harness.gangs.output import Output
+from allranks.harness.outcome import Outcome
+from allranks.harness.signals import let_through
+
+TERM_GRACE = 1.0
+"""Seconds between TERM and KILL: enough for an exit handler, too little to be waited for."""
+
+SKIP_GRACES = 5
+"""Times ``peer_grace`` that the peers of a rank that skipped get: they may be about to skip, or wait for it in vain."""
+
+
+ROUNDED_UP = 2.0
+"""Seconds that a rendezvous may take beyond its limit: torch's stores wait for whole seconds (measured with 2.13)."""
+
+
+class HangupError(Exception):
+    """The orchestrator is gone or wants the job to end: standard input is at its end, or SIGTERM came."""
+
+    def __init__(self) -> None:
+        super().__init__("the job was ended from outside")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a step may take.
+
+    Attributes:
+        limit: Seconds from its start.
+        late: What a rank is late for after that, in words.
+        skip: Seconds that the peers of a rank that skipped get; None for all of `limit`.
+    """
+
+    limit: float
+    late: str
+    skip: float | None = None
+
+
+class Gang:
+    """Ranks in lockstep.
+
+    Args:
+        crews: The ranks, node by node.
+        limits: Time limits.
+        stdin: Descriptor whose end-of-file means that the job is over.
+
+    Attributes:
+        imported: Modules that its ranks have imported late, and the next gang need not; in their order.
+    """
+
+    def __init__(self, crews: Sequence[Crew], *, limits: TimeLimits, stdin: int) -> None:
+        self._crews = crews
+        self._limits = limits
+        self._alive = {rank for crew in crews for rank in crew.ranks}
+        self._ends: dict[int, Gone] = {}
+        self.imported: dict[str, None] = {}
+        self._step = Step()
+        self._pending: set[int] = set()
+        self._stdin = stdin
+        self._is_over = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(stdin, selectors.EVENT_READ, self._look_at_stdin)
+        for crew in crews:
+            crew.watch(self._selector)
+
+    def start(self) -> Step:
+        """Wait until every rank has joined the process group."""
+        limit = self._limits.process_group + self._limits.peer_grace + ROUNDED_UP
+        late = f"no end after {limit:g} s while it joined the process group"
+        return self._supervise(Patience(limit=limit, late=late))
+
+    def run(self, command: Run, patience: Patience) -> Step:
+        """Release one test and wait for the last rank of it."""
+        self._send(command)
+        return self._supervise(patience)
+
+    def end(self) -> Step:
+        """Let the ranks tear down and leave; whoever does not in time is stopped."""
+        self._send(End(is_condemned=False))
+        limit = self._limits.process_group
+        late = f"no end after {limit:g} s while fixtures and process group were torn down"
+        step = self._supervise(Patience(limit=limit, late=late))
+        self._send(End(is_condemned=False))
+        self._wait_for_ends(TERM_GRACE, self._alive)
+        self._stop(self._alive)
+        return step
+
+    def condemn(self) -> None:
+        """End a gang after something went wrong: fixtures get the grace to tear down, then everything stops."""
+        self._send(End(is_condemned=True))
+        self._wait_for_ends(self._limits.peer_grace, self._alive)
+        self._stop(self._alive)
+
+    def abort(self, outcome: Outcome, reason: str) -> Step:
+        """Stop every rank at once, for a reason outside of the gang.
+
+        Args:
+            outcome: What this comes to for the ranks that have not ended their step.
+            reason: Why, in words.
+
+        Returns:
+            The step that was broken off.
+        """
+        for happening in self._look(0.0):
+            # A report that was under way still counts.
+            self._note(happening)
+        pending, self._pending = self._pending, set()
+        self._stop(self._alive)
+        for rank in sorted(pending):
+            self._step.note(Arrival(rank=rank, outcome=outcome, at=time.time(), message=reason, observed=True))
+        return self._step
+
+    def record(self, nodeid: str, arrival: Arrival) -> None:
+        """Write down, in the rank's own file, an end that the rank could not write itself."""
+        self._crew_of(arrival.rank).record(arrival.rank, "rank_ended", as_event(nodeid, arrival))
+
+    def put_output_away(self, title: str, keep: Collection[int]) -> Mapping[int, Output]:
+        """See :meth:`allranks.harness.gangs.crew.Crew.put_output_away`."""
+        return {rank: output for crew in self._crews for rank, output in crew.put_output_away(title, keep).items()}
+
+    def close(self) -> Sequence[LeftBehind]:
+        """Stop what still lives, descendants that outlived their rank included, and close all descriptors.
+
+        Returns:
+            Those descendants.
+        """
+        self._stop(self._alive)
+        self._selector.close()
+        return [process for crew in self._crews for process in crew.close()]
+
+    def _crew_of(self, rank: int) -> Crew:
+        return next(crew for crew in self._crews if rank in crew.ranks)
+
+    def _send(self, command: Run | End) -> None:
+        for crew in self._crews:
+            crew.send(command)
+
+    def _supervise(self, patience: Patience) -> Step:
+        """Wait for one report of each rank, whatever the ranks do instead."""
+        step = self._step = Step()
+        for gone in self._ends.values():
+            step.note(ended(gone, step.cause))
+        self._pending = set(self._alive)
+        clock = _Clock(patience, self._limits.peer_grace)
+        while self._pending and (remaining := clock.remaining(step)) > 0:
+            for happening in self._wait(remaining):
+                self._note(happening)
+        skipper = None if patience.skip is None else step.skipper
+        if self._pending:
+            self._give_up(patience.late, skipper)
+        step.explain_symptoms(skipper)
+        return step
+
+    def _wait(self, timeout: float | None) -> list[Happening]:
+        """What happens next, in the order in which the kernel tells; nothing when the time is up.
+
+        Raises:
+            HangupError: The job is to end.
+        """
+        with let_through():
+            # A signal may end the wait, but nothing that has been read may be lost.
+            keys = self._selector.select(timeout)
+        happenings = _told_by(keys)
+        if self._is_over:
+            raise HangupError
+        return happenings
+
+    def _look(self, timeout: float | None) -> list[Happening]:
+        """As :meth:`_wait`, where an order to end changes nothing: the ranks are being stopped anyway."""
+        return _told_by(self._selector.select(timeout))
+
+    def _look_at_stdin(self) -> Sequence[Happening]:
+        """Its end means that the job is over; what else stands there is of no meaning."""
+        if os.read(self._stdin, 4096) == b"":
+            self._is_over = True
+            self._selector.unregister(self._stdin)
+        return ()
+
+    def _note(self, happening: Happening) -> None:
+        """Take what happened to a rank into the step, unless its step has ended."""
+        step, rank = self._step, happening.rank
+        if isinstance(happening, Gone):
+            self._alive.discard(rank)
+            self._ends[rank] = happening
+        if isinstance(happening, Said):
+            self.imported.update(dict.fromkeys(happening.report.imported))
+        if rank not in self._pending:
+            return
+        arrival = reported(happening, step.cause) if isinstance(happening, Said) else ended(happening, step.cause)
+        step.note(arrival)
+        if arrival.is_final:
+            self._pending.discard(rank)
+
+    def _give_up(self, late: str, skipper: Arrival | None) -> None:
+        """Find out where the ranks are that are still out, stop them, and settle what that makes of each."""
+        stuck = self._find(self._pending)
+        out = set(self._pending)
+        self._pending = set()
+        self._stop(out)
+        for arrival in given_up(self._step, stuck, late=late, skipper=skipper):
+            self._step.note(arrival)
+
+    def _find(self, ranks: Collection[int]) -> dict[int, Stuck]:
+        return {
+            rank: stuck
+            for crew in self._crews
+            for rank, stuck in crew.find([rank for rank in crew.ranks if rank in ranks]).items()
+        }
+
+    def _stop(self, ranks: Collection[int]) -> None:
+        """TERM, then KILL, and wait until they are gone."""
+        if not set(ranks) & self._alive:
+            return
+        self._each(lambda crew, own: crew.signal(own, signal.SIGTERM), ranks)
+        self._wait_for_ends(TERM_GRACE, ranks)
+        self._each(lambda crew, own: crew.kill(own), ranks)
+        self._wait_for_ends(None, ranks)
+
+    def _each(self, act: Callable[[Crew, list[int]], None], ranks: Collection[int]) -> None:
+        for crew in self._crews:
+            act(crew, [rank for rank in crew.ranks if rank in ranks and rank in self._alive])
+
+    def _wait_for_ends(self, timeout: float | None, ranks: Collection[int]) -> None:
+        """Wait until these ranks are gone, whatever else happens meanwhile."""
+        wanted = set(ranks)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while wanted & self._alive:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
+                return
+            for happening in self._look(remaining):
+                self._note(happening)
+
+
+def _told_by(keys: Iterable[tuple[selectors.SelectorKey, int]]) -> list[Happening]:
+    looks: list[Look] = [key.data for key, _ in keys]
+    return [happening for look in looks for happening in look()]
+
+
+class _Clock:
+    """When a step is given up: at its limit, or sooner after something went wrong."""
+
+    def __init__(self, patience: Patience, peer_grace: float) -> None:
+        self._patience = patience
+        self._peer_grace = peer_grace
+        self._deadline = time.monotonic() + patience.limit
+        self._is_wrong = False
+        self._is_skipped = False
+
+    def remaining(self, step: Step) -> float:
+        """Seconds from now on."""
+        now = time.monotonic()
+        if step.has_gone_wrong and not self._is_wrong:
+            self._is_wrong = True
+            self._deadline = min(self._deadline, now + self._peer_grace)
+        if step.skipper is not None and not self._is_skipped and self._patience.skip is not None:
+            self._is_skipped = True
+            self._deadline = min(self._deadline, now + self._patience.skip)
+        return self._deadline - now

@@ -1,0 +1,274 @@
+"""Ranks that a test starts itself: forks of the launching process, which waits for them and supervises them."""
+
+import os
+import unittest
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from allranks.harness import kernel
+from allranks.harness.channel import Report, Run
+from allranks.harness.config import TimeLimits
+from allranks.harness.events import EventLog
+from allranks.harness.gangs.arrival import Step
+from allranks.harness.gangs.crew import Gone, Happening, LeftBehind, LocalCrew, Said
+from allranks.harness.gangs.gang import SKIP_GRACES, Gang, Patience
+from allranks.harness.gangs.late_imports import preload
+from allranks.harness.gangs.output import Output
+from allranks.harness.gangs.rank_process import Echo, RankProcess, fork_ranks
+from allranks.harness.launchers.launched_rank import LaunchedRank, Place, RankTerms, be_launched_rank
+from allranks.harness.launchers.recording import failed_start, record_step
+from allranks.harness.outcome import Outcome
+from allranks.harness.ranks.printing import flush_output
+
+Excuse = Callable[[int, int], bool]
+"""Whether the end of a rank's process, given its rank and exit status, is what the test expects."""
+
+
+def excuse_nothing(_rank: int, _status: int) -> bool:
+    """Any end of a rank in mid-test is a crash."""
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchTerms:
+    """How one launcher test is run.
+
+    Attributes:
+        nodeid: Its name in the report.
+        limit: Seconds that its ranks get.
+        may_disagree: Some ranks may skip while others run.
+    """
+
+    nodeid: str
+    limit: float
+    may_disagree: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workplace:
+    """Where ranks are launched from.
+
+    Attributes:
+        results: Folder of the ranks' files.
+        journal: Gets what arrives from them, in its order.
+        show: Gets what each rank printed, when a step is over.
+        echo: Gets each line that a rank prints, at once; None for nobody.
+    """
+
+    results: Path
+    journal: EventLog
+    limits: TimeLimits
+    show: Callable[[Mapping[int, Output]], None]
+    echo: Echo | None = None
+
+
+class Launch:
+    """The ranks of a launcher test, or of a class of such tests, from their fork to their end.
+
+    Args:
+        workplace: Where they are launched from.
+        world_size: How many there are.
+        work: What each does; it starts at once, and its return value is the exit status.
+        first: The test that they are started for.
+    """
+
+    def __init__(
+        self, workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int], first: LaunchTerms
+    ) -> None:
+        self.world_size = world_size
+        self._workplace = workplace
+        self._last = first
+        self._is_closed = False
+        self._resources = ExitStack()
+        with ExitStack() as resources:
+            resources.enter_context(kernel.adopting_orphans())
+            never = _descriptor_without_end(resources)
+            self._crew = _muster(workplace, world_size, work)
+            self._gang = _LaunchedGang([self._crew], limits=workplace.limits, stdin=never)
+            self._resources = resources.pop_all()
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The process ids of the ranks."""
+        return self._crew.pids
+
+    @property
+    def last(self) -> LaunchTerms:
+        """The test that the ranks were given last."""
+        return self._last
+
+    def excused_status(self, rank: int) -> int | None:
+        """The exit status with which a rank ended as the test expects; None for one that did not end so."""
+        return self._crew.excused.get(rank)
+
+    def start(self) -> Step:
+        """Wait until each rank is ready for the first test.
+
+        Returns:
+            What arrived; where a rank could not start, or skipped, as the outcome of that test.
+        """
+        step = self._supervise(self._gang.start)
+        first = step.leader or step.skipper
+        if first is None:
+            return step
+        failed = failed_start(step, first)
+        self.release(self._last)
+        self._record(failed)
+        return failed
+
+    def wait(self, excuse: Excuse = excuse_nothing) -> Step:
+        """Wait for the one report of each rank that runs its test unasked."""
+        self._crew.excuse = excuse
+        step = self._supervise(lambda: self._gang.watch(self._patience(self._last)))
+        self._crew.record_excused(self._last.nodeid)
+        self._record(step)
+        return step
+
+    def run(self, terms: LaunchTerms, index: int) -> Step:
+        """Have each rank run the test that both sides know by `index`, and wait for all."""
+        self.release(terms)
+        step = self._supervise(lambda: self._gang.run(Run(index=index, following=None), self._patience(terms)))
+        self._record(step)
+        return step
+
+    def end(self) -> Step:
+        """Have each rank tear down and leave; only what goes wrong is written down, under the last test."""
+        step = self._supervise(self._gang.end)
+        if step.leader is not None:
+            self._record(step)
+        return step
+
+    def close(self) -> Sequence[LeftBehind]:
+        """Stop what still lives, and let go of everything; the second time does nothing.
+
+        What ranks had to import late, the ranks of the next launch find there.
+
+        Returns:
+            Processes that outlived the rank that had started them, and were killed.
+        """
+        if self._is_closed:
+            return []
+        self._is_closed = True
+        with self._resources:
+            left = self._gang.close()
+        preload(self._gang.imported)
+        return left
+
+    def release(self, terms: LaunchTerms) -> None:
+        """Write down that the ranks have this test now."""
+        self._last = terms
+        self._workplace.journal.write("ranks_released", nodeid=terms.nodeid, world_size=self.world_size)
+
+    def _patience(self, terms: LaunchTerms) -> Patience:
+        skip = None if terms.may_disagree else SKIP_GRACES * self._workplace.limits.peer_grace
+        return Patience(limit=terms.limit, late=f"no end after {terms.limit:g} s", skip=skip)
+
+    def _supervise(self, wait: Callable[[], Step]) -> Step:
+        try:
+            return wait()
+        except BaseException as error:
+            # A time-out plugin of the launching process, Ctrl-C: what a test's frame may raise at any time.
+            step = self._gang.abort(Outcome.ABORTED, f"aborted by the launching process: {error!r}")
+            self._record(_as_consequence(step))
+            raise
+
+    def _record(self, step: Step) -> None:
+        outputs = record_step(self._gang, self._workplace.journal, self._last.nodeid, step)
+        self._workplace.show(outputs)
+
+
+def _as_consequence(broken_off: Step) -> Step:
+    """A step that the launching process broke off: what it did to the ranks is a consequence of its own trouble."""
+    arrivals = [
+        replace(arrival, consequence=True) if arrival.outcome is Outcome.ABORTED else arrival
+        for arrival in broken_off.arrivals
+    ]
+    return Step(arrivals=arrivals)
+
+
+def _descriptor_without_end(resources: ExitStack) -> int:
+    """What a gang may watch for an end that never comes: the launching process has no orchestrator."""
+    reading, writing = os.pipe()
+    resources.callback(os.close, reading)
+    resources.callback(os.close, writing)
+    return reading
+
+
+def _muster(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int]) -> "_LaunchedCrew":
+    def be_rank(rank: int, commands: int, reports: int) -> NoReturn:
+        place = Place(rank=rank, world_size=world_size, results=workplace.results, commands=commands, reports=reports)
+        be_launched_rank(place, work)
+
+    flush_output()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of forks beside threads. Of those only locks matter, and a rank takes none of the parent's.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        processes = fork_ranks(range(world_size), be_rank, workplace.echo)
+    return _LaunchedCrew(processes, workplace.results)
+
+
+class _LaunchedCrew(LocalCrew):
+    """Ranks of a launcher test: a process that has other children too, and ends that the test may expect.
+
+    Attributes:
+        excuse: Says which ends are what the test expects.
+        excused: The exit status of each rank that ended so.
+    """
+
+    def __init__(self, processes: Sequence[RankProcess], results: Path) -> None:
+        super().__init__(processes, results, frozenset())
+        self.excuse: Excuse = excuse_nothing
+        self.excused: dict[int, int] = {}
+
+    def record_excused(self, nodeid: str) -> None:
+        """Write down, for the ranks that ended as the test expects, that they passed it."""
+        for rank, status in self.excused.items():
+            words = f"ended with exit status {status}, which the test allows"
+            passed = {"nodeid": nodeid, "rank": rank, "outcome": Outcome.PASSED}
+            self.record(rank, "phase", {**passed, "when": "call", "duration": 0.0, "message": words})
+            self.record(rank, "test_finished", passed)
+
+    def _look_at_end(self, rank: RankProcess) -> Sequence[Happening]:
+        return [each for happening in super()._look_at_end(rank) for each in self._with_excuse(happening)]
+
+    def _with_excuse(self, happening: Happening) -> Sequence[Happening]:
+        if isinstance(happening, Said) or not self._is_expected(happening):
+            return [happening]
+        return [Said(rank=happening.rank, report=Report(outcome=Outcome.PASSED), at=happening.at), happening]
+
+    def _is_expected(self, gone: Gone) -> bool:
+        if gone.status is None or gone.cut_off or not self.excuse(gone.rank, gone.status):
+            return False
+        self.excused[gone.rank] = gone.status
+        return True
+
+    def close(self) -> Sequence[LeftBehind]:
+        """Kill what the ranks left behind, and no other child of this process: a test may have started some."""
+        sessions = set(self.pids)
+        self._known = frozenset(pid for pid in kernel.children() if kernel.session_of(pid) not in sessions)
+        return super().close()
+
+
+class _LaunchedGang(Gang):
+    """Ranks that begin their one test unasked."""
+
+    def watch(self, patience: Patience) -> Step:
+        """Wait for one report of each rank."""
+        return self._supervise(patience)
+
+
+class Surroundings(Protocol):
+    """What a launcher test depends on its runner for: an agent, or a plain pytest or unittest."""
+
+    def workplace(self, case: type[unittest.TestCase]) -> AbstractContextManager[Workplace]:
+        """Where the ranks of a test of this class are launched from, for as long as they live."""
+
+    def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
+        """How a test is run, for the launching process."""
+
+    def rank_terms(self, case: unittest.TestCase) -> RankTerms:
+        """The same test for its ranks; called in a rank."""

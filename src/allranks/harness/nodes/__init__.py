@@ -1,0 +1,1 @@
+"""Agents on several nodes, one of which leads the others."""

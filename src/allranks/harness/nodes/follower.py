@@ -1,0 +1,219 @@
+"""A following agent: it has forks of its own, and does with them what the leading agent says.
+
+It waits for its leader, for its ranks and for the end of the job all at once. When the leader is gone, or the job
+over, it ends its ranks and itself.
+"""
+
+import gc
+import os
+import selectors
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+from allranks.harness.channel import End, Run
+from allranks.harness.events import EventLog
+from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look
+from allranks.harness.gangs.gang import HangupError
+from allranks.harness.gangs.output import Output
+from allranks.harness.nodes.node import Node, Orders
+from allranks.harness.nodes.roll import Roll
+from allranks.harness.nodes.wire import Message, Wire, WireError
+from allranks.harness.phases import shorten
+from allranks.harness.signals import held_back, let_through
+
+_SENT = 16_000
+"""Characters of a text that the leader is sent: all of it is in files of this node."""
+
+
+class Follower:
+    """This agent towards its leader.
+
+    Args:
+        wire: The connection to the leader, which has proven itself.
+        silence: Seconds that the leader may take to read what it is sent.
+        journal: Where this agent's events go.
+    """
+
+    def __init__(self, wire: Wire, silence: float, journal: EventLog) -> None:
+        self._wire = wire
+        self._silence = silence
+        self._journal = journal
+
+    def report(self, roll: Roll) -> None:
+        """Tell the leader what has been collected."""
+        with suppress(WireError):  # the end of the connection says the same
+            self._say({"roll": roll.as_message()})
+
+    def serve(self, node: Node, stdin: int) -> None:
+        """Do what the leader says until it says no more.
+
+        Args:
+            node: Starts ranks on this node.
+            stdin: Descriptor whose end-of-file means that the job is over.
+
+        Raises:
+            HangupError: The job was ended from outside, or its leader is gone.
+        """
+        gc.freeze()
+        service = _Service(self._wire, node, self._silence, stdin)
+        try:
+            with held_back():
+                service.run()
+        except WireError as error:
+            self._journal.write("leader_lost", message=f"the leading agent {error}")
+            raise HangupError from error
+        except HangupError:
+            self._say_last("was told to stop")
+            raise
+        except Exception as error:
+            self._say_last(f"could not go on: {type(error).__name__}: {error}")
+            raise
+
+    def _say_last(self, why: str) -> None:
+        with suppress(WireError):
+            self._say({"failed": why})
+
+    def _say(self, message: Message) -> None:
+        self._wire.send(message, self._silence)
+
+
+class _Service:
+    """What a follower does between its collection and its end.
+
+    Args:
+        wire: The connection to the leader.
+        node: Starts ranks here.
+        silence: Seconds that the leader may take to read what it is sent.
+        stdin: Descriptor whose end-of-file means that the job is over.
+    """
+
+    def __init__(self, wire: Wire, node: Node, silence: float, stdin: int) -> None:
+        self._wire = wire
+        self._node = node
+        self._silence = silence
+        self._crew: Crew | None = None
+        self._stdin = stdin
+        self._is_over = False
+        self._selector = self._fresh_selector()
+
+    def run(self) -> None:
+        """Obey until the leader dismisses this agent.
+
+        Raises:
+            HangupError: The job was ended from outside.
+            WireError: The leader is gone.
+        """
+        try:
+            while not self._is_over:
+                self._turn()
+        finally:
+            if self._crew is not None:
+                self._crew.kill(self._crew.ranks)
+                self._disband(self._crew)
+
+    def _fresh_selector(self) -> selectors.BaseSelector:
+        """One for each crew, which closes its descriptors without a word to its selector."""
+        selector = selectors.DefaultSelector()
+        looks: dict[int, Look] = {self._wire.fileno(): self._look_at_leader, self._stdin: self._look_at_stdin}
+        for descriptor, look in looks.items():
+            selector.register(descriptor, selectors.EVENT_READ, look)
+        return selector
+
+    def _look_at_stdin(self) -> Sequence[Happening]:
+        if not os.read(self._stdin, 4096):
+            raise HangupError
+        return ()
+
+    def _turn(self) -> None:
+        """Wait, and pass on what has happened; the leader is heard last, because it may have the ranks put away."""
+        with let_through():
+            ready = self._selector.select()
+        looks: list[Look] = [key.data for key, _ in sorted(ready, key=lambda each: each[0].fd == self._wire.fileno())]
+        for look in looks:
+            for happening in look():
+                self._say({"happening": _told(happening)})
+
+    def _look_at_leader(self) -> Sequence[Happening]:
+        for message in self._wire.receive():
+            self._obey(message)
+        if self._wire.ended and not self._is_over:
+            raise WireError(self._wire.ended)
+        return ()
+
+    def _obey(self, said: Message) -> None:
+        match said["do"]:
+            case "ping":
+                self._say({"alive": True})
+            case "muster":
+                self._answer(self._muster(Orders(**said["orders"])))
+            case "dismiss":
+                self._is_over = True
+                self._answer({})
+            case deed:
+                self._lead(self._mustered, str(deed), said)
+
+    @property
+    def _mustered(self) -> Crew:
+        if self._crew is None:
+            msg = "the leader speaks of ranks that nobody has started"
+            raise WireError(msg)
+        return self._crew
+
+    def _lead(self, crew: Crew, deed: str, said: Message) -> None:
+        match deed:
+            case "send":
+                crew.send(_command(said["command"]))
+            case "signal":
+                crew.signal(said["ranks"], said["number"])
+            case "kill":
+                crew.kill(said["ranks"])
+            case "record":
+                crew.record(said["rank"], said["event"], said["fields"])
+            case "find":
+                found = crew.find(said["ranks"])
+                self._answer({str(rank): _short(asdict(stuck)) for rank, stuck in found.items()})
+            case "put_output_away":
+                outputs = crew.put_output_away(said["title"], said["keep"])
+                self._answer({str(rank): _short(asdict(output)) for rank, output in outputs.items()})
+            case "close":
+                self._answer({"left": [asdict(process) for process in self._disband(crew)]})
+
+    def _muster(self, orders: Orders) -> Message:
+        try:
+            self._crew = self._node.muster(orders)
+        except OSError as error:
+            return {"error": str(error)}
+        self._crew.watch(self._selector)
+        return {"pids": list(self._crew.pids)}
+
+    def _answer(self, answer: Message) -> None:
+        self._say({"answer": answer})
+
+    def _say(self, message: Message) -> None:
+        self._wire.send(message, self._silence)
+
+    def _disband(self, crew: Crew) -> Sequence[LeftBehind]:
+        self._crew = None
+        self._selector.close()
+        self._selector = self._fresh_selector()
+        return crew.close()
+
+
+def _command(fields: Message) -> Run | End:
+    return End(**fields) if "is_condemned" in fields else Run(**fields)
+
+
+def _told(happening: Happening) -> Message:
+    if not isinstance(happening, Gone):
+        return {"rank": happening.rank, "report": asdict(happening.report)}
+    output = Output(stdout=_cut(happening.output.stdout), stderr=_cut(happening.output.stderr))
+    return asdict(replace(happening, stacks=_cut(happening.stacks), output=output))
+
+
+def _short(fields: Message) -> Message:
+    return {name: _cut(value) if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def _cut(text: str) -> str:
+    return shorten(text, _SENT)

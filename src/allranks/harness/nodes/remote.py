@@ -1,0 +1,259 @@
+"""The leading agent's view of another node: its agent at the end of a wire, and the ranks that the agent has forked.
+
+The other agent does for its ranks what :class:`~allranks.harness.gangs.crew.LocalCrew` does, and tells what happens
+to them. The leader asks it for a sign of life from time to time (a timer of the kernel's wakes it up for that), because
+a stopped process keeps its connection. An agent that is gone or silent is lost with all its ranks, and for good.
+"""
+
+import os
+import selectors
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from allranks.harness.channel import End, Report, Run
+from allranks.harness.events import Event, EventLog
+from allranks.harness.gangs.crew import Gone, Happening, LeftBehind, Look, Said, Stuck
+from allranks.harness.gangs.output import Output
+from allranks.harness.gangs.timer import Timer
+from allranks.harness.nodes.node import NodeLostError, Orders
+from allranks.harness.nodes.wire import Message, Wire, WireError
+from allranks.harness.outcome import Outcome
+
+_BEATS = 4
+"""Signs of life that are asked for in the time that one may take."""
+
+
+class Link:
+    """The leader's connection to the agent of one other node.
+
+    Args:
+        node: The node.
+        wire: The connection to its agent, which has proven itself.
+        silence: Seconds that the agent may take for an answer.
+
+    Attributes:
+        lost: What became of the agent, as in "is gone"; empty as long as it answers.
+    """
+
+    def __init__(self, node: int, wire: Wire, silence: float) -> None:
+        self.node = node
+        self.lost = ""
+        self._wire = wire
+        self._silence = silence
+        self._timer = Timer(silence / _BEATS)
+        # Rings for messages that came while an answer was awaited: no selector sees those again.
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._unread: list[Message] = []
+        self._asked: float | None = None
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """One of these is readable when :meth:`take` has something to do."""
+        return self._wire.fileno(), self._timer.fileno(), self._bell
+
+    def fileno(self) -> int:
+        """Readable when :meth:`hear` has something to do."""
+        return self._wire.fileno()
+
+    def tell(self, message: Message) -> None:
+        """Send a message; to an agent that is lost it is none."""
+        if self.lost:
+            return
+        try:
+            self._wire.send(message, self._silence)
+        except WireError as error:
+            self._lose(str(error))
+
+    def ask(self, message: Message) -> Message | None:
+        """Send a message and wait for its answer; None where the agent is lost."""
+        self.tell(message)
+        deadline = time.monotonic() + self._silence
+        while not self.lost:
+            answers = [heard["answer"] for heard in self.hear() if "answer" in heard]
+            if answers:
+                self._ring()
+                return dict(answers[0])
+            if not self.lost and not self._wire.wait(deadline):
+                self._lose("does not answer")
+        return None
+
+    def hear(self) -> list[Message]:
+        """What has come just now; all but answers is kept for :meth:`take`, too."""
+        if self.lost:
+            return []
+        heard = self._wire.receive()
+        if heard:
+            self._asked = None
+        self._unread += [message for message in heard if "happening" in message]
+        failure = next((message["failed"] for message in heard if "failed" in message), "")
+        if failure or self._wire.ended:
+            self._lose(failure or self._wire.ended)
+        return heard
+
+    def take(self) -> list[Message]:
+        """What has happened to ranks since the last call; asks for a sign of life when it is time to."""
+        has_gone_off = self._timer.has_gone_off()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        self.hear()
+        if has_gone_off:
+            self._beat()
+        happenings, self._unread = self._unread, []
+        return happenings
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+            self.tell({"do": "ping"})
+        elif now - self._asked > self._silence:
+            self._lose("does not answer")
+
+    def _lose(self, why: str) -> None:
+        if not self.lost:
+            self.lost = why
+            # An agent that was only slow must not go on alone.
+            self._wire.end()
+            self._ring()
+
+    def _ring(self) -> None:
+        if self._unread or self.lost:
+            os.eventfd_write(self._bell, 1)
+
+
+class RemoteNode:
+    """Has the agent of another node start ranks.
+
+    Args:
+        link: The connection to it.
+        ranks: The numbers of its ranks.
+        results: Where the leader's own files are.
+    """
+
+    def __init__(self, link: Link, ranks: Sequence[int], results: Path) -> None:
+        self._link = link
+        self._ranks = ranks
+        self._results = results
+
+    def muster(self, orders: Orders) -> "RemoteCrew":
+        """See :meth:`allranks.harness.nodes.node.Node.muster`.
+
+        Raises:
+            NodeLostError: The agent does not answer any more.
+        """
+        answer = self._link.ask({"do": "muster", "orders": asdict(orders)})
+        if answer is None:
+            raise NodeLostError(self._link.node, self._link.lost)
+        if "error" in answer:
+            msg = f"node {self._link.node} could not start its ranks: {answer['error']}"
+            raise OSError(msg)
+        return RemoteCrew(self._link, dict(zip(self._ranks, answer["pids"], strict=True)), self._results)
+
+
+class RemoteCrew:
+    """Ranks that the agent of another node has forked.
+
+    Args:
+        link: The connection to that agent.
+        pids: Process id of each rank, on its node.
+        results: Where the leader's own files are: what can be told to nobody else is written there.
+    """
+
+    def __init__(self, link: Link, pids: Mapping[int, int], results: Path) -> None:
+        self._link = link
+        self._pids = pids
+        self._results = results
+        self._alive = set(pids)
+        self._selector: selectors.BaseSelector | None = None
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """See :attr:`allranks.harness.gangs.crew.Crew.ranks`."""
+        return list(self._pids)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """See :attr:`allranks.harness.gangs.crew.Crew.pids`."""
+        return list(self._pids.values())
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """See :meth:`allranks.harness.gangs.crew.Crew.watch`."""
+        self._selector = selector
+        look: Look = self._look
+        for descriptor in self._link.descriptors:
+            selector.register(descriptor, selectors.EVENT_READ, look)
+
+    def _look(self) -> Sequence[Happening]:
+        happenings = [_happening(message["happening"]) for message in self._link.take()]
+        self._alive -= {happening.rank for happening in happenings if isinstance(happening, Gone)}
+        return [*happenings, *self._losses()]
+
+    def _losses(self) -> Iterator[Gone]:
+        if not self._link.lost:
+            return
+        self._forget()
+        lost = f"the agent of node {self._link.node} {self._link.lost}"
+        for rank in sorted(self._alive):
+            yield Gone(rank=rank, status=None, at=time.time(), lost=lost)
+        self._alive.clear()
+
+    def _forget(self) -> None:
+        selector, self._selector = self._selector, None
+        if selector is not None and selector.get_map() is not None:  # else the gang is done with it already
+            for descriptor in self._link.descriptors:
+                selector.unregister(descriptor)
+
+    def send(self, command: Run | End) -> None:
+        """See :meth:`allranks.harness.gangs.crew.Crew.send`."""
+        self._link.tell({"do": "send", "command": asdict(command)})
+
+    def signal(self, ranks: Collection[int], number: int) -> None:
+        """See :meth:`allranks.harness.gangs.crew.Crew.signal`."""
+        if ranks:
+            self._link.tell({"do": "signal", "ranks": list(ranks), "number": int(number)})
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """See :meth:`allranks.harness.gangs.crew.Crew.kill`."""
+        if ranks:
+            self._link.tell({"do": "kill", "ranks": list(ranks)})
+
+    def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
+        """See :meth:`allranks.harness.gangs.crew.Crew.find`."""
+        if not ranks:
+            return {}
+        found = self._link.ask({"do": "find", "ranks": list(ranks)}) or {}
+        return {rank: Stuck(**found.get(str(rank), {})) for rank in ranks}
+
+    def record(self, rank: int, event: str, fields: Event) -> None:
+        """See :meth:`allranks.harness.gangs.crew.Crew.record`."""
+        self._link.tell({"do": "record", "rank": rank, "event": event, "fields": fields})
+        if self._link.lost:
+            log = EventLog(self._results / f"events-{rank}.jsonl")
+            log.write(event, **fields)
+            log.close()
+
+    def put_output_away(self, title: str, keep: Collection[int]) -> Mapping[int, Output]:
+        """See :meth:`allranks.harness.gangs.crew.Crew.put_output_away`; of long output the middle stays there."""
+        own = [rank for rank in self._pids if rank in keep]
+        outputs = self._link.ask({"do": "put_output_away", "title": title, "keep": own}) or {}
+        return {int(rank): Output(**output) for rank, output in outputs.items()}
+
+    def close(self) -> Sequence[LeftBehind]:
+        """See :meth:`allranks.harness.gangs.crew.Crew.close`."""
+        self._forget()
+        answer = self._link.ask({"do": "close"}) or {"left": []}
+        # What was still said of these ranks is nobody's news any more.
+        self._link.take()
+        return [LeftBehind(**process) for process in answer["left"]]
+
+
+def _happening(fields: Message) -> Happening:
+    """What a follower has told, at the leader's time: of two clocks, one has to decide what came first."""
+    rank, now = int(fields["rank"]), time.time()
+    if "report" in fields:
+        report = fields["report"]
+        return Said(rank=rank, report=Report(**{**report, "outcome": Outcome(report["outcome"])}), at=now)
+    return Gone(**{**fields, "at": now, "output": Output(**fields["output"])})

@@ -1,0 +1,140 @@
+"""Stacks of a stuck rank: those that it writes when it is asked to, and those that py-spy sees from outside."""
+
+import itertools
+import os
+import re
+import signal
+import sysconfig
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from pathlib import Path
+
+from allranks.harness.stacks import py_spy
+from allranks.harness.stacks.py_spy import View
+
+STACKS_SIGNAL = signal.SIGRTMAX - 1
+"""Asks a rank to write the Python stacks of all its threads; a signal that suites hardly use."""
+
+_PATIENCE = 0.5
+_LAST_PATIENCE = 1.0
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
+_CURRENT_THREAD = "Current thread 0x"
+_MACHINERY = ("/_pytest/", "/pluggy/", "/allranks/harness/", "-packages/torch/")
+_OUTSIDE = "Seen from outside by py-spy"
+_STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
+
+
+class StackFile:
+    """The file that a rank writes its stacks to, from a signal handler.
+
+    Args:
+        path: The file, which may hold stacks of earlier gangs, and may not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._start = path.stat().st_size if path.exists() else 0
+
+    def added(self) -> str:
+        """What has been added since this object was made."""
+        if not self._path.exists():
+            return ""
+        with self._path.open("rb") as file:
+            file.seek(self._start)
+            return file.read().decode("utf-8", "replace")
+
+    def append(self, text: str) -> None:
+        """Add what the rank did not write itself."""
+        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
+def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mapping[int, StackFile]) -> dict[int, str]:
+    """The stacks of some ranks, as they are at this moment; also in their stack files.
+
+    Each rank is asked by a signal for its Python stacks. Where py-spy is installed, it adds the native stacks, and
+    for a rank that does not answer (it is stopped, or blocks its signals) the Python ones.
+
+    Args:
+        pids: The process id of each rank; none of them has been reaped.
+        stopped: Those of the ranks that a signal has stopped, and that can do nothing.
+        files: The stack file of each rank.
+
+    Returns:
+        A text for each rank, empty where no stack could be had.
+    """
+    asked = set(pids) - stopped
+    for rank in asked:
+        os.kill(pids[rank], STACKS_SIGNAL)
+    own = wait_for_stacks({rank: files[rank] for rank in asked})
+    silent = {rank for rank in pids if not own.get(rank)}
+    seen = {rank: _append(files[rank], view) for rank, view in _look(pids, stopped, silent).items()}
+    return {rank: own.get(rank, "") + seen.get(rank, "") for rank in pids}
+
+
+def _look(pids: Mapping[int, int], stopped: AbstractSet[int], silent: AbstractSet[int]) -> dict[int, View]:
+    """What py-spy sees of each rank; of a silent one that it cannot attach to, at least the Python frames."""
+    program = py_spy.find_py_spy()
+    if program is None:
+        return {}
+    views = py_spy.look(program, {rank: pids[rank] for rank in pids if rank not in stopped}, py_spy.NATIVE)
+    left = {rank: pids[rank] for rank in silent if rank not in views or not views[rank].stacks}
+    return {**views, **py_spy.look(program, left, py_spy.PYTHON, _LAST_PATIENCE)}
+
+
+def _append(file: StackFile, view: View) -> str:
+    text = f"\n{_OUTSIDE}: {view.trouble}\n" if view.trouble else f"\n{_OUTSIDE}:\n{view.stacks}"
+    file.append(text)
+    return text
+
+
+def wait_for_stacks(files: Mapping[int, StackFile]) -> dict[int, str]:
+    """What each rank has added to its stack file.
+
+    The rank writes from a signal handler and tells nobody when it is done, so this looks until nothing has
+    been added for a moment; a stopped rank writes nothing, which is why it stops looking after half a second.
+
+    Args:
+        files: The stack file of each rank that was asked.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    before: dict[int, str] = {}
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        now = {rank: file.added() for rank, file in files.items()}
+        if now == before and all(now.values()):
+            break
+        before = now
+    return before
+
+
+def innermost(stacks: str) -> str:
+    """The innermost frame of the user's own code, ``file:line in name``; empty when there is none.
+
+    Of several threads, the one that ran the signal handler counts, which is the main one wherever that is possible.
+    """
+    match = next((frame for frame in _frames(stacks) if not is_machinery(frame["file"])), None)
+    return f"{match['file']}:{match['line']} in {match['name']}" if match else ""
+
+
+def waits_in_distributed(stacks: str) -> bool:
+    """Whether the innermost frames are torch.distributed's: this rank waits for its peers."""
+    inner = itertools.takewhile(is_machinery, (frame["file"] for frame in _frames(stacks)))
+    return any("-packages/torch/distributed/" in file for file in inner)
+
+
+def _frames(stacks: str) -> Iterator[re.Match[str]]:
+    """The Python frames of the thread that counts, innermost first; those that the rank wrote itself, if it did."""
+    own, _, outside = stacks.partition(_OUTSIDE)
+    text = own if _FRAME.search(own) else outside
+    _, current, of_current = text.rpartition(_CURRENT_THREAD)
+    return _FRAME.finditer(of_current if current else text)
+
+
+def is_machinery(file: str) -> bool:
+    """Whether a source file is pytest's, torch's, the harness's or the standard library's, and not the user's own."""
+    if any(part in file for part in _MACHINERY):
+        return True
+    return file.startswith(_STANDARD_LIBRARY) and "-packages/" not in file

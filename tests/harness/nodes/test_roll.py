@@ -1,0 +1,42 @@
+from dataclasses import replace
+
+from allranks.harness.nodes.roll import Failure, Roll, difference, read_failures
+
+ROLL = Roll(tests=("a", "b", "c"), torch="2", python="3")
+
+
+def test_equal_rolls_have_no_difference():
+    assert difference(ROLL, replace(ROLL), 1) == ""
+
+
+def test_a_roll_comes_back_from_its_message():
+    roll = replace(ROLL, failures=(Failure(nodeid="a", text="x"),))
+    assert Roll.from_message(roll.as_message()) == roll
+
+
+def test_versions_are_compared_before_tests():
+    assert difference(ROLL, Roll(torch="2", python="3.1"), 2) == "Node 0 has Python 3, and node 2 has Python 3.1."
+
+
+def test_different_hardware_is_named():
+    said = difference(ROLL, replace(ROLL, lacks="no GPU"), 1)
+    assert said == "The nodes have different hardware; node 0: nothing is lacking; node 1: no GPU."
+
+
+def test_tests_of_one_node_alone_are_named():
+    assert difference(ROLL, replace(ROLL, tests=("a", "b", "c", "d")), 1) == (
+        "Nodes 0 and 1 have collected different tests; only on node 1: d."
+    )
+
+
+def test_a_test_that_one_node_has_twice_is_a_difference():
+    assert "different orders" in difference(ROLL, replace(ROLL, tests=("a", "a", "b", "c")), 1)
+
+
+def test_failures_are_what_the_journal_says_of_them():
+    journal = [
+        {"event": "collected"},
+        {"event": "collection_failed", "nodeid": "m", "text": "t"},
+        {"event": "agent_failed", "message": "broke"},
+    ]
+    assert read_failures(journal) == (Failure(nodeid="m", text="t"), Failure(nodeid="", text="broke"))

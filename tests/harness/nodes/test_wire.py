@@ -1,0 +1,165 @@
+"""What goes over a connection between two agents, and how each shows that it knows the token."""
+
+import json
+import os
+import socket
+import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allranks.harness.nodes import wire as wires
+from allranks.harness.nodes.wire import Wire, WireError, is_proof, make_proof
+
+MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text())), max_size=5)
+
+
+@pytest.fixture
+def pair():
+    ends = [Wire(end) for end in local_connection()]
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def local_connection():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        return here, server.accept()[0]
+
+
+def receive(wire, count):
+    got = []
+    while len(got) < count:
+        assert wire.wait(time.monotonic() + 10)
+        got += wire.receive()
+        assert got or not wire.ended
+    return got
+
+
+@settings(max_examples=50)
+@given(MESSAGES)
+def test_messages_arrive_as_they_were_sent(messages):
+    here, there = map(Wire, local_connection())
+    there.trust()
+    try:
+        for message in messages:
+            here.send(message, 10)
+        assert receive(there, len(messages)) == messages
+    finally:
+        here.close()
+        there.close()
+
+
+def test_the_last_messages_are_heard_before_the_end(pair):
+    pair[0].send({"last": "words"}, 10)
+    pair[0].close()
+    assert receive(pair[1], 1) == [{"last": "words"}]
+    pair[1].wait(time.monotonic() + 10)
+    assert pair[1].receive() == []
+    assert pair[1].ended == "is gone"
+
+
+def test_a_message_in_pieces_is_one_message():
+    raw, other = local_connection()
+    wire = Wire(other)
+    data = json.dumps({"a": 1}).encode()
+    for byte in struct.pack("!I", len(data)) + data[:-1]:
+        raw.send(bytes([byte]))
+        assert wire.receive() == []
+    raw.send(data[-1:])
+    assert receive(wire, 1) == [{"a": 1}]
+    raw.close()
+    wire.close()
+
+
+@pytest.mark.parametrize("said", [b"[1]", b"{", b"\xff", b"1", b"[" * 900])
+def test_what_is_no_object_ends_the_connection(said):
+    raw, other = local_connection()
+    wire = Wire(other)
+    raw.sendall(struct.pack("!I", len(said)) + said)
+    wire.wait(time.monotonic() + 10)
+    assert wire.receive() == []
+    assert wire.ended == "sends what is no message"
+    raw.close()
+    wire.close()
+
+
+@pytest.mark.parametrize(("trusted", "size"), [(False, wires.GREETING_LIMIT + 1), (True, wires.FRAME_LIMIT + 1)])
+def test_a_message_that_is_too_long_is_not_even_read(trusted, size):
+    raw, other = local_connection()
+    wire = Wire(other)
+    if trusted:
+        wire.trust()
+    raw.sendall(struct.pack("!I", size))
+    wire.wait(time.monotonic() + 10)
+    assert wire.receive() == []
+    assert wire.ended == f"sends a message of {size} bytes"
+    raw.close()
+    wire.close()
+
+
+def test_whoever_does_not_read_is_given_up(pair):
+    with pytest.raises(WireError, match="takes nothing any more"):
+        pair[0].send({"much": "x" * (32 << 20)}, 0.2)
+
+
+def test_whoever_is_gone_cannot_be_spoken_to(pair):
+    pair[1].close()
+    with pytest.raises(WireError, match="is gone"):
+        _send_for_ever(pair[0])
+
+
+def _send_for_ever(wire):
+    while True:
+        wire.send({}, 1)
+
+
+def test_two_that_send_much_at_once_do_not_wait_for_each_other(pair):
+    for wire in pair:
+        wire.trust()
+    long = {"much": "x" * (16 << 20)}
+    with ThreadPoolExecutor(2) as pool:
+        heard = pool.map(lambda wire: (wire.send(long, 30), receive(wire, 1))[1], pair)
+        assert list(heard) == [[long], [long]]
+
+
+def test_a_fork_does_not_keep_a_trusted_connection_open(pair):
+    pair[0].trust()
+    stay, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(stay, 1)
+        os._exit(0)
+    pair[0].close()
+    try:
+        assert pair[1].wait(time.monotonic() + 10)
+        pair[1].receive()
+        assert pair[1].ended == "is gone"
+    finally:
+        os.close(go)
+        os.close(stay)
+        os.waitpid(child, 0)
+
+
+NONCES = st.text(min_size=1)
+
+
+@given(NONCES, NONCES, NONCES)
+def test_a_proof_holds_for_its_token_its_role_its_node_and_its_nonces_alone(token, here, there):
+    proof = make_proof(token, "follower", 1, here, there)
+    assert is_proof(proof, token, "follower", 1, here, there)
+    assert not is_proof(proof, token, "leader", 1, here, there)
+    assert not is_proof(proof, token, "follower", 2, here, there)
+    assert not is_proof(proof, token, "follower", 1, here + "x", there)
+    assert not is_proof(proof, token + "x", "follower", 1, here, there)
+    assert is_proof(proof, token, "follower", 1, there, here) == (here == there)
+
+
+@pytest.mark.parametrize("given_proof", [None, 1, "", [], "é", "\ud800"])
+def test_what_is_no_proof_is_none(given_proof):
+    assert not is_proof(given_proof, "t", "leader", 1, "a", "b")

@@ -1,0 +1,129 @@
+import os
+import signal
+import threading
+
+import pytest
+from stuck_process import stuck_process
+
+from allranks.harness.stacks import py_spy
+from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, dump_stacks, innermost, wait_for_stacks
+
+needs_py_spy = pytest.mark.skipif(py_spy.find_py_spy() is None, reason="py-spy is not installed")
+
+
+def dump(*frames, thread="Current thread 0x00007f (most recent call first):"):
+    return "\n".join([thread, *(f'  File "{file}", line {line} in {name}' for file, line, name in frames), ""])
+
+
+USER = ("/home/me/suite/test_a.py", 12, "test_a")
+PYTEST = ("/env/lib/python3.11/site-packages/_pytest/python.py", 166, "pytest_pyfunc_call")
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        [],
+        [(threading.__file__, 331, "wait")],
+        [("/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", 4818, "barrier")],
+        [PYTEST, ("/env/site-packages/pluggy/_callers.py", 1, "_multicall")],
+    ],
+)
+def test_the_innermost_frame_is_the_first_of_the_users_own(above):
+    assert innermost(dump(*above, USER, PYTEST)) == "/home/me/suite/test_a.py:12 in test_a"
+
+
+def test_a_package_that_is_installed_is_the_users_own():
+    mine = (threading.__file__.replace("threading.py", "site-packages/mine/ring.py"), 3, "send")
+    assert innermost(dump(mine, USER)).endswith("ring.py:3 in send")
+
+
+def test_another_thread_does_not_count():
+    other = dump(("/home/me/suite/test_a.py", 99, "elsewhere"), thread="Thread 0x00007e (most recent call first):")
+    assert innermost(other + "\n" + dump(USER)) == "/home/me/suite/test_a.py:12 in test_a"
+
+
+@pytest.mark.parametrize("stacks", ["", "nothing", dump(PYTEST)])
+def test_there_may_be_no_frame_of_the_users_own(stacks):
+    assert innermost(stacks) == ""
+
+
+def test_a_stack_file_gives_what_was_added_since(tmp_path):
+    path = tmp_path / "rank-0.stacks.txt"
+    path.write_text("of an earlier gang")
+    file = StackFile(path)
+    assert file.added() == ""
+    with path.open("ab") as more:
+        more.write(b", and new \xff")
+    assert file.added() == ", and new \ufffd"
+
+
+def test_a_stack_file_need_not_be_there(tmp_path):
+    assert StackFile(tmp_path / "none").added() == ""
+
+
+def test_a_rank_that_writes_nothing_is_not_waited_for_for_long(tmp_path):
+    assert wait_for_stacks({0: StackFile(tmp_path / "none")}) == {0: ""}
+
+
+OUTSIDE = "\nSeen from outside by py-spy:\n"
+
+
+def test_a_ranks_own_frames_count_more_than_those_seen_from_outside():
+    other = ("/home/me/suite/test_b.py", 1, "elsewhere")
+    assert innermost(dump(USER) + OUTSIDE + dump(other)) == "/home/me/suite/test_a.py:12 in test_a"
+
+
+def test_frames_seen_from_outside_count_where_the_rank_wrote_none():
+    assert innermost(OUTSIDE + dump(USER)) == "/home/me/suite/test_a.py:12 in test_a"
+
+
+@pytest.fixture
+def stacks_of(tmp_path):
+    """The stacks of one process that is stuck in some manner, and what its stack file holds."""
+
+    def dump_one(manner="answers"):
+        path = tmp_path / "rank-0.stacks.txt"
+        with stuck_process(path, STACKS_SIGNAL, manner) as pid:
+            stopped = {0} if manner == "is stopped" else frozenset()
+            if stopped:
+                os.kill(pid, signal.SIGSTOP)
+            [stacks] = dump_stacks({0: pid}, stopped, {0: StackFile(path)}).values()
+        return stacks, path.read_text()
+
+    return dump_one
+
+
+@needs_py_spy
+def test_a_rank_has_its_python_stacks_and_its_native_ones(stacks_of):
+    stacks, _ = stacks_of()
+    own, outside = stacks.split("Seen from outside by py-spy")
+    assert "in waits_for_ever" in own
+    assert "in waits_for_ever" in outside
+    assert "(libc.so.6)" in outside
+
+
+@needs_py_spy
+@pytest.mark.parametrize("manner", ["blocks", "is stopped"])
+def test_a_rank_that_does_not_answer_is_seen_from_outside(stacks_of, manner):
+    stacks, _ = stacks_of(manner)
+    assert innermost(stacks).endswith(" in waits_for_ever")
+
+
+@needs_py_spy
+def test_what_is_returned_is_in_the_file_too(stacks_of):
+    stacks, file = stacks_of()
+    assert file == stacks
+
+
+def test_without_py_spy_there_are_the_ranks_own_stacks_alone(stacks_of, monkeypatch):
+    monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
+    stacks, _ = stacks_of()
+    assert innermost(stacks).endswith(" in waits_for_ever")
+    assert "py-spy" not in stacks
+
+
+def test_what_stops_py_spy_is_said_after_the_ranks_own_stacks(stacks_of, monkeypatch):
+    monkeypatch.setattr(py_spy, "find_py_spy", lambda: "/bin/false")
+    stacks, _ = stacks_of()
+    assert innermost(stacks).endswith(" in waits_for_ever")
+    assert "Seen from outside by py-spy: py-spy failed" in stacks

@@ -1,0 +1,162 @@
+import subprocess
+import sys
+
+import pytest
+
+from allranks.harness.outcome import SkipKind
+from allranks.testing.skips import skipcodes
+from allranks.testing.skips.skipcodes import (
+    SkipCode,
+    kind,
+    kind_of_exit,
+    multi_gpu,
+    reason,
+    reason_of_exit,
+    sandcastle_reason,
+)
+from allranks.testing.skips.torch_table import TorchSkip, installed_skips
+
+
+@pytest.fixture(scope="module")
+def torch_codes():
+    """The installed torch's exit codes by name."""
+    return {skip.name: skip.code for skip in installed_skips().values()}
+
+
+@pytest.fixture
+def newer_torch(monkeypatch):
+    """A torch whose table lacks our 72, says 74 in other words, and has codes of its own."""
+    table = [
+        TorchSkip("no_cuda", 74, "CUDA has left."),
+        TorchSkip("multi-xpu-2", 95, "Two of those, please"),
+        TorchSkip("full_moon", 96, "Not tonight"),
+    ]
+    monkeypatch.setattr(skipcodes, "installed_skips", lambda: {skip.code: skip for skip in table})
+
+
+def test_the_table_has_exactly_the_codes_of_the_installed_torch(torch_codes):
+    assert {code.value for code in SkipCode} == set(torch_codes.values())
+
+
+@pytest.mark.parametrize(
+    ("torch_name", "code"),
+    [
+        ("backend_unavailable", SkipCode.BACKEND_UNAVAILABLE),
+        ("small_worldsize", SkipCode.SMALL_WORLD_SIZE),
+        ("odd_worldsize", SkipCode.ODD_WORLD_SIZE),
+        ("no_cuda", SkipCode.NO_CUDA),
+        ("nccl", SkipCode.NO_NCCL),
+        ("skipIfRocm", SkipCode.ROCM),
+        ("no_peer_access", SkipCode.NO_PEER_ACCESS),
+        ("generic", SkipCode.GENERIC),
+        ("importerror", SkipCode.MISSING_IMPORT),
+        ("no_accelerator", SkipCode.NO_ACCELERATOR),
+        *((f"multi-gpu-{n}", multi_gpu(n)) for n in range(1, 9)),
+    ],
+)
+def test_each_code_means_what_torch_means_by_it(torch_codes, torch_name, code):
+    assert torch_codes[torch_name] == code
+
+
+def test_every_code_has_a_reason_of_its_own():
+    assert len({reason(code) for code in SkipCode}) == len(SkipCode)
+
+
+def test_want_of_gpus_is_a_hardware_skip_and_all_else_an_environment_skip():
+    hardware = {code.value for code in SkipCode if kind(code) is SkipKind.HARDWARE}
+    environment = {code.value for code in SkipCode if kind(code) is SkipKind.ENVIRONMENT}
+    assert hardware == {74, 75, 77, 79, 80, 81, 82, 83, 84, 85, 89}
+    assert environment == {72, 73, 76, 78, 86, 87, 88}
+
+
+def test_more_gpus_than_torch_has_codes_for_are_the_last_code():
+    assert multi_gpu(9) is multi_gpu(8) is SkipCode.MULTI_GPU_8
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_no_test_needs_less_than_one_gpu(n):
+    with pytest.raises(ValueError, match="from 1"):
+        multi_gpu(n)
+
+
+def test_the_table_can_be_read_without_torch_and_pytest():
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'pytest']));"
+        "from allranks.testing.skips.skipcodes import SkipCode, reason; print(reason(SkipCode.NO_NCCL))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "NCCL" in done.stdout
+
+
+@pytest.mark.parametrize("code", SkipCode)
+def test_the_installed_torchs_words_go_before_ours(code):
+    assert reason_of_exit(code) == installed_skips()[code].message
+
+
+@pytest.mark.usefixtures("newer_torch")
+@pytest.mark.parametrize(
+    ("status", "words", "of_kind"),
+    [
+        (72, reason(SkipCode.BACKEND_UNAVAILABLE), SkipKind.ENVIRONMENT),
+        (74, "CUDA has left.", SkipKind.HARDWARE),
+        (95, "Two of those, please", SkipKind.HARDWARE),
+        (96, "Not tonight", SkipKind.ENVIRONMENT),
+    ],
+)
+def test_a_code_that_either_table_has_is_a_skip(status, words, of_kind):
+    assert (reason_of_exit(status), kind_of_exit(status)) == (words, of_kind)
+
+
+@pytest.mark.usefixtures("newer_torch")
+@pytest.mark.parametrize("status", [-11, -9, 0, 1, 2, 10, 71, 90, 97, 255, 74 - 256])
+def test_a_status_that_no_table_has_is_no_skip(status):
+    assert reason_of_exit(status) is None
+    with pytest.raises(ValueError, match=f"exit status {status} is no skip"):
+        kind_of_exit(status)
+
+
+@pytest.mark.parametrize("status", [-9, 0])
+def test_torchs_source_is_not_read_for_a_signal_or_a_good_end(monkeypatch, status):
+    monkeypatch.setattr(skipcodes, "installed_skips", None)
+    assert reason_of_exit(status) is None
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        ("Skipping test_x on sandcastle for following reason: no NCCL\n", "no NCCL"),
+        ("Skipping m.C.test_x on sandcastle for the following reason: no NCCL", "no NCCL"),
+        ("a warning\nSkipping test_x on sandcastle for following reason: one: two\r\nmore\n", "one: two"),
+        ("Skipping test_x on sandcastle for following reason: \nmore", "the rank skipped for a reason of its own"),
+        (
+            "Skipping a on sandcastle for following reason: one\nSkipping b on sandcastle for following reason: two\n",
+            "one",
+        ),
+        ("", None),
+        ("INFO: Skipping test_x on sandcastle for following reason: no NCCL\n", None),
+        ("  Skipping test_x on sandcastle for following reason: no NCCL\n", None),
+        ("Skipping test_x\non sandcastle for following reason: no NCCL\n", None),
+        ("Skipping test_x for following reason: no NCCL\n", None),
+    ],
+)
+def test_the_sandcastle_line_is_known_where_it_is_a_line_of_its_own(stderr, expected):
+    assert sandcastle_reason(stderr) == expected
+
+
+def test_the_line_is_the_one_that_torch_prints():
+    """Its two decorators, run from torch's own source: importing their module takes a second and more."""
+    program = """if True:
+        import ast, functools, importlib.util, pathlib, sys
+        torch = pathlib.Path(importlib.util.find_spec("torch").origin).parent
+        path = torch / "testing" / "_internal" / "common_utils.py"
+        wanted = ("skip_but_pass_in_sandcastle", "skip_but_pass_in_sandcastle_if")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree.body = [node for node in tree.body if getattr(node, "name", "") in wanted]
+        scope = {"IS_SANDCASTLE": True, "wraps": functools.wraps, "sys": sys}
+        exec(compile(tree, str(path), "exec"), scope)
+        @scope["skip_but_pass_in_sandcastle_if"](True, "the moon is full")
+        def test_it(): raise AssertionError
+        test_it()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert sandcastle_reason(done.stderr) == "the moon is full"
