@@ -29,9 +29,13 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests: the fast ones, and those in real containers where a Docker daemon answers."""
+    """Run the tests: many side by side; then those in real containers, where a daemon answers, and the timed ones."""
     session.install("-e", ".", *_group("test"))
-    session.run("pytest", *session.posargs)
+    if session.posargs:
+        session.run("pytest", *session.posargs)
+        return
+    session.run("pytest", "-m", "not docker and not alone", "-n", "auto", "--dist", "loadfile")
+    session.run("pytest", "-m", "docker or alone")
 
 
 @nox.session(default=False)

@@ -9,6 +9,8 @@ from side_by_side import Outcome
 
 FAULTS = read_all()
 
+pytestmark = pytest.mark.alone
+
 IN_CONTAINERS = (
     "abort",
     "assertion_while_peers_wait",
