@@ -195,9 +195,7 @@ def _times(events: Sequence[Mapping[str, Any]], kind: str, test: str) -> list[fl
 def under_torch(name: str, fault: Fault, folder: Path) -> tuple[Heard, Ending]:
     """The fault under torch's class."""
     if name == "hang_tear_down":
-        return Heard(
-            said="cannot be expressed: its ranks run the test alone, set-up and tear-down run in the parent"
-        ), NONE
+        return Heard(said=NO_TEAR_DOWN), NONE
     variables = {"DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(TEST_LIMIT), **_common(name, folder)}
     ending = run([sys.executable, "-m", "fault_suite.torch_faults"], folder, variables)
     heard = [line for line in _lines(folder) if line["test"] == fault.judged]
@@ -288,6 +286,7 @@ def main() -> None:
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"of {', '.join(FAULTS)}; default: all")
     parser.add_argument("--runner", action="append", choices=RUNNERS, help="repeatable; default: all three")
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # spawned ranks would compile the suite again for each test
     runners = options.runner or list(RUNNERS)
     limits = f"process group {GROUP_LIMIT} s, test {TEST_LIMIT} s, command {CAP} s"
     print(f"Limits: {limits}. In brackets: the whole command.\n")

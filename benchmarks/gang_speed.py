@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--world-size", type=int, action="append", help="repeatable; default: 2 and 4")
     options = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # torch's ranks would compile the suite again for each test
     with own_run(RUN_ID), tempfile.TemporaryDirectory(prefix="gang-speed-") as scratch:
         # Away from this repository, whose pytest configuration would otherwise count on all sides.
         folder = Path(shutil.copytree(SUITE, Path(scratch) / SUITE.name)).parent
