@@ -76,6 +76,13 @@ def test_environment_is_the_hosts_with_the_jobs_on_top(make_spec):
     assert (made["A"], made["B"], made["C"]) == ("job", "job", "host")
 
 
+def test_environment_has_nothing_of_a_rank_that_allranks_itself_may_run_in(make_spec):
+    host = {"RANK": "3", "MASTER_ADDR": "a", "TORCHELASTIC_USE_AGENT_STORE": "True", "RANKS": "mine"}
+    made = environment(make_spec(environment={"MASTER_PORT": "1"}), SCRATCH, PACKAGE, host)
+    assert {"RANK", "MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE"}.isdisjoint(made)
+    assert (made["RANKS"], made["MASTER_PORT"]) == ("mine", "1")
+
+
 def test_environment_finds_the_harness_before_the_project_and_the_users_own_path(make_spec):
     made = environment(make_spec(python_path=(Path("/project"),)), SCRATCH, PACKAGE, {"PYTHONPATH": "/host"})
     assert made["PYTHONPATH"] == "/package:/project:/host"

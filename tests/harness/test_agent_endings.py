@@ -161,3 +161,22 @@ def test_plugins_that_are_installed_are_not_asked_to_sum_up(run_agent):
     agent = run_agent(files, environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""})
     assert "plugins: " in agent.log
     assert "hypothesis was left alone" in agent.log
+
+
+def test_when_the_jobs_time_is_up_the_rank_that_others_wait_for_leads(run_agent):
+    suite = """
+import time
+import torch
+import torch.distributed as dist
+
+def test_hangs(rank):
+    if rank == 1:
+        time.sleep(600)
+    dist.all_reduce(torch.ones(1))
+"""
+    agent = run_agent({"test_hangs.py": suite}, limits={"job": 2.0})
+    assert agent.outcomes("test_hangs") == ("aborted", "timed_out")
+    message = agent.cases(1)["test_hangs"].message
+    assert "the job's time limit of 2 s was reached" in message
+    assert "in test_hangs" in message
+    assert agent.cases(0)["test_hangs"].message.startswith("aborted by rank 1; it was in ")

@@ -124,9 +124,44 @@ def test_the_job_stops_where_pytest_would_and_says_what_has_not_run(run_agent, a
     assert len(agent.cases(0)) == ran
 
 
+@pytest.mark.parametrize(("allowed", "left"), [((), ["suite/test_skip.py::test_2"]), (("*::test_1",), [])])
+def test_ranks_that_disagree_on_a_skip_are_a_bad_test_unless_they_may(run_agent, allowed, left):
+    suite = """
+        import pytest
+
+        def test_1(rank):
+            if rank:
+                pytest.skip("not here")
+
+        def test_2(): pass
+    """
+    agent = run_agent({"test_skip.py": suite}, pytest_args=("-x",), mixed_skip=allowed)
+    assert [nodeid for event in agent.journal("not_run") for nodeid in event["tests"]] == left
+
+
 def test_an_x_at_the_last_test_leaves_nothing_not_run(run_agent):
     agent = run_agent({"test_last.py": "def test_fails(): assert False"}, pytest_args=("-x",), world_size=1)
     assert not agent.journal("not_run")
+
+
+def test_a_process_group_that_cannot_be_destroyed_is_an_error_of_the_last_test(run_agent):
+    suite = """
+        import torch.distributed as dist
+
+        def test_before(): pass
+
+        def test_breaks_the_end(rank):
+            if rank == 1:
+                def fail(*_):
+                    raise RuntimeError("it is stuck")
+                dist.destroy_process_group = fail
+    """
+    agent = run_agent({"test_end.py": suite})
+    assert agent.outcomes("test_before") == ("passed", "passed")
+    assert agent.outcomes("test_breaks_the_end") == ("passed", "errored")
+    case = agent.cases(1)["test_breaks_the_end"]
+    assert case.message == "the process group could not be destroyed: it is stuck"
+    assert "RuntimeError: it is stuck" in case.text
 
 
 def test_a_failing_process_group_is_an_error_of_the_test_that_was_to_come(run_agent):

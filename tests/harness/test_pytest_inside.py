@@ -351,6 +351,16 @@ FICKLE = {
         def test_fails(): assert 0
     """,
 }
+DISAGREEING = {
+    "test_c.py": """
+        import pytest
+
+        def test_passes(): pass
+        def test_skips_on_one_rank(rank):
+            if rank:
+                pytest.skip("not here")
+    """
+}
 
 
 @pytest.fixture
@@ -372,6 +382,11 @@ def test_what_failed_on_any_rank_is_what_failed_last(run_again):
     run_again(FICKLE)
     assert names(run_again(FICKLE, "--lf")) == ["test_fails_on_one_rank", "test_fails"]
     assert names(run_again(FICKLE, "--ff"))[:2] == ["test_fails_on_one_rank", "test_fails"]
+
+
+def test_ranks_that_disagreed_on_a_skip_are_what_failed_last(run_again):
+    run_again(DISAGREEING)
+    assert names(run_again(DISAGREEING, "--lf")) == ["test_skips_on_one_rank"]
 
 
 def test_a_narrower_run_forgets_only_what_it_has_seen_pass(run_again):
@@ -525,7 +540,19 @@ def test_an_import_that_starts_a_thread_is_an_error_that_names_module_and_thread
     agent = run_agent({"test_a.py": THREAD, "test_b.py": "def test_b(): pass"}, world_size=1)
     [failure] = agent.journal("collection_failed")
     assert failure["nodeid"] == "suite/test_a.py"
-    assert failure["text"].startswith("importing it starts the thread heartbeat")
+    assert failure["text"].startswith("Importing it starts the thread heartbeat")
+
+
+def test_a_hook_after_collection_that_starts_a_thread_is_an_error(run_agent):
+    conftest = """
+        import threading
+
+        def pytest_collection_modifyitems():
+            threading.Thread(target=threading.Event().wait, name="heartbeat", daemon=True).start()
+    """
+    agent = run_agent({"conftest.py": conftest, "test_it.py": "def test_passes(): pass"})
+    [failure] = agent.journal("collection_failed")
+    assert failure["text"].startswith("A hook of a plugin or a conftest file starts the thread heartbeat")
     assert agent.cases(0) == {}
 
 

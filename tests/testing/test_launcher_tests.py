@@ -77,6 +77,9 @@ SUITE = """
         def test_leaves_a_process(self):
             subprocess.Popen(["sleep", "1000"], env={"OF_A_TEST": "1"})
 
+        def test_leaves_a_process_in_a_session_of_its_own(self):
+            subprocess.Popen(["sleep", "1000"], env={**os.environ, "OF_A_TEST": "1"}, start_new_session=True)
+
         def test_does_not_touch_processes_of_others(self): ...
 
     class TestOthers(Case):
@@ -241,6 +244,7 @@ def report(tmp_path_factory):
         ("TestRanks.test_fails_in_a_subtest", "failure"),
         ("TestRanks.test_is_expected_to_fail", "skipped"),
         ("TestRanks.test_leaves_a_process", "passed"),
+        ("TestRanks.test_leaves_a_process_in_a_session_of_its_own", "passed"),
         ("TestOthers.test_passes", "passed"),
         ("TestExits.test_any_end_will_do", "passed"),
         ("TestExits.test_should_abort", "failure"),

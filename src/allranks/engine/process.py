@@ -20,14 +20,19 @@ from allranks.engine.spec import JobSpec
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
 from allranks.harness.events import Event
-from allranks.harness.hangup import HANGUP_STATUS
-from allranks.harness.kernel import is_readable
+from allranks.harness.kernel import is_readable, variables_of
 
 STOP_GRACE = 8.0
 """Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
 
-ORDERLY = frozenset({0, 1, HANGUP_STATUS})
-"""Exit statuses of an agent that has stopped its ranks, with all that they had started."""
+_OF_A_RANK = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME"),
+        *("MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+_OF_TORCHRUN = "TORCHELASTIC_"
 
 _SCRATCH_PREFIX = "allranks-job-"
 
@@ -101,14 +106,14 @@ class ProcessEngine:
 
     def reap(self) -> list[str]:
         """Kill the processes of this host whose run has no owner any more, and remove its scratch folders."""
-        dead = [pid for pid, run_id in _processes_of_runs() if is_dead(run_id)]
-        for pid in dead:
-            _kill(pid)
+        dead = [(pid, run_id) for pid, run_id in _processes_of_runs() if is_dead(run_id)]
+        for pid, run_id in dead:
+            _kill(pid, (RUN_VARIABLE, run_id))
         left = [folder for folder, run_id in _scratch_folders() if is_dead(run_id)]
         for folder in left:
             shutil.rmtree(folder, ignore_errors=True)
         forget_dead_runs()
-        return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
+        return [f"process {pid}" for pid, _ in dead] + [f"folder {folder}" for folder in left]
 
 
 class _Agent:
@@ -148,10 +153,11 @@ class _Agent:
             is_readable(self.pidfd, None)
         # The agent is dead but not yet reaped, so its number still names this group and no other.
         _kill_group(self.process.pid)
-        if self.process.wait() not in ORDERLY:
-            # It could not see to its ranks: they died with it, and what they had started did not.
-            for pid in _processes_with(temporary_folder(self.folder)):
-                _kill(pid)
+        if self.process.wait() != 0:
+            # It may not have seen to its ranks: they died with it, and what they had started did not.
+            variable = temporary_folder(self.folder)
+            for pid in _processes_with(variable):
+                _kill(pid, variable)
 
     def close(self) -> None:
         """Let go of an agent that has ended."""
@@ -336,21 +342,22 @@ def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[
         "CUDA_VISIBLE_DEVICES": ",".join(gpus_of(spec.agent.node, spec.gpus, spec.agent.nodes)),
         RUN_VARIABLE: spec.run_id,
     }
-    return {**host, "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}
+    return {**_of_no_rank(host), "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}
+
+
+def _of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
+    """The host's variables without those that a launcher of ranks sets: allranks itself may run in a rank of one.
+
+    With ``TORCHELASTIC_USE_AGENT_STORE``, for one, torch's rank 0 would wait for a store that another process hosts.
+    """
+    return {name: value for name, value in host.items() if name not in _OF_A_RANK and not name.startswith(_OF_TORCHRUN)}
 
 
 def _processes_with(variable: tuple[str, str]) -> list[int]:
     """The processes that this user may look at and that have a variable of this value."""
-    wanted = os.fsencode("=".join(variable))
-    processes = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [int(process.name) for process in processes if wanted in _variables(process)]
-
-
-def _variables(process: Path) -> list[bytes]:
-    try:
-        return (process / "environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
+    wanted = "=".join(variable)
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return [pid for pid in pids if wanted in variables_of(pid)]
 
 
 def temporary_folder(scratch: Path) -> tuple[str, str]:
@@ -367,14 +374,14 @@ def _processes_of_runs() -> Iterator[tuple[int, str]]:
 
 def _run_of(process: Path) -> str:
     """The run that a process belongs to; empty for none, and for a container's, whose owner cannot be seen here."""
-    marker = f"{RUN_VARIABLE}=".encode()
+    marker = f"{RUN_VARIABLE}="
     try:
         if process_namespace(process) != process_namespace(Path("/proc/self")):
             return ""
     except OSError:
         return ""
-    run_id = next((item.removeprefix(marker) for item in _variables(process) if item.startswith(marker)), b"")
-    return run_id.decode("utf-8", "replace")
+    variables = variables_of(int(process.name))
+    return next((item.removeprefix(marker) for item in variables if item.startswith(marker)), "")
 
 
 def _scratch_folders() -> Iterator[tuple[Path, str]]:
@@ -386,13 +393,15 @@ def _scratch_folders() -> Iterator[tuple[Path, str]]:
                 yield folder, run_id
 
 
-def _kill(pid: int) -> None:
-    """Kill a process and wait for its end: until then it may write into its scratch folder."""
+def _kill(pid: int, variable: tuple[str, str]) -> None:
+    """Kill a process with this variable and wait for its end: until then it may write into its scratch folder."""
     with suppress(ProcessLookupError, PermissionError):
         descriptor = os.pidfd_open(pid)
         try:
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            is_readable(descriptor, STOP_GRACE)
+            # Since it was found, it may have ended, and its number may be another process's.
+            if "=".join(variable) in variables_of(pid):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                is_readable(descriptor, STOP_GRACE)
         finally:
             os.close(descriptor)
 

@@ -50,6 +50,7 @@ class Report:
         imported: With the last report: what an agent may import once for all ranks to come.
         is_symptom: What went wrong here is that a peer did not come, or was gone: see
             :mod:`allranks.harness.gangs.symptoms`.
+        starts_clock: The time limit of the test counts from now on: nothing has ended yet.
     """
 
     outcome: Outcome
@@ -58,6 +59,7 @@ class Report:
     has_left_group: bool = False
     is_symptom: bool = False
     is_final: bool = True
+    starts_clock: bool = False
     imported: tuple[str, ...] = ()
 
 

@@ -13,11 +13,11 @@ from allranks.harness.collection.markers import Terms
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.events import EventLog
 from allranks.harness.gangs.arrival import Step
-from allranks.harness.gangs.gang import SKIP_GRACES, Gang, HangupError, Patience
+from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Gang, HangupError, Patience
 from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.launchers.recording import failed_start, record_step
 from allranks.harness.nodes.node import Node, Orders, muster_all
-from allranks.harness.outcome import Outcome
+from allranks.harness.outcome import disagree
 from allranks.harness.ranks.rendezvous import Rendezvous, make_rendezvous
 from allranks.harness.signals import held_back
 
@@ -115,9 +115,11 @@ class Conductor:
             gang = self._start(rendezvous)
             try:
                 return self._lead(gang, indices, rendezvous)
-            except (HangupError, JobLimitError) as error:
-                outcome = Outcome.TIMED_OUT if isinstance(error, JobLimitError) else Outcome.ABORTED
-                self._record_bad(gang, gang.abort(outcome, str(error)))
+            except HangupError as error:
+                self._record_bad(gang, gang.abort(str(error)))
+                raise
+            except JobLimitError as error:
+                self._record_bad(gang, gang.give_up(str(error)))
                 raise
             finally:
                 self._close(gang)
@@ -126,7 +128,7 @@ class Conductor:
                 rendezvous.joined()
 
     def _account(self) -> DriverAccount:
-        return DriverAccount(self._folders.results, self._journal, self._config.world_size)
+        return DriverAccount(self._folders.results, self._journal, self._config)
 
     def _start(self, rendezvous: Rendezvous | None) -> Gang:
         number = next(self._gang_numbers)
@@ -171,10 +173,18 @@ class Conductor:
 
     def _patience(self, index: int) -> Patience:
         terms = self._program.terms[index]
-        limit = terms.limit + (DRIVER_MARGIN + self._config.limits.peer_grace if terms.launches else 0)
-        may_disagree = any(fnmatchcase(self._nodeid(index), pattern) for pattern in self._config.mixed_skip)
-        skip = None if may_disagree else SKIP_GRACES * self._config.limits.peer_grace
-        return Patience(limit=limit, late=f"no end after {limit:g} s", skip=skip)
+        skip = None if self._may_disagree(self._nodeid(index)) else SKIP_GRACES * self._config.limits.peer_grace
+        return self._driver_patience(terms, skip) if terms.launches else Patience(limit=terms.limit, skip=skip)
+
+    def _driver_patience(self, terms: Terms, skip: float | None) -> Patience:
+        """What a driver gets: once for set-up, in which ranks may have to meet, and anew when they have the test."""
+        limits = self._config.limits
+        margin = DRIVER_MARGIN + limits.peer_grace
+        set_up = max(terms.limit, limits.process_group + ROUNDED_UP)
+        return Patience(limit=set_up + margin, anew=terms.limit + margin, skip=skip)
+
+    def _may_disagree(self, nodeid: str) -> bool:
+        return any(fnmatchcase(nodeid, pattern) for pattern in self._config.mixed_skip)
 
     def _nodeid(self, index: int) -> str:
         return self._program.items[index].nodeid
@@ -187,7 +197,8 @@ class Conductor:
         """Write down one step of the current test."""
         if self._driver is None:
             record_step(gang, self._journal, self._current, step)
-            is_bad = step.leader is not None
+            outcomes = {arrival.outcome for arrival in step.arrivals}
+            is_bad = step.leader is not None or (disagree(outcomes) and not self._may_disagree(self._current))
         else:
             is_bad = self._driver.settle(gang, self._current, step)
         self._bad_tests += is_bad

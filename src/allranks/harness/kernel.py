@@ -95,6 +95,15 @@ def session_of(pid: int) -> int | None:
     return int(stat[3]) if stat else None
 
 
+def variables_of(pid: int) -> list[str]:
+    """The environment that a process's program was started with, as ``NAME=value``; none where it cannot be read."""
+    try:
+        data = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(variable) for variable in data.split(b"\0")]
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal (SIGSTOP, or job control)."""
     return _stat(pid)[:1] == [b"T"]

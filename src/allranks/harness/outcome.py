@@ -4,6 +4,7 @@ The harness writes these words into events and rank XML; the report reads them b
 copied into jobs with the rest of the harness, so it uses the standard library alone.
 """
 
+from collections.abc import Collection
 from enum import StrEnum
 
 
@@ -28,6 +29,12 @@ class Outcome(StrEnum):
 
 
 GOOD = frozenset({Outcome.PASSED, Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPASSED})
+
+
+def disagree(outcomes: Collection[Outcome]) -> bool:
+    """Whether the ranks of one test disagree on whether it could run, or on whether it is expected to fail."""
+    skipped_and_ran = Outcome.SKIPPED in outcomes and any(outcome is not Outcome.SKIPPED for outcome in outcomes)
+    return skipped_and_ran or (Outcome.XFAILED in outcomes and Outcome.PASSED in outcomes)
 
 
 class SkipKind(StrEnum):

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Final
 
 from allranks.errors import ExitCode
-from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.outcome import Outcome, SkipKind, disagree
 from allranks.report.model import RankResult, Rule, SkipPolicy, Verdict, VerdictKind
 from allranks.report.severity import fold, severity
 from allranks.report.strip import describe, numbers, strip
@@ -184,11 +184,9 @@ def _still_running(ranks: Sequence[RankResult]) -> str:
 def _ranks_disagree(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
     """Rule 3: some ranks skipped and others did not, and nobody has allowed it."""
     outcomes = {rank.outcome for rank in ranks}
-    skipped_and_ran = Outcome.SKIPPED in outcomes and outcomes != {Outcome.SKIPPED}
-    expected_to_fail_on_some = {Outcome.XFAILED, Outcome.PASSED} <= outcomes
     allowed = any(fnmatchcase(ranks[0].nodeid, pattern) for pattern in setting.mixed_skip)
     allowed = allowed and not any(rank.outcome.is_bad for rank in ranks)
-    if allowed or not (skipped_and_ran or expected_to_fail_on_some):
+    if allowed or not disagree(outcomes):
         return None
     return Verdict(
         kind=VerdictKind.ERROR,

@@ -23,7 +23,7 @@ PASSED = Report(outcome=Outcome.PASSED)
 FAILED = Report(outcome=Outcome.FAILED, message="broken")
 SKIPPED = Report(outcome=Outcome.SKIPPED, message="not here", early_skip=True)
 WAITED_IN_VAIN = Report(outcome=Outcome.FAILED, message="peer closed connection", is_symptom=True)
-PATIENCE = Patience(limit=20, late="no end after 20 s", skip=0.1)
+PATIENCE = Patience(limit=20, skip=0.1)
 
 
 def obeying(answers):
@@ -137,6 +137,7 @@ def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
     assert outcomes(gang.run(RUN, PATIENCE)) == {0: Outcome.CRASHED}
 
 
+@pytest.mark.alone  # a signal that this thread holds back must find no other
 def test_an_aborted_step_keeps_what_had_arrived(start_gang):
     class Late(Exception):  # noqa: N818 - what breaks the step off
         pass
@@ -155,7 +156,7 @@ def test_an_aborted_step_keeps_what_had_arrived(start_gang):
             gang.run(RUN, PATIENCE)
     finally:
         signal.signal(signal.SIGALRM, before)
-    step = gang.abort(Outcome.ABORTED, "told to")
+    step = gang.abort("told to")
     assert outcomes(step) == {0: Outcome.FAILED, 1: Outcome.ABORTED}
     assert {arrival.message for arrival in step.arrivals} == {"broken", "told to"}
 
@@ -230,6 +231,33 @@ def test_the_end_of_standard_input_breaks_a_step_off(tmp_path):
     os.close(stdin)
 
 
+def test_what_came_with_the_end_of_standard_input_is_not_lost(tmp_path):
+    known = kernel.children()
+    [rank] = fork_ranks([0], obeying([[wait]]))
+    stdin, keep = os.pipe()
+    gang = Gang([LocalCrew([rank], tmp_path, known)], limits=LIMITS, stdin=stdin)
+    gang.start()
+    rank.signal(signal.SIGKILL)
+    assert kernel.is_readable(rank.pidfd, 10)
+    os.close(keep)
+    with pytest.raises(HangupError):
+        gang.run(RUN, PATIENCE)
+    [arrival] = gang.abort("told to").arrivals
+    assert arrival.message == "rank 0 was killed by SIGKILL"
+    gang.close()
+    os.close(stdin)
+
+
+def test_a_rank_can_start_the_clock_anew(start_gang):
+    def start_clock_and_wait(reports):
+        send_report(reports, Report(outcome=Outcome.PASSED, is_final=False, starts_clock=True))
+        signal.pause()
+
+    gang = start_gang([start_clock_and_wait])
+    [arrival] = gang.run(RUN, Patience(limit=1000, anew=0.1)).arrivals
+    assert arrival.message.startswith("rank 0 timed out: no end after 0.1 s")
+
+
 def test_an_observed_end_goes_into_the_ranks_own_file(start_gang, tmp_path):
     gang = start_gang([report(PASSED)], [leave(76)])
     [skipped] = [arrival for arrival in gang.run(RUN, PATIENCE).arrivals if arrival.observed]
@@ -285,7 +313,7 @@ def test_the_peer_of_a_rank_that_skipped_is_aborted_after_a_while(start_gang):
 
 
 def test_the_peer_of_a_rank_that_may_skip_alone_has_all_its_time(start_gang):
-    patience = Patience(limit=0.5, late="no end after 0.5 s")
+    patience = Patience(limit=0.5)
     step = start_gang([report(SKIPPED)], [wait]).run(RUN, patience)
     assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
 

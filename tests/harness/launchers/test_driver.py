@@ -273,7 +273,7 @@ def leader(zoo, test):
         ("test_starts_no_rank", 0, "the launching process: RuntimeError: no rank was started"),
         ("test_fails_after_the_start", 0, "the launching process: RuntimeError: too late"),
         ("test_dies", 0, "the launching process was killed by SIGKILL"),
-        ("test_set_up_hangs", 0, "the launching process timed out: no end after"),
+        ("test_set_up_hangs", 0, "the launching process timed out: no end after 5.8 s"),
         ("test_tear_down_fails", 0, "the launching process: RuntimeError: the folder is not empty"),
         ("test_rank_and_tear_down_fails", 1, "AssertionError: rank 1 is wrong"),
         ("test_rank_0_should_have_aborted", 0, "the launching process: AssertionError: rank 0 was to end with exit"),

@@ -2,12 +2,12 @@
 
 import json
 import os
-import socket
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from connections import local_connection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,20 +15,6 @@ from allranks.harness.nodes import wire as wires
 from allranks.harness.nodes.wire import Wire, WireError, is_proof, make_proof
 
 MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text())), max_size=5)
-
-
-@pytest.fixture
-def pair():
-    ends = [Wire(end) for end in local_connection()]
-    yield ends
-    for end in ends:
-        end.close()
-
-
-def local_connection():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        here = socket.create_connection(server.getsockname())
-        return here, server.accept()[0]
 
 
 def receive(wire, count):
@@ -125,6 +111,18 @@ def test_two_that_send_much_at_once_do_not_wait_for_each_other(pair):
     with ThreadPoolExecutor(2) as pool:
         heard = pool.map(lambda wire: (wire.send(long, 30), receive(wire, 1))[1], pair)
         assert list(heard) == [[long], [long]]
+
+
+def test_what_came_while_something_was_said_is_known_to_be_there(pair):
+    here, there = pair
+    for end in pair:
+        end.trust()
+    there.send({"first": 1}, 10)
+    with pytest.raises(WireError, match="takes nothing"):
+        here.send({"long": "x" * (32 << 20)}, 0.2)
+    assert here.has_message
+    assert here.receive() == [{"first": 1}]
+    assert not here.has_message
 
 
 def test_a_fork_does_not_keep_a_trusted_connection_open(pair):

@@ -6,13 +6,14 @@ of all ranks, and it does so by telling pytest's own cache plugins, whose files 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from allranks.harness.config import PYTEST_CACHE
 from allranks.harness.events import Event
-from allranks.harness.outcome import Outcome
+from allranks.harness.outcome import Outcome, disagree
 
 _SWITCHED_OFF = ("no:cacheprovider", "-pno:cacheprovider")
 _READERS = ("lfplugin", "stepwiseplugin")
@@ -31,19 +32,22 @@ def stop_at_first_failure(config: pytest.Config) -> None:
         config.option.maxfail = 2 if config.getoption("stepwise_skip", False) else 1
 
 
-def note_outcomes(config: pytest.Config, items: Iterable[pytest.Item], journal: Iterable[Event]) -> None:
+def note_outcomes(
+    config: pytest.Config, items: Iterable[pytest.Item], journal: Iterable[Event], mixed_skip: Sequence[str]
+) -> None:
     """Tell pytest's cache plugins what became of the tests; they write it down when the session finishes.
 
     Args:
         config: The agent's.
         items: The collected tests.
-        journal: Events of the agent: a test is failed when any rank's outcome is bad.
+        journal: Events of the agent: a test is failed when any rank's outcome is bad, and when ranks disagree.
+        mixed_skip: Node ids (``fnmatch`` patterns) whose ranks may disagree.
     """
     outcomes = _outcomes(journal)
     readers = [config.pluginmanager.get_plugin(name) for name in _READERS]
     for item in items:
         for reader in filter(None, readers):
-            for report in _reports(item, outcomes.get(item.nodeid, ())):
+            for report in _reports(item, outcomes.get(item.nodeid, ()), mixed_skip):
                 reader.pytest_runtest_logreport(report)
 
 
@@ -55,8 +59,10 @@ def _outcomes(journal: Iterable[Event]) -> dict[str, list[Outcome]]:
     return outcomes
 
 
-def _reports(item: pytest.Item, outcomes: Sequence[Outcome]) -> Iterator[pytest.TestReport]:
+def _reports(item: pytest.Item, outcomes: Sequence[Outcome], mixed_skip: Iterable[str]) -> Iterator[pytest.TestReport]:
     """One report for a test that has run, as pytest would have made it for the worst of its ranks."""
     if outcomes:
-        outcome = "failed" if any(each.is_bad for each in outcomes) else "passed"
+        may_disagree = any(fnmatchcase(item.nodeid, pattern) for pattern in mixed_skip)
+        is_bad = any(each.is_bad for each in outcomes) or (disagree(outcomes) and not may_disagree)
+        outcome = "failed" if is_bad else "passed"
         yield pytest.TestReport(item.nodeid, item.location, {}, outcome, None, "call")  # type: ignore[arg-type]

@@ -128,21 +128,23 @@ class AgentPlugin:
         """Write down what cannot be collected, which module initialises CUDA, and which are skipped as a whole."""
         if report.failed:
             self._fail(report.nodeid, report.longreprtext)
-        elif report.skipped:
+            return
+        if report.skipped:
             self._skipped[report.nodeid] = _collect_skip(report)
-        elif torch.cuda.is_initialized() and not self._has_failed:  # type: ignore[no-untyped-call]
-            self._fail(report.nodeid, "importing it initialises CUDA, and no fork of this process could use CUDA then")
-        self._look_for_threads(report.nodeid)
+        self._look_at_process(report.nodeid, "Importing it")
 
-    def _look_for_threads(self, nodeid: str) -> None:
+    def _look_at_process(self, nodeid: str, who: str) -> None:
+        """See that forks of this process will be clean, and say who is to blame where they will not."""
+        if torch.cuda.is_initialized() and not self._has_failed:  # type: ignore[no-untyped-call]
+            self._fail(nodeid, f"{who} initialises CUDA, and no fork of this process could use CUDA then")
         news = self._threads.news()
         if news.python:
             self._fail(
                 nodeid,
-                f"importing it starts {_threads(news.python)}, and ranks, which are forks of this process, have no "
+                f"{who} starts {_threads(news.python)}, and ranks, which are forks of this process, have no "
                 "such thread, but every lock that it holds\nStart it in a fixture.",
             )
-        self._note_threads(nodeid, "Importing it", news.native)
+        self._note_threads(nodeid, who, news.native)
 
     def _note_threads(self, nodeid: str, who: str, names: Sequence[str]) -> None:
         if names:
@@ -162,6 +164,7 @@ class AgentPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the collected tests in gangs."""
         self.has_collected = True
+        self._look_at_process("", "A hook of a plugin or a conftest file")
         nodeids = [*self._skipped, *(item.nodeid for item in session.items)]
         self._journal.write("collected", tests=nodeids, deselected=self._deselected)
         self._record_skipped()
@@ -176,7 +179,8 @@ class AgentPlugin:
             self._follow(session, self._peers)
             return True
         self._conduct(session, self._peers)
-        note_outcomes(session.config, session.items, read_events(self._folders.results / JOURNAL))
+        journal = read_events(self._folders.results / JOURNAL)
+        note_outcomes(session.config, session.items, journal, self._config.mixed_skip)
         _dismiss_plugins(session.config)
         return True
 

@@ -59,10 +59,6 @@ class Step:
         if not self.has_gone_wrong_on(arrival.rank):
             self.arrivals.append(arrival)
 
-    def has_ended_on(self, rank: int) -> bool:
-        """Whether this rank has said all that it had to say."""
-        return any(arrival.rank == rank and arrival.is_final for arrival in self.arrivals)
-
     def has_gone_wrong_on(self, rank: int) -> bool:
         """Whether a bad outcome of this rank has arrived."""
         return any(arrival.rank == rank and arrival.outcome.is_bad for arrival in self.arrivals)

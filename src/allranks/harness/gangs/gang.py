@@ -18,9 +18,11 @@ from allranks.harness.signals import let_through
 TERM_GRACE = 1.0
 """Seconds between TERM and KILL: enough for an exit handler, too little to be waited for."""
 
+KILL_GRACE = 10.0
+"""Seconds after KILL: a process does not die of it while a call into a driver or a file system hangs."""
+
 SKIP_GRACES = 5
 """Times ``peer_grace`` that the peers of a rank that skipped get: they may be about to skip, or wait for it in vain."""
-
 
 ROUNDED_UP = 2.0
 """Seconds that a rendezvous may take beyond its limit: torch's stores wait for whole seconds (measured with 2.13)."""
@@ -39,12 +41,14 @@ class Patience:
 
     Attributes:
         limit: Seconds from its start.
-        late: What a rank is late for after that, in words.
+        during: What ranks do meanwhile, where it is not a test, in words.
+        anew: Seconds from the moment on when a rank says that the clock starts; None for `limit`.
         skip: Seconds that the peers of a rank that skipped get; None for all of `limit`.
     """
 
     limit: float
-    late: str
+    during: str = ""
+    anew: float | None = None
     skip: float | None = None
 
 
@@ -68,6 +72,7 @@ class Gang:
         self.imported: dict[str, None] = {}
         self._step = Step()
         self._pending: set[int] = set()
+        self._clock: _Clock | None = None
         self._stdin = stdin
         self._is_over = False
         self._selector = selectors.DefaultSelector()
@@ -78,8 +83,7 @@ class Gang:
     def start(self) -> Step:
         """Wait until every rank has joined the process group."""
         limit = self._limits.process_group + self._limits.peer_grace + ROUNDED_UP
-        late = f"no end after {limit:g} s while it joined the process group"
-        return self._supervise(Patience(limit=limit, late=late))
+        return self._supervise(Patience(limit=limit, during="while it joined the process group"))
 
     def run(self, command: Run, patience: Patience) -> Step:
         """Release one test and wait for the last rank of it."""
@@ -89,9 +93,8 @@ class Gang:
     def end(self) -> Step:
         """Let the ranks tear down and leave; whoever does not in time is stopped."""
         self._send(End(is_condemned=False))
-        limit = self._limits.process_group
-        late = f"no end after {limit:g} s while fixtures and process group were torn down"
-        step = self._supervise(Patience(limit=limit, late=late))
+        during = "while fixtures and process group were torn down"
+        step = self._supervise(Patience(limit=self._limits.process_group, during=during))
         self._send(End(is_condemned=False))
         self._wait_for_ends(TERM_GRACE, self._alive)
         self._stop(self._alive)
@@ -103,23 +106,37 @@ class Gang:
         self._wait_for_ends(self._limits.peer_grace, self._alive)
         self._stop(self._alive)
 
-    def abort(self, outcome: Outcome, reason: str) -> Step:
+    def abort(self, reason: str) -> Step:
         """Stop every rank at once, for a reason outside of the gang.
 
         Args:
-            outcome: What this comes to for the ranks that have not ended their step.
             reason: Why, in words.
 
         Returns:
             The step that was broken off.
         """
-        for happening in self._look(0.0):
-            # A report that was under way still counts.
-            self._note(happening)
+        self._look(0.0)  # a report that was under way still counts
         pending, self._pending = self._pending, set()
         self._stop(self._alive)
         for rank in sorted(pending):
-            self._step.note(Arrival(rank=rank, outcome=outcome, at=time.time(), message=reason, observed=True))
+            aborted = Arrival(rank=rank, outcome=Outcome.ABORTED, at=time.time(), message=reason, observed=True)
+            self._step.note(aborted)
+        return self._step
+
+    def give_up(self, late: str) -> Step:
+        """Stop every rank because there is no time left for the gang.
+
+        Args:
+            late: What ranks are late for that have not ended their step, in words.
+
+        Returns:
+            The step that was given up: where each of those ranks was, and whom the others waited for.
+        """
+        self._look(0.0)
+        if self._pending:
+            self._give_up(late, None)
+        self._stop(self._alive)
+        self._step.explain_symptoms(None)
         return self._step
 
     def record(self, nodeid: str, arrival: Arrival) -> None:
@@ -153,18 +170,17 @@ class Gang:
         for gone in self._ends.values():
             step.note(ended(gone, step.cause))
         self._pending = set(self._alive)
-        clock = _Clock(patience, self._limits.peer_grace)
+        clock = self._clock = _Clock(patience, self._limits.peer_grace)
         while self._pending and (remaining := clock.remaining(step)) > 0:
-            for happening in self._wait(remaining):
-                self._note(happening)
+            self._wait(remaining)
         skipper = None if patience.skip is None else step.skipper
         if self._pending:
-            self._give_up(patience.late, skipper)
+            self._give_up(clock.late, skipper)
         step.explain_symptoms(skipper)
         return step
 
-    def _wait(self, timeout: float | None) -> list[Happening]:
-        """What happens next, in the order in which the kernel tells; nothing when the time is up.
+    def _wait(self, timeout: float) -> None:
+        """Take what happens next, in the order in which the kernel tells; nothing when the time is up.
 
         Raises:
             HangupError: The job is to end.
@@ -172,14 +188,19 @@ class Gang:
         with let_through():
             # A signal may end the wait, but nothing that has been read may be lost.
             keys = self._selector.select(timeout)
-        happenings = _told_by(keys)
+        self._take(keys)
         if self._is_over:
             raise HangupError
-        return happenings
 
-    def _look(self, timeout: float | None) -> list[Happening]:
+    def _look(self, timeout: float) -> None:
         """As :meth:`_wait`, where an order to end changes nothing: the ranks are being stopped anyway."""
-        return _told_by(self._selector.select(timeout))
+        self._take(self._selector.select(timeout))
+
+    def _take(self, keys: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
+        looks: list[Look] = [key.data for key, _ in keys]
+        for look in looks:
+            for happening in look():
+                self._note(happening)
 
     def _look_at_stdin(self) -> Sequence[Happening]:
         """Its end means that the job is over; what else stands there is of no meaning."""
@@ -196,12 +217,19 @@ class Gang:
             self._ends[rank] = happening
         if isinstance(happening, Said):
             self.imported.update(dict.fromkeys(happening.report.imported))
+            if happening.report.starts_clock:
+                self._restart_clock()
+                return
         if rank not in self._pending:
             return
         arrival = reported(happening, step.cause) if isinstance(happening, Said) else ended(happening, step.cause)
         step.note(arrival)
         if arrival.is_final:
             self._pending.discard(rank)
+
+    def _restart_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.restart()
 
     def _give_up(self, late: str, skipper: Arrival | None) -> None:
         """Find out where the ranks are that are still out, stop them, and settle what that makes of each."""
@@ -226,27 +254,18 @@ class Gang:
         self._each(lambda crew, own: crew.signal(own, signal.SIGTERM), ranks)
         self._wait_for_ends(TERM_GRACE, ranks)
         self._each(lambda crew, own: crew.kill(own), ranks)
-        self._wait_for_ends(None, ranks)
+        self._wait_for_ends(KILL_GRACE, ranks)
 
     def _each(self, act: Callable[[Crew, list[int]], None], ranks: Collection[int]) -> None:
         for crew in self._crews:
             act(crew, [rank for rank in crew.ranks if rank in ranks and rank in self._alive])
 
-    def _wait_for_ends(self, timeout: float | None, ranks: Collection[int]) -> None:
+    def _wait_for_ends(self, timeout: float, ranks: Collection[int]) -> None:
         """Wait until these ranks are gone, whatever else happens meanwhile."""
         wanted = set(ranks)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while wanted & self._alive:
-            remaining = None if deadline is None else deadline - time.monotonic()
-            if remaining is not None and remaining <= 0:
-                return
-            for happening in self._look(remaining):
-                self._note(happening)
-
-
-def _told_by(keys: Iterable[tuple[selectors.SelectorKey, int]]) -> list[Happening]:
-    looks: list[Look] = [key.data for key, _ in keys]
-    return [happening for look in looks for happening in look()]
+        deadline = time.monotonic() + timeout
+        while wanted & self._alive and (remaining := deadline - time.monotonic()) > 0:
+            self._look(remaining)
 
 
 class _Clock:
@@ -254,10 +273,22 @@ class _Clock:
 
     def __init__(self, patience: Patience, peer_grace: float) -> None:
         self._patience = patience
+        self._limit = patience.limit
         self._peer_grace = peer_grace
         self._deadline = time.monotonic() + patience.limit
         self._is_wrong = False
         self._is_skipped = False
+
+    @property
+    def late(self) -> str:
+        """What a rank is late for when its time is up, in words."""
+        return f"no end after {self._limit:g} s {self._patience.during}".rstrip()
+
+    def restart(self) -> None:
+        """Count from now on, unless the step's end has been settled."""
+        if not self._is_wrong and not self._is_skipped:
+            self._limit = self._patience.limit if self._patience.anew is None else self._patience.anew
+            self._deadline = time.monotonic() + self._limit
 
     def remaining(self, step: Step) -> float:
         """Seconds from now on."""

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -58,6 +60,13 @@ class RankProcess:
         self.exit_status = os.waitstatus_to_exitcode(status)
         return self.exit_status
 
+    def end(self) -> None:
+        """Kill it, and let go of it."""
+        self.kill_group()
+        if self.exit_status is None:
+            self.reap()
+        self.close()
+
     def glance(self) -> Output:
         """What the rank has printed since :meth:`take_output` was last called, which will give it again."""
         return Output(stdout=self.stdout.glance(), stderr=self.stderr.glance())
@@ -96,37 +105,62 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
         for number in numbers:
             inherited = [descriptor for rank in ranks for descriptor in rank.descriptors]
             ranks.append(_fork_rank(number, be_rank, inherited, echo))
-    except OSError:
+    except BaseException:
         for rank in ranks:
-            rank.kill_group()
-            rank.reap()
-            rank.close()
+            rank.end()
         raise
     return ranks
 
 
 def _fork_rank(number: int, be_rank: BeRank, inherited: Iterable[int], echo: Echo | None) -> RankProcess:
-    commands_in, commands_out = os.pipe()
-    reports_in, reports_out = os.pipe()
-    stdout_in, stdout_out = os.pipe()
-    stderr_in, stderr_out = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        for descriptor in (commands_out, reports_in, stdout_in, stderr_in, *inherited):
-            os.close(descriptor)
-        for descriptor, target in ((stdout_out, 1), (stderr_out, 2)):
-            os.dup2(descriptor, target)
-            os.close(descriptor)
-        be_rank(number, commands_in, reports_out)
+    with ExitStack() as undo:
+        commands_in, commands_out = _pipe(undo)
+        reports_in, reports_out = _pipe(undo)
+        stdout_in, stdout_out = _pipe(undo)
+        stderr_in, stderr_out = _pipe(undo)
+        pid = os.fork()
+        if pid == 0:
+            others = (commands_out, reports_in, stdout_in, stderr_in, *inherited)
+            _be_fork(others, (stdout_out, stderr_out), lambda: be_rank(number, commands_in, reports_out))
+        undo.callback(_end, pid)
+        pidfd = os.pidfd_open(pid)
+        undo.pop_all()
     for descriptor in (commands_in, reports_out, stdout_out, stderr_out):
         os.close(descriptor)
     say = None if echo is None else lambda line: echo(number, line)
     return RankProcess(
         number=number,
         pid=pid,
-        pidfd=os.pidfd_open(pid),
+        pidfd=pidfd,
         commands=commands_out,
         reports=ReportReader(reports_in),
         stdout=OutputStream(stdout_in, say),
         stderr=OutputStream(stderr_in, say),
     )
+
+
+def _pipe(undo: ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for descriptor in ends:
+        undo.callback(os.close, descriptor)
+    return ends
+
+
+def _end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def _be_fork(others: Iterable[int], outputs: Iterable[int], work: Callable[[], NoReturn]) -> NoReturn:
+    """Go on as the fork; an exception must not make it a second agent."""
+    try:
+        for descriptor in others:
+            os.close(descriptor)
+        for target, descriptor in enumerate(outputs, start=1):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        work()
+    except BaseException:  # noqa: BLE001 - there is nobody left to raise to
+        traceback.print_exc()
+    finally:
+        os._exit(1)

@@ -18,13 +18,14 @@ import pytest
 from _pytest.skipping import evaluate_xfail_marks
 
 from allranks.harness import kernel
+from allranks.harness.channel import Report, send_report
 from allranks.harness.collection.markers import is_launcher, time_limit
-from allranks.harness.config import AgentConfig
 from allranks.harness.events import EventLog
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.rank_process import Echo
 from allranks.harness.launchers.launch import LaunchTerms, Workplace
 from allranks.harness.launchers.launched_rank import RankTerms
+from allranks.harness.outcome import Outcome
 from allranks.harness.ranks.rank import Assignment, run_rank, seed_of_test
 
 DRIVER = 0
@@ -61,7 +62,7 @@ def run_driver(session: pytest.Session, assignment: Assignment, launching: Launc
     """Be a driver until the agent says that it is over. Never returns."""
     kernel.adopt_orphans()
     log = EventLog(driver_events(launching.results))
-    surroundings = DriverSurroundings(session, assignment.config, launching, log)
+    surroundings = DriverSurroundings(session, assignment, launching, log)
     for item in filter(is_launcher, session.items):
         item.cls.allranks_surroundings = surroundings  # type: ignore[attr-defined]
     session.config.pluginmanager.register(_RepeatWatch(log), "allranks-driver")
@@ -73,14 +74,15 @@ class DriverSurroundings:
 
     Args:
         session: pytest's session.
-        config: The job.
+        assignment: The driver's.
         launching: What ranks need to know.
         log: The driver's events.
     """
 
-    def __init__(self, session: pytest.Session, config: AgentConfig, launching: Launching, log: EventLog) -> None:
+    def __init__(self, session: pytest.Session, assignment: Assignment, launching: Launching, log: EventLog) -> None:
         self._items = {(item.cls, item.name): item for item in filter(is_launcher, session.items)}  # type: ignore[attr-defined]
-        self._config = config
+        self._config = assignment.config
+        self._reports = assignment.reports
         self._launching = launching
         self._log = log
 
@@ -94,8 +96,13 @@ class DriverSurroundings:
             journal=self._log,
             limits=self._config.limits,
             show=_show_nobody,
+            tell_release=self._tell_release,
             echo=self._launching.echo,
         )
+
+    def _tell_release(self) -> None:
+        """Have the agent know that set-up is over."""
+        send_report(self._reports, Report(outcome=Outcome.PASSED, is_final=False, starts_clock=True))
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
         """See :class:`allranks.harness.launchers.launch.Surroundings`."""

@@ -3,17 +3,20 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from allranks.harness.config import AgentConfig
 from allranks.harness.events import Event, EventLog, parse_lines
 from allranks.harness.gangs.arrival import Arrival, Step
 from allranks.harness.gangs.gang import Gang
 from allranks.harness.gangs.output import Output
 from allranks.harness.launchers.driver import DRIVER, driver_events
-from allranks.harness.outcome import Outcome
+from allranks.harness.outcome import Outcome, disagree
 
 _WHO = "the launching process"
 _MAY_BE_EXPECTED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED, Outcome.XFAILED})
+_UNEXPECTED = {Outcome.PASSED: Outcome.XPASSED}
 _PHASE_FIELDS = ("when", "outcome", "duration", "message", "text", "skip_kind", "skip_code")
 
 
@@ -48,6 +51,11 @@ class _Said:
         """Whether a rank has gone wrong by itself."""
         return any(Outcome(event["outcome"]).is_bad and not event["consequence"] for event in self.arrived)
 
+    @property
+    def disagrees(self) -> bool:
+        """Whether some ranks skipped and others did not."""
+        return disagree({Outcome(event["outcome"]) for event in self.arrived})
+
 
 class _Tail:
     """What is added to a file of events, which all drivers of a job share."""
@@ -77,13 +85,14 @@ class DriverAccount:
     Args:
         results: The job's results folder.
         journal: The agent's journal.
-        world_size: The cell's.
+        config: The job.
     """
 
-    def __init__(self, results: Path, journal: EventLog, world_size: int) -> None:
+    def __init__(self, results: Path, journal: EventLog, config: AgentConfig) -> None:
         self._results = results
         self._journal = journal
-        self._world_size = world_size
+        self._world_size = config.world_size
+        self._mixed_skip = config.mixed_skip
         self._tail = _Tail(driver_events(results))
         self._open: dict[str, set[int]] = {}
 
@@ -110,7 +119,8 @@ class DriverAccount:
         elif step.arrivals and open_ranks:
             trouble = said.notable or _NO_RANKS
             self._give(nodeid, open_ranks, _named(trouble, outputs))
-        return said.has_bad_rank or (trouble is not None and Outcome(trouble["outcome"]).is_bad)
+        is_bad = said.has_bad_rank or (trouble is not None and Outcome(trouble["outcome"]).is_bad)
+        return is_bad or (said.disagrees and not any(fnmatchcase(nodeid, pattern) for pattern in self._mixed_skip))
 
     def _read(self, nodeid: str) -> _Said:
         said = _Said()
@@ -126,8 +136,8 @@ class DriverAccount:
             # The last such event counts.
             fields = {"outcome": Outcome.XFAILED, "message": event["message"], "text": event["message"]}
             self._write(event["rank"], "rank_ended", event["nodeid"], **fields)
-        is_bad = Outcome(event["outcome"]).is_bad
-        return {**event, "outcome": Outcome.XFAILED, "consequence": False} if is_bad else event
+        outcome = Outcome.XFAILED if Outcome(event["outcome"]).is_bad else _UNEXPECTED.get(event["outcome"])
+        return event if outcome is None else {**event, "outcome": outcome, "consequence": False}
 
     def _close(self, nodeid: str, said: _Said) -> set[int]:
         """Take the ranks that have ended a test off those that have not; returns those, and forgets them."""

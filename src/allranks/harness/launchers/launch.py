@@ -1,6 +1,7 @@
 """Ranks that a test starts itself: forks of the launching process, which waits for them and supervises them."""
 
 import os
+import secrets
 import unittest
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ from allranks.harness.launchers.recording import failed_start, record_step
 from allranks.harness.outcome import Outcome
 from allranks.harness.ranks.printing import flush_output
 
+_MARK = "ALLRANKS_LAUNCH"
+
 Excuse = Callable[[int, int], bool]
 """Whether the end of a rank's process, given its rank and exit status, is what the test expects."""
 
@@ -31,6 +34,10 @@ Excuse = Callable[[int, int], bool]
 def excuse_nothing(_rank: int, _status: int) -> bool:
     """Any end of a rank in mid-test is a crash."""
     return False
+
+
+def _tell_nobody() -> None:
+    """Without an agent, the launching process alone keeps the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +63,7 @@ class Workplace:
         results: Folder of the ranks' files.
         journal: Gets what arrives from them, in its order.
         show: Gets what each rank printed, when a step is over.
+        tell_release: Called when ranks get a test: from then on its time limit counts.
         echo: Gets each line that a rank prints, at once; None for nobody.
     """
 
@@ -63,6 +71,7 @@ class Workplace:
     journal: EventLog
     limits: TimeLimits
     show: Callable[[Mapping[int, Output]], None]
+    tell_release: Callable[[], None] = _tell_nobody
     echo: Echo | None = None
 
 
@@ -88,7 +97,7 @@ class Launch:
             resources.enter_context(kernel.adopting_orphans())
             never = _descriptor_without_end(resources)
             self._crew = _muster(workplace, world_size, work)
-            self._gang = _LaunchedGang([self._crew], limits=workplace.limits, stdin=never)
+            self._gang = _lead(self._crew, workplace.limits, never)
             self._resources = resources.pop_all()
 
     @property
@@ -162,17 +171,18 @@ class Launch:
         """Write down that the ranks have this test now."""
         self._last = terms
         self._workplace.journal.write("ranks_released", nodeid=terms.nodeid, world_size=self.world_size)
+        self._workplace.tell_release()
 
     def _patience(self, terms: LaunchTerms) -> Patience:
         skip = None if terms.may_disagree else SKIP_GRACES * self._workplace.limits.peer_grace
-        return Patience(limit=terms.limit, late=f"no end after {terms.limit:g} s", skip=skip)
+        return Patience(limit=terms.limit, skip=skip)
 
     def _supervise(self, wait: Callable[[], Step]) -> Step:
         try:
             return wait()
         except BaseException as error:
             # A time-out plugin of the launching process, Ctrl-C: what a test's frame may raise at any time.
-            step = self._gang.abort(Outcome.ABORTED, f"aborted by the launching process: {error!r}")
+            step = self._gang.abort(f"aborted by the launching process: {error!r}")
             self._record(_as_consequence(step))
             raise
 
@@ -199,28 +209,36 @@ def _descriptor_without_end(resources: ExitStack) -> int:
 
 
 def _muster(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int]) -> "_LaunchedCrew":
+    mark = secrets.token_hex(8)
+
     def be_rank(rank: int, commands: int, reports: int) -> NoReturn:
         place = Place(rank=rank, world_size=world_size, results=workplace.results, commands=commands, reports=reports)
-        be_launched_rank(place, work)
+        be_launched_rank(place, work, {_MARK: mark})
 
     flush_output()
     with warnings.catch_warnings():
         # Python 3.12 warns of forks beside threads. Of those only locks matter, and a rank takes none of the parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
         processes = fork_ranks(range(world_size), be_rank, workplace.echo)
-    return _LaunchedCrew(processes, workplace.results)
+    return _LaunchedCrew(processes, workplace.results, f"{_MARK}={mark}")
 
 
 class _LaunchedCrew(LocalCrew):
     """Ranks of a launcher test: a process that has other children too, and ends that the test may expect.
+
+    Args:
+        processes: The forked ranks.
+        results: Where their files are.
+        mark: A variable, as ``NAME=value``, of these ranks and of what they start alone.
 
     Attributes:
         excuse: Says which ends are what the test expects.
         excused: The exit status of each rank that ended so.
     """
 
-    def __init__(self, processes: Sequence[RankProcess], results: Path) -> None:
+    def __init__(self, processes: Sequence[RankProcess], results: Path, mark: str) -> None:
         super().__init__(processes, results, frozenset())
+        self._mark = mark
         self.excuse: Excuse = excuse_nothing
         self.excused: dict[int, int] = {}
 
@@ -248,9 +266,12 @@ class _LaunchedCrew(LocalCrew):
 
     def close(self) -> Sequence[LeftBehind]:
         """Kill what the ranks left behind, and no other child of this process: a test may have started some."""
-        sessions = set(self.pids)
-        self._known = frozenset(pid for pid in kernel.children() if kernel.session_of(pid) not in sessions)
+        self._known = frozenset(pid for pid in kernel.children() if not self._is_of_a_rank(pid))
         return super().close()
+
+    def _is_of_a_rank(self, pid: int) -> bool:
+        """Whether a child of this process stayed in a rank's session, or left it for a program of its own."""
+        return kernel.session_of(pid) in self.pids or self._mark in kernel.variables_of(pid)
 
 
 class _LaunchedGang(Gang):
@@ -259,6 +280,15 @@ class _LaunchedGang(Gang):
     def watch(self, patience: Patience) -> Step:
         """Wait for one report of each rank."""
         return self._supervise(patience)
+
+
+def _lead(crew: _LaunchedCrew, limits: TimeLimits, stdin: int) -> _LaunchedGang:
+    try:
+        return _LaunchedGang([crew], limits=limits, stdin=stdin)
+    except BaseException:
+        crew.kill(crew.ranks)
+        crew.close()
+        raise
 
 
 class Surroundings(Protocol):

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -143,12 +143,13 @@ class LaunchedRank:
         send_report(self._place.reports, report)
 
 
-def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int]) -> NoReturn:
+def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int], variables: Mapping[str, str]) -> NoReturn:
     """Be a rank until `work` is done. Never returns: the fork must not run the launching process's code.
 
     Args:
         place: Its place.
         work: What it does; returns the exit status.
+        variables: What its environment has besides.
     """
 
     def work_alone() -> int:
@@ -163,6 +164,7 @@ def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int]) -> NoRet
         "LOCAL_RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_WORLD_SIZE": str(place.world_size),
+        **variables,
     }
     live(work_alone, stacks=place.results / f"rank-{place.rank}.stacks.txt", environment=environment)
 

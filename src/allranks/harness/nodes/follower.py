@@ -133,6 +133,9 @@ class _Service:
         for look in looks:
             for happening in look():
                 self._say({"happening": _told(happening)})
+        while self._wire.has_message:
+            # It came while something was being said.
+            self._look_at_leader()
 
     def _look_at_leader(self) -> Sequence[Happening]:
         for message in self._wire.receive():

@@ -96,7 +96,8 @@ class _Rolls:
         if not rolls and link.lost:
             msg = f"The agent of node {link.node} {link.lost}: it ended before it had collected its tests."
             raise NodesError(msg)
-        for roll in rolls:
+        for roll in rolls[:1]:
+            # An agent that has failed says so once more as it ends.
             self._rolls[link.node] = Roll.from_message(roll)
             del self._absent[link.node]
         return bool(rolls)

@@ -44,7 +44,7 @@ class Link:
         self._wire = wire
         self._silence = silence
         self._timer = Timer(silence / _BEATS)
-        # Rings for messages that came while an answer was awaited: no selector sees those again.
+        # Rings for messages that came while something was said or awaited: no selector sees those again.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._unread: list[Message] = []
         self._asked: float | None = None
@@ -66,6 +66,7 @@ class Link:
             self._wire.send(message, self._silence)
         except WireError as error:
             self._lose(str(error))
+        self._ring()
 
     def ask(self, message: Message) -> Message | None:
         """Send a message and wait for its answer; None where the agent is lost."""
@@ -120,7 +121,7 @@ class Link:
             self._ring()
 
     def _ring(self) -> None:
-        if self._unread or self.lost:
+        if self._unread or self._wire.has_message or self.lost:
             os.eventfd_write(self._bell, 1)
 
 

@@ -106,6 +106,14 @@ class Wire:
             ready = selector.select(max(0.0, deadline - time.monotonic()))
         return ready[0][1] if ready else 0
 
+    @property
+    def has_message(self) -> bool:
+        """Whether a whole message has come that :meth:`receive` has not given yet: no descriptor tells of it."""
+        if len(self._rest) < _HEADER.size:
+            return False
+        (size,) = _HEADER.unpack_from(self._rest)
+        return bool(len(self._rest) >= _HEADER.size + size)
+
     def receive(self) -> list[Message]:
         """The messages that are there, without waiting; sets `ended` when they are the last."""
         self._pull()

@@ -141,13 +141,25 @@ class _Rank:
         try:
             init_process_group(self._assignment, self._assignment.url)
         except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
-            message = f"the process group could not be made: {error}".splitlines()[0]
-            phase = Phase(
-                when="setup", outcome=Outcome.ERRORED, duration=0.0, message=message, text=traceback.format_exc()
-            )
-            self._add_phase(self._assignment.first_test, phase, error)
-            return Report(outcome=phase.outcome, message=message)
+            phase = self._add_error("setup", "the process group could not be made", error)
+            return Report(outcome=phase.outcome, message=phase.message)
         return Report(outcome=Outcome.PASSED)
+
+    def _leave(self) -> None:
+        """Leave what process groups there are; trouble with that is an error of the gang's last test."""
+        if not distributed.is_initialized():
+            return
+        try:
+            distributed.destroy_process_group()
+        except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
+            self._add_error("teardown", "the process group could not be destroyed", error)
+
+    def _add_error(self, when: str, what: str, error: Exception) -> Phase:
+        message = f"{what}: {error}".splitlines()[0]
+        text = "".join(traceback.format_exception(error))
+        phase = Phase(when=when, outcome=Outcome.ERRORED, duration=0.0, message=message, text=text)
+        self._add_phase(self._last.nodeid if self._last else self._assignment.first_test, phase, error)
+        return phase
 
     def _run_test(self, command: Run) -> Report:
         items = self._session.items
@@ -187,8 +199,7 @@ class _Rank:
         self._phases = []
         self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
+        self._leave()
         flush_output()
         self._events.write("rank_finished", rank=self._assignment.rank)
         if not self._phases:
