@@ -24,6 +24,11 @@ def test_the_first_bad_outcome_of_a_job_is_said_at_once_and_the_next_are_not(liv
     assert lines == ["cell/suite: first failure: rank 1 failed in t: a b"]
 
 
+def test_the_first_bad_outcome_is_not_named_twice(live, lines):
+    live.event("cell/suite", arrived("t", 1, "timed_out", "rank 1 timed out: no end after 2 s"))
+    assert lines == ["cell/suite: first failure: rank 1 timed out in t: no end after 2 s"]
+
+
 def test_each_job_has_a_first_failure_of_its_own(live, lines):
     live.event("one", arrived("t", 0, "failed"))
     live.event("two", arrived("t", 0, "failed"))

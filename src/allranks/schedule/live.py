@@ -9,6 +9,7 @@ from allranks.harness.outcome import Outcome
 from allranks.schedule.journal import JobError
 
 _LINES = 12
+_SHOWN = 160  # characters of a message: one or two lines of a terminal
 
 
 @dataclass
@@ -35,8 +36,8 @@ class LiveView:
         if Outcome(event["outcome"]).is_bad:
             self._has_failed.add(job_id)
             who, what = f"rank {event['rank']}", Outcome(event["outcome"]).replace("_", " ")
-            message = " ".join(event["message"].split()).removeprefix(f"{who} ")[:120]
-            self.say(f"{job_id}: first failure: {who} {what} in {event['nodeid']}: {message}")
+            message = " ".join(event["message"].split()).removeprefix(f"{who} ").removeprefix(f"{what}: ")
+            self.say(f"{job_id}: first failure: {who} {what} in {event['nodeid']}: {message[:_SHOWN]}")
 
     def job_ended(self, job_id: str, events: Sequence[Event], seconds: float, error: JobError | None) -> None:
         """A job is over; what befell the job as a whole is said in full, as far as a person would read."""
