@@ -7,7 +7,9 @@ line of JSON, far below the size of a pipe's buffer: what is long goes into the 
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from allranks.harness.events import write_all
 from allranks.harness.outcome import Outcome
@@ -74,7 +76,11 @@ def send_command(descriptor: int, command: Run | End) -> None:
 
 def decode_command(line: bytes) -> Run | End:
     """The command on one line."""
-    fields = json.loads(line)
+    return command_of(json.loads(line))
+
+
+def command_of(fields: Mapping[str, Any]) -> Run | End:
+    """The command with these fields (``dataclasses.asdict``)."""
     return End(**fields) if "is_condemned" in fields else Run(**fields)
 
 

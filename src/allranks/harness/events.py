@@ -67,6 +67,19 @@ class EventLog:
         os.close(self._file)
 
 
+def write_event(path: Path, event: str, **fields: object) -> None:
+    """Append one event to a file that somebody else may write as well, or has written.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    log = EventLog(path)
+    try:
+        log.write(event, **fields)
+    finally:
+        log.close()
+
+
 def _is_torn(file: int) -> bool:
     size = os.fstat(file).st_size
     return size > 0 and os.pread(file, 1, size - 1) != b"\n"

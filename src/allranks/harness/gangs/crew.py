@@ -12,7 +12,7 @@ from typing import Protocol
 
 from allranks.harness import kernel
 from allranks.harness.channel import End, Report, Run, send_command
-from allranks.harness.events import Event, EventLog, read_events
+from allranks.harness.events import Event, read_events, write_event
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import RankProcess
 from allranks.harness.stacks.flight_recorder import FlightRecorder
@@ -262,9 +262,7 @@ class LocalCrew:
 
     def record(self, rank: int, event: str, fields: Event) -> None:
         """See :meth:`Crew.record`."""
-        log = EventLog(self._results / f"events-{rank}.jsonl")
-        log.write(event, **fields)
-        log.close()
+        write_event(self._results / f"events-{rank}.jsonl", event, **fields)
 
     def put_output_away(self, title: str, keep: Collection[int]) -> Mapping[int, Output]:
         """See :meth:`Crew.put_output_away`."""

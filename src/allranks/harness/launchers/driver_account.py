@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from allranks.harness.config import AgentConfig
-from allranks.harness.events import Event, EventLog, parse_lines
+from allranks.harness.events import Event, EventLog, parse_lines, write_event
 from allranks.harness.gangs.arrival import Arrival, Step
 from allranks.harness.gangs.gang import Gang
 from allranks.harness.gangs.output import Output
@@ -166,9 +166,7 @@ class DriverAccount:
             self._arrive(nodeid, rank, outcome, consequence=False)
 
     def _write(self, rank: int, event: str, nodeid: str, **fields: object) -> None:
-        log = EventLog(self._results / f"events-{rank}.jsonl")
-        log.write(event, nodeid=nodeid, rank=rank, **fields)
-        log.close()
+        write_event(self._results / f"events-{rank}.jsonl", event, nodeid=nodeid, rank=rank, **fields)
 
     def _arrive(self, nodeid: str, rank: int, outcome: Mapping[str, object], *, consequence: bool) -> None:
         self._journal.write(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from allranks.harness.channel import End, Run
+from allranks.harness.channel import command_of
 from allranks.harness.events import EventLog
 from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look
 from allranks.harness.gangs.gang import HangupError
@@ -166,7 +166,7 @@ class _Service:
     def _lead(self, crew: Crew, deed: str, said: Message) -> None:
         match deed:
             case "send":
-                crew.send(_command(said["command"]))
+                crew.send(command_of(said["command"]))
             case "signal":
                 crew.signal(said["ranks"], said["number"])
             case "kill":
@@ -201,10 +201,6 @@ class _Service:
         self._selector.close()
         self._selector = self._fresh_selector()
         return crew.close()
-
-
-def _command(fields: Message) -> Run | End:
-    return End(**fields) if "is_condemned" in fields else Run(**fields)
 
 
 def _told(happening: Happening) -> Message:
