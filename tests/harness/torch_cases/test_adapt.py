@@ -4,6 +4,7 @@ import sys
 import types
 
 import pytest
+import torch
 
 from allranks.harness.torch_cases import continuous, processes
 from allranks.harness.torch_cases.adapt import MODULE, adapt_torch_cases
@@ -67,6 +68,23 @@ def test_a_class_left_alone_still_runs_in_a_launching_process(torch_module):
     case = torch_module(MultiProcessTestCase=()).MultiProcessTestCase
     list(adapt_torch_cases())
     assert case.allranks_launcher
+
+
+def test_a_process_with_cuda_has_torch_start_the_ranks(torch_module, monkeypatch):
+    case = torch_module(MultiProcessTestCase=processes.HOOKS).MultiProcessTestCase
+    started = []
+    case._start_processes = lambda _self, proc: started.append(proc)
+    case._join_processes = lambda self, _fn: self.processes.clear()
+    case.id = lambda _self: "test_mine"
+    list(adapt_torch_cases())
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    test = case()
+    with pytest.warns(RuntimeWarning, match="torch starts the ranks of test_mine itself"):
+        test._start_processes("a process")
+    assert started == ["a process"]
+    test.processes = started
+    test._join_processes(None)
+    assert test.processes == []
 
 
 def test_threads_are_left_to_torch(torch_module):

@@ -75,7 +75,8 @@ ZOO = {
             sys.exit(0)
 
         def test_leaves_with_0(self):
-            os._exit(0)
+            if self.rank == 1:
+                os._exit(0)
 
         def test_leaves_with_3(self):
             sys.exit(3)
@@ -173,6 +174,8 @@ ZOO = {
             self.skip_return_code_checks.append(fn)
             self.processes[0].terminate()
             self.processes[1].kill()
+            self.processes[1].join()
+            assert self.processes[1].exitcode == -signal.SIGKILL
             super()._join_processes(fn)
 
         def test_stops_its_ranks(self):
@@ -213,7 +216,7 @@ def zoo(run_once):
         ("test_all_skip", ("skipped", "skipped")),
         ("test_all_skip_with_code_77", ("skipped", "skipped")),
         ("test_is_done_early", ("passed", "passed")),
-        ("test_leaves_with_0", ("crashed", "crashed")),
+        ("test_leaves_with_0", ("passed", "crashed")),
         ("test_leaves_with_3", ("crashed", "crashed")),
         ("test_is_seeded_as_by_torch", ("passed", "passed")),
         ("test_is_expected_to_fail", ("xfailed", "xfailed")),
@@ -245,7 +248,7 @@ def test_each_rank_has_its_own_outcome(zoo, test, outcomes):
         ("test_segfaults_while_rank_0_passes", 1, "rank 1 was killed by SIGSEGV; it was in "),
         ("test_hangs_after_the_peer_passed", 1, "rank 1 timed out: no end after 1 s, in the call of this test; it was"),
         ("test_cannot_join", 1, "RuntimeError: no address"),
-        ("test_leaves_with_0", 0, "rank 0 left with exit code 0 in mid-test"),
+        ("test_leaves_with_0", 1, "rank 1 left with exit code 0 in mid-test"),
         ("test_should_abort", 0, "the launching process: AssertionError: rank 0 was to end with exit status -6"),
         ("test_starts_no_rank", 0, "the launching process: RuntimeError: no rank was started"),
     ],
