@@ -87,6 +87,37 @@ def test_a_process_with_cuda_has_torch_start_the_ranks(torch_module, monkeypatch
     assert test.processes == []
 
 
+@pytest.fixture
+def continuous_class(torch_module):
+    """Torch's continuous class after it was adapted, and the sizes of the worlds that torch itself has started."""
+    case = torch_module(MultiProcContinuousTest=continuous.HOOKS).MultiProcContinuousTest
+    case.started = []
+    case._spawn_processes = classmethod(lambda cls, size: cls.started.append(size))
+    list(adapt_torch_cases())
+    return case
+
+
+def test_a_class_does_not_start_ranks_before_its_first_test(continuous_class):
+    continuous_class._spawn_processes(2)
+    assert continuous_class.started == continuous_class.processes == continuous_class.task_queues == []
+
+
+def test_a_process_with_cuda_has_torch_start_the_ranks_of_a_class(continuous_class, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.warns(RuntimeWarning, match="torch starts the ranks of MultiProcContinuousTest itself"):
+        continuous_class._spawn_processes(2)
+    assert continuous_class.started == [2]
+
+
+def test_a_class_with_a_loop_of_its_own_has_torch_start_the_ranks(continuous_class):
+    class Mine(continuous_class):
+        @classmethod
+        def _worker_loop(cls): ...
+
+    Mine._spawn_processes(2)
+    assert Mine.started == [2]
+
+
 def test_threads_are_left_to_torch(torch_module):
     case = torch_module(MultiThreadedTestCase=("_spawn_threads",)).MultiThreadedTestCase
     theirs = case._spawn_threads

@@ -15,7 +15,7 @@ import torch
 from torch import distributed as dist
 
 from allranks.harness.launchers.launched_rank import LaunchedRank
-from allranks.harness.torch_cases.processes import surroundings_of
+from allranks.harness.torch_cases.processes import surroundings_of, warn_of_cuda
 from allranks.testing.processes.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 
 HOOKS = ("_spawn_processes", "_worker_run_main_wait", "_run_test_given_id", "_init_pg", "_worker_loop")
@@ -44,7 +44,10 @@ def adapt_continuous(base: Any) -> None:  # noqa: ANN401 - torch's class has no 
 
     @functools.wraps(spawn)
     def spawn_processes(cls: Any, world_size: object) -> None:  # noqa: ANN401 - as above
-        cls.allranks_forks = _is_ours(cls, loop)
+        has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        cls.allranks_forks = _runs_torchs_loop(cls, loop) and not has_cuda
+        if has_cuda:
+            warn_of_cuda(cls.__qualname__)
         if not cls.allranks_forks:
             spawn(cls, world_size)
             return
@@ -70,10 +73,9 @@ def adapt_continuous(base: Any) -> None:  # noqa: ANN401 - torch's class has no 
     base._worker_run_main_wait = run_or_wait  # noqa: SLF001
 
 
-def _is_ours(cls: Any, loop: object) -> bool:  # noqa: ANN401 - as above
-    """Whether the ranks may be forks that do what torch's loop does, and not one of the class's own."""
-    has_torch_loop = next(vars(each)["_worker_loop"] for each in cls.__mro__ if "_worker_loop" in vars(each)) is loop
-    return has_torch_loop and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+def _runs_torchs_loop(cls: Any, loop: object) -> bool:  # noqa: ANN401 - as above
+    """Whether the ranks do what torch's loop does, and not a loop of the class's own."""
+    return next(vars(each)["_worker_loop"] for each in cls.__mro__ if "_worker_loop" in vars(each)) is loop
 
 
 def _wait(case: Any) -> None:  # noqa: ANN401 - as above

@@ -51,7 +51,7 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
     @functools.wraps(start)
     def start_processes(self: Any, proc: MakeProcess) -> None:  # noqa: ANN401 - as above
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            warnings.warn(_cuda_notice(self), RuntimeWarning, stacklevel=2)
+            warn_of_cuda(self.id())
             start(self, proc)
             return
         make, handles = handle_factory(proc)
@@ -74,10 +74,13 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
     base._join_processes = join_processes  # noqa: SLF001
 
 
-def _cuda_notice(case: unittest.TestCase) -> str:
-    return (
-        f"torch starts the ranks of {case.id()} itself, by spawn: this process has initialised CUDA, and its forks "
-        "could not use CUDA. Their outcomes are not recorded one by one."
+def warn_of_cuda(name: str) -> None:
+    """Say why torch starts the ranks of a test or class of this name itself."""
+    warnings.warn(
+        f"torch starts the ranks of {name} itself, by spawn: this process has initialised CUDA, and its forks could "
+        "not use CUDA. Their outcomes are not recorded one by one.",
+        RuntimeWarning,
+        stacklevel=3,
     )
 
 
