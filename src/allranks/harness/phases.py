@@ -7,6 +7,7 @@ import pytest
 
 from allranks.harness.events import Event
 from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.torch_cases.sandcastle import SandcastleReason
 from allranks.testing.skips import skipcodes
 from allranks.testing.skips.requirement import EnvironmentSkip
 
@@ -75,7 +76,8 @@ def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[Sk
         if reason is not None:
             return skipcodes.kind_of_exit(error.code), error.code, reason
     if report.skipped and not hasattr(report, "wasxfail"):
-        return SkipKind.PLAIN, None, skip_reason(report)
+        is_sandcastles = isinstance(getattr(error, "msg", None), SandcastleReason)
+        return SkipKind.ENVIRONMENT if is_sandcastles else SkipKind.PLAIN, None, skip_reason(report)
     return None, None, ""
 
 

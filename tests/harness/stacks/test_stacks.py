@@ -37,6 +37,12 @@ def test_a_package_that_is_installed_is_the_users_own():
     assert innermost(dump(mine, USER)).endswith("ring.py:3 in send")
 
 
+def test_a_test_that_comes_with_torch_is_the_users_own():
+    folder = "/env/lib/python3.11/site-packages/torch/testing/_internal/distributed"
+    test, helper = (f"{folder}/rpc/rpc_test.py", 3, "test_add"), (f"{folder}/rpc_utils.py", 4, "helper")
+    assert innermost(dump(helper, test, USER)).endswith("rpc_test.py:3 in test_add")
+
+
 def test_another_thread_does_not_count():
     other = dump(("/home/me/suite/test_a.py", 99, "elsewhere"), thread="Thread 0x00007e (most recent call first):")
     assert innermost(other + "\n" + dump(USER)) == "/home/me/suite/test_a.py:12 in test_a"

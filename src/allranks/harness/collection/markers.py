@@ -52,6 +52,11 @@ def is_launcher(item: pytest.Item) -> bool:
     return bool(getattr(getattr(item, "cls", None), "allranks_launcher", False))
 
 
+def has_thread_ranks(item: pytest.Item) -> bool:
+    """Whether the ranks of a launcher test are threads of the process that launches it."""
+    return bool(getattr(getattr(item, "cls", None), "allranks_has_thread_ranks", False))
+
+
 def time_limit(item: pytest.Item, config: AgentConfig) -> float:
     """Seconds that the ranks of a test get.
 

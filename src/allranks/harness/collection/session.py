@@ -34,6 +34,8 @@ from allranks.harness.nodes.wire import Wire
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten, skip_reason
 from allranks.harness.ranks.rank import seed_of_test
+from allranks.harness.torch_cases.adapt import adapt_torch_cases
+from allranks.harness.torch_cases.sandcastle import watch_for_sandcastle_skips
 
 
 def run_session(config: AgentConfig, folders: Folders, journal: EventLog, stdin: int, wires: Mapping[int, Wire]) -> int:
@@ -55,7 +57,8 @@ def run_session(config: AgentConfig, folders: Folders, journal: EventLog, stdin:
     plugin = AgentPlugin(config, folders, journal, stdin, peers)
     # Paths on the command line are relative to the code; tests themselves work in the shared folder.
     os.chdir(folders.code)
-    code = pytest.main(plugin.arguments, plugins=[plugin])
+    with watch_for_sandcastle_skips():
+        code = pytest.main(plugin.arguments, plugins=[plugin])
     if not plugin.has_collected:
         journal.write("collection_failed", nodeid="", text=_agent_log(folders))
     elif code is pytest.ExitCode.INTERNAL_ERROR:
@@ -119,6 +122,11 @@ class AgentPlugin:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Have Hypothesis do the same on all ranks."""
         settle_hypothesis(items, lambda nodeid: seed_of_test(self._config.seed, nodeid))
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """Have torch's launcher tests start their ranks as ours do, before pytest makes an object of one."""
+        for text in adapt_torch_cases():
+            self._journal.write("notice", nodeid=collector.nodeid, text=text)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Count what ``-k``, ``-m`` and plugins take away."""

@@ -19,7 +19,7 @@ from _pytest.skipping import evaluate_xfail_marks
 
 from allranks.harness import kernel
 from allranks.harness.channel import Report, send_report
-from allranks.harness.collection.markers import is_launcher, time_limit
+from allranks.harness.collection.markers import has_thread_ranks, is_launcher, time_limit
 from allranks.harness.events import EventLog
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.rank_process import Echo
@@ -146,6 +146,8 @@ class _RepeatWatch:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Note whose trouble a phase shows, and what of it pytest does not show."""
         report = yield
+        if has_thread_ranks(item):
+            self._log.write("shares_outcome", nodeid=item.nodeid)
         # Of several errors of one unittest, the test's and tearDown's, pytest shows the first.
         hidden = [info.value for info in getattr(item, "_excinfo", None) or ()]
         if call.excinfo is not None and getattr(call.excinfo.value, _OF_RANKS, False):

@@ -28,12 +28,14 @@ class _Said:
         world_size: The ranks that it has given the test to; None for none.
         arrived: What arrived from them.
         own: Phases, and errors that pytest hides, that are the launching process's own.
+        shares_outcome: The ranks are threads of the launching process, which has one outcome for all.
         is_expected: The launching process takes the failure of its ranks for what the test is marked to come to.
     """
 
     world_size: int | None = None
     arrived: list[Event] = field(default_factory=list)
     own: list[Event] = field(default_factory=list)
+    shares_outcome: bool = False
     is_expected: bool = False
 
     @property
@@ -45,6 +47,12 @@ class _Said:
     def notable(self) -> Event | None:
         """The first phase of the launching process that did not simply pass."""
         return self.trouble or next((event for event in self.own if event["outcome"] != Outcome.PASSED), None)
+
+    @property
+    def without_ranks(self) -> Event:
+        """What a test came to that has no outcome of a rank: one that started none may be the launching process's."""
+        calls = (event for event in self.own if event["when"] == "call" and self.world_size is None)
+        return self.notable or next(calls, _NO_RANKS)
 
     @property
     def has_bad_rank(self) -> bool:
@@ -113,11 +121,11 @@ class DriverAccount:
         lost = next((arrival for arrival in step.arrivals if arrival.observed), None)
         trouble = said.trouble or (None if lost is None else _as_phase(lost))
         open_ranks = self._close(nodeid, said)
-        if trouble is not None:
+        if trouble is not None and not said.shares_outcome:
             self._add_trouble(nodeid, _named(trouble, outputs), said)
             self._abort(nodeid, open_ranks - {0})
         elif step.arrivals and open_ranks:
-            trouble = said.notable or _NO_RANKS
+            trouble = trouble or said.without_ranks
             self._give(nodeid, open_ranks, _named(trouble, outputs))
         is_bad = said.has_bad_rank or (trouble is not None and Outcome(trouble["outcome"]).is_bad)
         return is_bad or (said.disagrees and not any(fnmatchcase(nodeid, pattern) for pattern in self._mixed_skip))
@@ -196,6 +204,8 @@ def _take(event: Event, said: _Said, repeated: set[str]) -> None:
             said.arrived.append(event)
         case "repeats_ranks":
             repeated.add(event["when"])
+        case "shares_outcome":
+            said.shares_outcome = True
         case "hidden_error":
             said.own.append(event)
         case "phase":

@@ -114,6 +114,23 @@ class Launch:
         """The exit status with which a rank ended as the test expects; None for one that did not end so."""
         return self._crew.excused.get(rank)
 
+    def exit_status(self, rank: int) -> int | None:
+        """With what a rank has ended, negative for a signal; None while it lives."""
+        return self._crew.exit_status(rank)
+
+    def wait_for_end(self, rank: int, timeout: float | None) -> None:
+        """Wait until the process of a rank has ended; what that means for the test, :meth:`wait` says.
+
+        Args:
+            rank: Which.
+            timeout: Seconds; None to wait for ever.
+        """
+        self._crew.wait_for_end(rank, timeout)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank, if it lives."""
+        self._crew.signal([rank], number)
+
     def start(self) -> Step:
         """Wait until each rank is ready for the first test.
 
@@ -249,6 +266,22 @@ class _LaunchedCrew(LocalCrew):
             passed = {"nodeid": nodeid, "rank": rank, "outcome": Outcome.PASSED}
             self.record(rank, "phase", {**passed, "when": "call", "duration": 0.0, "message": words})
             self.record(rank, "test_finished", passed)
+
+    def exit_status(self, rank: int) -> int | None:
+        """See :meth:`Launch.exit_status`; the process is left for the gang to reap."""
+        process = self._processes[rank]
+        if process.exit_status is not None:
+            return process.exit_status
+        end = os.waitid(os.P_PIDFD, process.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if end is None:
+            return None
+        return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+
+    def wait_for_end(self, rank: int, timeout: float | None) -> None:
+        """See :meth:`Launch.wait_for_end`."""
+        process = self._processes[rank]
+        if process.exit_status is None:
+            kernel.is_readable(process.pidfd, timeout)
 
     def _look_at_end(self, rank: RankProcess) -> Sequence[Happening]:
         return [each for happening in super()._look_at_end(rank) for each in self._with_excuse(happening)]

@@ -22,6 +22,7 @@ _LAST_PATIENCE = 1.0
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
 _CURRENT_THREAD = "Current thread 0x"
 _MACHINERY = ("/_pytest/", "/pluggy/", "/allranks/harness/", "-packages/torch/")
+_TESTS_OF_TORCH = "-packages/torch/testing/_internal/distributed/"
 _OUTSIDE = "Seen from outside by py-spy"
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 
@@ -134,7 +135,12 @@ def _frames(stacks: str) -> Iterator[re.Match[str]]:
 
 
 def is_machinery(file: str) -> bool:
-    """Whether a source file is pytest's, torch's, the harness's or the standard library's, and not the user's own."""
+    """Whether a source file is pytest's, torch's, the harness's or the standard library's, and not the user's own.
+
+    A test of torch's own suites, which its wheel carries, counts as the user's.
+    """
+    if _TESTS_OF_TORCH in file and file.endswith("_test.py"):
+        return False
     if any(part in file for part in _MACHINERY):
         return True
     return file.startswith(_STANDARD_LIBRARY) and "-packages/" not in file

@@ -1,19 +1,14 @@
 """Test cases whose every test starts ranks of its own."""
 
-import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import ClassVar
 
 import torch.distributed as dist
 
-from allranks.harness.launchers.launch import Excuse, Launch, Workplace
 from allranks.harness.launchers.launched_rank import LaunchedRank
-from allranks.harness.ranks.printing import flush_output
-from allranks.harness.ranks.rank_setup import leave
 from allranks.testing.processes.launcher import LauncherTestCase
 from allranks.testing.processes.meeting_file import meeting_file
-from allranks.testing.processes.result import raise_for
+from allranks.testing.processes.own_ranks import OwnRanks, exit_as_asked, expected_ends, no_ranks_error
 
 DEFAULT_WORLD_SIZE = 4
 
@@ -56,8 +51,7 @@ class MultiProcessTestCase(LauncherTestCase):
     def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803 - unittest's
         super().__init__(method_name, methodName)
         self.file_name = ""
-        self._launch: Launch | None = None
-        self._workplace: Workplace | None = None
+        self._ranks: OwnRanks | None = None
 
     @property
     def world_size(self) -> int:
@@ -94,41 +88,13 @@ class MultiProcessTestCase(LauncherTestCase):
 
     def _spawn_processes(self) -> None:
         """Start the ranks. To be called in ``setUp``, after what they need is there."""
-        surroundings = self._surroundings()
-        resources = ExitStack()
-        # After tearDown, however that ends, and also after a set-up that failed.
-        self.addCleanup(resources.close)
-        self.addCleanup(self._end_ranks)
-        self._workplace = resources.enter_context(surroundings.workplace(type(self)))
-        self._launch = Launch(self._workplace, int(self.world_size), self._be_rank, self._terms())
-        self._launch.release(self._terms())
+        self._ranks = OwnRanks(self, self._surroundings(), int(self.world_size), self._be_rank)
 
     def _join_processes(self, fn: Callable[[], object]) -> None:
         """Wait for the ranks, and make their outcomes the test's."""
-        if self._launch is None or self._workplace is None:
-            msg = (
-                f"no rank was started for {self.id()}\n"
-                "A test of this class runs in ranks alone, and setUp did not call self._spawn_processes().\n"
-                "Call super().setUp() and then self._spawn_processes() in setUp."
-            )
-            raise RuntimeError(msg)
-        terms = self._terms()
-        step = self._launch.wait(self._excuse(fn))
-        raise_for(step, results=self._workplace.results, nodeid=terms.nodeid, may_disagree=terms.may_disagree)
-        expected = self.special_return_code_checks.get(fn, 0)
-        if expected and expected != self._launch.excused_status(0):
-            self.fail(f"rank 0 was to end with exit status {expected}, and its test ended without that")
-
-    def _excuse(self, fn: Callable[[], object]) -> Excuse:
-        if fn in self.skip_return_code_checks:
-            return lambda _rank, _status: True
-        expected = self.special_return_code_checks.get(fn, 0)
-        return lambda _rank, status: expected not in (0, None) and status == expected
-
-    def _end_ranks(self) -> None:
-        """Stop ranks that still live, as after a set-up that failed."""
-        if self._launch is not None:
-            self._launch.close()
+        if self._ranks is None:
+            raise no_ranks_error(self)
+        self._ranks.join(expected_ends(self, fn))
 
     def _be_rank(self, launched: LaunchedRank) -> int:
         """What a fork does: run the test on an object of its own, and say what became of it."""
@@ -144,7 +110,7 @@ class MultiProcessTestCase(LauncherTestCase):
             # A `_run` that was written for torch's class may end this way after the test.
             if pipe.has_run and not exit_.code:
                 return
-            _exit_as_asked(exit_)
+            exit_as_asked(exit_)
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **_kwargs: object) -> None:
@@ -164,12 +130,3 @@ class MultiProcessTestCase(LauncherTestCase):
         parent_pipe.has_run = True
         if self.destroy_pg_upon_exit and dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _exit_as_asked(exit_: SystemExit) -> None:
-    """End the process as ``sys.exit`` would: the exit status is what the launching process looks at."""
-    if not isinstance(exit_.code, int | None) or exit_.code in (0, None):
-        # Who reads the report wants to know where a rank left that should not have.
-        traceback.print_exception(exit_)
-    flush_output()
-    leave(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None))

@@ -3,9 +3,7 @@
 import inspect
 import os
 import unittest
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -14,13 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
-from allranks.harness.channel import End
-from allranks.harness.gangs.arrival import Step
-from allranks.harness.launchers.launch import Launch, Workplace
-from allranks.harness.launchers.launched_rank import LaunchedRank, RankTerms
+from allranks.harness.launchers.launched_rank import LaunchedRank
+from allranks.testing.processes.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 from allranks.testing.processes.launcher import LauncherTestCase
-from allranks.testing.processes.meeting_file import meeting_file
-from allranks.testing.processes.result import raise_for
 
 UNSET = -2
 """``world_size`` and ``rank`` of a class that says nothing about them."""
@@ -34,26 +28,6 @@ _AVAILABLE: Mapping[str, Callable[[], bool]] = MappingProxyType(
         "xccl": dist.is_xccl_available,
     }
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ranks:
-    """The living ranks of a class.
-
-    Attributes:
-        names: What a test's number, as the ranks know it, stands for.
-        resources: Closed with them.
-    """
-
-    launch: Launch
-    workplace: Workplace
-    names: Sequence[str]
-    resources: ExitStack
-
-    def close(self) -> None:
-        """Stop what still lives."""
-        with self.resources:
-            self.launch.close()
 
 
 class MultiProcContinuousTest(LauncherTestCase):
@@ -82,8 +56,6 @@ class MultiProcContinuousTest(LauncherTestCase):
 
     pg: ClassVar[dist.ProcessGroup]
     """In a rank: the default process group."""
-
-    _ranks: ClassVar[_Ranks | None] = None
 
     @classmethod
     def backend_str(cls) -> str | None:
@@ -120,7 +92,7 @@ class MultiProcContinuousTest(LauncherTestCase):
     def tearDownClass(cls) -> None:
         """Have the ranks destroy their process group and leave."""
         try:
-            cls._end_ranks()
+            end_ranks_of(cls)
         finally:
             super().tearDownClass()
 
@@ -128,30 +100,27 @@ class MultiProcContinuousTest(LauncherTestCase):
         """Start the ranks, if this is the class's first test, or the first after a bad one."""
         super().setUp()
         self.rank = self.MAIN_PROCESS_RANK
-        if type(self).__dict__.get("_ranks") is None:
+        if kept_by(type(self)) is None:
             self._start_ranks()
 
     def _start_ranks(self) -> None:
         cls = type(self)
         cls.world_size = cls._size_of_world()
         _skip_without_backend(cls.backend_str())
-        with ExitStack() as resources:
-            cls.rdvz_file = resources.enter_context(meeting_file())
-            workplace = resources.enter_context(self._surroundings().workplace(cls))
-            names = tuple(sorted(dir(cls)))
-            launch = Launch(workplace, cls.world_size, lambda rank: self._be_rank(rank, names), self._terms())
-            resources.callback(launch.close)
-            step = launch.start()
-            self._raise_for(step, workplace)
-            cls._ranks = _Ranks(launch=launch, workplace=workplace, names=names, resources=resources.pop_all())
+        life = RankLife(join=self._join, run=cls._run_as, leave=_destroy_group)
+        ranks = KeptRanks(self, self._surroundings(), cls.world_size, life)
+        cls.rdvz_file = ranks.file
+        setattr(cls, RANKS_ATTRIBUTE, ranks)
 
-    def _raise_for(self, step: Step, workplace: Workplace) -> None:
-        terms = self._terms()
-        raise_for(step, results=workplace.results, nodeid=terms.nodeid, may_disagree=terms.may_disagree)
+    def _join(self, launched: LaunchedRank, file: str) -> None:
+        """What a rank does first."""
+        cls = type(self)
+        cls.rank, cls.rdvz_file = launched.number, file
+        cls._init_pg(launched.number, launched.world_size, file)
 
     def _join_processes(self, fn: Callable[[], object]) -> None:  # noqa: ARG002 - the ranks know it by its name
         """Have the ranks run this test, and make their outcomes the test's."""
-        ranks = type(self).__dict__.get("_ranks")
+        ranks = kept_by(type(self))
         if ranks is None:
             msg = (
                 f"no rank is there for {self.id()}\n"
@@ -159,33 +128,7 @@ class MultiProcContinuousTest(LauncherTestCase):
                 "Call super().setUp() first in setUp."
             )
             raise RuntimeError(msg)
-        try:
-            step = ranks.launch.run(self._terms(), ranks.names.index(self._testMethodName))
-            self._raise_for(step, ranks.workplace)
-        except unittest.SkipTest:
-            raise
-        except BaseException:
-            # What the ranks have in common, above all the process group, is not to be relied on any more.
-            self._take_ranks()
-            ranks.close()
-            raise
-
-    @classmethod
-    def _take_ranks(cls) -> _Ranks | None:
-        # A class does not share ranks with the class that it inherits from.
-        ranks = cls.__dict__.get("_ranks")
-        cls._ranks = None
-        return ranks
-
-    @classmethod
-    def _end_ranks(cls) -> None:
-        ranks = cls._take_ranks()
-        if ranks is None:
-            return
-        with ranks.resources:
-            step = ranks.launch.end()
-            last = ranks.launch.last
-            raise_for(step, results=ranks.workplace.results, nodeid=last.nodeid, may_disagree=last.may_disagree)
+        run_in(ranks, self)
 
     @classmethod
     def _size_of_world(cls) -> int:
@@ -208,25 +151,10 @@ class MultiProcContinuousTest(LauncherTestCase):
     def _count_devices(cls) -> int:
         return int(torch.get_device_module(cls._kind_of_device()).device_count())
 
-    def _be_rank(self, launched: LaunchedRank, names: Sequence[str]) -> int:
-        """What a fork does: make the process group, run tests as it is told to, and destroy the group."""
-        cls = type(self)
-        cls.rank = launched.number
-        terms = self._surroundings().rank_terms(self)
-        if not launched.start(terms, lambda: cls._init_pg(launched.number, launched.world_size, str(cls.rdvz_file))):
-            return 1
-        for command in launched.commands():
-            if isinstance(command, End):
-                launched.end(terms, _destroy_group)
-                return 0
-            terms = cls._run_in_rank(cls(names[command.index]), launched)
-        return 1
-
-    def _run_in_rank(self, launched: LaunchedRank) -> RankTerms:
+    def _run_as(self, launched: LaunchedRank) -> None:
+        """Run this test in a rank."""
         self.rank = launched.number
-        terms = self._surroundings().rank_terms(self)
-        launched.run(terms, lambda: self._run_and_clean_up(self._testMethodName, launched.tell))
-        return terms
+        self._run_and_clean_up(self._testMethodName, launched.tell)
 
 
 def _destroy_group() -> None:

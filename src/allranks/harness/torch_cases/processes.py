@@ -1,0 +1,157 @@
+"""torch's ``MultiProcessTestCase``: its ranks become forks of the launching process, and all of them are judged.
+
+torch's class starts ranks in ``_start_processes`` and waits for them in ``_join_processes``. These two are replaced on
+the class itself, so that every class which derives from it has them; all else stays torch's, in the ranks too: ``_run``
+and ``run_test`` with what subclasses make of them, the pipes, the random seed, the end of the process group.
+"""
+
+import functools
+import inspect
+import logging
+import time
+import unittest
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+
+from allranks.harness.launchers.launch import Surroundings
+from allranks.harness.launchers.launched_rank import LaunchedRank
+from allranks.harness.torch_cases.rank_handle import MakeProcess, RankHandle, handle_factory
+from allranks.testing.processes.own_ranks import Ends, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
+from allranks.testing.processes.plain import PlainSurroundings
+from allranks.testing.skips.skipcodes import SkipCode
+
+HOOKS = ("_start_processes", "_join_processes", "_check_return_codes", "_run", "run_test")
+"""What torch's class must have."""
+
+END_GRACE = 5.0
+"""Seconds in which a rank that has reported must have left, where a class looks at its exit status."""
+
+_RANKS = "allranks_ranks"
+_EXCEPTION_STATUS = 10
+
+
+def surroundings_of(case: unittest.TestCase) -> Surroundings:
+    """An agent's, or those of a plain pytest."""
+    return getattr(case, "allranks_surroundings", None) or PlainSurroundings()
+
+
+def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no types
+    """Have the tests of torch's class, and of every class that derives from it, start their ranks as ours do.
+
+    Args:
+        base: The class, with all of :data:`HOOKS`.
+    """
+    log = logging.getLogger(base.__module__)
+    start, join, check = base._start_processes, base._join_processes, base._check_return_codes  # noqa: SLF001
+
+    @functools.wraps(start)
+    def start_processes(self: Any, proc: MakeProcess) -> None:  # noqa: ANN401 - as above
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            warn_of_cuda(self.id())
+            start(self, proc)
+            return
+        make, handles = handle_factory(proc)
+        with _silent(log):
+            start(self, make)
+        _fork(self, handles)
+
+    @functools.wraps(join)
+    def join_processes(self: Any, fn: Callable[[], object]) -> None:  # noqa: ANN401 - as above
+        __tracebackhide__ = True
+        ranks: OwnRanks | None = vars(self).get(_RANKS)
+        if ranks is not None:
+            _join(self, fn, ranks, check)
+        elif self.processes:
+            join(self, fn)
+        else:
+            raise no_ranks_error(self)
+
+    base._start_processes = start_processes  # noqa: SLF001
+    base._join_processes = join_processes  # noqa: SLF001
+
+
+def warn_of_cuda(name: str) -> None:
+    """Say why torch starts the ranks of a test or class of this name itself."""
+    warnings.warn(
+        f"torch starts the ranks of {name} itself, by spawn: this process has initialised CUDA, and its forks could "
+        "not use CUDA. Their outcomes are not recorded one by one.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+@contextmanager
+def _silent(log: logging.Logger) -> Iterator[None]:
+    """Keep torch from saying that it has started processes, with their ids: it has only prepared them."""
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _fork(case: Any, handles: list[RankHandle]) -> None:  # noqa: ANN401 - as above
+    """Start the ranks that torch has prepared."""
+    ranks = OwnRanks(case, surroundings_of(case), len(handles), lambda launched: _be_rank(case, handles, launched))
+    # torch knows the pipe of a rank by its process id, and the forks have one only now.
+    pipes = [case.pid_to_pipe.pop(handle.pid) for handle in handles]
+    for handle, pipe in zip(handles, pipes, strict=True):
+        handle.started(ranks.launch)
+        case.pid_to_pipe[handle.pid] = pipe
+        case.addCleanup(pipe.close)
+    setattr(case, _RANKS, ranks)
+
+
+def _join(case: Any, fn: Callable[[], object], ranks: OwnRanks, check: object) -> None:  # noqa: ANN401 - as above
+    __tracebackhide__ = True
+    if type(case)._check_return_codes is check:  # noqa: SLF001 - torch's own
+        ranks.join(expected_ends(case, fn))
+        return
+    # The class has its own idea of how each rank must end.
+    began = time.monotonic()
+    ranks.join(Ends(excuse=lambda _rank, _status: True))
+    for process in case.processes:
+        process.join(END_GRACE)
+    _check_as_the_class_does(case, fn, time.monotonic() - began)
+
+
+def _check_as_the_class_does(case: Any, fn: Callable[[], object], elapsed: float) -> None:  # noqa: ANN401 - as above
+    judge = case._check_return_codes  # noqa: SLF001
+    arguments = {"fn": fn, "elapsed_time": elapsed}
+    # Older versions of torch pass the time alone.
+    judge(*(arguments[name] for name in inspect.signature(judge).parameters if name in arguments))
+
+
+def _be_rank(case: Any, handles: list[RankHandle], launched: LaunchedRank) -> int:  # noqa: ANN401 - as above
+    """What a fork does: what torch had prepared for a process of its own."""
+    terms = surroundings_of(case).rank_terms(case)
+    outcome = launched.run(terms, lambda: _run(handles[launched.number]))
+    return _EXCEPTION_STATUS if outcome.is_bad else 0
+
+
+def _run(handle: RankHandle) -> None:
+    try:
+        handle.run()
+    except SystemExit as exit_:
+        ended = exit_
+    else:
+        return
+    _end_as(ended)
+
+
+def _end_as(exit_: SystemExit) -> None:
+    """End a rank that left by ``sys.exit``, which torch's class does after most tests."""
+    cause = exit_.__context__
+    if exit_.code in (_EXCEPTION_STATUS, SkipCode.GENERIC) and isinstance(cause, Exception):
+        # torch has put an exit status in the place of what the test raised.
+        _raise_again(cause)
+    if exit_.code not in (0, None):
+        exit_as_asked(exit_)
+
+
+def _raise_again(error: Exception) -> NoReturn:
+    raise error

@@ -1,0 +1,78 @@
+"""Tests of torch's own MultiThreadedTestCase under an agent: one process runs them, once, for all ranks."""
+
+import pytest
+
+FILES = {
+    "test_threads.py": """
+        import os, sys, time, unittest
+        import pytest, torch
+        import torch.distributed as dist
+        from torch.testing._internal.common_distributed import MultiThreadedTestCase
+
+        def say(word):
+            with open(os.environ["WORDS"], "w") as words:
+                words.write(f"{word}\\n")
+
+        class TestThreads(MultiThreadedTestCase):
+            @property
+            def world_size(self):
+                return 3
+
+            def setUp(self):
+                super().setUp()
+                if "set_up_fails" in self.id():
+                    raise RuntimeError("no")
+                self._spawn_threads()
+
+            def test_passes(self):
+                total = torch.tensor([1.0])
+                dist.all_reduce(total)
+                self.assertEqual(total, torch.tensor([3.0]))
+                if self.rank == 0:
+                    say("once")
+
+            def test_fails(self):
+                if self.rank == 1:
+                    raise ValueError("thread 1 broke")
+
+            def test_skips(self):
+                sys.exit(77)
+
+            def test_set_up_fails(self): ...
+
+            def test_dies(self):
+                os._exit(3)
+
+            @pytest.mark.xfail(reason="known")
+            def test_is_expected_to_fail(self):
+                raise ValueError("known")
+    """
+}
+
+
+@pytest.fixture(scope="module")
+def threads(run_once):
+    return run_once("torch_threads", FILES, limits={"peer_grace": 0.3})
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome"),
+    [
+        ("test_passes", "passed"),
+        ("test_fails", "failed"),
+        ("test_skips", "skipped"),
+        ("test_set_up_fails", "failed"),
+        ("test_dies", "crashed"),
+        ("test_is_expected_to_fail", "xfailed"),
+    ],
+)
+def test_all_ranks_share_the_one_outcome(threads, test, outcome):
+    assert threads.outcomes(test) == (outcome, outcome)
+
+
+def test_a_test_runs_once(threads):
+    assert threads.words() == ["once"]
+
+
+def test_a_failure_says_what_broke(threads):
+    assert "ValueError: thread 1 broke" in threads.cases(1)["test_fails"].text

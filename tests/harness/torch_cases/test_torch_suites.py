@@ -1,0 +1,41 @@
+"""torch's own suites, as suites/torch binds them to a cell: a few tests of each, in a real agent."""
+
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).parents[3] / "suites/torch/c10d/test_distributed.py"
+SAMPLE = (
+    "test_all_reduce_sum",
+    "test_barrier_timeout_global",
+    "test_get_rank",
+    "test_all_reduce_group_sum",
+    "test_send_recv_nccl",
+)
+
+
+@pytest.fixture(scope="module", params=["env", "tcp", "file"])
+def sample(request, run_once):
+    nodeids = [f"suite/test_distributed.py::TestDistributed::{name}" for name in SAMPLE]
+    files = {"test_distributed.py": SUITE.read_text(encoding="utf-8")}
+    return run_once(f"c10d-{request.param}", files, init_method=request.param, pytest_args=nodeids)
+
+
+def test_torchs_tests_end_well_on_all_ranks(sample):
+    for name in ("test_all_reduce_sum", "test_get_rank"):
+        assert sample.outcomes(name) == ("passed", "passed")
+
+
+def test_what_an_init_method_cannot_test_is_left_out(sample):
+    outcome = "passed" if sample.config.init_method == "file" else "skipped"
+    assert sample.outcomes("test_barrier_timeout_global") == (outcome, outcome)
+
+
+def test_what_a_world_of_two_cannot_test_has_torchs_reason(sample):
+    case = sample.cases(1)["test_all_reduce_group_sum"]
+    assert (case.outcome, case.message) == ("skipped", "Skipped due to small world size.")
+
+
+def test_what_gloo_cannot_test_is_an_environment_skip(sample):
+    case = sample.cases(1)["test_send_recv_nccl"]
+    assert (case.properties["skip_kind"], case.message) == ("environment", "NCCL Send Recv Only")
