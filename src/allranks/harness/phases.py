@@ -67,14 +67,21 @@ def phase_of(report: pytest.TestReport, error: BaseException | None) -> Phase:
     )
 
 
-def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[SkipKind | None, int | None, str]:
-    if isinstance(error, EnvironmentSkip) and report.skipped:
+def skip_with_code(error: BaseException | None) -> tuple[SkipKind, int, str] | None:
+    """The skip that an exception means by torch's table of exit codes: its kind, code and reason; None for no skip."""
+    if isinstance(error, EnvironmentSkip):
         return error.kind, int(error.code), str(error.msg)
     # sys.exit() takes any object, also one that cannot be looked up in a set.
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         reason = skipcodes.reason_of_exit(error.code)
-        if reason is not None:
-            return skipcodes.kind_of_exit(error.code), error.code, reason
+        return None if reason is None else (skipcodes.kind_of_exit(error.code), error.code, reason)
+    return None
+
+
+def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[SkipKind | None, int | None, str]:
+    coded = skip_with_code(error) if report.skipped or isinstance(error, SystemExit) else None
+    if coded is not None:
+        return coded
     if report.skipped and not hasattr(report, "wasxfail"):
         is_sandcastles = isinstance(getattr(error, "msg", None), SandcastleReason)
         return SkipKind.ENVIRONMENT if is_sandcastles else SkipKind.PLAIN, None, skip_reason(report)

@@ -19,12 +19,10 @@ from allranks.harness.events import EventLog
 from allranks.harness.gangs.late_imports import imported_late
 from allranks.harness.gangs.symptoms import is_symptom
 from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
+from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten, skip_with_code
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank import seed_everything
 from allranks.harness.ranks.rank_setup import live
-from allranks.testing.skips import skipcodes
-from allranks.testing.skips.requirement import EnvironmentSkip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,15 +210,10 @@ def _tests_frames(info: pytest.ExceptionInfo[BaseException]) -> Traceback:
 
 
 def _skip_of(error: BaseException) -> tuple[SkipKind, int | None, str] | None:
-    if isinstance(error, EnvironmentSkip):
-        return error.kind, int(error.code), str(error.msg)
-    if isinstance(error, unittest.SkipTest | pytest.skip.Exception):
+    coded = skip_with_code(error)
+    if coded is None and isinstance(error, unittest.SkipTest | pytest.skip.Exception):
         return SkipKind.PLAIN, None, str(error)
-    # sys.exit() takes any object.
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        reason = skipcodes.reason_of_exit(error.code)
-        return None if reason is None else (skipcodes.kind_of_exit(error.code), error.code, reason)
-    return None
+    return coded
 
 
 def _outcome(error: BaseException, when: str) -> Outcome:
