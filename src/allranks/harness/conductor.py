@@ -4,7 +4,6 @@ import gc
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 
 import pytest
 
@@ -17,7 +16,7 @@ from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Gang, HangupErr
 from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.launchers.recording import failed_start, record_step
 from allranks.harness.nodes.node import Node, Orders, muster_all
-from allranks.harness.outcome import disagree
+from allranks.harness.outcome import disagree, may_disagree
 from allranks.harness.ranks.rendezvous import Rendezvous, make_rendezvous
 from allranks.harness.signals import held_back
 
@@ -184,7 +183,7 @@ class Conductor:
         return Patience(limit=set_up + margin, anew=terms.limit + margin, skip=skip)
 
     def _may_disagree(self, nodeid: str) -> bool:
-        return any(fnmatchcase(nodeid, pattern) for pattern in self._config.mixed_skip)
+        return may_disagree(nodeid, self._config.mixed_skip)
 
     def _nodeid(self, index: int) -> str:
         return self._program.items[index].nodeid

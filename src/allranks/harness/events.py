@@ -22,6 +22,11 @@ JOURNAL = "events-agent.jsonl"
 RECORD_SEPARATOR = b"\x1e"
 
 
+def rank_events(results: Path, rank: int) -> Path:
+    """A rank's own file of events."""
+    return results / f"events-{rank}.jsonl"
+
+
 class EventLog:
     """An append-only file of events; each line is one ``write``, so a kill never tears an earlier one.
 

@@ -4,8 +4,9 @@ The harness writes these words into events and rank XML; the report reads them b
 copied into jobs with the rest of the harness, so it uses the standard library alone.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 
 class Outcome(StrEnum):
@@ -35,6 +36,11 @@ def disagree(outcomes: Collection[Outcome]) -> bool:
     """Whether the ranks of one test disagree on whether it could run, or on whether it is expected to fail."""
     skipped_and_ran = Outcome.SKIPPED in outcomes and any(outcome is not Outcome.SKIPPED for outcome in outcomes)
     return skipped_and_ran or (Outcome.XFAILED in outcomes and Outcome.PASSED in outcomes)
+
+
+def may_disagree(nodeid: str, mixed_skip: Iterable[str]) -> bool:
+    """Whether the ranks of a test may disagree on a skip: its node id matches one of these ``fnmatch`` patterns."""
+    return any(fnmatchcase(nodeid, pattern) for pattern in mixed_skip)
 
 
 class SkipKind(StrEnum):

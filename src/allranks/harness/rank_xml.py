@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from allranks.harness.events import JOURNAL, Event, read_events
+from allranks.harness.events import JOURNAL, Event, rank_events, read_events
 from allranks.harness.outcome import Outcome
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -96,7 +96,7 @@ def write_rank_xml(results: Path, rank: int, *, cell: str, suite: str, world_siz
 def rank_tests(results: Path, rank: int) -> list[RankTest]:
     """The tests that one rank began, in their order."""
     tests: dict[str, RankTest] = {}
-    for event in read_events(results / f"events-{rank}.jsonl"):
+    for event in read_events(rank_events(results, rank)):
         if nodeid := event.get("nodeid"):
             _add(tests.setdefault(nodeid, RankTest(nodeid)), event)
     for event in read_events(results / JOURNAL):

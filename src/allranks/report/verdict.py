@@ -16,12 +16,11 @@ Where the rules leave room, they are read like this:
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final
 
 from allranks.errors import ExitCode
-from allranks.harness.outcome import Outcome, SkipKind, disagree
+from allranks.harness.outcome import Outcome, SkipKind, disagree, may_disagree
 from allranks.report.model import RankResult, Rule, SkipPolicy, Verdict, VerdictKind
 from allranks.report.severity import fold, severity
 from allranks.report.strip import describe, numbers, strip
@@ -184,7 +183,7 @@ def _still_running(ranks: Sequence[RankResult]) -> str:
 def _ranks_disagree(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
     """Rule 3: some ranks skipped and others did not, and nobody has allowed it."""
     outcomes = {rank.outcome for rank in ranks}
-    allowed = any(fnmatchcase(ranks[0].nodeid, pattern) for pattern in setting.mixed_skip)
+    allowed = may_disagree(ranks[0].nodeid, setting.mixed_skip)
     allowed = allowed and not any(rank.outcome.is_bad for rank in ranks)
     if allowed or not disagree(outcomes):
         return None

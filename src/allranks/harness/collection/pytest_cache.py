@@ -6,14 +6,13 @@ of all ranks, and it does so by telling pytest's own cache plugins, whose files 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from allranks.harness.config import PYTEST_CACHE
 from allranks.harness.events import Event
-from allranks.harness.outcome import Outcome, disagree
+from allranks.harness.outcome import Outcome, disagree, may_disagree
 
 _SWITCHED_OFF = ("no:cacheprovider", "-pno:cacheprovider")
 _READERS = ("lfplugin", "stepwiseplugin")
@@ -62,7 +61,7 @@ def _outcomes(journal: Iterable[Event]) -> dict[str, list[Outcome]]:
 def _reports(item: pytest.Item, outcomes: Sequence[Outcome], mixed_skip: Iterable[str]) -> Iterator[pytest.TestReport]:
     """One report for a test that has run, as pytest would have made it for the worst of its ranks."""
     if outcomes:
-        may_disagree = any(fnmatchcase(item.nodeid, pattern) for pattern in mixed_skip)
-        is_bad = any(each.is_bad for each in outcomes) or (disagree(outcomes) and not may_disagree)
+        is_torn = disagree(outcomes) and not may_disagree(item.nodeid, mixed_skip)
+        is_bad = is_torn or any(each.is_bad for each in outcomes)
         outcome = "failed" if is_bad else "passed"
         yield pytest.TestReport(item.nodeid, item.location, {}, outcome, None, "call")  # type: ignore[arg-type]

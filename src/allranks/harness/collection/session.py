@@ -22,7 +22,7 @@ from allranks.harness.collection.pytest_cache import cache_arguments, note_outco
 from allranks.harness.collection.pytest_options import refuse_options, suite_configuration, take_over_reports
 from allranks.harness.conductor import Conductor, Job, JobLimitError, Program
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.events import JOURNAL, EventLog, read_events
+from allranks.harness.events import JOURNAL, EventLog, rank_events, read_events
 from allranks.harness.gangs.gang import HangupError
 from allranks.harness.hangup import HANGUP_STATUS, watch_no_more
 from allranks.harness.nodes.follower import Follower
@@ -195,7 +195,7 @@ class AgentPlugin:
     def _record_skipped(self) -> None:
         """Give a module that skipped itself, with tests that nobody knows, an outcome on every rank."""
         for rank in self._config.local_ranks:
-            log = EventLog(self._folders.results / f"events-{rank}.jsonl")
+            log = EventLog(rank_events(self._folders.results, rank))
             for nodeid, phase in self._skipped.items():
                 log.write("phase", nodeid=nodeid, rank=rank, **phase.fields())
                 log.write("test_finished", nodeid=nodeid, outcome=phase.outcome)

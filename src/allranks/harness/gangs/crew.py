@@ -12,7 +12,7 @@ from typing import Protocol
 
 from allranks.harness import kernel
 from allranks.harness.channel import End, Report, Run, send_command
-from allranks.harness.events import Event, read_events, write_event
+from allranks.harness.events import Event, rank_events, read_events, write_event
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import RankProcess
 from allranks.harness.stacks.flight_recorder import FlightRecorder
@@ -255,14 +255,14 @@ class LocalCrew:
             rank: Stuck(
                 stacks=stacks.get(rank, ""),
                 is_stopped=rank in stopped,
-                phase=_phase_under_way(read_events(self._results / f"events-{rank}.jsonl")),
+                phase=_phase_under_way(read_events(rank_events(self._results, rank))),
             )
             for rank in ranks
         }
 
     def record(self, rank: int, event: str, fields: Event) -> None:
         """See :meth:`Crew.record`."""
-        write_event(self._results / f"events-{rank}.jsonl", event, **fields)
+        write_event(rank_events(self._results, rank), event, **fields)
 
     def put_output_away(self, title: str, keep: Collection[int]) -> Mapping[int, Output]:
         """See :meth:`Crew.put_output_away`."""

@@ -10,7 +10,6 @@ import unittest
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,12 +19,12 @@ from _pytest.skipping import evaluate_xfail_marks
 from allranks.harness import kernel
 from allranks.harness.channel import Report, send_report
 from allranks.harness.collection.markers import has_thread_ranks, is_launcher, time_limit
-from allranks.harness.events import EventLog
+from allranks.harness.events import EventLog, rank_events
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.rank_process import Echo
 from allranks.harness.launchers.launch import LaunchTerms, Workplace
 from allranks.harness.launchers.launched_rank import RankTerms
-from allranks.harness.outcome import Outcome
+from allranks.harness.outcome import Outcome, may_disagree
 from allranks.harness.ranks.rank import Assignment, run_rank, seed_of_test
 
 DRIVER = 0
@@ -42,7 +41,7 @@ def driver_folder(results: Path) -> Path:
 
 def driver_events(results: Path) -> Path:
     """The driver's file of events."""
-    return driver_folder(results) / f"events-{DRIVER}.jsonl"
+    return rank_events(driver_folder(results), DRIVER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ class DriverSurroundings:
         return LaunchTerms(
             nodeid=item.nodeid,
             limit=time_limit(item, self._config),
-            may_disagree=any(fnmatchcase(item.nodeid, pattern) for pattern in self._config.mixed_skip),
+            may_disagree=may_disagree(item.nodeid, self._config.mixed_skip),
         )
 
     def rank_terms(self, case: unittest.TestCase) -> RankTerms:

@@ -3,16 +3,15 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from allranks.harness.config import AgentConfig
-from allranks.harness.events import Event, EventLog, parse_lines, write_event
+from allranks.harness.events import Event, EventLog, parse_lines, rank_events, write_event
 from allranks.harness.gangs.arrival import Arrival, Step
 from allranks.harness.gangs.gang import Gang
 from allranks.harness.gangs.output import Output
 from allranks.harness.launchers.driver import DRIVER, driver_events
-from allranks.harness.outcome import Outcome, disagree
+from allranks.harness.outcome import Outcome, disagree, may_disagree
 
 _WHO = "the launching process"
 _MAY_BE_EXPECTED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED, Outcome.XFAILED})
@@ -128,7 +127,7 @@ class DriverAccount:
             trouble = trouble or said.without_ranks
             self._give(nodeid, open_ranks, _named(trouble, outputs))
         is_bad = said.has_bad_rank or (trouble is not None and Outcome(trouble["outcome"]).is_bad)
-        return is_bad or (said.disagrees and not any(fnmatchcase(nodeid, pattern) for pattern in self._mixed_skip))
+        return is_bad or (said.disagrees and not may_disagree(nodeid, self._mixed_skip))
 
     def _read(self, nodeid: str) -> _Said:
         said = _Said()
@@ -174,7 +173,7 @@ class DriverAccount:
             self._arrive(nodeid, rank, outcome, consequence=False)
 
     def _write(self, rank: int, event: str, nodeid: str, **fields: object) -> None:
-        write_event(self._results / f"events-{rank}.jsonl", event, nodeid=nodeid, rank=rank, **fields)
+        write_event(rank_events(self._results, rank), event, nodeid=nodeid, rank=rank, **fields)
 
     def _arrive(self, nodeid: str, rank: int, outcome: Mapping[str, object], *, consequence: bool) -> None:
         self._journal.write(

@@ -15,7 +15,7 @@ import torch
 from _pytest._code import Traceback
 
 from allranks.harness.channel import End, Report, Run, decode_command, send_report
-from allranks.harness.events import EventLog
+from allranks.harness.events import EventLog, rank_events
 from allranks.harness.gangs.late_imports import imported_late
 from allranks.harness.gangs.symptoms import is_symptom
 from allranks.harness.outcome import Outcome, SkipKind
@@ -68,7 +68,7 @@ class LaunchedRank:
         self.number = place.rank
         self.world_size = place.world_size
         self._place = place
-        self._events = EventLog(place.results / f"events-{place.rank}.jsonl")
+        self._events = EventLog(rank_events(place.results, place.rank))
         self._running: RankTerms | None = None
         self._began = 0.0
         self._told: Exception | None = None

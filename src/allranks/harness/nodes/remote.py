@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from allranks.harness.channel import End, Report, Run
-from allranks.harness.events import Event, write_event
+from allranks.harness.events import Event, rank_events, write_event
 from allranks.harness.gangs.crew import Gone, Happening, LeftBehind, Look, Said, Stuck
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.timer import Timer
@@ -232,7 +232,7 @@ class RemoteCrew:
         """See :meth:`allranks.harness.gangs.crew.Crew.record`."""
         self._link.tell({"do": "record", "rank": rank, "event": event, "fields": fields})
         if self._link.lost:
-            write_event(self._results / f"events-{rank}.jsonl", event, **fields)
+            write_event(rank_events(self._results, rank), event, **fields)
 
     def put_output_away(self, title: str, keep: Collection[int]) -> Mapping[int, Output]:
         """See :meth:`allranks.harness.gangs.crew.Crew.put_output_away`; of long output the middle stays there."""

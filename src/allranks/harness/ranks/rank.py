@@ -18,7 +18,7 @@ from torch import distributed
 
 from allranks.harness.channel import End, Report, Run, decode_command, send_report
 from allranks.harness.config import AgentConfig
-from allranks.harness.events import EventLog
+from allranks.harness.events import EventLog, rank_events
 from allranks.harness.gangs.late_imports import imported_late
 from allranks.harness.gangs.symptoms import is_symptom
 from allranks.harness.outcome import Outcome
@@ -100,7 +100,7 @@ class _Rank:
     def __init__(self, session: pytest.Session, assignment: Assignment) -> None:
         self._session = session
         self._assignment = assignment
-        self._events = EventLog(assignment.results / f"events-{assignment.rank}.jsonl")
+        self._events = EventLog(rank_events(assignment.results, assignment.rank))
         self._phases: list[Phase] = []
         self._is_condemned = False
         self._errors: dict[str, BaseException] = {}
