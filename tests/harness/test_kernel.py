@@ -1,6 +1,9 @@
+import platform
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +96,30 @@ def test_a_process_can_ask_to_die_with_its_parent():
         assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     """
     run(script)
+
+
+GATHER = """
+import re
+from allranks.harness import kernel
+
+def huge():
+    with open("/proc/self/smaps_rollup") as file:
+        return int(re.search(r"AnonHugePages: +(\\d+)", file.read())[1])
+
+content = [bytes([number % 256]) * 1024 for number in range(20_000)]
+before = huge()
+kernel.gather_into_huge_pages()
+assert content == [bytes([number % 256]) * 1024 for number in range(20_000)]
+print(huge() - before)
+"""
+
+
+def has_collapse():
+    major, minor = map(int, re.match(r"(\d+)\.(\d+)", platform.release()).groups())
+    return (major, minor) >= (6, 1) and Path("/sys/kernel/mm/transparent_hugepage").exists()
+
+
+@pytest.mark.skipif(not has_collapse(), reason="Linux has MADV_COLLAPSE since 6.1")
+def test_memory_is_gathered_into_huge_pages_and_stays_what_it_was():
+    kilobytes = subprocess.run([sys.executable, "-c", GATHER], capture_output=True, text=True, check=True)
+    assert int(kilobytes.stdout) >= 2048

@@ -2,17 +2,21 @@
 
 import gc
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import pytest
 
+from allranks.harness import kernel
 from allranks.harness.channel import Run
 from allranks.harness.collection.markers import Terms
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.events import EventLog
+from allranks.harness.events import Journal
 from allranks.harness.gangs.arrival import Step
-from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Gang, HangupError, Patience
+from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Gang, HangupError, JobLimitError, Patience
+from allranks.harness.lanes.lane import Work
+from allranks.harness.lanes.lanes import Errand, Lanes, LaneTerms
 from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.launchers.recording import failed_start, record_step
 from allranks.harness.nodes.node import Node, Orders, muster_all
@@ -24,8 +28,8 @@ DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond what its ranks get, to look at their stacks, to stop them and to tear down."""
 
 
-class JobLimitError(Exception):
-    """The job has used up its time."""
+MANY_FORKS = 60
+"""From so many on it pays to make each cheaper, which takes the better part of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +54,14 @@ class Job:
     Attributes:
         journal: Where the agent's events go.
         stdin: Descriptor whose end-of-file means that the job is over.
+        lanes: How launcher tests overlap; None where they do not.
     """
 
     config: AgentConfig
     folders: Folders
-    journal: EventLog
+    journal: Journal
     stdin: int
+    lanes: LaneTerms | None = None
 
 
 class Conductor:
@@ -74,7 +80,8 @@ class Conductor:
         self._folders = job.folders
         self._journal = job.journal
         self._stdin = job.stdin
-        self._gang_numbers = itertools.count(1)
+        self._lanes = job.lanes
+        self._last_gang = 0
         self._bad_tests = 0
         self._current = ""
         self._preload: dict[str, None] = {}
@@ -87,19 +94,71 @@ class Conductor:
             HangupError: The job was ended from outside.
             JobLimitError: The job's time is up.
             NodeLostError: A node is lost; the tests that are left have no outcome.
+            LaneLostError: A lane broke; its test and those that are left have no outcome.
         """
         gc.freeze()
+        if self._forks_ahead() >= MANY_FORKS:
+            kernel.gather_into_huge_pages()
         with held_back():
-            self._run_gangs()
+            self._run(list(range(len(self._program.items))))
 
-    def _run_gangs(self) -> None:
-        remaining = list(range(len(self._program.items)))
+    def _forks_ahead(self) -> int:
+        """About how many processes will be forked on this node, drivers and the ranks of launcher tests included."""
+        ranks = len(self._config.local_ranks)
+        gangs = [
+            terms for terms, _ in itertools.groupby(self._program.terms, lambda terms: (terms.gang, terms.launches))
+        ]
+        return sum(ranks + launches for _, launches in gangs)
+
+    def run_some(self, work: Work) -> int:
+        """See :class:`allranks.harness.lanes.lane.Worker`."""
+        self._last_gang = work.first_gang - 1
+        bad_before = self._bad_tests
+        self._run(list(work.indices))
+        return self._bad_tests - bad_before
+
+    def _run(self, remaining: list[int]) -> None:
         while remaining and not self._is_over():
-            done = self._run_gang(first_assembly(self._program.terms, remaining))
-            del remaining[:done]
+            launchers = self._may_overlap(remaining)
+            if len(launchers) > 1:
+                remaining[: sum(map(len, launchers))] = self._run_in_lanes(launchers)
+            else:
+                done = self._run_gang(first_assembly(self._program.terms, remaining))
+                del remaining[:done]
         if remaining:
             nodeids = [self._nodeid(index) for index in remaining]
             self._journal.write("not_run", tests=nodeids, reason=f"-x or --maxfail, {self._bad_tests} bad")
+
+    def _may_overlap(self, remaining: Sequence[int]) -> list[list[int]]:
+        """The assemblies of launcher tests that come next, where such tests overlap."""
+        if self._lanes is None:
+            return []
+        terms = self._program.terms
+        launchers = list(itertools.takewhile(lambda index: terms[index].launches, remaining))
+        return [list(group) for _, group in itertools.groupby(launchers, lambda index: terms[index].gang)]
+
+    def _run_in_lanes(self, assemblies: Sequence[list[int]]) -> list[int]:
+        """Run assemblies side by side; returns the tests that were not begun, because the job is to stop."""
+        waiting = deque(assemblies)
+
+        def next_work() -> Work | None:
+            if not waiting or self._is_over():
+                return None
+            indices = waiting.popleft()
+            return Work(indices=indices, first_gang=self._reserve_gangs(len(indices)))
+
+        assert self._lanes is not None  # noqa: S101 - for the type checker: there was something that may overlap
+        Lanes(self._lanes, Errand(next_work=next_work, note_bad=self._note_bad)).run()
+        return [index for indices in waiting for index in indices]
+
+    def _reserve_gangs(self, count: int) -> int:
+        """The first of some numbers that no other gang gets."""
+        first = self._last_gang + 1
+        self._last_gang += count
+        return first
+
+    def _note_bad(self, count: int) -> None:
+        self._bad_tests += count
 
     def _is_over(self) -> bool:
         return bool(self._program.maxfail) and self._bad_tests >= self._program.maxfail
@@ -130,7 +189,7 @@ class Conductor:
         return DriverAccount(self._folders.results, self._journal, self._config)
 
     def _start(self, rendezvous: Rendezvous | None) -> Gang:
-        number = next(self._gang_numbers)
+        number = self._reserve_gangs(1)
         orders = Orders(
             gang=number,
             url=rendezvous.url if rendezvous else None,
@@ -165,7 +224,7 @@ class Conductor:
             if step.leader is not None:
                 gang.condemn()
                 return done
-            if not step.is_clean:
+            if not step.is_clean and not self._program.terms[index].is_skipped:
                 break
         self._record_bad(gang, gang.end())
         return done

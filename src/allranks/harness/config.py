@@ -67,6 +67,7 @@ class AgentConfig:
         master_addr: The address that ranks meet at.
         mixed_skip: Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone.
         nodes: How many nodes the ranks are spread over, in blocks.
+        overlap: How many launcher tests may run at a time.
         post: This agent's place among those of the nodes; None where there is one node. The engine makes it.
     """
 
@@ -84,6 +85,7 @@ class AgentConfig:
     master_addr: str = "127.0.0.1"
     mixed_skip: tuple[str, ...] = ()
     nodes: int = 1
+    overlap: int = 1
     post: Post | None = None
 
     @property

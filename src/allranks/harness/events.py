@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 Event = dict[str, Any]
 """One event: ``event`` names its kind, ``at`` is seconds since the epoch."""
@@ -25,6 +25,26 @@ RECORD_SEPARATOR = b"\x1e"
 def rank_events(results: Path, rank: int) -> Path:
     """A rank's own file of events."""
     return results / f"events-{rank}.jsonl"
+
+
+def lane_folder(results: Path, lane: int) -> Path:
+    """The folder of the files of a lane's ranks: tests that overlap cannot share a rank's file."""
+    return results / f"lane-{lane}"
+
+
+def folders_with_ranks(results: Path) -> list[Path]:
+    """The folders that files of ranks may be in: the results folder, and one for each lane."""
+    return [results, *sorted(path for path in results.glob("lane-*") if path.is_dir())]
+
+
+class Journal(Protocol):
+    """Takes the agent's events."""
+
+    def write(self, event: str, **fields: object) -> None:
+        """Keep one event, stamped with the time of day."""
+
+    def say(self, event: str, **fields: object) -> None:
+        """Pass on an event that is not worth keeping."""
 
 
 class EventLog:

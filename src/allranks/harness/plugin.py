@@ -9,12 +9,23 @@ import warnings
 
 import pytest
 
+from allranks.harness import kernel
+from allranks.harness.collection.markers import is_launcher
 from allranks.harness.torch_cases.adapt import adapt_torch_cases
+
+MANY_TESTS = 30
+"""Launcher tests from which on it pays to make their forks cheaper, which takes the better part of a second."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Know the marker that says how long the ranks of a test may take."""
     config.addinivalue_line("markers", "time_limit(seconds): seconds that the ranks of a launcher test get")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Make forks of this process cheaper where there are going to be many."""
+    if sum(map(is_launcher, session.items)) >= MANY_TESTS:
+        kernel.gather_into_huge_pages()
 
 
 def pytest_collectstart() -> None:

@@ -4,6 +4,7 @@ The agent renders it at the end of a job; when the agent is dead, the orchestrat
 events and with the same function. The standard library is enough.
 """
 
+import heapq
 import os
 import re
 import socket
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from allranks.harness.events import JOURNAL, Event, rank_events, read_events
+from allranks.harness.events import JOURNAL, Event, folders_with_ranks, rank_events, read_events
 from allranks.harness.outcome import Outcome
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -96,13 +97,19 @@ def write_rank_xml(results: Path, rank: int, *, cell: str, suite: str, world_siz
 def rank_tests(results: Path, rank: int) -> list[RankTest]:
     """The tests that one rank began, in their order."""
     tests: dict[str, RankTest] = {}
-    for event in read_events(rank_events(results, rank)):
+    for event in _events_of_rank(results, rank):
         if nodeid := event.get("nodeid"):
             _add(tests.setdefault(nodeid, RankTest(nodeid)), event)
     for event in read_events(results / JOURNAL):
         if event["event"] == "arrived" and event.get("rank") == rank and event.get("nodeid") in tests:
             tests[event["nodeid"]].arrived = event
     return list(tests.values())
+
+
+def _events_of_rank(results: Path, rank: int) -> Iterator[Event]:
+    """The events of a rank, in their order; those of tests that overlapped by their times."""
+    files = [read_events(rank_events(folder, rank)) for folder in folders_with_ranks(results)]
+    return heapq.merge(*files, key=lambda event: event["at"])
 
 
 def _add(test: RankTest, event: Event) -> None:
@@ -121,7 +128,8 @@ def _add(test: RankTest, event: Event) -> None:
 
 def ranks_with_events(results: Path) -> list[int]:
     """The ranks that have written an event: tests that start their ranks themselves may have more than the job."""
-    names = (path.name.removeprefix("events-").removesuffix(".jsonl") for path in results.glob("events-*.jsonl"))
+    files = (path for folder in folders_with_ranks(results) for path in folder.glob("events-*.jsonl"))
+    names = {path.name.removeprefix("events-").removesuffix(".jsonl") for path in files}
     return sorted(int(name) for name in names if name.isdecimal())
 
 

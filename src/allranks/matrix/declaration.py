@@ -211,12 +211,13 @@ def _suites(file: Table, known: Known) -> dict[str, Suite]:
 
 
 def _suite(name: str, table: Table, known: Known) -> Suite:
-    table.only("path", "isolation", "when", "files", "pytest_args")
+    table.only("path", "isolation", "overlap", "when", "files", "pytest_args")
     table.needs("path", f'path = "tests/{name}"')
     return Suite(
         name=name,
         path=_inside(table, "path", table.text("path", "")),
         isolation=table.choice("isolation", ISOLATIONS, Suite.isolation),
+        overlap=table.whole("overlap", Suite.overlap, 1),
         when=_optional_condition(table, known),
         files=tuple(_inside(table, "files", text) for text in table.texts("files")),
         pytest_args=table.texts("pytest_args"),

@@ -89,6 +89,7 @@ class Suite:
     Attributes:
         path: Relative to the matrix file's folder.
         isolation: How long a gang of ranks lives.
+        overlap: How many launcher tests may run at a time.
         when: The cells that the suite runs in; None for all of them.
         files: Further files or folders (relative) that the tests read; copied along.
         pytest_args: Arguments that every run of the suite gives to pytest.
@@ -97,6 +98,7 @@ class Suite:
     name: str
     path: Path
     isolation: Isolation = "file"
+    overlap: int = 1
     when: Condition | None = None
     files: tuple[Path, ...] = ()
     pytest_args: tuple[str, ...] = ()

@@ -85,6 +85,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
         gpu_count=job.cell.gpu_count,
         init_method=job.cell.init_method,
         isolation=job.suite.isolation,
+        overlap=job.suite.overlap,
         limits=TimeLimits(
             process_group=limits.process_group,
             test=limits.test,

@@ -438,3 +438,29 @@ def test_a_suite_written_for_torchs_class_may_override_run(run_agent):
     )
     assert agent.outcomes("test_has_a_group") == ("passed", "passed")
     assert agent.cases(1)["test_fails"].outcome == "failed"
+
+
+SKIPPED = {
+    "test_skipped.py": BASE
+    + """
+    class TestSome(Case):
+        @unittest.skip("first reason")
+        def test_a(self): ...
+
+        @pytest.mark.skip(reason="second reason")
+        def test_b(self): ...
+
+        def test_c(self):
+            pass
+
+        @unittest.skip("third reason")
+        def test_d(self): ...
+"""
+}
+
+
+def test_neighbours_that_are_declared_to_skip_share_a_launching_process(run_agent):
+    agent = run_agent(SKIPPED)
+    messages = {name: case.message for name, case in agent.cases(1).items()}
+    assert messages == {"test_a": "first reason", "test_b": "second reason", "test_c": "", "test_d": "third reason"}
+    assert len(agent.gangs()) == 3

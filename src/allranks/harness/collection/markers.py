@@ -30,12 +30,14 @@ class Terms:
         has_process_group: Whether the gang joins the cell's process group first.
         limit: Seconds from its release to the report of its last rank.
         launches: The test starts its ranks itself, from a driver.
+        is_skipped: It is declared to be skipped, and will not begin.
     """
 
     gang: tuple[str | int, ...]
     has_process_group: bool
     limit: float
     launches: bool = False
+    is_skipped: bool = False
 
 
 def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[Terms]:
@@ -67,10 +69,29 @@ def time_limit(item: pytest.Item, config: AgentConfig) -> float:
 
 
 def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> Terms:
-    """A driver for each test, or for each class whose ranks live as long as the class."""
-    keeps_ranks = getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False)
-    place = (item.nodeid.rpartition("::")[0],) if keeps_ranks else (index,)
-    return Terms(gang=("launcher", *place), has_process_group=False, limit=time_limit(item, config), launches=True)
+    """A driver for each test, or for each class whose ranks live as long as the class; one for neighbours that skip."""
+    is_skipped = _is_skipped(item)
+    place: tuple[str | int, ...] = (index,)
+    if getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False):
+        place = (item.nodeid.rpartition("::")[0],)
+    elif is_skipped:
+        # Tests that start no rank leave nothing behind that the next one could find.
+        place = ("skips",)
+    return Terms(
+        gang=("launcher", *place),
+        has_process_group=False,
+        limit=time_limit(item, config),
+        launches=True,
+        is_skipped=is_skipped,
+    )
+
+
+def _is_skipped(item: pytest.Item) -> bool:
+    """Whether a test is skipped by what it is declared to be: it or its class, by unittest's decorator or a marker."""
+    test_class = getattr(item, "cls", None)
+    test = getattr(test_class, getattr(item, "originalname", None) or item.name, None)
+    by_decorator = any(getattr(place, "__unittest_skip__", False) for place in (test_class, test))
+    return by_decorator or item.get_closest_marker("skip") is not None
 
 
 def _terms(item: pytest.Item, index: int, config: AgentConfig) -> Terms:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -20,11 +21,13 @@ from allranks.harness.collection.import_threads import ThreadWatch
 from allranks.harness.collection.markers import MarkerError, Terms, read_terms
 from allranks.harness.collection.pytest_cache import cache_arguments, note_outcomes, stop_at_first_failure
 from allranks.harness.collection.pytest_options import refuse_options, suite_configuration, take_over_reports
-from allranks.harness.conductor import Conductor, Job, JobLimitError, Program
+from allranks.harness.conductor import Conductor, Job, Program
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.events import JOURNAL, EventLog, rank_events, read_events
-from allranks.harness.gangs.gang import HangupError
+from allranks.harness.gangs.gang import HangupError, JobLimitError
 from allranks.harness.hangup import HANGUP_STATUS, watch_no_more
+from allranks.harness.lanes.lane import Place
+from allranks.harness.lanes.lanes import LaneLostError, LaneTerms
 from allranks.harness.nodes.follower import Follower
 from allranks.harness.nodes.gate import NodesError
 from allranks.harness.nodes.leader import Leader
@@ -235,7 +238,8 @@ class AgentPlugin:
         watch_no_more(self._stdin)
         try:
             with _orderly_end():
-                follower.serve(self._local_node(session), self._stdin)
+                job = Job(config=self._config, folders=self._folders, journal=self._journal, stdin=self._stdin)
+                follower.serve(_local_node(session, job), self._stdin)
         except HangupError:
             self._journal.write("interrupted")
             self.status = HANGUP_STATUS
@@ -255,6 +259,9 @@ class AgentPlugin:
         except NodeLostError as error:
             self._journal.write("node_lost", node=error.node, message=str(error))
             self.status = 1
+        except LaneLostError as error:
+            self._journal.write("agent_failed", message=str(error))
+            self.status = 1
         except HangupError:
             self._journal.write("interrupted")
             self.status = HANGUP_STATUS
@@ -263,21 +270,48 @@ class AgentPlugin:
 
     def _conductor(self, session: pytest.Session, terms: Sequence[Terms], leader: Leader) -> Conductor:
         program = Program(items=session.items, terms=terms, maxfail=session.config.getvalue("maxfail") or 0)
-        job = Job(config=self._config, folders=self._folders, journal=self._journal, stdin=self._stdin)
-        return Conductor(program, [self._local_node(session), *leader.nodes(self._folders.results)], job)
+        job = Job(
+            config=self._config,
+            folders=self._folders,
+            journal=self._journal,
+            stdin=self._stdin,
+            lanes=self._lane_terms(session, program),
+        )
+        return Conductor(program, [_local_node(session, job), *leader.nodes(self._folders.results)], job)
 
-    def _local_node(self, session: pytest.Session) -> LocalNode:
-        echo = self._echo if session.config.getoption("capture", "no") == "no" else None
-        return LocalNode(session, self._config, self._folders, self._config.local_ranks, echo)
+    def _lane_terms(self, session: pytest.Session, program: Program) -> LaneTerms | None:
+        """How launcher tests overlap; on several nodes they do not."""
+        if self._config.overlap == 1 or self._config.nodes > 1:
+            return None
 
-    def _echo(self, rank: int, line: str) -> None:
-        self._journal.say("output", rank=rank, line=line)
+        def make_worker(place: Place) -> Conductor:
+            folders = replace(self._folders, results=place.results)
+            job = Job(config=self._config, folders=folders, journal=place.journal, stdin=place.commands)
+            return Conductor(program, [_local_node(session, job)], job)
+
+        return LaneTerms(
+            count=self._config.overlap,
+            make_worker=make_worker,
+            journal=self._journal,
+            results=self._folders.results,
+            stdin=self._stdin,
+        )
 
     def _wait_for_go(self) -> None:
         watch_no_more(self._stdin)
         if not os.read(self._stdin, 4096):
             raise HangupError
         self._journal.write("go")
+
+
+def _local_node(session: pytest.Session, job: Job) -> LocalNode:
+    """Where ranks are started for a job, or for some of its tests."""
+
+    def echo(rank: int, line: str) -> None:
+        job.journal.say("output", rank=rank, line=line)
+
+    is_streamed = session.config.getoption("capture", "no") == "no"
+    return LocalNode(session, job.config, job.folders, job.config.local_ranks, echo if is_streamed else None)
 
 
 def _collect_skip(report: pytest.CollectReport) -> Phase:

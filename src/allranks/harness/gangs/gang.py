@@ -35,6 +35,10 @@ class HangupError(Exception):
         super().__init__("the job was ended from outside")
 
 
+class JobLimitError(Exception):
+    """The job has used up its time."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Patience:
     """How long a step may take.

@@ -9,7 +9,7 @@ import contextlib
 import importlib
 import itertools
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 _PACKAGES = frozenset({"torch", "numpy", "sympy", "mpmath"})
 """Packages whose import starts no thread and touches no device: a fork after it is as clean as one before."""
@@ -18,15 +18,29 @@ _ROOM = 32_000
 """Characters for their names in a report, which has to fit into a pipe."""
 
 
-def imported_late(before: Collection[str]) -> tuple[str, ...]:
-    """The modules that an agent may import for the ranks to come, in the order of their import.
+class ImportWatch:
+    """Tells what a fork has imported since it began, or since it was last asked.
 
-    Args:
-        before: The modules that were there at the start.
+    It touches no module that was there before: even to look at a name writes to its reference count, and the page that
+    the fork shared with its parent is copied. For all names of a process with torch that is several MB.
     """
-    names = [name for name in sys.modules if name not in before and name.partition(".")[0] in _PACKAGES]
-    room = itertools.accumulate(len(name) + 4 for name in names)
-    return tuple(name for name, used in zip(names, room, strict=True) if used <= _ROOM)
+
+    def __init__(self) -> None:
+        self._mark()
+
+    def _mark(self) -> None:
+        self._count = len(sys.modules)
+        self._last = next(reversed(sys.modules))
+
+    def take(self) -> tuple[str, ...]:
+        """The new modules that an agent may import for the ranks to come, in the order of their import."""
+        newest_first = itertools.takewhile(lambda name: name != self._last, reversed(sys.modules))
+        # Where the last one is gone, this bounds the way back.
+        late = list(itertools.islice(newest_first, max(0, len(sys.modules) - self._count)))
+        self._mark()
+        names = [name for name in reversed(late) if name.partition(".")[0] in _PACKAGES]
+        room = itertools.accumulate(len(name) + 4 for name in names)
+        return tuple(name for name, used in zip(names, room, strict=True) if used <= _ROOM)
 
 
 def preload(names: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.harness.config import AgentConfig
-from allranks.harness.events import Event, EventLog, parse_lines, rank_events, write_event
+from allranks.harness.events import Event, Journal, parse_lines, rank_events, write_event
 from allranks.harness.gangs.arrival import Arrival, Step
 from allranks.harness.gangs.gang import Gang
 from allranks.harness.gangs.output import Output
@@ -95,7 +95,7 @@ class DriverAccount:
         config: The job.
     """
 
-    def __init__(self, results: Path, journal: EventLog, config: AgentConfig) -> None:
+    def __init__(self, results: Path, journal: Journal, config: AgentConfig) -> None:
         self._results = results
         self._journal = journal
         self._world_size = config.world_size

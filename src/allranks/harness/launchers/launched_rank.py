@@ -2,7 +2,6 @@
 
 import gc
 import os
-import sys
 import time
 import unittest
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +15,7 @@ from _pytest._code import Traceback
 
 from allranks.harness.channel import End, Report, Run, decode_command, send_report
 from allranks.harness.events import EventLog, rank_events
-from allranks.harness.gangs.late_imports import imported_late
+from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.gangs.symptoms import is_symptom
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten, skip_with_code
@@ -72,7 +71,7 @@ class LaunchedRank:
         self._running: RankTerms | None = None
         self._began = 0.0
         self._told: Exception | None = None
-        self._modules = frozenset(sys.modules)
+        self._imports = ImportWatch()
 
     def start(self, terms: RankTerms, body: Callable[[], object]) -> bool:
         """Do what comes before the first test, whose trouble this rank's is; returns whether it went well."""
@@ -136,8 +135,7 @@ class LaunchedRank:
     def _report(self, phase: Phase, error: BaseException | None, *, is_final: bool = True) -> None:
         report = Report(outcome=phase.outcome, message=phase.message, is_symptom=is_symptom(error), is_final=is_final)
         if is_final:
-            report = replace(report, imported=imported_late(self._modules))
-            self._modules |= set(report.imported)
+            report = replace(report, imported=self._imports.take())
         send_report(self._place.reports, report)
 
 

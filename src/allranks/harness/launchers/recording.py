@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from allranks.harness.events import EventLog
+from allranks.harness.events import Journal
 from allranks.harness.gangs.arrival import Arrival, Step
 from allranks.harness.gangs.gang import Gang
 from allranks.harness.gangs.output import Output
@@ -11,7 +11,7 @@ from allranks.harness.outcome import Outcome, SkipKind
 from allranks.testing.skips.skipcodes import sandcastle_reason
 
 
-def record_step(gang: Gang, journal: EventLog, nodeid: str, step: Step) -> Mapping[int, Output]:
+def record_step(gang: Gang, journal: Journal, nodeid: str, step: Step) -> Mapping[int, Output]:
     """Write down one step: what ranks could not write themselves into their files, and what arrived into the journal.
 
     Args:

@@ -18,6 +18,7 @@ from allranks.harness.gangs.rank_process import Echo, fork_ranks
 from allranks.harness.launchers.driver import DRIVER, Launching, driver_folder, run_driver
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.stacks.flight_recorder import FlightRecorder
+from allranks.testing.skips.torch_table import installed_skips
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,8 @@ class LocalNode:
         return LocalCrew(ranks, self._folders.results, known, recorder)
 
     def _muster_driver(self, orders: Orders, shared: Path) -> LocalCrew:
+        # Read once here, and not by each driver whose ranks have all ended.
+        installed_skips()
         known = kernel.children()
         folder = driver_folder(self._folders.results)
         folder.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ from torch import distributed
 from allranks.harness.channel import End, Report, Run, decode_command, send_report
 from allranks.harness.config import AgentConfig
 from allranks.harness.events import EventLog, rank_events
-from allranks.harness.gangs.late_imports import imported_late
+from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.gangs.symptoms import is_symptom
 from allranks.harness.outcome import Outcome
 from allranks.harness.phases import Phase, is_good_subtest, overall, phase_of, shorten
@@ -106,7 +106,7 @@ class _Rank:
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
         self._group: distributed.ProcessGroup | None = None
-        self._modules = frozenset(sys.modules)
+        self._imports = ImportWatch()
         session.config.pluginmanager.register(self, "allranks-rank")
 
     def run(self) -> None:
@@ -125,7 +125,7 @@ class _Rank:
             for line in commands:
                 command = decode_command(line)
                 if isinstance(command, End):
-                    self._report(replace(self._end(command), imported=imported_late(self._modules)))
+                    self._report(replace(self._end(command), imported=self._imports.take()))
                     if not command.is_condemned:
                         commands.readline()
                     return

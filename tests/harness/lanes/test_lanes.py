@@ -1,0 +1,241 @@
+"""Launcher tests that overlap: each outcome is the one that the test has alone, and nothing is left."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+BASE = """
+    import ctypes, os, sys, time, unittest
+    from pathlib import Path
+    from allranks.testing import MultiProcContinuousTest, MultiProcessTestCase
+
+    def say(word):
+        with open(os.environ["WORDS"], "w") as words:
+            words.write(f"{word}\\n")
+
+    class Case(MultiProcessTestCase):
+        @property
+        def world_size(self):
+            return 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+    def meet(name, peer):
+        # Both can only pass while both run.
+        Path(f"{name}-{os.environ['RANK']}").touch()
+        deadline = time.monotonic() + 20
+        while not Path(f"{peer}-{os.environ['RANK']}").exists():
+            assert time.monotonic() < deadline, f"{peer} does not run"
+            time.sleep(0.01)
+"""
+
+ZOO = {
+    "test_zoo.py": BASE
+    + """
+    class TestZoo(Case):
+        def test_left(self):
+            meet("left", "right")
+
+        def test_right(self):
+            meet("right", "left")
+
+        def test_fails(self):
+            print(f"rank {self.rank} speaks")
+            assert self.rank == 0, "rank 1 fails"
+            time.sleep(1000)
+
+        def test_skips(self):
+            sys.exit(77)
+
+        def test_segfaults(self):
+            if self.rank == 1:
+                ctypes.string_at(0)
+
+        def test_hangs(self):
+            if self.rank == 1:
+                time.sleep(1000)
+
+    class TestKept(MultiProcContinuousTest):
+        world_size = 2
+
+        @classmethod
+        def backend_str(cls):
+            return "gloo"
+
+        def test_a(self):
+            type(self).left = os.getpid()
+
+        def test_b(self):
+            assert self.left == os.getpid()
+
+    def test_of_the_cells_ranks():
+        time.sleep(0.01)
+
+    class TestAfter(Case):
+        def test_a_after(self):
+            pass
+
+        def test_b_after(self):
+            pass
+""",
+}
+
+OUTCOMES = {
+    "test_left": ("passed", "passed"),
+    "test_right": ("passed", "passed"),
+    "test_fails": ("aborted", "failed"),
+    "test_skips": ("skipped", "skipped"),
+    "test_segfaults": ("passed", "crashed"),
+    "test_hangs": ("passed", "timed_out"),
+    "test_a": ("passed", "passed"),
+    "test_b": ("passed", "passed"),
+    "test_of_the_cells_ranks": ("passed", "passed"),
+    "test_a_after": ("passed", "passed"),
+}
+
+
+@pytest.fixture(scope="module")
+def zoo(run_once):
+    return run_once("zoo", ZOO, overlap=2, limits={"test": 3})
+
+
+@pytest.mark.parametrize("test", OUTCOMES)
+def test_each_test_has_the_outcome_that_it_has_alone(zoo, test):
+    assert zoo.outcomes(test) == OUTCOMES[test]
+
+
+def test_each_rank_has_an_outcome_in_the_journal(zoo):
+    arrived = [(event["nodeid"].rpartition("::")[2], event["rank"]) for event in zoo.journal("arrived")]
+    assert sorted(arrived) == sorted((test, rank) for test in [*OUTCOMES, "test_b_after"] for rank in (0, 1))
+
+
+def test_the_output_of_a_rank_is_that_of_its_test(zoo):
+    assert zoo.cases(1)["test_fails"].stdout == "rank 1 speaks\n"
+    assert zoo.cases(1)["test_hangs"].stdout == ""
+
+
+def test_the_stacks_of_a_rank_are_those_of_its_test(zoo):
+    assert " in test_hangs" in zoo.cases(1)["test_hangs"].text
+
+
+def test_the_first_failure_stops_its_own_peers_alone(zoo):
+    assert zoo.cases(0)["test_fails"].message.startswith("aborted by rank 1")
+
+
+def test_tests_of_the_cells_ranks_overlap_with_nothing(zoo):
+    begun = {event["nodeid"].rpartition("::")[2]: event["at"] for event in zoo.events(0, "test_started")}
+    ended = {event["nodeid"].rpartition("::")[2]: event["at"] for event in zoo.journal("arrived")}
+    before = {test for test in OUTCOMES if test not in ("test_of_the_cells_ranks", "test_a_after")}
+    assert max(ended[test] for test in before) <= begun["test_of_the_cells_ranks"]
+    assert ended["test_of_the_cells_ranks"] <= min(ended["test_a_after"], ended["test_b_after"])
+
+
+MANY = {
+    "test_many.py": BASE
+    + """
+    class TestMany(Case):
+        def test_0(self):
+            assert False
+
+        def test_1(self):
+            meet("one", "one")
+"""
+    + "".join(
+        f"""
+        def test_{number}(self):
+            pass
+"""
+        for number in range(2, 9)
+    )
+}
+
+
+def test_after_a_failure_nothing_new_is_begun_with_x(run_agent):
+    agent = run_agent(MANY, overlap=2, pytest_args=("-x",))
+    (not_run,) = agent.journal("not_run")
+    begun = {event["nodeid"] for event in agent.journal("arrived")}
+    assert len(begun) < 9
+    assert begun.isdisjoint(not_run["tests"])
+    assert len(begun) + len(not_run["tests"]) == 9
+
+
+HANGING = {
+    "test_hanging.py": BASE
+    + """
+    class TestHanging(Case):
+        def test_a(self):
+            say("hangs")
+            time.sleep(1000)
+
+        def test_b(self):
+            say("hangs")
+            time.sleep(1000)
+
+        def test_c(self):
+            say("never")
+"""
+}
+
+
+@pytest.fixture
+def hanging(start_agent):
+    agent = start_agent(HANGING, overlap=2).go()
+    for _ in range(4):
+        assert agent.word() == "hangs"
+    return agent
+
+
+def test_a_hangup_ends_all_lanes(hanging):
+    hanging.close_stdin()
+    assert hanging.wait() == 130
+    assert hanging.journal("interrupted")
+    for test in ("test_a", "test_b"):
+        assert hanging.outcomes(test) == ("aborted", "aborted")
+    hanging.assert_nothing_left()
+
+
+def test_sigterm_ends_all_lanes(hanging):
+    hanging.signal(signal.SIGTERM)
+    assert hanging.wait() == 130
+    for test in ("test_a", "test_b"):
+        assert hanging.outcomes(test) == ("aborted", "aborted")
+    hanging.assert_nothing_left()
+
+
+def test_the_limit_of_the_job_ends_all_lanes(run_agent):
+    agent = run_agent(HANGING, overlap=2, limits={"job": 2.0})
+    assert agent.journal("job_timed_out")
+    for test in ("test_a", "test_b"):
+        assert "timed_out" in agent.outcomes(test)
+    agent.assert_nothing_left()
+
+
+def test_a_lane_that_is_killed_is_named_and_leaves_nothing(hanging):
+    first_lane = min(children_of(hanging.pid))
+    os.kill(first_lane, signal.SIGKILL)
+    assert hanging.wait() == 1
+    (failure,) = hanging.journal("agent_failed")
+    assert failure["message"] == "lane 1, a fork of the agent that supervises tests, was killed by SIGKILL"
+    hanging.assert_nothing_left()
+
+
+def children_of(pid):
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and parent_of(entry) == pid]
+
+
+def parent_of(process):
+    try:
+        stat = (process / "stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def test_an_agent_that_is_killed_leaves_nothing(hanging):
+    hanging.signal(signal.SIGKILL)
+    hanging.wait()
+    hanging.assert_nothing_left()
