@@ -9,6 +9,7 @@ import pytest
 BASE = """
     import ctypes, os, sys, time, unittest
     from pathlib import Path
+    import pytest
     from allranks.testing import MultiProcContinuousTest, MultiProcessTestCase
 
     def say(word):
@@ -55,6 +56,7 @@ ZOO = {
             if self.rank == 1:
                 ctypes.string_at(0)
 
+        @pytest.mark.time_limit(2)
         def test_hangs(self):
             if self.rank == 1:
                 time.sleep(1000)
@@ -100,7 +102,7 @@ OUTCOMES = {
 
 @pytest.fixture(scope="module")
 def zoo(run_once):
-    return run_once("zoo", ZOO, overlap=2, limits={"test": 3})
+    return run_once("zoo", ZOO, overlap=2)
 
 
 @pytest.mark.parametrize("test", OUTCOMES)
