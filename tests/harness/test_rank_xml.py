@@ -132,6 +132,24 @@ def test_ranks_beyond_the_jobs_world_are_found_by_their_events(tmp_path):
     assert ranks_with_events(tmp_path) == [0, 2, 10]
 
 
+def test_tests_that_overlapped_are_told_in_the_order_in_which_they_began(tmp_path):
+    def events(name, began):
+        return [{"event": kind, "at": began + nr, "nodeid": name} for nr, kind in enumerate(("test_started", "phase"))]
+
+    write_events(tmp_path, "0", events("first", 1.0) + events("fourth", 9.0))
+    for lane, (name, began) in {"lane-1": ("third", 4.0), "lane-2": ("second", 3.5)}.items():
+        (tmp_path / lane).mkdir()
+        write_events(tmp_path / lane, "0", events(name, began))
+    assert [test.nodeid for test in rank_tests(tmp_path, 0)] == ["first", "second", "third", "fourth"]
+
+
+def test_ranks_that_only_a_lane_had_are_found(tmp_path):
+    (tmp_path / "lane-1").mkdir()
+    write_events(tmp_path / "lane-1", "3", [])
+    write_events(tmp_path, "agent", [])
+    assert ranks_with_events(tmp_path) == [3]
+
+
 def test_no_events_are_no_tests(render):
     assert render([]).find("testsuite").get("tests") == "0"
 

@@ -39,9 +39,10 @@ def test_every_table_is_read(load_text, repository, document):
     suite, image = matrix.suites["collectives"], matrix.images["cpu"]
     assert (suite.path, suite.isolation, suite.files) == (Path("suites/collectives"), "job", (Path("data"),))
     assert suite.when is not None
+    assert suite.overlap == 4
     assert suite.pytest_args == ("-p", "no:randomly")
     assert (image.base, image.index, image.packages) == ("debian:12", "https://example.org/whl", ("numpy",))
-    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 22)
+    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 23)
     assert [rule.reason for rule in matrix.excludes] == ["a GPU for each rank", "gloo is tested on CPU tensors"]
     assert [rule.line for rule in matrix.excludes] == [6, 10]
     assert matrix.env[0].set == {"NCCL_DEBUG": "WARN"}
@@ -96,6 +97,7 @@ reason = "a backend of our own"
 """
 SUITE_REST = """\
 isolation = "job"
+overlap = 4
 when = "world_size > 1"
 files = ["data"]
 pytest_args = ["-p", "no:randomly"]
@@ -268,6 +270,12 @@ def load_edited(load_text, document):
             '"suites"\nisolation = "files"',
             "matrix.toml:16: suites.collectives.isolation:",
             "'file'?",
+        ),
+        (
+            '"suites/collectives"',
+            '"suites"\noverlap = 0',
+            "matrix.toml:16: suites.collectives.overlap: 0 is out",
+            "from 1",
         ),
         ('"suites/collectives"', '"suites"\nfiles = ["no"]', "matrix.toml:16: suites.collectives.files: there is", ""),
         (

@@ -31,7 +31,7 @@ def test_agent_is_told_the_cell_and_the_limits_of_the_file(spec):
     agent = spec.agent
     assert (agent.backend, agent.world_size, agent.gpu_count, agent.init_method) == ("nccl", 2, 2, "env")
     assert (agent.limits.process_group, agent.limits.test, agent.limits.job) == (10, 20, 30)
-    assert (agent.isolation, agent.seed) == ("file", 5)
+    assert (agent.isolation, agent.overlap, agent.seed) == ("file", 1, 5)
 
 
 def test_arguments_of_the_suite_come_before_those_of_the_run(spec):

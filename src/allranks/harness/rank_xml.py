@@ -108,8 +108,8 @@ def rank_tests(results: Path, rank: int) -> list[RankTest]:
 
 def _events_of_rank(results: Path, rank: int) -> Iterator[Event]:
     """The events of a rank, in their order; those of tests that overlapped by their times."""
-    files = [read_events(rank_events(folder, rank)) for folder in folders_with_ranks(results)]
-    return heapq.merge(*files, key=lambda event: event["at"])
+    own, *of_lanes = [read_events(rank_events(folder, rank)) for folder in folders_with_ranks(results)]
+    return heapq.merge(own, *of_lanes, key=lambda event: event["at"]) if of_lanes else iter(own)
 
 
 def _add(test: RankTest, event: Event) -> None:
