@@ -8,6 +8,7 @@ wrong; 2 if there is no record of the installed torch. What is not on record cou
 """
 
 import argparse
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -34,12 +35,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (NoRecordError, UnknownSuiteError) as error:
         print(error, file=sys.stderr)
         return 2
+    print(f"under allranks: {', '.join(selection)}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="torch-outcomes-"))
     ran = run(jobs_of_suites(selection), folder, "--engine", options.engine)
     compared = compare(record, ran.suites, selection, read_known())
     print(report(compared, ran.troubles))
-    print(f"allranks took {ran.wall:.1f} s; its results are in {folder}")
-    return 0 if is_good(compared, ran.troubles) else 1
+    print(f"allranks took {ran.wall:.1f} s")
+    if is_good(compared, ran.troubles):
+        shutil.rmtree(folder)
+        return 0
+    if ran.troubles:
+        print(ran.output)
+    print(f"its results are in {folder}")
+    return 1
 
 
 def report(compared: Sequence[Compared], troubles: Sequence[str]) -> str:

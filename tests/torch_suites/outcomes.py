@@ -21,6 +21,7 @@ _MACHINE: Final = (
     (re.compile(r"(?<![\w:/.])(?:/[\w.@+-]+){2,}"), "PATH"),
     (re.compile(r"\b0x[0-9a-fA-F]+"), "ADDRESS"),
     (re.compile(r"\[?(?:\d{1,3}(?:\.\d{1,3}){3}|localhost|::1|::ffff:[\d.]+)\]?:\d+"), "HOST:PORT"),
+    (re.compile(r"\b\d+\.\d+ seconds"), "N seconds"),
     (re.compile(r"\b(pid|process|port)([ =:]+)\d{3,}", re.IGNORECASE), r"\1\2N"),
 )
 _SET: Final = re.compile(r"\{('[^{}]*')\}")

@@ -111,6 +111,7 @@ def test_the_installed_torch_has_a_record():
         ("process 31337 and pid=4711, of process 1", "process N and pid=N, of process 1"),
         ("https://github.com/pytorch/pytorch/issues/162676", "https://github.com/pytorch/pytorch/issues/162676"),
         ("one of {'nccl', 'gloo'}", "one of {'gloo', 'nccl'}"),
+        ("timed out after 953.2350296974182 seconds", "timed out after N seconds"),
         ("two\n  lines", "two lines"),
         ("long " * 100, ("long " * 100)[:160]),
     ],
