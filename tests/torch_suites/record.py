@@ -45,27 +45,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(folder: Path, suites: Sequence[str]) -> list[tuple[str, Path]]:
-    """Run suites under torch's own runner; the recordings."""
+    """Run suites under torch's own runner; the recordings.
+
+    Raises:
+        UnknownSuiteError: One of them is none.
+    """
+    unknown = [suite for suite in suites if suite not in SUITES]
+    if unknown:
+        msg = f"There is no suite {unknown[0]}: name some of {', '.join(SUITES)}."
+        raise UnknownSuiteError(msg)
     folder.mkdir(parents=True, exist_ok=True)
-    recordings = [_checked(suite, folder / f"{suite}.jsonl") for suite in suites]
-    for suite, path in recordings:
-        print(f"{suite}: into {path}", flush=True)
-        with path.with_suffix(".log").open("a") as log:
-            command = [sys.executable, RUNNER, ROOT / SUITES[suite].file, path]
-            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
-    return recordings
+    return [(suite, _run_suite(suite, folder / f"{suite}.jsonl")) for suite in suites]
+
+
+def _run_suite(suite: str, recording: Path) -> Path:
+    print(f"{suite}: into {recording}", flush=True)
+    log = recording.with_suffix(".log")
+    with log.open("a", encoding="utf-8") as said:
+        command = [sys.executable, RUNNER, ROOT / SUITES[suite].file, recording]
+        subprocess.run(command, stdout=said, stderr=subprocess.STDOUT, check=False)
+    if not recording.exists():
+        sys.exit(f"torch's runner came to nothing: see {log}")
+    return recording
 
 
 def _recording(argument: str) -> tuple[str, Path]:
     suite, separator, path = argument.partition("=")
-    return _checked(suite, Path(path)) if separator else _checked(Path(argument).stem, Path(argument))
-
-
-def _checked(suite: str, path: Path) -> tuple[str, Path]:
+    if not separator:
+        suite, path = Path(argument).stem, argument
     if suite not in SUITES:
         msg = f"{suite} is no suite: say which {path} is of, as in {next(iter(SUITES))}={path}."
         raise UnknownSuiteError(msg)
-    return suite, path
+    return suite, Path(path)
 
 
 def _known() -> Record:

@@ -90,6 +90,12 @@ def test_the_script_asks_for_the_suite_of_a_recording_without_a_known_name(tmp_p
         main([str(recording(tmp_path, "other.jsonl"))])
 
 
+def test_the_script_runs_no_suite_that_is_not_there(tmp_path):
+    with pytest.raises(SystemExit, match=r"no suite rpc: name some of .*torch-rpc"):
+        main(["--run", str(tmp_path / "new"), "torch-c10d", "rpc"])
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_version_without_a_record_is_an_error_that_says_what_to_do(tmp_path):
     write_record(Record(torch="9.9"), tmp_path)
     with pytest.raises(NoRecordError, match=r"no record of torch 9\.8 \(there: 9\.9\).*--run"):
