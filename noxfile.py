@@ -1,6 +1,7 @@
 """Sessions of this repository: those of its matrix, as in any repository, and its own lint and tests."""
 
 import sys
+import time
 from pathlib import Path
 
 import nox
@@ -43,3 +44,15 @@ def soak(session: nox.Session) -> None:
     """Repeat every planted fault on both engines: `-- COUNT [FAULT ...]`, 20 times each unless it says so."""
     session.install("-e", ".", *_group("test"))
     session.run("python", "tests/faults/soak.py", *session.posargs)
+
+
+@nox.session(default=False)
+def torch_outcomes(session: nox.Session) -> None:
+    """Compare torch's own suites with torch's own runner: `-- SUITE ...`; `-- --record` asks that one anew."""
+    session.install("-e", ".", *_group("test"))
+    if "--record" not in session.posargs:
+        session.run("python", "tests/torch_suites/compare.py", *session.posargs)
+        return
+    suites = [each for each in session.posargs if each != "--record"]
+    folder = f"results/torch-outcomes/{time.strftime('%Y%m%d-%H%M%S')}"
+    session.run("python", "tests/torch_suites/record.py", "--run", folder, *suites)

@@ -1,10 +1,10 @@
 """Runs tests of suites/torch under torch's own runner: unittest, and ranks that torch spawns.
 
-    python tests/torch_suites/torch_runner.py suites/torch/rpc/test_rpc.py OUT.jsonl [NAME ...]
+    python tests/torch_suites/torch_runner.py suites/torch/rpc/test_rpc.py[:SUITE.py ...] OUT.jsonl [NAME ...]
 
-Each test's outcome is appended to OUT.jsonl as it is known: ``{"test", "outcome", "reason", "seconds"}``. Tests that
-are there already are not run again, so that a run that was broken off goes on where it was. Without names all tests are
-run.
+Each test's outcome is appended to OUT.jsonl as it is known: ``{"test", "outcome", "reason", "seconds", "module"}``.
+Tests that are there already are not run again, so that a run that was broken off goes on where it was. Without names
+all tests are run.
 """
 
 import importlib
@@ -17,7 +17,7 @@ import unittest
 from pathlib import Path
 from types import ModuleType
 
-CELL = {"BACKEND": "gloo", "WORLD_SIZE": "2", "INIT_METHOD": "file"}
+CELL = {"BACKEND": "gloo", "WORLD_SIZE": "2", "INIT_METHOD": "file", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class Recorder(unittest.TextTestResult):
@@ -49,12 +49,22 @@ class Recorder(unittest.TextTestResult):
         super().addError(test, err)
         self._note(test, "failed", str(err[1])[-2000:])
 
+    def addUnexpectedSuccess(self, test):  # noqa: N802 - unittest's name
+        super().addUnexpectedSuccess(test)
+        self._note(test, "failed", "Unexpected success")
+
+    def addSubTest(self, test, subtest, err):  # noqa: N802 - unittest's name
+        super().addSubTest(test, subtest, err)
+        if err is not None:
+            self._note(test, "failed", str(err[1])[-2000:])
+
     def _note(self, test, outcome, reason=""):
         line = {
             "test": name_of(test),
             "outcome": outcome,
             "reason": reason,
             "seconds": round(time.monotonic() - self._began, 3),
+            "module": type(test).__module__,
         }
         with self.out.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -90,11 +100,12 @@ def known(out: Path) -> set[str]:
     return {json.loads(line)["test"] for line in out.read_text().splitlines()} if out.exists() else set()
 
 
-def main(path: str, out: str, *names: str) -> int:
+def main(paths: str, out: str, *names: str) -> int:
     Recorder.out = Path(out)
     done = known(Recorder.out)
     tests = [
         test
+        for path in paths.split(os.pathsep)
         for test in tests_of(load(Path(path)))
         if name_of(test) not in done and (not names or name_of(test) in names)
     ]

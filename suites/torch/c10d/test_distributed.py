@@ -9,9 +9,11 @@ import os
 import socket
 from unittest import mock
 
-_SCHEME = f"{os.environ['INIT_METHOD']}://"
+# torch's own runner spawns ranks, which import this again; torch's set-up has changed INIT_METHOD by then.
+_IS_SPAWNED = "C10D_SUITE_SCHEME" in os.environ
+_SCHEME = os.environ.get("C10D_SUITE_SCHEME") or f"{os.environ['INIT_METHOD']}://"
 
-with mock.patch.dict(os.environ, {"INIT_METHOD": _SCHEME}):
+with mock.patch.dict(os.environ, {"INIT_METHOD": os.environ["INIT_METHOD"] if _IS_SPAWNED else _SCHEME}):
     from torch.testing._internal.distributed import distributed_test
 
 
@@ -28,8 +30,9 @@ class TestDistributed(distributed_test.TestDistBackend, distributed_test.Distrib
     def setUp(self) -> None:
         """Choose where the ranks meet, and start them."""
         super().setUp()  # type: ignore[no-untyped-call]
-        # A rank that is spawned imports the module again, and finds what the set-up has left in the environment.
+        # What a rank that is spawned finds in the environment, a fork finds in the module.
         distributed_test.INIT_METHOD = os.environ["INIT_METHOD"]
+        os.environ["C10D_SUITE_SCHEME"] = _SCHEME
         if _SCHEME != "file://":
             os.environ["MASTER_PORT"] = str(self._hold_port())
         self._spawn_processes()
