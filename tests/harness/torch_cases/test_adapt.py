@@ -51,9 +51,29 @@ def test_what_ranks_do_stays_torchs(torch_module):
     assert {name: getattr(case, name) for name in theirs} == theirs
 
 
-@pytest.mark.parametrize(
-    ("name", "hooks"), [("MultiProcessTestCase", processes.HOOKS), ("MultiProcContinuousTest", continuous.HOOKS)]
-)
+KINDS = [
+    ("MultiProcessTestCase", processes.HOOKS),
+    ("MultiProcContinuousTest", continuous.HOOKS),
+    ("MultiProcContinousTest", continuous.HOOKS),  # until torch 2.7
+]
+
+
+@pytest.mark.parametrize(("name", "hooks"), KINDS)
+def test_a_class_is_adapted_by_its_name(torch_module, name, hooks):
+    case = getattr(torch_module(**{name: hooks}), name)
+    before = dict(vars(case))
+    assert list(adapt_torch_cases()) == []
+    assert any(vars(case)[hook] is not before[hook] for hook in hooks)
+
+
+def test_a_class_of_two_names_is_adapted_once(torch_module):
+    module = torch_module(MultiProcContinuousTest=continuous.HOOKS)
+    module.MultiProcContinousTest = type("Older", (module.MultiProcContinuousTest,), {})
+    assert list(adapt_torch_cases()) == []
+    assert "allranks_launcher" not in vars(module.MultiProcContinousTest)
+
+
+@pytest.mark.parametrize(("name", "hooks"), KINDS)
 def test_a_class_that_is_not_as_known_is_left_alone_with_one_notice(torch_module, name, hooks):
     case = getattr(torch_module(**{name: hooks[1:]}), name)
     before = {hook: vars(case)[hook] for hook in hooks[1:]}

@@ -38,6 +38,13 @@ _KINDS = (
         adapt=continuous.adapt_continuous,
         marks=("allranks_keeps_ranks",),
     ),
+    # Before torch 2.8 it was spelled so.
+    _Kind(
+        name="MultiProcContinousTest",
+        hooks=continuous.HOOKS,
+        adapt=continuous.adapt_continuous,
+        marks=("allranks_keeps_ranks",),
+    ),
     _Kind(name="MultiThreadedTestCase", hooks=(), adapt=_leave_alone, marks=("allranks_has_thread_ranks",)),
 )
 
@@ -50,7 +57,7 @@ def adapt_all(module: types.ModuleType) -> Iterator[str]:
     """
     for kind in _KINDS:
         base = getattr(module, kind.name, None)
-        if base is not None and _ADAPTED not in vars(base):
+        if base is not None and not hasattr(base, _ADAPTED):
             yield from _adapt(kind, base)
 
 
