@@ -11,7 +11,10 @@ from allranks.harness.torch_cases.adapt import MODULE, adapt_torch_cases
 
 
 def make_class(name, hooks):
-    return type(name, (), {"__module__": MODULE, **{hook: lambda _self: "torch's" for hook in hooks}})
+    methods = {hook: lambda _self: "torch's" for hook in hooks}
+    if "_spawn_processes" in methods and hooks == continuous.HOOKS:
+        methods["_spawn_processes"] = classmethod(methods["_spawn_processes"])
+    return type(name, (), {"__module__": MODULE, **methods})
 
 
 @pytest.fixture
