@@ -42,7 +42,7 @@ class RunFolder:
     seed: int
 
     def cache_of(self, job: Job) -> Path:
-        """Where pytest's cache of a cell and suite is kept, beside the runs: it is there for the next one."""
+        """Where pytest's cache of a cell and suite, of all its shards, is kept beside the runs, for the next one."""
         return self.path.parent / ".cache" / job.cell.id / job.suite.name
 
     def new_attempt(self, job: Job) -> tuple[int, Path]:
@@ -51,7 +51,7 @@ class RunFolder:
         Raises:
             ResultsError: The folder cannot be made.
         """
-        suite = self.path / "cells" / job.cell.id / job.suite.name
+        suite = self.path / "cells" / job.cell.id / job.name
         with as_results_error(suite):
             suite.mkdir(parents=True, exist_ok=True)
             number = 1
@@ -108,7 +108,7 @@ def _announce(manifest: dict[str, Any], jobs: Iterable[Job]) -> None:
     for job in jobs:
         manifest["cells"].setdefault(job.cell.id, job.cell.axes())
         if job.id not in known:
-            entry = {"id": job.id, "cell": job.cell.id, "suite": job.suite.name, "image": job.image.name}
+            entry = {"id": job.id, "cell": job.cell.id, "suite": job.name, "image": job.image.name}
             manifest["jobs"].append(entry)
 
 

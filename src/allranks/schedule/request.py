@@ -78,7 +78,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
     limits = matrix.limits
     return AgentConfig(
         cell=job.cell.id,
-        suite=job.suite.name,
+        suite=job.name,
         path=str(job.suite.path),
         backend=job.cell.backend,
         world_size=job.cell.world_size,

@@ -229,7 +229,7 @@ def _complete_results(turn: Turn) -> None:
     cell = turn.job.cell
     for rank in ranks_with_events(turn.folder):
         if not (turn.folder / f"rank-{rank}.xml").exists():
-            write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.suite.name, world_size=cell.world_size)
+            write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.name, world_size=cell.world_size)
 
 
 def _whole_journal(turn: Turn) -> list[Event]:
@@ -253,7 +253,7 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "schema": SCHEMA,
         "id": turn.job.id,
         "cell": turn.job.cell.id,
-        "suite": turn.job.suite.name,
+        "suite": turn.job.name,
         "attempt": turn.number,
         "engine": engine,
         "spec": turn.spec.to_json() if turn.spec else None,
