@@ -232,7 +232,7 @@ def _shards(table: Table) -> int:
     shards = table.whole("shards", Suite.shards, at_least=1)
     if shards > MOST_SHARDS:
         what = f"{shards} shards are {shards} jobs in every cell"
-        raise table.error("shards", what, f"Write a whole number from 1 to {MOST_SHARDS}.")
+        raise table.error(name="shards", what=what, remedy=f"Write a whole number from 1 to {MOST_SHARDS}.")
     return shards
 
 
@@ -391,7 +391,9 @@ def _durations(table: Table) -> Path:
     _refuse_absolute(table, "file", text)
     path = table.document.path.parent / text
     if _exists(path) and path.is_dir():
-        raise table.error("file", f"{shown(text)} is a folder", f'Write file = "{Matrix.durations}", or leave it out.')
+        remedy = f'Write file = "{Matrix.durations}", or leave it out.'
+        raise table.error(name="file", what=f"{shown(text)} is a folder", remedy=remedy)
     if not _exists(path.parent):
-        raise table.error("file", f"there is no folder for {shown(text)}", "Create it, or name another file.")
+        what = f"there is no folder for {shown(text)}"
+        raise table.error(name="file", what=what, remedy="Create it, or name another file.")
     return Path(text)
