@@ -146,10 +146,30 @@ class Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellSuite:
-    """One suite in one cell: a row of the table, a ``testsuite`` of the JUnit report.
+class Share:
+    """Which part of a suite's tests a job had, where several jobs share the suite.
 
     Attributes:
+        suite: The suite's name.
+        number: From 1.
+        count: The number of jobs.
+        split: A digest of which job has which test; empty where the collection never ended.
+        elsewhere: How many of the collected tests are other jobs'.
+    """
+
+    suite: str
+    number: int
+    count: int
+    split: str = ""
+    elsewhere: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellSuite:
+    """One suite in one cell, or one shard of it: a row of the table, a ``testsuite`` of the JUnit report.
+
+    Attributes:
+        share: None for a whole suite.
         axes: The cell's value on each axis; empty where the folder does not say.
         attempt: Number of the attempt that counts; None where there are no attempts.
         gpus: Ids of the GPUs that the job was given.
@@ -171,6 +191,7 @@ class CellSuite:
     notes: tuple[str, ...] = ()
     started: float | None = None
     elapsed: float | None = None
+    share: Share | None = None
 
     @property
     def id(self) -> str:
@@ -209,7 +230,12 @@ class CellSuite:
     @property
     def all_deselected(self) -> bool:
         """Whether the suite is empty only because the user's own selection left every test out."""
-        return not self.tests and self.deselected > 0
+        return not self.tests and self.deselected > 0 and not self.is_empty_share
+
+    @property
+    def is_empty_share(self) -> bool:
+        """Whether there is nothing to run because other jobs have all of the suite's tests."""
+        return not self.tests and self.share is not None and self.share.elsewhere > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +266,8 @@ class MergedRun:
         for suite in self.suites:
             if suite.all_deselected:
                 yield f"{suite.name}: the selection left out all {suite.deselected} tests."
+            if suite.is_empty_share and suite.share:
+                yield f"{suite.name}: nothing to run: every test of it ({suite.share.elsewhere}) is another shard's."
             if self.planned is not None and suite.id not in self.planned:
                 yield f"{suite.name}: has results, and is not in the plan."
             yield from (f"{suite.name}: {note}." for note in suite.notes)

@@ -268,4 +268,12 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "deselected": deselected,
         **journal.not_run(turn.events),
         "notes": journal.notes(turn.events),
+        "share": _share(turn),
     }
+
+
+def _share(turn: Turn) -> dict[str, object] | None:
+    shard = turn.job.shard
+    if shard is None:
+        return None
+    return {"suite": turn.job.suite.name, **asdict(shard), **journal.shared(turn.events)}
