@@ -6,15 +6,18 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import allranks
 from allranks.errors import ResultsError
 from allranks.locking import hold
 from allranks.matrix.model import Job
+
+if TYPE_CHECKING:
+    from allranks.report.durations import Durations
 
 SCHEMA = 1
 
@@ -35,15 +38,25 @@ class RunFolder:
         path: ``results/<run id>``.
         run_id: The run.
         seed: What every rank of every test starts from.
+        durations: What tests had taken when the run began, for its shards.
     """
 
     path: Path
     run_id: str
     seed: int
+    durations: "Durations" = field(default_factory=dict)
 
     def cache_of(self, job: Job) -> Path:
         """Where pytest's cache of a cell and suite, of all its shards, is kept beside the runs, for the next one."""
         return self.path.parent / ".cache" / job.cell.id / job.suite.name
+
+    def cache_for(self, job: Job) -> Path:
+        """The cache that a job starts with: for a shard, that of the run's beginning, which all of them start with."""
+        return self.path / ".caches" / job.cell.id / job.suite.name if job.shard else self.cache_of(job)
+
+    def seconds_of(self, job: Job) -> Mapping[str, float]:
+        """What the tests of a shard's suite had taken under its backend, by node id; nothing for a whole suite."""
+        return self.durations.get(job.suite.name, {}).get(job.cell.backend, {}) if job.shard else {}
 
     def new_attempt(self, job: Job) -> tuple[int, Path]:
         """The number and the folder of a new attempt at a job; earlier ones stay as they are.

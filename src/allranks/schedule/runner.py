@@ -15,7 +15,7 @@ from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule import journal
-from allranks.schedule.cache import carried_files, keep_cache
+from allranks.schedule.cache import carried_files, keep_cache, keep_cache_of_shard
 from allranks.schedule.folder import SCHEMA, RunFolder, as_results_error, write_json
 from allranks.schedule.gpus import Lease, try_lease, wait_for_lease
 from allranks.schedule.journal import JobError
@@ -160,7 +160,8 @@ class Runner:
             seed=self._folder.seed,
             gpus=turn.lease.gpus,
             pytest_args=self._pytest_args,
-            carried=tuple(carried_files(self._folder.cache_of(turn.job))),
+            carried=tuple(carried_files(self._folder.cache_for(turn.job))),
+            seconds=self._folder.seconds_of(turn.job),
         )
         return job_spec(self._matrix, turn.job, self._host.surroundings(turn.job), attempt)
 
@@ -192,8 +193,8 @@ class Runner:
             self._collect(turn, turn.running)
         with as_results_error(turn.folder):
             _complete_results(turn)
-            keep_cache(turn.folder, self._folder.cache_of(turn.job))
             turn.events = _whole_journal(turn)
+            self._keep_cache(turn)
             try:
                 record = _record(turn, self._host.engine.name)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -202,6 +203,16 @@ class Runner:
             write_json(turn.folder / "job.json", record)
         turn.stack.close()
         self._live.job_ended(turn.job.id, turn.events, time.time() - turn.started, turn.error)
+
+    def _keep_cache(self, turn: Turn) -> None:
+        cache = self._folder.cache_of(turn.job)
+        if turn.job.shard:
+            event = journal.find(turn.events, "collected")
+            keep_cache_of_shard(
+                turn.folder, cache, self._folder.cache_for(turn.job), set(event["tests"]) if event else set()
+            )
+        else:
+            keep_cache(turn.folder, cache)
 
     def _collect(self, turn: Turn, running: RunningJob) -> None:
         try:
@@ -268,12 +279,12 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "deselected": deselected,
         **journal.not_run(turn.events),
         "notes": journal.notes(turn.events),
-        "share": _share(turn),
+        **_share(turn),
     }
 
 
-def _share(turn: Turn) -> dict[str, object] | None:
-    shard = turn.job.shard
-    if shard is None:
-        return None
-    return {"suite": turn.job.suite.name, **asdict(shard), **journal.shared(turn.events)}
+def _share(turn: Turn) -> dict[str, object]:
+    """Of a shard: which one it is, and how its agent split the suite."""
+    if turn.job.shard is None:
+        return {}
+    return {"share": {"suite": turn.job.suite.name, **asdict(turn.job.shard), **journal.shared(turn.events)}}
