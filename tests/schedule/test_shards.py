@@ -22,7 +22,7 @@ from allranks.schedule.live import LiveView
 from allranks.schedule.request import Attempt, Surroundings, job_spec
 from allranks.schedule.run import RunOptions, run
 from allranks.schedule.runner import Host, Runner
-from allranks.schedule.snapshot import take_snapshot
+from allranks.schedule.snapshot import cache_to_start_with, take_snapshot
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -110,21 +110,21 @@ def test_all_sessions_of_a_run_go_by_the_durations_that_it_began_with(make_folde
     assert take_snapshot(make_folder(pair), pair, file, lines).seconds_of(pair[1]) == {"t::a": 1.5}
 
 
-def test_all_shards_start_with_the_cache_that_the_run_began_with(make_folder, pair, file, lines):
+def test_all_shards_start_an_attempt_with_the_cache_that_the_first_of_them_found(make_folder, pair):
     folder = make_folder(pair)
     write(folder.cache_of(pair[0]) / "cache/lastfailed", {"t::a": True})
-    folder = take_snapshot(folder, pair, file, lines)
+    one = cache_to_start_with(folder, pair[0], 1)
     write(folder.cache_of(pair[0]) / "cache/lastfailed", {})
-    folder = take_snapshot(folder, pair, file, lines)
-    assert folder.cache_for(pair[0]) == folder.cache_for(pair[1])
-    assert failed_of(folder.cache_for(pair[1])) == {"t::a": True}
+    assert cache_to_start_with(folder, pair[1], 1) == one
+    assert failed_of(one) == {"t::a": True}
+    assert failed_of(cache_to_start_with(folder, pair[0], 2)) == {}
 
 
-def test_a_run_that_began_without_a_cache_stays_without(make_folder, pair, file, lines):
-    folder = take_snapshot(make_folder(pair), pair, file, lines)
+def test_shards_of_which_the_first_found_no_cache_have_none(make_folder, pair):
+    folder = make_folder(pair)
+    cache_to_start_with(folder, pair[0], 1)
     write(folder.cache_of(pair[0]) / "cache/lastfailed", {"t::a": True})
-    take_snapshot(folder, pair, file, lines)
-    assert list(folder.cache_for(pair[1]).iterdir()) == []
+    assert list(cache_to_start_with(folder, pair[1], 1).iterdir()) == []
 
 
 def test_a_whole_suite_costs_no_snapshot(make_folder, jobs, repository, lines):
@@ -132,8 +132,8 @@ def test_a_whole_suite_costs_no_snapshot(make_folder, jobs, repository, lines):
     folder = make_folder(jobs.values())
     before = sorted(folder.path.iterdir())
     assert take_snapshot(folder, jobs.values(), repository / ".allranks-durations.json", lines) is folder
+    assert cache_to_start_with(folder, jobs[CELL], 1) == folder.cache_of(jobs[CELL])
     assert sorted(folder.path.iterdir()) == before
-    assert folder.cache_for(jobs[CELL]) == folder.cache_of(jobs[CELL])
     assert lines == []
 
 
@@ -350,7 +350,9 @@ def test_what_failed_in_each_shard_is_in_the_cache_of_the_suite(run_pair, engine
     run_pair(run_id="r2")
     assert engine.carried[f"{CELL}/tiny@1of2"] == engine.carried[f"{CELL}/tiny@2of2"]
     [copy] = engine.carried[f"{CELL}/tiny@2of2"]
-    assert copy == FileCopy(source=tmp_path / "results/r2/.caches" / CELL / "tiny", target=Path("pytest-cache/v"))
+    assert copy == FileCopy(
+        source=tmp_path / "results/r2/.caches" / CELL / "tiny/attempt-1", target=Path("pytest-cache/v")
+    )
 
 
 def test_shards_that_split_the_suite_differently_are_unaccounted_for(run_pair, engine):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
+_LOCK = ".manifest.lock"
+
 RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
 """Names the run that several processes share, such as the sessions of one nox process."""
 
@@ -50,9 +52,16 @@ class RunFolder:
         """Where pytest's cache of a cell and suite, of all its shards, is kept beside the runs, for the next one."""
         return self.path.parent / ".cache" / job.cell.id / job.suite.name
 
-    def cache_for(self, job: Job) -> Path:
-        """The cache that a job starts with: for a shard, that of the run's beginning, which all of them start with."""
-        return self.path / ".caches" / job.cell.id / job.suite.name if job.shard else self.cache_of(job)
+    def cache_for(self, job: Job, attempt: int) -> Path:
+        """Where the cache is that an attempt starts with: of shards, a copy that all of them start it with."""
+        if job.shard is None:
+            return self.cache_of(job)
+        return self.path / ".caches" / job.cell.id / job.suite.name / f"attempt-{attempt}"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever writes what the sessions of a run share."""
+        return self.path / _LOCK
 
     def seconds_of(self, job: Job) -> Mapping[str, float]:
         """What the tests of a shard's suite had taken under its backend, by node id; nothing for a whole suite."""
@@ -94,7 +103,7 @@ def open_run(results: Path, run_id: str, jobs: Iterable[Job], facts: Mapping[str
     path = results / run_id
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
-        with hold(path / ".manifest.lock"):
+        with hold(path / _LOCK):
             manifest = _read(path / "run.json") or _fresh_manifest(run_id, facts, seed)
             _announce(manifest, jobs)
             write_json(path / "run.json", manifest)

@@ -21,6 +21,7 @@ from allranks.schedule.gpus import Lease, try_lease, wait_for_lease
 from allranks.schedule.journal import JobError
 from allranks.schedule.live import LiveView
 from allranks.schedule.request import Attempt, Surroundings, job_spec
+from allranks.schedule.snapshot import cache_to_start_with
 
 _NOBODY_KNOWS = JobExit(status=None)
 _INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
@@ -160,7 +161,7 @@ class Runner:
             seed=self._folder.seed,
             gpus=turn.lease.gpus,
             pytest_args=self._pytest_args,
-            carried=tuple(carried_files(self._folder.cache_for(turn.job))),
+            carried=tuple(carried_files(cache_to_start_with(self._folder, turn.job, turn.number))),
             seconds=self._folder.seconds_of(turn.job),
         )
         return job_spec(self._matrix, turn.job, self._host.surroundings(turn.job), attempt)
@@ -209,7 +210,10 @@ class Runner:
         if turn.job.shard:
             event = journal.find(turn.events, "collected")
             keep_cache_of_shard(
-                turn.folder, cache, self._folder.cache_for(turn.job), set(event["tests"]) if event else set()
+                turn.folder,
+                cache,
+                self._folder.cache_for(turn.job, turn.number),
+                set(event["tests"]) if event else set(),
             )
         else:
             keep_cache(turn.folder, cache)

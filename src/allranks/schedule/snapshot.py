@@ -1,8 +1,9 @@
-"""What the shards of a suite go by in one run: durations, and pytest's cache, as they were when the run began.
+"""What the shards of a suite go by: durations and pytest's cache, as they were when the first of them began.
 
 All shards of a suite in a cell make the same split only if all of them collect the same tests and know the same
-durations. The first shards of a run change both, so the run keeps what it began with in its own folder, also for other
-sessions that join it.
+durations. The first of them change both, so the run keeps what it began with in its own folder, also for other
+sessions that join it: the durations once, so that a shard that is run again has the same tests, and the cache for each
+attempt, so that ``--lf`` in a run that is gone on with knows what has failed in it.
 """
 
 import shutil
@@ -20,7 +21,7 @@ DURATIONS = "durations.json"
 
 
 def take_snapshot(folder: RunFolder, jobs: Iterable[Job], durations: Path, say: Callable[[str], None]) -> RunFolder:
-    """Keep what the shards among some jobs go by; of a run that is joined, what it has kept stays.
+    """Keep the durations that the shards among some jobs go by; of a run that is joined, what it has kept stays.
 
     Args:
         folder: The run's folder.
@@ -34,12 +35,9 @@ def take_snapshot(folder: RunFolder, jobs: Iterable[Job], durations: Path, say: 
     Raises:
         ResultsError: The folder cannot be written.
     """
-    shards = [job for job in jobs if job.shard]
-    if not shards:
+    if not any(job.shard for job in jobs):
         return folder
-    with as_results_error(folder.path), hold(folder.path / ".manifest.lock"):
-        for job in shards:
-            _keep_cache(folder.cache_of(job), folder.cache_for(job))
+    with as_results_error(folder.path), hold(folder.lock):
         return replace(folder, durations=_kept(folder.path / DURATIONS, durations, say))
 
 
@@ -56,7 +54,21 @@ def _kept(kept: Path, durations: Path, say: Callable[[str], None]) -> Durations:
         raise ValueError(msg) from error
 
 
-def _keep_cache(cache: Path, copy: Path) -> None:
+def cache_to_start_with(folder: RunFolder, job: Job, attempt: int) -> Path:
+    """The cache that an attempt starts with: for shards the same for all, however much the first have changed by then.
+
+    Raises:
+        ResultsError: The folder cannot be written.
+    """
+    cache, copy = folder.cache_of(job), folder.cache_for(job, attempt)
+    with as_results_error(folder.path):
+        if copy != cache:
+            with hold(folder.lock):
+                _copy(cache, copy)
+    return copy
+
+
+def _copy(cache: Path, copy: Path) -> None:
     """Copy a cache as it is now, nothing where there is none; a copy that is there already stays."""
     if copy.exists():
         return
