@@ -48,6 +48,22 @@ def test_a_shard_that_left_nothing_is_an_error(run_folder):
     assert code is ExitCode.UNACCOUNTED
 
 
+def test_where_results_of_several_machines_lie_together_a_shard_that_is_absent_is_an_error(run_folder):
+    run_folder.manifest(f"{CELL}/rpc@2of3")
+    for number in (1, 2):
+        run_folder.both(f"{CELL}/rpc@{number}of3", {A: "passed"}, share=share(number, count=3))
+    merged, code = judged(run_folder)
+    assert [suite.suite for suite in merged.suites] == ["rpc@2of3", "rpc@1of3", "rpc@3of3"]
+    assert "left no results" in merged.suites[2].tests[0].verdict.message
+    assert code is ExitCode.UNACCOUNTED
+
+
+def test_a_shard_that_was_planned_alone_is_complete_alone(run_folder):
+    run_folder.manifest(TWO)
+    run_folder.both(TWO, {B: "passed"}, share=share(2))
+    assert judged(run_folder)[1] is ExitCode.OK
+
+
 def test_shards_that_did_not_split_alike_are_an_error_in_each_of_them(two_shards):
     merged, code = two_shards(share(1), share(2, split="0ther"))
     for suite in merged.suites:

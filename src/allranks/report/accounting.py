@@ -39,8 +39,9 @@ def account(manifest: Manifest | None, attempts: Sequence[Attempt], setting: Set
         attempts: What the folder holds.
         setting: How skips are read; the GPUs of each cell are filled in here.
     """
-    planned = {(job.cell, job.suite): job for job in (manifest.jobs if manifest else ())}
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
+    planned = {(job.cell, job.suite): job for job in (manifest.jobs if manifest else ())}
+    planned |= _planned_elsewhere(planned, found)
     cells = manifest.cells if manifest else {}
     torn = _torn_suites(attempts)
     return tuple(
@@ -49,6 +50,23 @@ def account(manifest: Manifest | None, attempts: Sequence[Attempt], setting: Set
         else _of_absent_job(planned[place], cells)
         for place in dict.fromkeys((*planned, *found))
     )
+
+
+def _planned_elsewhere(
+    planned: Mapping[tuple[str, str], PlannedJob], found: Mapping[tuple[str, str], Attempt]
+) -> dict[tuple[str, str], PlannedJob]:
+    """The shards that the plans of other machines must have named, where results of several were put together.
+
+    A folder has one plan. A shard beside it that it does not name comes from elsewhere, and then all of its suite's
+    shards were meant to come.
+    """
+    places = {
+        (cell, name)
+        for (cell, suite), attempt in found.items()
+        if planned and (cell, suite) not in planned and attempt.record and attempt.record.share
+        for name in attempt.record.share.all_names
+    }
+    return {place: PlannedJob(cell=place[0], suite=place[1]) for place in sorted(places - planned.keys())}
 
 
 def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:

@@ -163,6 +163,11 @@ class Share:
     split: str = ""
     elsewhere: int = 0
 
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The name of each of the jobs, as it stands in the plan and in the folder."""
+        return tuple(f"{self.suite}@{number}of{self.count}" for number in range(1, self.count + 1))
+
 
 @dataclass(frozen=True, kw_only=True)
 class CellSuite:
