@@ -218,11 +218,13 @@ class SharingEngine:
     """An engine whose jobs run one test each, ``t::1`` in the first shard, and leave a cache.
 
     Attributes:
+        collected: What jobs say in the place of the event that names their tests.
         carried: What each job was given to start with, by its id.
     """
 
     name: str = "sharing"
     spans_nodes: bool = True
+    collected: object = None
     splits: dict = field(default_factory=dict)
     carried: dict = field(default_factory=dict)
     seconds: dict = field(default_factory=dict)
@@ -231,7 +233,7 @@ class SharingEngine:
     def start(self, spec, _held=()):
         self.carried[spec.job_id] = spec.carried
         self.seconds[spec.job_id] = spec.agent.share.seconds
-        yield SharingJob(spec, self.splits.get(spec.agent.share.number, "5eed"))
+        yield SharingJob(spec, self.splits.get(spec.agent.share.number, "5eed"), self.collected)
 
     def reap(self):
         return []
@@ -241,6 +243,7 @@ class SharingEngine:
 class SharingJob:
     spec: object
     split: str
+    collected: object
 
     def go(self):
         pass
@@ -252,7 +255,7 @@ class SharingJob:
     def wait(self, sink):
         for event in (
             {"event": "shared", "split": self.split, "elsewhere": 1},
-            {"event": "collected", "tests": [self.test], "deselected": 0},
+            {"event": "collected", "tests": [self.test], "deselected": 0} if self.collected is None else self.collected,
             {"event": "agent_finished"},
         ):
             sink({"at": 1.0, **event})
@@ -357,6 +360,12 @@ def test_what_failed_in_each_shard_is_in_the_cache_of_the_suite(run_pair, engine
 
 def test_shards_that_split_the_suite_differently_are_unaccounted_for(run_pair, engine):
     engine.splits[2] = "0ther"
+    assert run_pair() is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize("said", [{"event": "collected"}, {"event": "collected", "tests": [[]], "deselected": 0}])
+def test_a_shard_whose_words_make_no_sense_ends_no_run(run_pair, engine, said):
+    engine.collected = said
     assert run_pair() is ExitCode.UNACCOUNTED
 
 

@@ -86,6 +86,6 @@ def _failed(path: Path) -> dict[str, object]:
     """What a cache says has failed; nothing where it says nothing, or what pytest would not understand either."""
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -208,13 +208,8 @@ class Runner:
     def _keep_cache(self, turn: Turn) -> None:
         cache = self._folder.cache_of(turn.job)
         if turn.job.shard:
-            event = journal.find(turn.events, "collected")
-            keep_cache_of_shard(
-                turn.folder,
-                cache,
-                self._folder.cache_for(turn.job, turn.number),
-                set(event["tests"]) if event else set(),
-            )
+            began_with = self._folder.cache_for(turn.job, turn.number)
+            keep_cache_of_shard(turn.folder, cache, began_with, _own_tests(turn.events))
         else:
             keep_cache(turn.folder, cache)
 
@@ -285,6 +280,14 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "notes": journal.notes(turn.events),
         **_share(turn),
     }
+
+
+def _own_tests(events: Sequence[Event]) -> frozenset[str]:
+    """The tests that a job has collected; none where its words cannot be understood, which its record will say."""
+    try:
+        return frozenset(journal.collected(events)[0] or ())
+    except (LookupError, TypeError, ValueError):
+        return frozenset()
 
 
 def _share(turn: Turn) -> dict[str, object]:
