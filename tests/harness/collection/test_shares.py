@@ -114,6 +114,13 @@ def test_the_start_of_ranks_counts_for_each_unit():
     assert [unit.seconds for unit in together] == [GANG_SECONDS]
 
 
+@given(st.lists(SECONDS, min_size=2, max_size=9), st.data())
+def test_a_unit_is_as_long_in_whatever_order_its_tests_are_collected(seconds, data):
+    names = [f"test_{number}" for number in range(len(seconds))]
+    [one], [other] = (units(["a"] * len(each), each, names) for each in (seconds, data.draw(st.permutations(seconds))))
+    assert one.seconds == other.seconds
+
+
 def test_a_test_that_is_not_known_counts_as_the_median_of_those_that_are():
     known = {"a": 1.0, "b": 5.0, "gone": 20.0}
     assert expected_seconds(["a", "b", "new"], known) == [1.0, 5.0, 5.0]
