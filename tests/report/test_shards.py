@@ -37,7 +37,7 @@ def test_each_shard_has_a_row_of_its_own(two_shards):
     merged, code = two_shards(share(1), share(2))
     assert [suite.name for suite in merged.suites] == [f"{CELL} / rpc@1of2", f"{CELL} / rpc@2of2"]
     assert merged.suites[1].share.number == 2
-    assert (merged.counts.passed, code) == (2, ExitCode.OK)
+    assert (merged.counts.passed, merged.notes, code) == (2, (), ExitCode.OK)
 
 
 def test_a_shard_that_left_nothing_is_an_error(run_folder):
@@ -61,7 +61,9 @@ def test_where_results_of_several_machines_lie_together_a_shard_that_is_absent_i
 def test_a_shard_that_was_planned_alone_is_complete_alone(run_folder):
     run_folder.manifest(TWO)
     run_folder.both(TWO, {B: "passed"}, share=share(2))
-    assert judged(run_folder)[1] is ExitCode.OK
+    merged, code = judged(run_folder)
+    assert merged.notes == (f"{CELL} / rpc: 1 of 2 shards are here.",)
+    assert code is ExitCode.OK
 
 
 def test_shards_that_did_not_split_alike_are_an_error_in_each_of_them(two_shards):

@@ -265,7 +265,7 @@ class MergedRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that a reader of the report should know and no testcase says."""
-        return (*self._notes_on_suites(), *self._note_on_what_never_ran())
+        return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran())
 
     def _notes_on_suites(self) -> Iterator[str]:
         for suite in self.suites:
@@ -276,6 +276,15 @@ class MergedRun:
             if self.planned is not None and suite.id not in self.planned:
                 yield f"{suite.name}: has results, and is not in the plan."
             yield from (f"{suite.name}: {note}." for note in suite.notes)
+
+    def _notes_on_absent_shards(self) -> Iterator[str]:
+        """A shard that runs alone is a part: whoever reads its report should know that the rest is not in it."""
+        present = {(suite.cell, suite.suite) for suite in self.suites}
+        shares = {(suite.cell, suite.share.suite, suite.share.all_names) for suite in self.suites if suite.share}
+        for cell, suite, names in sorted(shares):
+            here = sum((cell, name) in present for name in names)
+            if here < len(names):
+                yield f"{cell} / {suite}: {here} of {len(names)} shards are here."
 
     def _note_on_what_never_ran(self) -> Iterator[str]:
         """A run is green when some of it ran: what did not run has to be said, or nobody ever looks."""
