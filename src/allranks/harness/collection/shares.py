@@ -9,7 +9,6 @@ import heapq
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import pytest
 
@@ -93,7 +92,8 @@ def unit_key(item: pytest.Item, terms: Terms) -> Hashable:
 
 def expected_seconds(names: Sequence[str], known: Mapping[str, float]) -> list[float]:
     """What each test is expected to take: what it took before, else the median of what is known."""
-    usual = median(known.values()) if known else UNKNOWN_SECONDS
+    # Not `statistics.median`: torch and pytest load no `statistics`, and every agent would for this.
+    usual = sorted(known.values())[len(known) // 2] if known else UNKNOWN_SECONDS
     return [known.get(name, usual) for name in names]
 
 
