@@ -224,6 +224,24 @@ def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
     assert (code, out) == (0, "exit code 0: all verdicts are good\n")
 
 
+def test_a_dry_run_prints_a_request_for_each_shard(allranks, repository):
+    text = MATRIX.replace('[suites.tiny]\npath = "suite"', '[suites.tiny]\npath = "suite"\nshards = 2')
+    (repository / "matrix.toml").write_text(text)
+    _, out, _ = allranks("run", "--dry-run", "gloo-w2-g0-env", "--suite", "tiny")
+    requests = json.loads(out)
+    assert [request["job_id"] for request in requests] == [f"gloo-w2-g0-env/tiny@{number}of2" for number in (1, 2)]
+    assert [request["agent"]["share"]["number"] for request in requests] == [1, 2]
+
+
+def test_a_run_gets_the_shards_and_the_durations_that_it_is_told(allranks, runs, repository):
+    text = MATRIX.replace('[suites.tiny]\npath = "suite"', '[suites.tiny]\npath = "suite"\nshards = 2')
+    (repository / "matrix.toml").write_text(text)
+    allranks("run", "gloo-w2-g0-env", "--suite", "tiny@2of2", "--durations", "mine.json")
+    [(jobs, options)] = runs
+    assert jobs == ["gloo-w2-g0-env/tiny@2of2"]
+    assert options.durations == Path("mine.json")
+
+
 def test_a_run_without_options_has_the_defaults(allranks, runs, repository):
     allranks("run")
     [(jobs, options)] = runs
@@ -290,6 +308,20 @@ def test_merge_judges_what_lies_in_any_folder(allranks, ranks):
     assert code == 1
     assert f"report: {folder}/junit.xml" in out
     assert out.endswith("exit code 1: tests failed\n")
+
+
+def test_merge_takes_durations_from_the_results(allranks, repository, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(repository / "cache"))
+    jobs = [{"cell": "gloo-w1", "suite": "s", "id": "gloo-w1/s"}]
+    manifest = {"schema": 1, "run_id": "r", "cells": {"gloo-w1": {"backend": "gloo"}}, "jobs": jobs}
+    attempt = repository / "r/cells/gloo-w1/s/attempt-1"
+    attempt.mkdir(parents=True)
+    (repository / "r/run.json").write_text(json.dumps(manifest))
+    (attempt / "job.json").write_text(json.dumps({"schema": 1, "world_size": 1, "collected": []}))
+    (attempt / "rank-0.xml").write_text("<testsuite><testcase classname='t' name='a' time='1.25'/></testsuite>")
+    for _ in range(2):
+        allranks("merge", "r", "--durations", "mine.json")
+    assert json.loads((repository / "mine.json").read_text())["seconds"] == {"s": {"gloo": {"t::a": 1.25}}}
 
 
 def test_merge_of_nothing_but_skips_is_exit_code_5_unless_that_is_allowed(allranks, ranks):

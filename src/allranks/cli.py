@@ -97,7 +97,9 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--where", action="append", default=[], metavar="AXIS=VALUE,...", help="cells with these values (a|b: either)"
     )
-    parser.add_argument("--suite", action="append", default=[], metavar="NAME", help="only this suite; repeatable")
+    parser.add_argument(
+        "--suite", action="append", default=[], metavar="NAME", help="only this suite, or NAME@2of4: one of its shards"
+    )
     parser.add_argument(
         "--matrix", type=Path, default=Path(), metavar="PATH", help="matrix.toml, or the folder that holds it"
     )
@@ -129,6 +131,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         help=f"folder of all runs (default: ${RESULTS_VARIABLE}, or results beside the matrix file)",
     )
     parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
+    _add_durations(parser, "file of what tests took, for even shards (default: the one that the matrix file names)")
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_run)
@@ -145,8 +148,13 @@ def _engine(name: str) -> str:
 def _add_merge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="a run's folder, or any folder with ranks' JUnit XML")
     parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
+    _add_durations(parser, "renew this file by what tests took, for even shards (default: none)")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_merge)
+
+
+def _add_durations(parser: argparse.ArgumentParser, meaning: str) -> None:
+    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
 
 
 def _add_clean(parser: argparse.ArgumentParser) -> None:
@@ -200,6 +208,7 @@ def _run(options: argparse.Namespace) -> ExitCode:
         seed=options.seed,
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
+        durations=options.durations,
     )
     code = run(expansion, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")
@@ -224,12 +233,16 @@ def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.
 
 
 def _merge(options: argparse.Namespace) -> ExitCode:
+    from allranks.report.durations import measured  # noqa: PLC0415 - no plan needs it
+    from allranks.report.durations_file import keep_durations  # noqa: PLC0415
     from allranks.report.exit_code import exit_code  # noqa: PLC0415 - needs junitparser
     from allranks.report.merge import merge  # noqa: PLC0415
     from allranks.report.table import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.run import MEANING  # noqa: PLC0415
 
     merged = merge(options.folder, policy=options.policy)
+    if options.durations:
+        keep_durations(options.durations, measured(merged.suites), _say)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     _say(f"{render_results(merged)}\n\nreport: {merged.junit}\nexit code {code:d}: {MEANING[code]}")
     return code

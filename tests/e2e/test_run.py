@@ -194,6 +194,38 @@ def test_what_failed_last_can_be_run_alone_whatever_ran_in_between(launch, scrat
     assert set(launch(repository, "--engine", engine, "--", "--lf").cases) == {"test_red_on_one_rank"}
 
 
+SHARED = """
+import time
+
+import pytest
+
+
+@pytest.mark.isolation("test")
+@pytest.mark.parametrize("tenths", [1, 2, 3])
+def test_sleeping(tenths, rank):
+    time.sleep(tenths / 10)
+
+
+@pytest.mark.isolation("test")
+def test_red_on_one_rank(rank):
+    assert rank == 0
+"""
+
+
+def test_shards_run_a_suite_together_and_what_failed_in_it_alone_afterwards(launch, scratch, engine):
+    folder = scratch(SHARED)
+    matrix = folder / "matrix.toml"
+    matrix.write_text(matrix.read_text().replace('path = "suite"', 'path = "suite"\nshards = 2'))
+    done = launch(folder, "--engine", engine)
+    assert done.code == 1, done.output
+    assert sorted(done.cases) == ["test_red_on_one_rank", *(f"test_sleeping[{tenths}]" for tenths in (1, 2, 3))]
+    known = json.loads((folder / ".allranks-durations.json").read_text())["seconds"]["tiny"]["gloo"]
+    assert sorted(known) == [f"suite/test_tiny.py::test_sleeping[{tenths}]" for tenths in (1, 2, 3)]
+    again = launch(folder, "--engine", engine, "--", "--lf")
+    assert again.code == 1, again.output
+    assert list(again.cases) == ["test_red_on_one_rank"]
+
+
 def test_a_results_folder_that_cannot_be_used_is_said_before_anything_runs(launch, scratch):
     launch.results.write_text("a file in the way")
     done = launch(scratch(EVERY_END), "--engine", "process")

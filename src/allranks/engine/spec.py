@@ -87,10 +87,14 @@ class JobSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A printable form, made of JSON's types alone."""
-        # A post holds the token of the job's agents, and this ends up in records.
-        public = dataclasses.replace(self, agent=dataclasses.replace(self.agent, post=None))
-        plain: dict[str, Any] = _plain(dataclasses.asdict(public))
+        plain: dict[str, Any] = _plain(dataclasses.asdict(dataclasses.replace(self, agent=_public(self.agent))))
         return plain
+
+
+def _public(agent: AgentConfig) -> AgentConfig:
+    """What of an agent's config may be in records: not the token of its post, nor the long table of durations."""
+    share = None if agent.share is None else dataclasses.replace(agent.share, seconds={})
+    return dataclasses.replace(agent, post=None, share=share)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value in, any JSON value out

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
@@ -52,12 +53,27 @@ class Post:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Share:
+    """The part of the suite's tests that is this job's, where several jobs share the suite.
+
+    Attributes:
+        number: From 1.
+        count: The number of jobs.
+        seconds: What tests have taken before, by node id: the same for all of these jobs.
+    """
+
+    number: int
+    count: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """One job as its agent sees it.
 
     Attributes:
         cell: The cell's id, for the report.
-        suite: The suite's name, for the report.
+        suite: The suite's name, for the report; with the number of the share where it is shared.
         path: The suite's path, relative to the code folder.
         gpu_count: GPUs that the cell asks for, over all nodes.
         isolation: How long a gang lives.
@@ -69,6 +85,7 @@ class AgentConfig:
         nodes: How many nodes the ranks are spread over, in blocks.
         overlap: How many launcher tests may run at a time.
         post: This agent's place among those of the nodes; None where there is one node. The engine makes it.
+        share: None where this job runs the whole suite.
     """
 
     cell: str
@@ -87,6 +104,7 @@ class AgentConfig:
     nodes: int = 1
     overlap: int = 1
     post: Post | None = None
+    share: Share | None = None
 
     @property
     def node(self) -> int:
@@ -115,7 +133,8 @@ class AgentConfig:
             limits = TimeLimits(**fields.pop("limits"))
             lists = {name: tuple(fields[name]) for name in ("pytest_args", "mixed_skip")}
             post = Post(**fields["post"]) if fields["post"] else None
-            return cls(**{**fields, **lists, "limits": limits, "post": post})
+            share = Share(**fields["share"]) if fields["share"] else None
+            return cls(**{**fields, **lists, "limits": limits, "post": post, "share": share})
         except (KeyError, TypeError) as error:
             msg = f"{path} is not an agent config of this version of allranks: {error}"
             raise ValueError(msg) from error

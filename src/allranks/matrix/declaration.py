@@ -33,6 +33,9 @@ FILE_NAME = "matrix.toml"
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 """The process-group backends that torch registers by itself (``torch.distributed.Backend``)."""
 
+MOST_SHARDS = 1000
+"""More is a slip of the pen, which would make jobs that take longer to plan than to run."""
+
 INIT_METHODS = ("env", "tcp", "file")
 ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
 SKIP_POLICIES: tuple[SkipPolicy, ...] = get_args(SkipPolicy)
@@ -99,7 +102,7 @@ def _locate(start: Path) -> Path:
 
 
 def _matrix(file: Table) -> Matrix:
-    file.only("matrix", "suites", "images", "env", "policy", "limits", "process")
+    file.only("matrix", "suites", "images", "env", "policy", "limits", "process", "durations")
     file.needs("matrix", "[matrix]")
     table = file.table("matrix")
     table.only(*AXES, "custom_backends", "exclude", "include")
@@ -118,6 +121,7 @@ def _matrix(file: Table) -> Matrix:
         policy=_policy(file.table("policy")),
         limits=_limits(file.table("limits"), os.environ),
         process=_process(file.table("process")),
+        durations=_durations(file.table("durations")),
         line=table.line,
     )
 
@@ -211,7 +215,7 @@ def _suites(file: Table, known: Known) -> dict[str, Suite]:
 
 
 def _suite(name: str, table: Table, known: Known) -> Suite:
-    table.only("path", "isolation", "overlap", "when", "files", "pytest_args")
+    table.only("path", "isolation", "overlap", "when", "files", "pytest_args", "shards")
     table.needs("path", f'path = "tests/{name}"')
     return Suite(
         name=name,
@@ -221,7 +225,16 @@ def _suite(name: str, table: Table, known: Known) -> Suite:
         when=_optional_condition(table, known),
         files=tuple(_inside(table, "files", text) for text in table.texts("files")),
         pytest_args=table.texts("pytest_args"),
+        shards=_shards(table),
     )
+
+
+def _shards(table: Table) -> int:
+    shards = table.whole("shards", Suite.shards, at_least=1)
+    if shards > MOST_SHARDS:
+        what = f"{shards} shards are {shards} jobs in every cell"
+        raise table.error(name="shards", what=what, remedy=f"Write a whole number from 1 to {MOST_SHARDS}.")
+    return shards
 
 
 def _inside(table: Table, name: str, text: str) -> Path:
@@ -234,13 +247,17 @@ def _inside(table: Table, name: str, text: str) -> Path:
 
 
 def _relative(table: Table, name: str, text: str) -> Path:
-    if PurePosixPath(text).is_absolute():
-        remedy = "Write it relative to the matrix file, so that it is the same on every machine."
-        raise table.error(name, f"{shown(text)} is an absolute path", remedy)
+    _refuse_absolute(table, name, text)
     root = table.document.path.parent
     if not _exists(root / text):
         raise table.error(name, f"there is no {shown(text)}", f"Create it, or write a path relative to {root}.")
     return Path(text)
+
+
+def _refuse_absolute(table: Table, name: str, text: str) -> None:
+    if PurePosixPath(text).is_absolute():
+        remedy = "Write it relative to the matrix file, so that it is the same on every machine."
+        raise table.error(name, f"{shown(text)} is an absolute path", remedy)
 
 
 def _exists(path: Path) -> bool:
@@ -366,3 +383,18 @@ def _check_nesting(table: Table, limits: Limits) -> None:
 def _process(table: Table) -> Process:
     table.only("python")
     return Process(python=table.text("python", None, "python3"))
+
+
+def _durations(table: Table) -> Path:
+    """Where durations are kept; the first run makes the file, its folder has to be there."""
+    table.only("file")
+    text = table.text("file", str(Matrix.durations), str(Matrix.durations))
+    _refuse_absolute(table, "file", text)
+    path = table.document.path.parent / text
+    if _exists(path) and path.is_dir():
+        remedy = f'Write file = "{Matrix.durations}", or leave it out.'
+        raise table.error(name="file", what=f"{shown(text)} is a folder", remedy=remedy)
+    if not _exists(path.parent):
+        what = f"there is no folder for {shown(text)}"
+        raise table.error(name="file", what=what, remedy="Create it, or name another file.")
+    return Path(text)

@@ -26,6 +26,7 @@ __all__ = [
     "Policy",
     "Process",
     "Rule",
+    "Shard",
     "SkipPolicy",
     "Suite",
     "type_of_axis",
@@ -33,6 +34,8 @@ __all__ = [
 
 Isolation = Literal["test", "file", "job"]
 SkipPolicy = Literal["skip", "pass"]
+
+DURATIONS_FILE = Path(".allranks-durations.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,7 @@ class Suite:
         when: The cells that the suite runs in; None for all of them.
         files: Further files or folders (relative) that the tests read; copied along.
         pytest_args: Arguments that every run of the suite gives to pytest.
+        shards: The number of jobs that its tests are split over in each cell.
     """
 
     name: str
@@ -102,6 +106,24 @@ class Suite:
     when: Condition | None = None
     files: tuple[Path, ...] = ()
     pytest_args: tuple[str, ...] = ()
+    shards: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One of the jobs that share a suite in a cell.
+
+    Attributes:
+        number: From 1.
+        count: How many there are.
+    """
+
+    number: int
+    count: int
+
+    def of(self, suite: str) -> str:
+        """``<suite name>@2of4``, good for a folder; no suite has such a name, since none has an ``@``."""
+        return f"{suite}@{self.number}of{self.count}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +214,7 @@ class Matrix:
     Attributes:
         path: The file it was read from.
         axes: The values on each axis, every axis of :data:`AXES` present, in that order.
+        durations: What tests have taken, for even shards: a file relative to the matrix file, which may not exist yet.
         line: Where in the file ``[matrix]`` begins.
     """
 
@@ -205,6 +228,7 @@ class Matrix:
     policy: Policy = Policy()
     limits: Limits = Limits()
     process: Process = Process()
+    durations: Path = DURATIONS_FILE
     line: int = 1
 
     @property
@@ -215,14 +239,24 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One suite in one cell, with all that the matrix says about it."""
+    """One suite in one cell, or one shard of it, with all that the matrix says about it.
+
+    Attributes:
+        shard: None where the suite is not split.
+    """
 
     cell: Cell
     suite: Suite
     image: Image
     environment: Mapping[str, str]
+    shard: Shard | None = None
+
+    @property
+    def name(self) -> str:
+        """The suite's name, or ``<suite name>@2of4``."""
+        return self.shard.of(self.suite.name) if self.shard else self.suite.name
 
     @property
     def id(self) -> str:
-        """``<cell id>/<suite name>``, unique in a run."""
-        return f"{self.cell.id}/{self.suite.name}"
+        """``<cell id>/<name>``, unique in a run."""
+        return f"{self.cell.id}/{self.name}"

@@ -6,9 +6,12 @@ from itertools import chain
 from allranks.errors import MatrixError, UsageError
 from allranks.matrix.document import place
 from allranks.matrix.expand import Expansion, cell_at
-from allranks.matrix.model import Cell, Image, Job, Matrix, Suite
+from allranks.matrix.model import Cell, Image, Job, Matrix, Shard, Suite
 from allranks.matrix.suggest import did_you_mean
 from allranks.matrix.when import Condition
+
+Shards = Sequence[tuple[Suite, Sequence[Shard | None]]]
+"""The suites to run, each with those of its shards that are to run."""
 
 
 def plan(matrix: Matrix, cells: Iterable[Cell], suite_names: Sequence[str] | None = None) -> tuple[Job, ...]:
@@ -17,26 +20,53 @@ def plan(matrix: Matrix, cells: Iterable[Cell], suite_names: Sequence[str] | Non
     Args:
         matrix: The declaration.
         cells: What to run, for example ``expand(matrix).cells`` or a selection of them.
-        suite_names: The suites to run; None for all.
+        suite_names: The suites to run, each with all its shards, and single shards (``NAME@2of4``); None for all.
 
     Raises:
-        UsageError: There is no suite of that name.
+        UsageError: There is no suite or shard of that name.
         MatrixError: A cell has no image, or more than one.
     """
-    suites = chosen_suites(matrix, suite_names)
-    return tuple(job for cell in cells for job in _jobs(matrix, cell, suites))
+    shards = [(suite, chosen_shards(suite, suite_names)) for suite in chosen_suites(matrix, suite_names)]
+    return tuple(job for cell in cells for job in _jobs(matrix, cell, shards))
 
 
 def chosen_suites(matrix: Matrix, names: Sequence[str] | None = None) -> tuple[Suite, ...]:
-    """The suites of these names in the file's order; all of them for None.
+    """The suites of these names, or with shards of these names, in the file's order; all of them for None.
 
     Raises:
-        UsageError: There is no suite of that name.
+        UsageError: There is no suite or shard of that name.
     """
-    for name in names or ():
-        if name not in matrix.suites:
-            raise UsageError(what=f"There is no suite {name!r}.", remedy=did_you_mean(name, matrix.suites))
-    return tuple(suite for suite in matrix.suites.values() if names is None or suite.name in names)
+    wanted = {_suite_called(matrix, name) for name in names or ()}
+    return tuple(suite for suite in matrix.suites.values() if names is None or suite.name in wanted)
+
+
+def chosen_shards(suite: Suite, names: Sequence[str] | None = None) -> tuple[Shard | None, ...]:
+    """The shards of a chosen suite that are among these names, all of them for its own; ``(None,)`` if it is whole."""
+    shards = shards_of(suite)
+    is_whole = names is None or suite.name in names
+    return tuple(shard for shard in shards if is_whole or (shard and names and shard.of(suite.name) in names))
+
+
+def shards_of(suite: Suite) -> tuple[Shard | None, ...]:
+    """Every shard of a suite; ``(None,)`` where it is not split."""
+    if suite.shards == 1:
+        return (None,)
+    return tuple(Shard(number=number, count=suite.shards) for number in range(1, suite.shards + 1))
+
+
+def _suite_called(matrix: Matrix, name: str) -> str:
+    """The suite that a name means, its own or that of one of its shards."""
+    suite = matrix.suites.get(name.partition("@")[0])
+    if suite is None:
+        raise UsageError(what=f"There is no suite {name!r}.", remedy=did_you_mean(name, matrix.suites))
+    shards = [shard.of(suite.name) for shard in shards_of(suite) if shard]
+    if name not in (suite.name, *shards):
+        what = f"There is no shard {name!r}."
+        if not shards:
+            remedy = f"{suite.name} is not split: give suites.{suite.name} its number of shards in the matrix file."
+            raise UsageError(what, remedy=remedy)
+        raise UsageError(what, remedy=f"{suite.name} has {len(shards)} shards, {shards[0]} to {shards[-1]}.")
+    return suite.name
 
 
 def image_for(matrix: Matrix, cell: Cell) -> Image:
@@ -79,11 +109,15 @@ def check_images(expansion: Expansion) -> None:
         image_for(expansion.matrix, cell)
 
 
-def _jobs(matrix: Matrix, cell: Cell, suites: Iterable[Suite]) -> list[Job]:
+def _jobs(matrix: Matrix, cell: Cell, shards_of_suites: Shards) -> list[Job]:
     values = cell.axes()
-    running = [suite for suite in suites if _holds(suite.when, values)]
     image, environment = image_for(matrix, cell), environment_for(matrix, cell)
-    return [Job(cell=cell, suite=suite, image=image, environment=environment) for suite in running]
+    return [
+        Job(cell=cell, suite=suite, image=image, environment=environment, shard=shard)
+        for suite, shards in shards_of_suites
+        if _holds(suite.when, values)
+        for shard in shards
+    ]
 
 
 def _holds(condition: Condition | None, values: Mapping[str, str | int]) -> bool:

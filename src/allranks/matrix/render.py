@@ -6,7 +6,7 @@ from itertools import islice
 
 from allranks.matrix.axes import AXES
 from allranks.matrix.expand import Dropped, Expansion, cell_at
-from allranks.matrix.model import Cell, Matrix
+from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.plan import chosen_suites, environment_for, image_for, plan
 
 MOST_DROPPED_SHOWN = 200
@@ -17,14 +17,14 @@ SCHEMA = 1
 
 def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:
     """The cells, one a line: id, axes, image and suites."""
-    suites_of = {cell: [job.suite.name for job in plan(matrix, [cell], suite_names)] for cell in cells}
+    jobs_of = {cell: plan(matrix, [cell], suite_names) for cell in cells}
     head: tuple[str, ...] = ("cell", *AXES, "image", "suites")
-    rows = [head, *(_row(matrix, cell, names) for cell, names in suites_of.items())]
+    rows = [head, *(_row(matrix, cell, _names(jobs)) for cell, jobs in jobs_of.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    planned = [name for names in suites_of.values() for name in names]
+    planned = [job.suite.name for jobs in jobs_of.values() for job in jobs]
     idle = [suite.name for suite in chosen_suites(matrix, suite_names) if suite.name not in planned]
     notes = [f"The suite {name} runs in none of these cells." for name in idle]
-    total = f"{_counted(len(suites_of), 'cell')}, {_counted(len(planned), 'job')}"
+    total = f"{_counted(len(jobs_of), 'cell')}, {_counted(len(planned), 'job')}"
     return "\n".join([*(_line(row, widths) for row in rows), "", total, *notes])
 
 
@@ -63,6 +63,19 @@ def _row(matrix: Matrix, cell: Cell, suites: Iterable[str]) -> tuple[str, ...]:
     return (cell.id, *map(str, cell.axes().values()), image_for(matrix, cell).name, ", ".join(suites) or "none")
 
 
+def _names(jobs: Iterable[Job]) -> Iterator[str]:
+    """The names of a cell's jobs; all shards of a suite as one: ``torch-rpc@1of4…4of4``."""
+    by_suite: dict[str, list[Job]] = {}
+    for job in jobs:
+        by_suite.setdefault(job.suite.name, []).append(job)
+    for suite_jobs in by_suite.values():
+        first = suite_jobs[0]
+        if first.shard and len(suite_jobs) == first.shard.count:
+            yield f"{first.name}…{first.shard.count}of{first.shard.count}"
+        else:
+            yield from (job.name for job in suite_jobs)
+
+
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
 
@@ -89,7 +102,7 @@ def _cell_object(matrix: Matrix, cell: Cell, suite_names: Sequence[str] | None) 
         "id": cell.id,
         "axes": cell.axes(),
         "image": image_for(matrix, cell).name,
-        "suites": [job.suite.name for job in jobs],
+        "suites": list(dict.fromkeys(job.suite.name for job in jobs)),
         "environment": environment_for(matrix, cell),
         "jobs": [job.id for job in jobs],
     }

@@ -39,15 +39,52 @@ def account(manifest: Manifest | None, attempts: Sequence[Attempt], setting: Set
         attempts: What the folder holds.
         setting: How skips are read; the GPUs of each cell are filled in here.
     """
-    planned = {(job.cell, job.suite): job for job in (manifest.jobs if manifest else ())}
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
+    planned = {(job.cell, job.suite): job for job in (manifest.jobs if manifest else ())}
+    planned |= _planned_elsewhere(planned, found)
     cells = manifest.cells if manifest else {}
+    torn = _torn_suites(attempts)
     return tuple(
-        _of_attempt(found[place], planned.get(place), cells, setting)
+        _of_attempt(found[place], planned.get(place), cells, setting, torn)
         if place in found
         else _of_absent_job(planned[place], cells)
         for place in dict.fromkeys((*planned, *found))
     )
+
+
+def _planned_elsewhere(
+    planned: Mapping[tuple[str, str], PlannedJob], found: Mapping[tuple[str, str], Attempt]
+) -> dict[tuple[str, str], PlannedJob]:
+    """The shards that the plans of other machines must have named, where results of several were put together.
+
+    A folder has one plan. A shard beside it that it does not name comes from elsewhere, and then all of its suite's
+    shards were meant to come.
+    """
+    places = {
+        (cell, name)
+        for (cell, suite), attempt in found.items()
+        if planned and (cell, suite) not in planned and attempt.record and attempt.record.share
+        for name in attempt.record.share.all_names
+    }
+    return {place: PlannedJob(cell=place[0], suite=place[1]) for place in sorted(places - planned.keys())}
+
+
+def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:
+    """The jobs that share a suite and did not split it alike, by cell and name, each with what that means."""
+    splits: dict[tuple[str, str, int], dict[str, str]] = {}
+    for attempt in attempts:
+        if attempt.record and (share := attempt.record.share) and share.split:
+            splits.setdefault((attempt.cell, share.suite, share.count), {})[attempt.suite] = share.split
+    return {
+        (cell, name): (
+            f"The shards {', '.join(sorted(digests))} did not split {suite} alike: tests may have run twice, or not at "
+            "all.\nThey collected different tests, or went by different durations.\n"
+            "Run them in one run, or give all of them the same file of durations."
+        )
+        for (cell, suite, _), digests in splits.items()
+        if len(set(digests.values())) > 1
+        for name in digests
+    }
 
 
 def damaged_manifest(problem: str) -> CellSuite:
@@ -68,7 +105,11 @@ def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]
 
 
 def _of_attempt(
-    attempt: Attempt, job: PlannedJob | None, cells: Mapping[str, Mapping[str, str | int]], setting: Setting
+    attempt: Attempt,
+    job: PlannedJob | None,
+    cells: Mapping[str, Mapping[str, str | int]],
+    setting: Setting,
+    torn: Mapping[tuple[str, str], str],
 ) -> CellSuite:
     record = attempt.record
     files = [read_rank_xml(path) for path in attempt.files]
@@ -77,7 +118,7 @@ def _of_attempt(
         cell=attempt.cell,
         suite=attempt.suite,
         axes=cells.get(attempt.cell, {}),
-        tests=(*_troubles(attempt, job, files), *_tests(attempt, files, of_cell)),
+        tests=(*_troubles(attempt, job, files, torn), *_tests(attempt, files, of_cell)),
         engine=record.engine if record else "",
         image=(job.image if job else "") or (record.image if record else ""),
         attempt=attempt.number,
@@ -86,10 +127,13 @@ def _of_attempt(
         notes=record.notes if record else (),
         started=record.started if record else None,
         elapsed=record.elapsed if record else None,
+        share=record.share if record else None,
     )
 
 
-def _troubles(attempt: Attempt, job: PlannedJob | None, files: Sequence[RankFile]) -> Iterable[TestVerdict]:
+def _troubles(
+    attempt: Attempt, job: PlannedJob | None, files: Sequence[RankFile], torn: Mapping[tuple[str, str], str]
+) -> Iterable[TestVerdict]:
     """What went wrong with the job besides its tests."""
     record = attempt.record
     if attempt.problem:
@@ -98,11 +142,17 @@ def _troubles(attempt: Attempt, job: PlannedJob | None, files: Sequence[RankFile
         yield _trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
     if record and record.error:
         yield _job_trouble(record.error)
-    elif record and record.collected == () and not record.deselected:
+    elif record and record.collected == () and not record.deselected and not _elsewhere(record):
         yield _trouble("collection", "No test was collected: the suite has none that pytest can find.")
+    if text := torn.get((attempt.cell, attempt.suite)):
+        yield _trouble("split", text, ExitCode.UNACCOUNTED)
     for file in files:
         if file.problem:
             yield _trouble(_file_title(file), file.problem, ExitCode.UNACCOUNTED)
+
+
+def _elsewhere(record: JobRecord) -> int:
+    return record.share.elsewhere if record.share else 0
 
 
 def _file_title(file: RankFile) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from allranks.report.model import SkipPolicy
+from allranks.report.model import Share, SkipPolicy
 
 SCHEMA: Final = 1
 """The newest schema of run.json and job.json that this version reads."""
@@ -68,6 +68,7 @@ class JobRecord:
         not_run: Node ids that a stop of the job kept from running, for ``stop_reason``.
         notes: Sentences about the job, without their full stops.
         started: Seconds since the epoch.
+        share: None where the job had the whole suite.
     """
 
     world_size: int
@@ -82,6 +83,7 @@ class JobRecord:
     notes: tuple[str, ...] = ()
     started: float | None = None
     elapsed: float | None = None
+    share: Share | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +214,19 @@ def _job_record(value: Mapping[str, Any]) -> JobRecord:
         notes=_strings(value.get("notes")),
         started=None if started is None else float(started),
         elapsed=None if started is None or finished is None else float(finished) - float(started),
+        share=_share(value.get("share")),
+    )
+
+
+def _share(value: Mapping[str, Any] | None) -> Share | None:
+    if value is None:
+        return None
+    return Share(
+        suite=str(value["suite"]),
+        number=int(value["number"]),
+        count=int(value["count"]),
+        split=str(value.get("split") or ""),
+        elsewhere=int(value.get("elsewhere") or 0),
     )
 
 

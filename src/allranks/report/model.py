@@ -146,10 +146,35 @@ class Counts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellSuite:
-    """One suite in one cell: a row of the table, a ``testsuite`` of the JUnit report.
+class Share:
+    """Which part of a suite's tests a job had, where several jobs share the suite.
 
     Attributes:
+        suite: The suite's name.
+        number: From 1.
+        count: The number of jobs.
+        split: A digest of which job has which test; empty where the collection never ended.
+        elsewhere: How many of the collected tests are other jobs'.
+    """
+
+    suite: str
+    number: int
+    count: int
+    split: str = ""
+    elsewhere: int = 0
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The name of each of the jobs, as it stands in the plan and in the folder."""
+        return tuple(f"{self.suite}@{number}of{self.count}" for number in range(1, self.count + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellSuite:
+    """One suite in one cell, or one shard of it: a row of the table, a ``testsuite`` of the JUnit report.
+
+    Attributes:
+        share: None for a whole suite.
         axes: The cell's value on each axis; empty where the folder does not say.
         attempt: Number of the attempt that counts; None where there are no attempts.
         gpus: Ids of the GPUs that the job was given.
@@ -171,6 +196,7 @@ class CellSuite:
     notes: tuple[str, ...] = ()
     started: float | None = None
     elapsed: float | None = None
+    share: Share | None = None
 
     @property
     def id(self) -> str:
@@ -209,7 +235,12 @@ class CellSuite:
     @property
     def all_deselected(self) -> bool:
         """Whether the suite is empty only because the user's own selection left every test out."""
-        return not self.tests and self.deselected > 0
+        return not self.tests and self.deselected > 0 and not self.is_empty_share
+
+    @property
+    def is_empty_share(self) -> bool:
+        """Whether there is nothing to run because other jobs have all of the suite's tests."""
+        return not self.tests and self.share is not None and self.share.elsewhere > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,15 +265,26 @@ class MergedRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that a reader of the report should know and no testcase says."""
-        return (*self._notes_on_suites(), *self._note_on_what_never_ran())
+        return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran())
 
     def _notes_on_suites(self) -> Iterator[str]:
         for suite in self.suites:
             if suite.all_deselected:
                 yield f"{suite.name}: the selection left out all {suite.deselected} tests."
+            if suite.is_empty_share and suite.share:
+                yield f"{suite.name}: nothing to run: every test of it ({suite.share.elsewhere}) is another shard's."
             if self.planned is not None and suite.id not in self.planned:
                 yield f"{suite.name}: has results, and is not in the plan."
             yield from (f"{suite.name}: {note}." for note in suite.notes)
+
+    def _notes_on_absent_shards(self) -> Iterator[str]:
+        """A shard that runs alone is a part: whoever reads its report should know that the rest is not in it."""
+        present = {(suite.cell, suite.suite) for suite in self.suites}
+        shares = {(suite.cell, suite.share.suite, suite.share.all_names) for suite in self.suites if suite.share}
+        for cell, suite, names in sorted(shares):
+            here = sum((cell, name) in present for name in names)
+            if here < len(names):
+                yield f"{cell} / {suite}: {here} of {len(names)} shards are here."
 
     def _note_on_what_never_ran(self) -> Iterator[str]:
         """A run is green when some of it ran: what did not run has to be said, or nobody ever looks."""

@@ -6,17 +6,22 @@ import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import allranks
 from allranks.errors import ResultsError
 from allranks.locking import hold
 from allranks.matrix.model import Job
 
+if TYPE_CHECKING:
+    from allranks.report.durations import Durations
+
 SCHEMA = 1
+
+_LOCK = ".manifest.lock"
 
 RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
 """Names the run that several processes share, such as the sessions of one nox process."""
@@ -35,15 +40,32 @@ class RunFolder:
         path: ``results/<run id>``.
         run_id: The run.
         seed: What every rank of every test starts from.
+        durations: What tests had taken when the run began, for its shards.
     """
 
     path: Path
     run_id: str
     seed: int
+    durations: "Durations" = field(default_factory=dict)
 
     def cache_of(self, job: Job) -> Path:
-        """Where pytest's cache of a cell and suite is kept, beside the runs: it is there for the next one."""
+        """Where pytest's cache of a cell and suite, of all its shards, is kept beside the runs, for the next one."""
         return self.path.parent / ".cache" / job.cell.id / job.suite.name
+
+    def cache_for(self, job: Job, attempt: int) -> Path:
+        """Where the cache is that an attempt starts with: of shards, a copy that all of them start it with."""
+        if job.shard is None:
+            return self.cache_of(job)
+        return self.path / ".caches" / job.cell.id / job.suite.name / f"attempt-{attempt}"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever writes what the sessions of a run share."""
+        return self.path / _LOCK
+
+    def seconds_of(self, job: Job) -> Mapping[str, float]:
+        """What the tests of a shard's suite had taken under its backend, by node id; nothing for a whole suite."""
+        return self.durations.get(job.suite.name, {}).get(job.cell.backend, {}) if job.shard else {}
 
     def new_attempt(self, job: Job) -> tuple[int, Path]:
         """The number and the folder of a new attempt at a job; earlier ones stay as they are.
@@ -51,7 +73,7 @@ class RunFolder:
         Raises:
             ResultsError: The folder cannot be made.
         """
-        suite = self.path / "cells" / job.cell.id / job.suite.name
+        suite = self.path / "cells" / job.cell.id / job.name
         with as_results_error(suite):
             suite.mkdir(parents=True, exist_ok=True)
             number = 1
@@ -81,7 +103,7 @@ def open_run(results: Path, run_id: str, jobs: Iterable[Job], facts: Mapping[str
     path = results / run_id
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
-        with hold(path / ".manifest.lock"):
+        with hold(path / _LOCK):
             manifest = _read(path / "run.json") or _fresh_manifest(run_id, facts, seed)
             _announce(manifest, jobs)
             write_json(path / "run.json", manifest)
@@ -108,7 +130,7 @@ def _announce(manifest: dict[str, Any], jobs: Iterable[Job]) -> None:
     for job in jobs:
         manifest["cells"].setdefault(job.cell.id, job.cell.axes())
         if job.id not in known:
-            entry = {"id": job.id, "cell": job.cell.id, "suite": job.suite.name, "image": job.image.name}
+            entry = {"id": job.id, "cell": job.cell.id, "suite": job.name, "image": job.image.name}
             manifest["jobs"].append(entry)
 
 

@@ -43,6 +43,12 @@ def collected(events: Sequence[Event]) -> tuple[list[str] | None, int]:
     return (None, 0) if event is None else (list(event["tests"]), int(event["deselected"]))
 
 
+def shared(events: Sequence[Event]) -> dict[str, Any]:
+    """How the agent split the suite that its job has a share of: a digest, and how many tests are other jobs'."""
+    event = find(events, "shared")
+    return {} if event is None else {"split": event["split"], "elsewhere": int(event["elsewhere"])}
+
+
 def not_run(events: Sequence[Event]) -> dict[str, Any]:
     """The tests that ``-x`` or ``--maxfail`` kept from running, and that reason."""
     event = find(events, "not_run")

@@ -1,11 +1,11 @@
 """From a job of the plan to the request that an engine gets: printable, and made without any engine."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.engine.spec import FileCopy, JobSpec, resources
-from allranks.harness.config import AgentConfig, TimeLimits
+from allranks.harness.config import AgentConfig, Share, TimeLimits
 from allranks.matrix.model import Job, Matrix
 
 _CONFIGURATION = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
@@ -37,6 +37,7 @@ class Attempt:
         seed: What every rank of every test starts from.
         pytest_args: Arguments of this run for pytest.
         carried: What an earlier job of the same cell and suite has left for this one.
+        seconds: What the tests of the suite have taken before, by node id; for a shard.
     """
 
     run_id: str
@@ -45,6 +46,7 @@ class Attempt:
     gpus: tuple[str, ...] = ()
     pytest_args: tuple[str, ...] = ()
     carried: tuple[FileCopy, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
@@ -78,7 +80,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
     limits = matrix.limits
     return AgentConfig(
         cell=job.cell.id,
-        suite=job.suite.name,
+        suite=job.name,
         path=str(job.suite.path),
         backend=job.cell.backend,
         world_size=job.cell.world_size,
@@ -97,6 +99,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
         pytest_args=(*job.suite.pytest_args, *attempt.pytest_args),
         mixed_skip=matrix.policy.mixed_skip,
         nodes=job.cell.nodes,
+        share=Share(number=job.shard.number, count=job.shard.count, seconds=attempt.seconds) if job.shard else None,
     )
 
 

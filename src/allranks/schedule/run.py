@@ -15,6 +15,8 @@ from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
+from allranks.report.durations import measured
+from allranks.report.durations_file import keep_durations
 from allranks.report.exit_code import exit_code
 from allranks.report.merge import merge
 from allranks.report.model import MergedRun
@@ -23,6 +25,7 @@ from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import EngineName, choose_host
 from allranks.schedule.live import LiveView
 from allranks.schedule.runner import Runner
+from allranks.schedule.snapshot import take_snapshot
 
 MEANING: Mapping[ExitCode, str] = {
     ExitCode.OK: "all verdicts are good",
@@ -46,6 +49,7 @@ class RunOptions:
         seed: Asked-for seed; None for a random one.
         pytest_args: Arguments for pytest inside the ranks.
         nothing_ran_allowed: Whether a run in which no test executed is good.
+        durations: The file of durations; None for the one that the matrix names.
     """
 
     run_id: str
@@ -54,6 +58,7 @@ class RunOptions:
     seed: int | None
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool
+    durations: Path | None = None
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
@@ -70,7 +75,9 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     """
     with own_run(options.run_id), interruptible():
         folder = open_run(options.results, options.run_id, jobs, _facts(expansion), options.seed)
+        durations = options.durations or expansion.matrix.root / expansion.matrix.durations
         try:
+            folder = take_snapshot(folder, jobs, durations, say)
             host = choose_host(options.engine, expansion.matrix, say)
             _refuse_several_nodes(host.engine, jobs)
             Runner(expansion.matrix, host, folder, LiveView(say), options.pytest_args).run(jobs)
@@ -83,7 +90,7 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
             with suppress(AllranksError):
                 merge(folder.path)
             raise
-        return _conclude(folder, jobs, options, say)
+        return _conclude(folder, jobs, options, durations, say)
 
 
 def _refuse_several_nodes(engine: Engine, jobs: Sequence[Job]) -> None:
@@ -107,10 +114,13 @@ def _facts(expansion: Expansion) -> dict[str, Any]:
     }
 
 
-def _conclude(folder: RunFolder, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
+def _conclude(
+    folder: RunFolder, jobs: Sequence[Job], options: RunOptions, durations: Path, say: Callable[[str], None]
+) -> ExitCode:
     """The exit code of these jobs alone: other sessions that share the run answer for theirs, in whatever order."""
-    own = {job.id for job in jobs}
-    return exit_code(_show(folder, own, say), nothing_ran_allowed=options.nothing_ran_allowed)
+    own = _show(folder, {job.id for job in jobs}, say)
+    keep_durations(durations, measured(suite for suite in own.suites if suite.share), say)
+    return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
 
 
 def _show(folder: RunFolder, job_ids: AbstractSet[str], say: Callable[[str], None]) -> MergedRun:

@@ -15,12 +15,13 @@ from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule import journal
-from allranks.schedule.cache import carried_files, keep_cache
+from allranks.schedule.cache import carried_files, keep_cache, keep_cache_of_shard
 from allranks.schedule.folder import SCHEMA, RunFolder, as_results_error, write_json
 from allranks.schedule.gpus import Lease, try_lease, wait_for_lease
 from allranks.schedule.journal import JobError
 from allranks.schedule.live import LiveView
 from allranks.schedule.request import Attempt, Surroundings, job_spec
+from allranks.schedule.snapshot import cache_to_start_with
 
 _NOBODY_KNOWS = JobExit(status=None)
 _INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
@@ -160,7 +161,8 @@ class Runner:
             seed=self._folder.seed,
             gpus=turn.lease.gpus,
             pytest_args=self._pytest_args,
-            carried=tuple(carried_files(self._folder.cache_of(turn.job))),
+            carried=tuple(carried_files(cache_to_start_with(self._folder, turn.job, turn.number))),
+            seconds=self._folder.seconds_of(turn.job),
         )
         return job_spec(self._matrix, turn.job, self._host.surroundings(turn.job), attempt)
 
@@ -192,8 +194,8 @@ class Runner:
             self._collect(turn, turn.running)
         with as_results_error(turn.folder):
             _complete_results(turn)
-            keep_cache(turn.folder, self._folder.cache_of(turn.job))
             turn.events = _whole_journal(turn)
+            self._keep_cache(turn)
             try:
                 record = _record(turn, self._host.engine.name)
             except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -202,6 +204,14 @@ class Runner:
             write_json(turn.folder / "job.json", record)
         turn.stack.close()
         self._live.job_ended(turn.job.id, turn.events, time.time() - turn.started, turn.error)
+
+    def _keep_cache(self, turn: Turn) -> None:
+        cache = self._folder.cache_of(turn.job)
+        if turn.job.shard:
+            began_with = self._folder.cache_for(turn.job, turn.number)
+            keep_cache_of_shard(turn.folder, cache, began_with, _own_tests(turn.events))
+        else:
+            keep_cache(turn.folder, cache)
 
     def _collect(self, turn: Turn, running: RunningJob) -> None:
         try:
@@ -229,7 +239,7 @@ def _complete_results(turn: Turn) -> None:
     cell = turn.job.cell
     for rank in ranks_with_events(turn.folder):
         if not (turn.folder / f"rank-{rank}.xml").exists():
-            write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.suite.name, world_size=cell.world_size)
+            write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.name, world_size=cell.world_size)
 
 
 def _whole_journal(turn: Turn) -> list[Event]:
@@ -253,7 +263,7 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "schema": SCHEMA,
         "id": turn.job.id,
         "cell": turn.job.cell.id,
-        "suite": turn.job.suite.name,
+        "suite": turn.job.name,
         "attempt": turn.number,
         "engine": engine,
         "spec": turn.spec.to_json() if turn.spec else None,
@@ -268,4 +278,20 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "deselected": deselected,
         **journal.not_run(turn.events),
         "notes": journal.notes(turn.events),
+        **_share(turn),
     }
+
+
+def _own_tests(events: Sequence[Event]) -> frozenset[str]:
+    """The tests that a job has collected; none where its words cannot be understood, which its record will say."""
+    try:
+        return frozenset(journal.collected(events)[0] or ())
+    except (LookupError, TypeError, ValueError):
+        return frozenset()
+
+
+def _share(turn: Turn) -> dict[str, object]:
+    """Of a shard: which one it is, and how its agent split the suite."""
+    if turn.job.shard is None:
+        return {}
+    return {"share": {"suite": turn.job.suite.name, **asdict(turn.job.shard), **journal.shared(turn.events)}}

@@ -54,6 +54,20 @@ def _refusals(option: Any) -> Iterator[str]:  # noqa: ANN401 - argparse's namesp
         )
 
 
+def refuse_stepwise_of_a_share(config: pytest.Config) -> None:
+    """End the session when ``--stepwise`` should remember one place in tests that several jobs share.
+
+    Raises:
+        pytest.UsageError: With the reason, and what to do.
+    """
+    if getattr(config.option, "stepwise", False):
+        msg = (
+            "--stepwise cannot be used in a suite that is split into shards: each would stop at a place of its own, "
+            "and what comes before the last of them would never be run again. Take `-x`, and then `--lf`."
+        )
+        raise pytest.UsageError(msg)
+
+
 def take_over_reports(config: pytest.Config) -> list[str]:
     """Switch off reports that pytest would write of the agent's session, in which no test runs.
 

@@ -20,7 +20,13 @@ from allranks.harness.collection.hypothesis_tests import settle_hypothesis
 from allranks.harness.collection.import_threads import ThreadWatch
 from allranks.harness.collection.markers import MarkerError, Terms, read_terms
 from allranks.harness.collection.pytest_cache import cache_arguments, note_outcomes, stop_at_first_failure
-from allranks.harness.collection.pytest_options import refuse_options, suite_configuration, take_over_reports
+from allranks.harness.collection.pytest_options import (
+    refuse_options,
+    refuse_stepwise_of_a_share,
+    suite_configuration,
+    take_over_reports,
+)
+from allranks.harness.collection.shares import take_share
 from allranks.harness.conductor import Conductor, Job, Program
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.events import JOURNAL, EventLog, rank_events, read_events
@@ -111,6 +117,8 @@ class AgentPlugin:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Refuse what cannot be had, before any plugin acts on it."""
         refuse_options(config)
+        if self._config.share:
+            refuse_stepwise_of_a_share(config)
         for text in take_over_reports(config):
             self._journal.write("notice", nodeid="", text=text)
 
@@ -176,6 +184,7 @@ class AgentPlugin:
         """Run the collected tests in gangs."""
         self.has_collected = True
         self._look_at_process("", "A hook of a plugin or a conftest file")
+        self._keep_own_share(session)
         nodeids = [*self._skipped, *(item.nodeid for item in session.items)]
         self._journal.write("collected", tests=nodeids, deselected=self._deselected)
         self._record_skipped()
@@ -194,6 +203,21 @@ class AgentPlugin:
         note_outcomes(session.config, session.items, journal, self._config.mixed_skip)
         _dismiss_plugins(session.config)
         return True
+
+    def _keep_own_share(self, session: pytest.Session) -> None:
+        """Leave the tests of other shares out, last of all: what ``--lf`` and its kin choose is shared, too."""
+        share = self._config.share
+        if share is None or self._has_failed:
+            return
+        try:
+            terms = read_terms(session.items, self._config)
+        except MarkerError as error:
+            self._fail(error.nodeid, str(error))
+            return
+        own = take_share(session.items, terms, tuple(self._skipped), share)
+        session.items[:] = own.items
+        self._skipped = {nodeid: self._skipped[nodeid] for nodeid in own.skipped}
+        self._journal.write("shared", split=own.split, elsewhere=own.elsewhere)
 
     def _record_skipped(self) -> None:
         """Give a module that skipped itself, with tests that nobody knows, an outcome on every rank."""

@@ -1,0 +1,118 @@
+"""Jobs that share a suite: what each had, and whether together they had all of it."""
+
+import pytest
+
+from allranks.errors import ExitCode
+from allranks.report.exit_code import exit_code
+from allranks.report.merge import merge
+
+CELL = "gloo-w2-g0-env"
+ONE, TWO = f"{CELL}/rpc@1of2", f"{CELL}/rpc@2of2"
+A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"
+
+
+def share(number, *, count=2, split="5eed", elsewhere=1):
+    return {"suite": "rpc", "number": number, "count": count, "split": split, "elsewhere": elsewhere}
+
+
+def judged(run_folder):
+    merged = merge(run_folder.path, environ={})
+    return merged, exit_code(merged, nothing_ran_allowed=False)
+
+
+@pytest.fixture
+def two_shards(run_folder):
+    """Writes two shards, each with a test that passed."""
+
+    def write(one, two):
+        run_folder.manifest(ONE, TWO)
+        run_folder.both(ONE, {A: "passed"}, share=one)
+        run_folder.both(TWO, {B: "passed"}, share=two)
+        return judged(run_folder)
+
+    return write
+
+
+def test_each_shard_has_a_row_of_its_own(two_shards):
+    merged, code = two_shards(share(1), share(2))
+    assert [suite.name for suite in merged.suites] == [f"{CELL} / rpc@1of2", f"{CELL} / rpc@2of2"]
+    assert merged.suites[1].share.number == 2
+    assert (merged.counts.passed, merged.notes, code) == (2, (), ExitCode.OK)
+
+
+def test_a_shard_that_left_nothing_is_an_error(run_folder):
+    run_folder.manifest(ONE, TWO)
+    run_folder.both(ONE, {A: "passed"}, share=share(1))
+    merged, code = judged(run_folder)
+    assert "left no results" in merged.suites[1].tests[0].verdict.message
+    assert code is ExitCode.UNACCOUNTED
+
+
+def test_where_results_of_several_machines_lie_together_a_shard_that_is_absent_is_an_error(run_folder):
+    run_folder.manifest(f"{CELL}/rpc@2of3")
+    for number in (1, 2):
+        run_folder.both(f"{CELL}/rpc@{number}of3", {A: "passed"}, share=share(number, count=3))
+    merged, code = judged(run_folder)
+    assert [suite.suite for suite in merged.suites] == ["rpc@2of3", "rpc@1of3", "rpc@3of3"]
+    assert "left no results" in merged.suites[2].tests[0].verdict.message
+    assert code is ExitCode.UNACCOUNTED
+
+
+def test_a_shard_that_was_planned_alone_is_complete_alone(run_folder):
+    run_folder.manifest(TWO)
+    run_folder.both(TWO, {B: "passed"}, share=share(2))
+    merged, code = judged(run_folder)
+    assert merged.notes == (f"{CELL} / rpc: 1 of 2 shards are here.",)
+    assert code is ExitCode.OK
+
+
+def test_shards_that_did_not_split_alike_are_an_error_in_each_of_them(two_shards):
+    merged, code = two_shards(share(1), share(2, split="0ther"))
+    for suite in merged.suites:
+        [trouble] = [test for test in suite.tests if test.name == "split"]
+        assert "The shards rpc@1of2, rpc@2of2 did not split rpc alike" in trouble.verdict.message
+    assert code is ExitCode.UNACCOUNTED
+
+
+def test_shards_of_another_number_are_another_split(run_folder):
+    other = f"{CELL}/rpc@1of1"
+    run_folder.manifest(ONE, other)
+    run_folder.both(ONE, {A: "passed"}, share=share(1))
+    run_folder.both(other, {A: "passed"}, share=share(1, count=1, split="0ther"))
+    assert judged(run_folder)[1] is ExitCode.OK
+
+
+def test_a_shard_whose_collection_never_ended_says_nothing_about_the_split(two_shards):
+    assert two_shards(share(1), share(2, split=""))[1] is ExitCode.OK
+
+
+def test_a_shard_without_tests_is_no_error_and_is_said(run_folder):
+    run_folder.manifest(ONE, TWO)
+    run_folder.both(ONE, {A: "passed"}, share=share(1, elsewhere=0))
+    run_folder.both(TWO, {}, share=share(2))
+    merged, code = judged(run_folder)
+    assert merged.suites[1].tests == ()
+    assert merged.notes == (f"{CELL} / rpc@2of2: nothing to run: every test of it (1) is another shard's.",)
+    assert code is ExitCode.OK
+
+
+@pytest.mark.parametrize("deselected", [0, 3])
+def test_a_run_of_a_shard_without_tests_alone_ran_nothing(run_folder, deselected):
+    run_folder.manifest(TWO)
+    run_folder.both(TWO, {}, share=share(2), deselected=deselected)
+    assert judged(run_folder)[1] is ExitCode.NOTHING_RAN
+
+
+def test_a_suite_without_tests_is_an_error_of_its_shards_too(run_folder):
+    run_folder.manifest(TWO)
+    run_folder.both(TWO, {}, share=share(2, elsewhere=0))
+    merged, code = judged(run_folder)
+    assert "No test was collected" in merged.suites[0].tests[0].verdict.message
+    assert code is ExitCode.TESTS_FAILED
+
+
+def test_a_selection_that_leaves_no_test_in_any_shard_is_what_was_asked_for(run_folder):
+    run_folder.manifest(ONE, TWO)
+    for number, job in enumerate((ONE, TWO), start=1):
+        run_folder.both(job, {}, share=share(number, elsewhere=0), deselected=2)
+    assert judged(run_folder)[1] is ExitCode.OK
