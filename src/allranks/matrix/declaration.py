@@ -211,7 +211,7 @@ def _suites(file: Table, known: Known) -> dict[str, Suite]:
 
 
 def _suite(name: str, table: Table, known: Known) -> Suite:
-    table.only("path", "isolation", "when", "files", "pytest_args")
+    table.only("path", "isolation", "when", "files", "pytest_args", "default")
     table.needs("path", f'path = "tests/{name}"')
     return Suite(
         name=name,
@@ -220,6 +220,7 @@ def _suite(name: str, table: Table, known: Known) -> Suite:
         when=_optional_condition(table, known),
         files=tuple(_inside(table, "files", text) for text in table.texts("files")),
         pytest_args=table.texts("pytest_args"),
+        default=table.flag("default", Suite.default),
     )
 
 

@@ -92,6 +92,7 @@ class Suite:
         when: The cells that the suite runs in; None for all of them.
         files: Further files or folders (relative) that the tests read; copied along.
         pytest_args: Arguments that every run of the suite gives to pytest.
+        default: Whether it runs where no suite is named.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Suite:
     when: Condition | None = None
     files: tuple[Path, ...] = ()
     pytest_args: tuple[str, ...] = ()
+    default: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
