@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-SUITE = Path(__file__).parents[3] / "suites/torch/c10d/test_distributed.py"
+TORCH = Path(__file__).parents[3] / "suites/torch"
+SUITE = TORCH / "c10d/test_distributed.py"
 SAMPLE = (
     "test_all_reduce_sum",
     "test_barrier_timeout_global",
@@ -39,3 +40,11 @@ def test_what_a_world_of_two_cannot_test_has_torchs_reason(sample):
 def test_what_gloo_cannot_test_is_an_environment_skip(sample):
     case = sample.cases(1)["test_send_recv_nccl"]
     assert (case.properties["skip_kind"], case.message) == ("environment", "NCCL Send Recv Only")
+
+
+def test_each_of_the_ranks_that_torchs_rpc_starts_has_its_outcome(run_agent):
+    names = ("__init__.py", "torch_lists.py", "test_rpc.py")
+    files = {name: (TORCH / "rpc" / name).read_text(encoding="utf-8") for name in names}
+    nodeid = "suite/test_rpc.py::TensorPipeRpcTest::test_worker_id"
+    run = run_agent(files, init_method="file", pytest_args=(nodeid,))
+    assert [run.cases(rank)["test_worker_id"].outcome for rank in range(4)] == ["passed"] * 4
