@@ -127,6 +127,7 @@ def test_the_matrix_of_another_folder_is_named(allranks, repository, monkeypatch
         (["plan", "--suite", "tinny"], "tiny"),
         (["run", "--suite", "tinny"], "tiny"),
         (["run", "--suite", "other", "gloo-w1-g0-env"], "nothing to run"),
+        (["run", "--suite", "other", "gloo-w1-g0-env"], "other runs where world_size == 2"),
         (["merge", "nowhere"], "no results folder"),
         (["plan", "--matrix", "nowhere.toml"], "nowhere.toml"),
     ],

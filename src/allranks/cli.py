@@ -15,7 +15,7 @@ from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion, expand
 from allranks.matrix.model import Cell, Job, Matrix
-from allranks.matrix.plan import plan, suites_holding, unnamed_suites
+from allranks.matrix.plan import chosen_suites, plan, suites_holding, unnamed_suites
 from allranks.matrix.render import render_explanation, render_json, render_table
 from allranks.matrix.select import select, select_where
 from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
@@ -223,7 +223,9 @@ def _nothing_to_run(matrix: Matrix, cells: Sequence[Cell], suites: Sequence[str]
         msg = "There is nothing to run: the suites of the selected cells run only when they are named."
         return UsageError(msg, remedy=f"Name some: --suite {' --suite '.join(unnamed)}")
     msg = "There is nothing to run: no suite runs in the selected cells."
-    return UsageError(msg, remedy="Compare the suites' `when` with the cells that `allranks plan` prints.")
+    conditions = [(suite.name, suite.when.source) for suite in chosen_suites(matrix, suites) if suite.when]
+    why = "; ".join(f"{name} runs where {condition}" for name, condition in conditions)
+    return UsageError(msg, why=why, remedy="Select other cells: `allranks plan` lists them.")
 
 
 def _run_id() -> str:
