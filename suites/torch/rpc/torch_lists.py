@@ -8,6 +8,8 @@ cell's init method: torch knows no other for its RPC tests. Needs ``expecttest``
 import os
 from collections.abc import Collection, Iterable
 
+from .meet_by_tcp import MeetByTcp
+
 if os.environ.get("INIT_METHOD") == "tcp":
     os.environ["RPC_INIT_WITH_TCP"] = "1"
 
@@ -51,4 +53,7 @@ def _area(test_class: type) -> str | None:
 
 
 def _generate(prefix: str, agent: type, classes: Collection[type], suite: str) -> dict[str, type]:
-    return dict(rpc_utils.generate_tests(prefix, agent, list(classes), suite))
+    made: dict[str, type] = dict(rpc_utils.generate_tests(prefix, agent, list(classes), suite))
+    if os.environ.get("INIT_METHOD") != "tcp":
+        return made
+    return {name: type(name, (MeetByTcp, each), {"__module__": suite}) for name, each in made.items()}

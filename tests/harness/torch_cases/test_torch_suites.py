@@ -43,7 +43,7 @@ def test_what_gloo_cannot_test_is_an_environment_skip(sample):
 
 
 def test_each_of_the_ranks_that_torchs_rpc_starts_has_its_outcome(run_agent):
-    names = ("__init__.py", "torch_lists.py", "test_rpc.py")
+    names = ("__init__.py", "meet_by_tcp.py", "torch_lists.py", "test_rpc.py")
     files = {name: (TORCH / "rpc" / name).read_text(encoding="utf-8") for name in names}
     nodeid = "suite/test_rpc.py::TensorPipeRpcTest::test_worker_id"
     run = run_agent(files, init_method="file", pytest_args=(nodeid,))
