@@ -48,3 +48,41 @@ def test_each_of_the_ranks_that_torchs_rpc_starts_has_its_outcome(run_agent):
     nodeid = "suite/test_rpc.py::TensorPipeRpcTest::test_worker_id"
     run = run_agent(files, init_method="file", pytest_args=(nodeid,))
     assert [run.cases(rank)["test_worker_id"].outcome for rank in range(4)] == ["passed"] * 4
+
+
+LAST = """
+    from pathlib import Path
+
+    import torch.distributed as dist
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    from .meet_by_tcp import MeetByTcp
+
+    class TestLast(MeetByTcp, MultiProcessTestCase):
+        world_size = property(lambda self: 2)
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def run_test(self, test_name, parent_pipe):
+            super().run_test(test_name, parent_pipe)
+            if self.rank == 0:
+                assert Path(f"{self.file_name}.end").exists(), "rank 0 did not wait"
+
+        def test_rank_1_goes_on(self):
+            store = dist.FileStore(f"{self.file_name}.store", 2)
+            if self.rank == 0:
+                store.wait(["rank 1 is there"])
+                store.set("rank 0 is done", "")
+            else:
+                store.set("rank 1 is there", "")
+                store.wait(["rank 0 is done"])
+                Path(f"{self.file_name}.end").touch()
+"""
+
+
+def test_rank_0_which_has_the_store_of_rpc_over_tcp_leaves_last(run_agent):
+    meeting = (TORCH / "rpc/meet_by_tcp.py").read_text(encoding="utf-8")
+    run = run_agent({"__init__.py": "", "meet_by_tcp.py": meeting, "test_last.py": LAST}, init_method="tcp")
+    assert run.outcomes("test_rank_1_goes_on") == ("passed", "passed")
