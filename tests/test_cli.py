@@ -127,6 +127,7 @@ def test_the_matrix_of_another_folder_is_named(allranks, repository, monkeypatch
         (["plan", "--suite", "tinny"], "tiny"),
         (["run", "--suite", "tinny"], "tiny"),
         (["run", "--suite", "other", "gloo-w1-g0-env"], "nothing to run"),
+        (["run", "--suite", "other", "gloo-w1-g0-env"], "other runs where world_size == 2"),
         (["merge", "nowhere"], "no results folder"),
         (["plan", "--matrix", "nowhere.toml"], "nowhere.toml"),
     ],
@@ -159,6 +160,42 @@ def test_wrong_matrix_files_are_sentences_that_lead_on(allranks, repository, tex
         assert (code, out) == (2, "")
         assert said in err
         assert "Traceback" not in err
+
+
+@pytest.fixture
+def one_by_name(repository):
+    """A repository whose suite `other` does not run by default."""
+    text = MATRIX.replace('[suites.other]\npath = "suite"', '[suites.other]\npath = "slow"\ndefault = false')
+    (repository / "slow").mkdir()
+    (repository / "slow" / "test_x.py").touch()
+    (repository / "matrix.toml").write_text(text)
+    return repository
+
+
+@pytest.mark.usefixtures("one_by_name")
+@pytest.mark.parametrize(
+    ("arguments", "suites"),
+    [
+        ([], ["tiny"]),
+        (["--suite", "other"], ["other"]),
+        (["--", "slow/test_x.py::test_y", "-x"], ["other"]),
+        (["--suite", "tiny", "--", "slow/test_x.py"], ["tiny"]),
+    ],
+    ids=" ".join,
+)
+def test_a_suite_that_is_not_default_runs_when_it_or_a_test_of_it_is_named(allranks, runs, arguments, suites):
+    assert allranks("run", "gloo-w2-g0-env", *arguments)[0] == 0
+    [(jobs, _)] = runs
+    assert jobs == [f"gloo-w2-g0-env/{suite}" for suite in suites]
+
+
+def test_where_nothing_runs_by_default_the_error_says_what_to_name(allranks, one_by_name, runs):
+    matrix = (one_by_name / "matrix.toml").read_text()
+    (one_by_name / "matrix.toml").write_text(matrix.replace("[suites.tiny]", "[suites.tiny]\ndefault = false"))
+    code, out, err = allranks("run", "--where", "world_size=2")
+    assert (code, out, runs) == (2, "", [])
+    assert "run only when they are named" in err
+    assert "--suite tiny --suite other" in err
 
 
 def test_debug_adds_the_traceback_and_keeps_the_sentence(allranks):

@@ -150,6 +150,13 @@ def test_a_session_runs_its_cells_and_hands_on_what_follows_the_dashes(nox, call
     assert matrix.startswith("--matrix=/")
 
 
+@pytest.mark.parametrize("named", [["--suite", "torch-c10d"], ["--suite=torch-c10d"]])
+def test_a_suite_that_is_named_after_the_dashes_is_for_the_run_and_not_for_pytest(nox, calls, named):
+    assert nox("-s", CELL, "--", "-k", "sum", *named, "-x").returncode == 0
+    [call] = calls()
+    assert call["arguments"][-5:] == ["--suite=torch-c10d", "--", "-k", "sum", "-x"]
+
+
 def test_a_name_without_values_runs_each_cell_once_in_one_run(nox, calls):
     assert nox("-s", "dist").returncode == 0
     assert len({tuple(call["arguments"]) for call in calls()}) == len(calls()) == 3

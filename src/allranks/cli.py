@@ -14,8 +14,8 @@ import allranks
 from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion, expand
-from allranks.matrix.model import Cell, Job
-from allranks.matrix.plan import plan
+from allranks.matrix.model import Cell, Job, Matrix
+from allranks.matrix.plan import chosen_suites, plan, suites_holding, unnamed_suites
 from allranks.matrix.render import render_explanation, render_json, render_table
 from allranks.matrix.select import select, select_where
 from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
@@ -98,7 +98,11 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
         "--where", action="append", default=[], metavar="AXIS=VALUE,...", help="cells with these values (a|b: either)"
     )
     parser.add_argument(
-        "--suite", action="append", default=[], metavar="NAME", help="only this suite, or NAME@2of4: one of its shards"
+        "--suite",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this suite, or NAME@2of4: one of its shards; repeatable (default: all without `default = false`)",
     )
     parser.add_argument(
         "--matrix", type=Path, default=Path(), metavar="PATH", help="matrix.toml, or the folder that holds it"
@@ -192,10 +196,10 @@ def _selected(expansion: Expansion, options: argparse.Namespace) -> Sequence[Cel
 
 def _run(options: argparse.Namespace) -> ExitCode:
     expansion = expand(load(options.matrix))
-    jobs = plan(expansion.matrix, _selected(expansion, options), options.suite or None)
+    cells, suites = _selected(expansion, options), _suites(expansion.matrix, options)
+    jobs = plan(expansion.matrix, cells, suites)
     if not jobs:
-        msg = "There is nothing to run: no suite runs in the selected cells."
-        raise UsageError(msg, remedy="Compare the suites' `when` with the cells that `allranks plan` prints.")
+        raise _nothing_to_run(expansion.matrix, cells, suites)
     if options.dry_run:
         return _show_requests(expansion, jobs, options)
     # A run needs the SDK and junitparser; a plan does not, and a noxfile's interpreter has neither.
@@ -213,6 +217,22 @@ def _run(options: argparse.Namespace) -> ExitCode:
     code = run(expansion, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")
     return code
+
+
+def _suites(matrix: Matrix, options: argparse.Namespace) -> Sequence[str] | None:
+    """The suites that the command line names, with ``--suite`` or by the path of one of their tests; None without."""
+    return options.suite or suites_holding(matrix, options.pytest_args) or None
+
+
+def _nothing_to_run(matrix: Matrix, cells: Sequence[Cell], suites: Sequence[str] | None) -> UsageError:
+    unnamed = [suite.name for suite in unnamed_suites(matrix, cells)] if suites is None else []
+    if unnamed:
+        msg = "There is nothing to run: the suites of the selected cells run only when they are named."
+        return UsageError(msg, remedy=f"Name some: --suite {' --suite '.join(unnamed)}")
+    msg = "There is nothing to run: no suite runs in the selected cells."
+    conditions = [(suite.name, suite.when.source) for suite in chosen_suites(matrix, suites) if suite.when]
+    why = "; ".join(f"{name} runs where {condition}" for name, condition in conditions)
+    return UsageError(msg, why=why, remedy="Select other cells: `allranks plan` lists them.")
 
 
 def _run_id() -> str:

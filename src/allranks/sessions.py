@@ -102,15 +102,30 @@ def _run(session: nox.Session, *selection: str) -> None:
         python, environment = orchestrator()
     except AllranksError as error:
         session.error(error.text)
+    suites, pytest_args = split_suites(session.posargs)
     # Without a time limit: allranks puts containers and processes away by itself, which takes a few seconds.
     session.run(
         python,
-        *("-m", "allranks", "run", *selection, "--", *session.posargs),
+        *("-m", "allranks", "run", *selection, *suites, "--", *pytest_args),
         env=environment,
         external=True,
         interrupt_timeout=None,
         terminate_timeout=None,
     )
+
+
+def split_suites(posargs: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The ``--suite NAME`` in what follows ``--``, which is for the run, and the rest, which is pytest's."""
+    suites: list[str] = []
+    rest: list[str] = []
+    arguments = iter(posargs)
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name == "--suite":
+            suites.append(f"--suite={value if equals else next(arguments, '')}")
+        else:
+            rest.append(argument)
+    return suites, rest
 
 
 def orchestrator() -> tuple[str, dict[str, str]]:

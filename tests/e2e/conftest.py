@@ -27,7 +27,7 @@ isolation = "job"
 
 [images.cpu]
 torch = "2.13.0"
-packages = ["numpy"]
+packages = ["numpy", "expecttest"]
 
 [process]
 python = {python!r}

@@ -13,7 +13,7 @@ from allranks.matrix.model import Image
 
 pytestmark = pytest.mark.docker
 
-CPU = Image(name="cpu", torch="2.13.0", packages=("numpy",))
+CPU = Image(name="cpu", torch="2.13.0", packages=("numpy", "expecttest"))
 
 WALK = """
 import json, os

@@ -128,7 +128,7 @@ def bench(request, packages, make_spec, tmp_path):
     )
     if request.param == "docker":
         client = request.getfixturevalue("docker_client")
-        image = Image(name="cpu", torch="2.13.0", packages=("numpy",))
+        image = Image(name="cpu", torch="2.13.0", packages=("numpy", "expecttest"))
         reference = ensure_image(image, root=tmp_path, client=client, progress=print).reference
         return Bench(
             name="docker",

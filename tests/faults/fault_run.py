@@ -49,7 +49,7 @@ isolation = "{isolation}"
 
 [images.cpu]
 torch = "2.13.0"
-packages = ["numpy"]
+packages = ["numpy", "expecttest"]
 
 [process]
 python = {python}

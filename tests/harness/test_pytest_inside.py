@@ -529,6 +529,32 @@ def test_a_seed_for_hypothesis_alone_is_kept(examples):
     assert examples(1, "--hypothesis-seed=5") == examples(2, "--hypothesis-seed=5")
 
 
+LOGGING = {
+    "test_logging.py": """
+        import logging
+        import sys
+
+        logger = logging.getLogger("of_a_suite")
+        logger.addHandler(logging.StreamHandler())
+        logger.addHandler(logging.StreamHandler(sys.stdout))
+
+        def test_logging(rank):
+            logger.warning("rank %d is here", rank)
+            assert False
+    """
+}
+
+
+@pytest.mark.parametrize("arguments", [(), ("--capture=sys",), ("-s",)], ids=str)
+def test_a_log_handler_made_at_import_prints_to_its_rank(run_agent, arguments):
+    run = run_agent(LOGGING, pytest_args=arguments)
+    for rank in range(2):
+        case = run.cases(rank)["test_logging"]
+        assert case.stdout == f"rank {rank} is here\n"
+        assert f"rank {rank} is here" in case.stderr
+        assert "Logging error" not in case.stderr
+
+
 THREAD = """
 import threading
 threading.Thread(target=threading.Event().wait, name="heartbeat", daemon=True).start()

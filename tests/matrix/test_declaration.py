@@ -41,6 +41,7 @@ def test_every_table_is_read(load_text, repository, document):
     assert suite.when is not None
     assert suite.overlap == 4
     assert suite.pytest_args == ("-p", "no:randomly")
+    assert suite.default is False
     assert (image.base, image.index, image.packages) == ("debian:12", "https://example.org/whl", ("numpy",))
     assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 23)
     assert [rule.reason for rule in matrix.excludes] == ["a GPU for each rank", "gloo is tested on CPU tensors"]
@@ -101,6 +102,7 @@ overlap = 4
 when = "world_size > 1"
 files = ["data"]
 pytest_args = ["-p", "no:randomly"]
+default = false
 """
 IMAGE_REST = """\
 base = "debian:12"
@@ -283,6 +285,12 @@ def load_edited(load_text, document):
             '"suites"\nfiles = "no"',
             "matrix.toml:16: suites.collectives.files: 'no' is not",
             '["…',
+        ),
+        (
+            '"suites/collectives"',
+            '"suites"\ndefault = "no"',
+            "matrix.toml:16: suites.collectives.default: 'no' is not true or false",
+            "default = true",
         ),
         ("[suites.collectives]", "[suites.'a/b']", "matrix.toml:14: suites.'a/b': cannot be a name", "letters"),
         (

@@ -1,13 +1,18 @@
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from allranks.errors import MatrixError, UsageError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
-from allranks.matrix.plan import environment_for, image_for, plan
+from allranks.matrix.model import Image, Matrix, Suite
+from allranks.matrix.plan import environment_for, image_for, plan, suites_holding, unnamed_suites
 from allranks.matrix.select import select, select_id
+from allranks.matrix.when import parse_condition
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +35,64 @@ def test_only_the_suites_that_are_named_run(load_text, two_suites):
     matrix = load_text(two_suites)
     jobs = plan(matrix, expand(matrix).cells, ["wide"])
     assert [job.id for job in jobs] == ["gloo-w2-g0-env/wide", "nccl-w2-g2-env/wide"]
+
+
+@pytest.fixture
+def with_one_by_name(load_text, document, repository):
+    """A matrix with a suite of one file that runs in worlds of two, and only when it is named."""
+    for name in ("test_slow.py", "test_slow.py2", "collectives/test_x.py"):
+        (repository / "suites" / name).touch()
+    text = "\n[suites.slow]\npath = 'suites/test_slow.py'\ndefault = false\nwhen = 'world_size == 2'\n"
+    return load_text(document + text)
+
+
+def test_a_suite_that_is_not_default_runs_only_when_it_is_named(with_one_by_name):
+    cells = expand(with_one_by_name).cells
+    assert {job.suite.name for job in plan(with_one_by_name, cells)} == {"collectives"}
+    assert [job.id for job in plan(with_one_by_name, cells, ["slow"])] == [
+        "gloo-w2-g0-env/slow",
+        "nccl-w2-g2-env/slow",
+    ]
+
+
+def test_what_could_be_named_is_what_would_run_in_the_cells(with_one_by_name):
+    small, large = (select(expand(with_one_by_name), f"world_size={size}") for size in (1, 2))
+    assert unnamed_suites(with_one_by_name, small) == ()
+    assert [suite.name for suite in unnamed_suites(with_one_by_name, large)] == ["slow"]
+
+
+@pytest.mark.parametrize(
+    ("pytest_args", "held"),
+    [
+        (["suites/collectives/test_x.py::test_y[a/b]"], ["collectives"]),
+        (["-x", "./suites/test_slow.py"], ["slow"]),
+        (["suites/test_slow.py::Test::test_x", "suites/collectives/"], ["collectives", "slow"]),
+        (["suites/test_slow.py2", "suites"], []),
+        (["-k", "suites/test_slow.py"], []),
+        (["--tb", "suites/collectives/short"], []),
+        (["--deselect", "suites/test_slow.py::test_x"], []),
+        ([], []),
+    ],
+    ids=str,
+)
+def test_the_path_of_a_test_names_its_suite(with_one_by_name, pytest_args, held):
+    assert list(suites_holding(with_one_by_name, pytest_args)) == held
+
+
+@settings(deadline=None)
+@given(default=st.lists(st.booleans(), min_size=1, max_size=5), cut=st.integers(1, 3))
+def test_whatever_the_flags_each_suite_runs_by_default_or_waits_to_be_named(default, cut):
+    suites = {
+        str(n): Suite(name=str(n), path=Path(str(n)), default=flag, when=parse_condition(f"world_size >= {cut}"))
+        for n, flag in enumerate(default)
+    }
+    axes = {"backend": ("gloo",), "world_size": (1, 2), "gpu_count": (0,), "init_method": ("env",), "nodes": (1,)}
+    matrix = Matrix(path=Path("m"), axes=axes, suites=suites, images={"one": Image(name="one", torch="2.13.0")})
+    cells = expand(matrix).cells
+    by_default = {job.suite.name for job in plan(matrix, cells)}
+    by_name = {suite.name for suite in unnamed_suites(matrix, cells)}
+    assert not by_default & by_name
+    assert by_default | by_name == {job.suite.name for job in plan(matrix, cells, list(suites))}
 
 
 def test_unknown_suite_is_a_usage_error_with_a_suggestion(load_text, document):
@@ -64,7 +127,7 @@ def test_cell_without_exactly_one_image_is_an_error(load_text, document, kept, w
 
 def test_the_matrix_of_this_repository_is_what_its_documentation_says(tmp_path):
     (tmp_path / "matrix.toml").write_bytes((ROOT / "matrix.toml").read_bytes())
-    (tmp_path / "suites" / "collectives").mkdir(parents=True)
+    shutil.copytree(ROOT / "suites", tmp_path / "suites")
     matrix = load(tmp_path)
     expansion = expand(matrix)
     assert len(expansion.cells) == 18
@@ -72,3 +135,13 @@ def test_the_matrix_of_this_repository_is_what_its_documentation_says(tmp_path):
     assert [cell.id for cell in select(expansion, gloo)] == ["gloo-w2-g0-env", "gloo-w2-g0-tcp", "gloo-w2-g0-file"]
     assert [cell.id for cell in select(expansion, nccl)] == ["nccl-w4-g4-env", "nccl-w4-g4-tcp", "nccl-w4-g4-file"]
     assert {job.image.name for job in plan(matrix, select(expansion, gloo))} == {"cpu"}
+    assert {job.suite.name for job in plan(matrix, expansion.cells)} == {"collectives"}
+
+
+def test_torchs_suites_run_where_they_have_something_to_test():
+    matrix = load(ROOT)
+    jobs = plan(matrix, expand(matrix).cells, [name for name in matrix.suites if name.startswith("torch-")])
+    assert {job.cell.world_size for job in jobs if job.suite.name == "torch-c10d"} == {2, 4}
+    assert {job.cell.id for job in jobs if job.suite.name == "torch-rpc"} == {"gloo-w2-g0-tcp", "gloo-w2-g0-file"}
+    assert all(job.cell.gpu_count > 0 for job in jobs if job.suite.name == "torch-rpc-cuda")
+    assert all("expecttest" in job.image.packages for job in jobs)

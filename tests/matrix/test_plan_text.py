@@ -27,6 +27,29 @@ def test_table_says_which_cell_has_no_suite_and_which_suite_no_cell(load_text, d
     assert lines[-2:] == ["1 cell, 0 jobs", "The suite collectives runs in none of these cells."]
 
 
+SLOW = "\n[suites.slow]\npath = 'suites'\ndefault = false\nwhen = 'world_size == 2'\n"
+
+
+def test_table_says_what_runs_in_these_cells_only_when_it_is_named(load_text, document):
+    expansion = expand(load_text(document + SLOW))
+    assert render_table(expansion.matrix, expansion.cells).splitlines()[-2:] == [
+        "4 cells, 4 jobs",
+        "Only when --suite names them: slow.",
+    ]
+    assert "slow" not in render_table(expansion.matrix, select(expansion, "world_size=1"))
+    named = render_table(expansion.matrix, expansion.cells, ["slow"])
+    assert named.splitlines()[-1] == "4 cells, 2 jobs"
+
+
+def test_json_says_what_runs_in_a_cell_only_when_it_is_named(load_text, document):
+    expansion = expand(load_text(document + SLOW))
+    cells = json.loads(render_json(expansion, expansion.cells))["cells"]
+    assert [(cell["suites"], cell["by_name"]) for cell in cells[:2]] == [
+        (["collectives"], []),
+        (["collectives"], ["slow"]),
+    ]
+
+
 def test_explanation_names_each_dropped_cell_under_its_rule(expansion):
     assert render_explanation(expansion).splitlines() == [
         "8 dropped cells of 12 combinations:",
@@ -73,6 +96,7 @@ def test_json_has_every_cell_with_what_runs_in_it(expansion):
         "axes": {"backend": "nccl", "world_size": 1, "gpu_count": 1, "init_method": "env", "nodes": 1},
         "image": "cuda",
         "suites": ["collectives"],
+        "by_name": [],
         "environment": {"NCCL_DEBUG": "WARN"},
         "jobs": ["nccl-w1-g1-env/collectives"],
     }

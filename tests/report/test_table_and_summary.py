@@ -55,6 +55,15 @@ def test_no_line_is_wider_than_the_table(run_folder):
     assert "…" in text
 
 
+def test_a_long_name_of_a_suite_takes_the_room_that_short_cells_leave(run_folder):
+    job = f"gloo-w2-g0-file/{'s' * 25}"
+    run_folder.manifest(job)
+    run_folder.both(job, {"t.py::a": "passed"})
+    head, row, *_ = render_table(merge(run_folder.path, environ={})).splitlines()
+    assert row.split()[:2] == job.split("/")
+    assert len(head) == len(row) == WIDTH
+
+
 def test_skips_that_count_as_passed_are_said(run_folder):
     run_folder.manifest(ENV)
     run_folder.both(ENV, {"t.py::a": {"outcome": "skipped", "message": "no NCCL", "skip_kind": "environment"}})

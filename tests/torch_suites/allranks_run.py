@@ -85,7 +85,7 @@ def _job_of_suite(suite: str, tests: tuple[str, ...], declared: Mapping[str, Any
     return Job(name=suite, settings=settings)
 
 
-_TAKEN_OVER: Final = ("path", "isolation", "files", "pytest_args")
+_TAKEN_OVER: Final = ("path", "isolation", "overlap", "files", "pytest_args")
 
 
 def one_job(name: str, selection: Selection) -> Job:

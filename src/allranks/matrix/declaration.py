@@ -215,7 +215,7 @@ def _suites(file: Table, known: Known) -> dict[str, Suite]:
 
 
 def _suite(name: str, table: Table, known: Known) -> Suite:
-    table.only("path", "isolation", "overlap", "when", "files", "pytest_args", "shards")
+    table.only("path", "isolation", "overlap", "when", "files", "pytest_args", "shards", "default")
     table.needs("path", f'path = "tests/{name}"')
     return Suite(
         name=name,
@@ -226,6 +226,7 @@ def _suite(name: str, table: Table, known: Known) -> Suite:
         files=tuple(_inside(table, "files", text) for text in table.texts("files")),
         pytest_args=table.texts("pytest_args"),
         shards=_shards(table),
+        default=table.flag("default", Suite.default),
     )
 
 

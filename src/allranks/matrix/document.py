@@ -120,6 +120,15 @@ class Table:
                 raise self.error(name, "one of the strings is blank or holds a NUL", "Remove it.")
         return tuple(values)
 
+    def flag(self, name: str, default: T) -> bool | T:
+        """True or false."""
+        if name not in self.values:
+            return default
+        value = self.values[name]
+        if not isinstance(value, bool):
+            raise self.mistyped(name, "true or false", f"{name} = true")
+        return value
+
     def whole(self, name: str, default: T, at_least: int) -> int | T:
         """A whole number."""
         if name not in self.values:

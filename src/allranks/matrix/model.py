@@ -97,6 +97,7 @@ class Suite:
         files: Further files or folders (relative) that the tests read; copied along.
         pytest_args: Arguments that every run of the suite gives to pytest.
         shards: The number of jobs that its tests are split over in each cell.
+        default: Whether it runs where no suite is named.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Suite:
     files: tuple[Path, ...] = ()
     pytest_args: tuple[str, ...] = ()
     shards: int = 1
+    default: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

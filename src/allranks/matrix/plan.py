@@ -1,7 +1,8 @@
 """From cells to jobs: which suite runs where, in which image and with which environment."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
+from pathlib import Path
 
 from allranks.errors import MatrixError, UsageError
 from allranks.matrix.document import place
@@ -12,6 +13,8 @@ from allranks.matrix.when import Condition
 
 Shards = Sequence[tuple[Suite, Sequence[Shard | None]]]
 """The suites to run, each with those of its shards that are to run."""
+NO_PATHS_AFTER = ("-k", "-m", "-c", "--deselect", "--ignore", "--ignore-glob")
+"""Options of pytest whose value can look like a path, and asks for no test."""
 
 
 def plan(matrix: Matrix, cells: Iterable[Cell], suite_names: Sequence[str] | None = None) -> tuple[Job, ...]:
@@ -20,7 +23,8 @@ def plan(matrix: Matrix, cells: Iterable[Cell], suite_names: Sequence[str] | Non
     Args:
         matrix: The declaration.
         cells: What to run, for example ``expand(matrix).cells`` or a selection of them.
-        suite_names: The suites to run, each with all its shards, and single shards (``NAME@2of4``); None for all.
+        suite_names: The suites to run, each with all its shards, and single shards (``NAME@2of4``); None for those that
+            run by default.
 
     Raises:
         UsageError: There is no suite or shard of that name.
@@ -31,13 +35,15 @@ def plan(matrix: Matrix, cells: Iterable[Cell], suite_names: Sequence[str] | Non
 
 
 def chosen_suites(matrix: Matrix, names: Sequence[str] | None = None) -> tuple[Suite, ...]:
-    """The suites of these names, or with shards of these names, in the file's order; all of them for None.
+    """The suites of these names, or of shards of these names, in the file's order; for None, those that run by default.
 
     Raises:
         UsageError: There is no suite or shard of that name.
     """
     wanted = {_suite_called(matrix, name) for name in names or ()}
-    return tuple(suite for suite in matrix.suites.values() if names is None or suite.name in wanted)
+    return tuple(
+        suite for suite in matrix.suites.values() if (suite.default if names is None else suite.name in wanted)
+    )
 
 
 def chosen_shards(suite: Suite, names: Sequence[str] | None = None) -> tuple[Shard | None, ...]:
@@ -67,6 +73,28 @@ def _suite_called(matrix: Matrix, name: str) -> str:
             raise UsageError(what, remedy=remedy)
         raise UsageError(what, remedy=f"{suite.name} has {len(shards)} shards, {shards[0]} to {shards[-1]}.")
     return suite.name
+
+
+def unnamed_suites(matrix: Matrix, cells: Iterable[Cell]) -> tuple[Suite, ...]:
+    """The suites that would run in one of these cells if they were named, and do not run by default."""
+    points = [cell.axes() for cell in cells]
+    waiting = [suite for suite in matrix.suites.values() if not suite.default]
+    return tuple(suite for suite in waiting if any(_holds(suite.when, values) for values in points))
+
+
+def suites_holding(matrix: Matrix, pytest_args: Sequence[str]) -> tuple[str, ...]:
+    """The suites that hold a path or a test which pytest is asked for, as the report names it.
+
+    Args:
+        matrix: The declaration.
+        pytest_args: What follows ``--`` on the command line.
+    """
+    asked = [argument for before, argument in pairwise(("", *pytest_args)) if before not in NO_PATHS_AFTER]
+    paths = [Path(argument.partition("::")[0]) for argument in asked if not argument.startswith("-")]
+    # The value of any other option is told from a path by what is there.
+    there = [path for path in paths if (matrix.root / path).exists()]
+    held = (suite for suite in matrix.suites.values() if any(path.is_relative_to(suite.path) for path in there))
+    return tuple(suite.name for suite in held)
 
 
 def image_for(matrix: Matrix, cell: Cell) -> Image:

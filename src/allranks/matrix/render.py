@@ -7,7 +7,7 @@ from itertools import islice
 from allranks.matrix.axes import AXES
 from allranks.matrix.expand import Dropped, Expansion, cell_at
 from allranks.matrix.model import Cell, Job, Matrix
-from allranks.matrix.plan import chosen_suites, environment_for, image_for, plan
+from allranks.matrix.plan import chosen_suites, environment_for, image_for, plan, unnamed_suites
 
 MOST_DROPPED_SHOWN = 200
 """Dropped cells that are named one by one; beyond them a count per rule says more than the names."""
@@ -24,6 +24,8 @@ def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[st
     planned = [job.suite.name for jobs in jobs_of.values() for job in jobs]
     idle = [suite.name for suite in chosen_suites(matrix, suite_names) if suite.name not in planned]
     notes = [f"The suite {name} runs in none of these cells." for name in idle]
+    unnamed = [suite.name for suite in unnamed_suites(matrix, cells)] if suite_names is None else []
+    notes += [f"Only when --suite names them: {', '.join(unnamed)}."] if unnamed else []
     total = f"{_counted(len(jobs_of), 'cell')}, {_counted(len(planned), 'job')}"
     return "\n".join([*(_line(row, widths) for row in rows), "", total, *notes])
 
@@ -45,9 +47,9 @@ def render_json(expansion: Expansion, cells: Sequence[Cell], suite_names: Sequen
 
     One object with ``schema`` (1; a change that breaks readers raises it), ``file`` (the matrix file's path),
     ``axes`` (axis → list of values), ``cells`` and ``dropped``. A cell has ``id``, ``axes`` (axis → value), ``image``
-    (a name), ``suites`` (list of names), ``environment`` (name → value) and ``jobs`` (list of job ids). An entry
-    of ``dropped`` has ``rule`` (the text of ``when``), ``reason``, ``line``, ``count`` and ``cells`` (ids, the
-    first 200 at most).
+    (a name), ``suites`` (list of names), ``by_name`` (list of the suites that run there when ``--suite`` names them,
+    and not by default), ``environment`` (name → value) and ``jobs`` (list of job ids). An entry of ``dropped`` has
+    ``rule`` (the text of ``when``), ``reason``, ``line``, ``count`` and ``cells`` (ids, the first 200 at most).
     """
     document = {
         "schema": SCHEMA,
@@ -103,6 +105,7 @@ def _cell_object(matrix: Matrix, cell: Cell, suite_names: Sequence[str] | None) 
         "axes": cell.axes(),
         "image": image_for(matrix, cell).name,
         "suites": list(dict.fromkeys(job.suite.name for job in jobs)),
+        "by_name": [suite.name for suite in unnamed_suites(matrix, [cell])],
         "environment": environment_for(matrix, cell),
         "jobs": [job.id for job in jobs],
     }

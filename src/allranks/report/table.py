@@ -19,6 +19,7 @@ _NUMBERS: Final = ("tests", "passed", "failed", "errors", "skipped", "time")
 _COLUMN: Final = 9
 _MESSAGE_LINES: Final = 3
 _CELL: Final = 26
+_SUITE: Final = WIDTH - _CELL - 2 - len(_NUMBERS) * _COLUMN - 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +69,20 @@ def seconds(value: float) -> str:
 
 
 def _rows(merged: MergedRun) -> Iterator[str]:
-    yield _row("cell", "suite", _NUMBERS)
+    width = _cell_width(merged)
+    yield _row(width, "cell", "suite", _NUMBERS)
     for suite in merged.suites:
-        yield _row(suite.cell, suite.suite, _numbers(suite.counts, suite.elapsed))
+        yield _row(width, suite.cell, suite.suite, _numbers(suite.counts, suite.elapsed))
     if len(merged.suites) > 1:
-        yield _row("total", "", _numbers(merged.counts, _elapsed(merged)))
+        yield _row(width, "total", "", _numbers(merged.counts, _elapsed(merged)))
+
+
+def _cell_width(merged: MergedRun) -> int:
+    """What the column of the cells gets: less than usual where none needs it and a suite has a long name."""
+    cells = [len(readable(suite.cell)) for suite in merged.suites]
+    suites = [len(readable(suite.suite)) for suite in merged.suites]
+    lack = max(suites, default=0) - _SUITE
+    return min(_CELL, max(_CELL - max(lack, 0), *cells, len("total")))
 
 
 def _elapsed(merged: MergedRun) -> float | None:
@@ -85,9 +95,9 @@ def _numbers(counts: Counts, elapsed: float | None) -> tuple[str, ...]:
     return (*map(str, figures), seconds(counts.time if elapsed is None else elapsed))
 
 
-def _row(cell: str, suite: str, numbers: Sequence[str]) -> str:
-    width = WIDTH - _CELL - 2 - len(numbers) * _COLUMN - 2
-    names = f"{shorten(readable(cell), _CELL):<{_CELL}}  {shorten(readable(suite), width):<{width}}"
+def _row(cell_width: int, cell: str, suite: str, numbers: Sequence[str]) -> str:
+    width = _CELL + _SUITE - cell_width
+    names = f"{shorten(readable(cell), cell_width):<{cell_width}}  {shorten(readable(suite), width):<{width}}"
     return names + "".join(f"{number:>{_COLUMN}}" for number in numbers[:-1]) + f"{numbers[-1]:>{_COLUMN + 2}}"
 
 

@@ -5,14 +5,16 @@ They start four ranks, or six, whatever the cell's world size is. These meet by 
 cell's init method: torch knows no other for its RPC tests. Needs ``expecttest``, which torch's test cases import.
 """
 
+import importlib
 import os
 from collections.abc import Collection, Iterable
+
+from .meet_by_tcp import MeetByTcp
 
 if os.environ.get("INIT_METHOD") == "tcp":
     os.environ["RPC_INIT_WITH_TCP"] = "1"
 
 from torch.testing._internal.distributed import rpc_utils
-from torch.testing._internal.distributed.rpc.faulty_rpc_agent_test_fixture import FaultyRpcAgentTestFixture
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
 
 AREAS = ("dist_autograd_test", "dist_optimizer_test", "ddp_under_dist_autograd_test")
@@ -38,7 +40,9 @@ def tensorpipe_cuda(suite: str) -> dict[str, type]:
 
 def faulty(suite: str) -> dict[str, type]:
     """The tests of an agent that loses messages, and delays them."""
-    return _generate("Faulty", FaultyRpcAgentTestFixture, rpc_utils.FAULTY_AGENT_TESTS, suite)
+    # Its import makes torch's enumeration of agents anew, and the TensorPipe tests need the one that they have.
+    fixture = importlib.import_module("torch.testing._internal.distributed.rpc.faulty_rpc_agent_test_fixture")
+    return _generate("Faulty", fixture.FaultyRpcAgentTestFixture, rpc_utils.FAULTY_AGENT_TESTS, suite)
 
 
 def _of_area(classes: Iterable[type], area: str | None) -> list[type]:
@@ -51,4 +55,7 @@ def _area(test_class: type) -> str | None:
 
 
 def _generate(prefix: str, agent: type, classes: Collection[type], suite: str) -> dict[str, type]:
-    return dict(rpc_utils.generate_tests(prefix, agent, list(classes), suite))
+    made: dict[str, type] = dict(rpc_utils.generate_tests(prefix, agent, list(classes), suite))
+    if os.environ.get("INIT_METHOD") != "tcp":
+        return made
+    return {name: type(name, (MeetByTcp, each), {"__module__": suite}) for name, each in made.items()}

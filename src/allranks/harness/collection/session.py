@@ -18,6 +18,7 @@ from allranks.harness import kernel
 from allranks.harness.collection.hardware import missing_hardware
 from allranks.harness.collection.hypothesis_tests import settle_hypothesis
 from allranks.harness.collection.import_threads import ThreadWatch
+from allranks.harness.collection.log_handlers import redirect_handlers
 from allranks.harness.collection.markers import MarkerError, Terms, read_terms
 from allranks.harness.collection.pytest_cache import cache_arguments, note_outcomes, stop_at_first_failure
 from allranks.harness.collection.pytest_options import (
@@ -367,8 +368,12 @@ def _dismiss_plugins(config: pytest.Config) -> None:
 def _stop_capture(session: pytest.Session) -> None:
     """End the agent's own capture: each rank makes its own, with a file offset that it shares with nobody."""
     manager = cast("CaptureManager | None", session.config.pluginmanager.get_plugin("capturemanager"))
-    if manager is not None:  # with -p no:capture there is none
-        manager.stop_global_capturing()
+    if manager is None:  # with -p no:capture there is none
+        return
+    manager.resume_global_capture()  # it is off between the steps of a session
+    captured = (sys.stdout, sys.stderr)
+    manager.stop_global_capturing()
+    redirect_handlers(captured, (sys.stdout, sys.stderr))
 
 
 @contextmanager
