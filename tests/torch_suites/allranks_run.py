@@ -73,13 +73,17 @@ class Ran:
 
 
 def jobs_of_suites(selection: Selection) -> list[Job]:
-    """A job for each suite, as the matrix file of this repository has it, where it has it."""
-    declared = tomllib.loads((ROOT / "matrix.toml").read_text(encoding="utf-8"))["suites"]
-    return [_job_of_suite(suite, tests, declared.get(suite, {})) for suite, tests in selection.items()]
+    """A job for each suite, as the matrix file of this repository has it."""
+    return [_job_of_suite(suite, tests, _declared(suite)) for suite, tests in selection.items()]
+
+
+def _declared(suite: str) -> Mapping[str, Any]:
+    declared: Mapping[str, Any] = tomllib.loads((ROOT / "matrix.toml").read_text(encoding="utf-8"))["suites"][suite]
+    return declared
 
 
 def _job_of_suite(suite: str, tests: tuple[str, ...], declared: Mapping[str, Any]) -> Job:
-    settings = {"path": SUITES[suite].file, **{key: declared[key] for key in _TAKEN_OVER if key in declared}}
+    settings = {key: declared[key] for key in _TAKEN_OVER if key in declared}
     if tests:
         settings["pytest_args"] = [*settings.get("pytest_args", ()), *node_ids(suite, tests)]
     return Job(name=suite, settings=settings)
@@ -92,7 +96,8 @@ def one_job(name: str, selection: Selection) -> Job:
     """One job for several suites: one agent, which imports torch once."""
     tests = [nodeid for suite, names in selection.items() for nodeid in node_ids(suite, names)]
     folder = os.path.commonpath([Path(SUITES[suite].file).parent for suite in selection])
-    return Job(name=name, settings={"path": folder, "pytest_args": tests})
+    overlap = min(_declared(suite)["overlap"] for suite in selection)
+    return Job(name=name, settings={"path": folder, "overlap": overlap, "pytest_args": tests})
 
 
 def run(jobs: Iterable[Job], folder: Path, *options: str) -> Ran:
