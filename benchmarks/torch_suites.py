@@ -14,7 +14,10 @@ The sample does not know how long a test takes: a list is sorted by what torch's
 executes before what it skips, skips by their reason) and then by name, and every n-th is taken, so that executed tests
 and each kind of skip have their share. What torch's runner makes of them is on record (``tests/torch_suites/records``).
 
-    python benchmarks/torch_suites.py [--list c10d|rpc] [--tests 30] [--runs 3]
+The 30 tests of each list that are measured by default were drawn so once, and are kept by name in
+``tests/torch_suites/samples.json``; ``--tests N`` draws N from the record.
+
+    python benchmarks/torch_suites.py [--list c10d|rpc] [--tests N] [--runs 3]
     python benchmarks/torch_suites.py --names         # print the sample, and run nothing
     python benchmarks/torch_suites.py --full          # the whole lists; an hour and more
 
@@ -39,7 +42,7 @@ from allranks_run import Ran, one_job, run
 from compare import is_good, report
 from differences import compare, read_known
 from outcomes import read_recording
-from sampling import Listed, listed, sample, selection_of
+from sampling import Listed, fixed_sample, listed, sample, selection_of
 from suite_files import LISTS, ROOT, SUITES, Selection, suite_of_module
 from torch_record import NoRecordError, Record, installed_torch, read_record, record_of
 
@@ -135,7 +138,7 @@ def main() -> None:
     """Measure, print, and fail where outcomes differ or allranks is too slow."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", choices=LISTS, action="append", help="repeatable; default: both")
-    parser.add_argument("--tests", type=int, default=30, help="size of the sample of a list")
+    parser.add_argument("--tests", type=int, help="draw so many of a list (default: the kept 30)")
     parser.add_argument("--runs", type=int, default=3, help="of allranks; torch's runner runs once")
     parser.add_argument("--full", action="store_true", help="the whole lists")
     parser.add_argument("--names", action="store_true", help="print the tests and run nothing")
@@ -149,9 +152,11 @@ def main() -> None:
     sys.exit(not all(held))
 
 
-def _selected(name: str, size: int, *, full: bool) -> Selection:
+def _selected(name: str, size: int | None, *, full: bool) -> Selection:
     if full:
         return dict.fromkeys(LISTS[name], ())
+    if size is None:
+        return fixed_sample(name)
     try:
         return chosen(name, read_record(installed_torch()), size)
     except NoRecordError as error:
