@@ -43,7 +43,7 @@ def test_every_table_is_read(load_text, repository, document):
     assert suite.pytest_args == ("-p", "no:randomly")
     assert suite.default is False
     assert (image.base, image.index, image.packages) == ("debian:12", "https://example.org/whl", ("numpy",))
-    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 23)
+    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 24)
     assert [rule.reason for rule in matrix.excludes] == ["a GPU for each rank", "gloo is tested on CPU tensors"]
     assert [rule.line for rule in matrix.excludes] == [6, 10]
     assert matrix.env[0].set == {"NCCL_DEBUG": "WARN"}
