@@ -127,6 +127,7 @@ class Lanes:
         self._journal = terms.journal
         self._errand = errand
         self._lanes: list[_Lane] = []
+        self._broken = ""
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
@@ -169,6 +170,9 @@ class Lanes:
             self._take(told)
             if "done" in told:
                 self._give_next(lane)
+        if self._broken:
+            # Only now: what other lanes have told at the same time is written down.
+            raise LaneLostError(self._broken)
         for lane in _ended(ready):
             self._lose(lane)
         if any(key.data is None for key, _ in ready) and not os.read(self._terms.stdin, 4096):
@@ -186,7 +190,7 @@ class Lanes:
         elif "done" in told:
             self._errand.note_bad(told["done"])
         else:
-            raise LaneLostError(told["broken"])
+            self._broken = self._broken or told["broken"]
 
     def _give_next(self, lane: _Lane) -> None:
         lane.is_busy = False
@@ -214,9 +218,7 @@ class Lanes:
         while self._lanes and (remaining := deadline - time.monotonic()) > 0:
             ready = self._selector.select(remaining)
             for told, _ in self._told(ready):
-                # One that broke while it was being stopped has nothing more to say than that.
-                with suppress(LaneLostError):
-                    self._take(told)
+                self._take(told)
             for lane in _ended(ready):
                 self._reap(lane)
         for lane in list(self._lanes):
