@@ -3,7 +3,7 @@
 import gc
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import pytest
@@ -104,11 +104,9 @@ class Conductor:
 
     def _forks_ahead(self) -> int:
         """About how many processes will be forked on this node, drivers and the ranks of launcher tests included."""
+        terms = self._program.terms
         ranks = len(self._config.local_ranks)
-        gangs = [
-            terms for terms, _ in itertools.groupby(self._program.terms, lambda terms: (terms.gang, terms.launches))
-        ]
-        return sum(ranks + launches for _, launches in gangs)
+        return sum(ranks + terms[indices[0]].launches for indices in assemblies(terms, range(len(terms))))
 
     def run_some(self, work: Work) -> int:
         """See :class:`allranks.harness.lanes.lane.Worker`."""
@@ -119,9 +117,9 @@ class Conductor:
 
     def _run(self, remaining: list[int]) -> None:
         while remaining and not self._is_over():
-            launchers = self._may_overlap(remaining)
-            if len(launchers) > 1:
-                remaining[: sum(map(len, launchers))] = self._run_in_lanes(launchers)
+            launchers = self._launchers_ahead(remaining) if self._lanes else []
+            if self._lanes and len(launchers) > 1:
+                remaining[: sum(map(len, launchers))] = self._run_in_lanes(self._lanes, launchers)
             else:
                 done = self._run_gang(first_assembly(self._program.terms, remaining))
                 del remaining[:done]
@@ -129,17 +127,14 @@ class Conductor:
             nodeids = [self._nodeid(index) for index in remaining]
             self._journal.write("not_run", tests=nodeids, reason=f"-x or --maxfail, {self._bad_tests} bad")
 
-    def _may_overlap(self, remaining: Sequence[int]) -> list[list[int]]:
-        """The assemblies of launcher tests that come next, where such tests overlap."""
-        if self._lanes is None:
-            return []
+    def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
+        """The assemblies of launcher tests that come next."""
         terms = self._program.terms
-        launchers = list(itertools.takewhile(lambda index: terms[index].launches, remaining))
-        return [list(group) for _, group in itertools.groupby(launchers, lambda index: terms[index].gang)]
+        return list(assemblies(terms, itertools.takewhile(lambda index: terms[index].launches, remaining)))
 
-    def _run_in_lanes(self, assemblies: Sequence[list[int]]) -> list[int]:
+    def _run_in_lanes(self, lanes: LaneTerms, launchers: Sequence[list[int]]) -> list[int]:
         """Run assemblies side by side; returns the tests that were not begun, because the job is to stop."""
-        waiting = deque(assemblies)
+        waiting = deque(launchers)
 
         def next_work() -> Work | None:
             if not waiting or self._is_over():
@@ -147,8 +142,7 @@ class Conductor:
             indices = waiting.popleft()
             return Work(indices=indices, first_gang=self._reserve_gangs(len(indices)))
 
-        assert self._lanes is not None  # noqa: S101 - for the type checker: there was something that may overlap
-        Lanes(self._lanes, Errand(next_work=next_work, note_bad=self._note_bad)).run()
+        Lanes(lanes, Errand(next_work=next_work, note_bad=self._note_bad)).run()
         return [index for indices in waiting for index in indices]
 
     def _reserve_gangs(self, count: int) -> int:
@@ -266,12 +260,17 @@ def _with_following(indices: Sequence[int]) -> list[tuple[int, int | None]]:
     return list(zip(indices, [*indices[1:], None], strict=True))
 
 
-def first_assembly(terms: Sequence[Terms], indices: Sequence[int]) -> list[int]:
-    """The longest run of tests from the start of `indices` that one gang may run.
+def assemblies(terms: Sequence[Terms], indices: Iterable[int]) -> Iterator[list[int]]:
+    """The runs of neighbouring tests that one gang each may run.
 
     Args:
         terms: How each collected test is run.
-        indices: The tests that are left, at least one.
+        indices: Tests, in their order.
     """
-    gang = terms[indices[0]].gang
-    return list(itertools.takewhile(lambda index: terms[index].gang == gang, indices))
+    for _, neighbours in itertools.groupby(indices, lambda index: terms[index].gang):
+        yield list(neighbours)
+
+
+def first_assembly(terms: Sequence[Terms], indices: Sequence[int]) -> list[int]:
+    """The first of the :func:`assemblies` of some tests, at least one."""
+    return next(assemblies(terms, indices))

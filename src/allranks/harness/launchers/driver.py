@@ -5,7 +5,6 @@ their own. There it also writes down what arrives from its ranks, and which of i
 have said; the agent reads that when the driver has ended the test (:mod:`allranks.harness.launchers.driver_account`).
 """
 
-import os
 import unittest
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from allranks.harness.events import EventLog, rank_events
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.rank_process import Echo
 from allranks.harness.launchers.launch import LaunchTerms, Workplace
-from allranks.harness.launchers.launched_rank import RankTerms
+from allranks.harness.launchers.launched_rank import RankTerms, forget_rank
 from allranks.harness.outcome import Outcome, may_disagree
 from allranks.harness.ranks.rank import Assignment, run_rank, seed_of_test
 
@@ -31,7 +30,6 @@ DRIVER = 0
 """The number of the driver in its crew of one."""
 
 _OF_RANKS = "allranks_of_ranks"
-_NO_VARIABLES_OF_A_RANK = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def driver_folder(results: Path) -> Path:
@@ -88,8 +86,7 @@ class DriverSurroundings:
     @contextmanager
     def workplace(self, _case: type[unittest.TestCase]) -> Iterator[Workplace]:
         """See :class:`allranks.harness.launchers.launch.Surroundings`."""
-        for name in _NO_VARIABLES_OF_A_RANK:
-            os.environ.pop(name, None)
+        forget_rank()
         yield Workplace(
             results=self._launching.results,
             journal=self._log,

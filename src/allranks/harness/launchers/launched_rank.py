@@ -139,6 +139,12 @@ class LaunchedRank:
         send_report(self._place.reports, report)
 
 
+def forget_rank() -> None:
+    """Take what tells one rank from another out of this process's environment."""
+    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
 def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int], variables: Mapping[str, str]) -> NoReturn:
     """Be a rank until `work` is done. Never returns: the fork must not run the launching process's code.
 

@@ -8,7 +8,6 @@ and ``run_test`` with what subclasses make of them, the pipes, the random seed, 
 import functools
 import inspect
 import logging
-import os
 import time
 import unittest
 import warnings
@@ -19,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from allranks.harness.launchers.launch import Surroundings
-from allranks.harness.launchers.launched_rank import LaunchedRank
+from allranks.harness.launchers.launched_rank import LaunchedRank, forget_rank
 from allranks.harness.torch_cases.rank_handle import MakeProcess, RankHandle, handle_factory
 from allranks.testing.processes.own_ranks import Ends, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
 from allranks.testing.processes.plain import PlainSurroundings
@@ -30,9 +29,6 @@ HOOKS = ("_start_processes", "_join_processes", "_check_return_codes", "_run", "
 
 END_GRACE = 5.0
 """Seconds in which a rank that has reported must have left, where a class looks at its exit status."""
-
-_NOT_IN_TORCHS_RANKS = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""Variables that our ranks have and torch's do not: a test of torch's asserts that ``env://`` misses them."""
 
 _RANKS = "allranks_ranks"
 _EXCEPTION_STATUS = 10
@@ -132,8 +128,8 @@ def _check_as_the_class_does(case: Any, fn: Callable[[], object], elapsed: float
 
 def _be_rank(case: Any, handles: list[RankHandle], launched: LaunchedRank) -> int:  # noqa: ANN401 - as above
     """What a fork does: what torch had prepared for a process of its own."""
-    for name in _NOT_IN_TORCHS_RANKS:
-        os.environ.pop(name, None)
+    # torch's ranks have no such variables, and a test of torch's asserts that ``env://`` misses them.
+    forget_rank()
     terms = surroundings_of(case).rank_terms(case)
     outcome = launched.run(terms, lambda: _run(handles[launched.number]))
     return _EXCEPTION_STATUS if outcome.is_bad else 0
