@@ -134,6 +134,11 @@ class Crew(Protocol):
         """Kill what the ranks, which have ended, left behind, and close all descriptors."""
 
 
+def stack_files(results: Path, numbers: Iterable[int]) -> dict[int, StackFile]:
+    """The stack files of ranks that are about to be forked; made later, they would miss what one writes at once."""
+    return {number: StackFile(results / f"rank-{number}.stacks.txt") for number in numbers}
+
+
 class LocalCrew:
     """Ranks that this process has forked.
 
@@ -142,6 +147,7 @@ class LocalCrew:
         results: Where their files are.
         known: Children of this process that are none of the crew's.
         recorder: torch's flight recorder, where these ranks have one.
+        stacks: Their :func:`stack_files`, made before the fork; None to make them now.
     """
 
     def __init__(
@@ -150,6 +156,8 @@ class LocalCrew:
         results: Path,
         known: frozenset[int],
         recorder: FlightRecorder | None = None,
+        *,
+        stacks: Mapping[int, StackFile] | None = None,
     ) -> None:
         self._recorder = recorder
         self._processes = {process.number: process for process in processes}
@@ -157,7 +165,7 @@ class LocalCrew:
         self._known = known
         self._killed_for_memory = kernel.killed_for_memory()
         self._logs = {number: OutputLog(results / f"rank-{number}.log") for number in self._processes}
-        self._stacks = {number: StackFile(results / f"rank-{number}.stacks.txt") for number in self._processes}
+        self._stacks = stack_files(results, self._processes) if stacks is None else stacks
         self._selector: selectors.BaseSelector | None = None
 
     @property

@@ -15,7 +15,7 @@ from allranks.harness.channel import Report, Run
 from allranks.harness.config import TimeLimits
 from allranks.harness.events import EventLog
 from allranks.harness.gangs.arrival import Step
-from allranks.harness.gangs.crew import Gone, Happening, LeftBehind, LocalCrew, Said
+from allranks.harness.gangs.crew import Gone, Happening, LeftBehind, LocalCrew, Said, stack_files
 from allranks.harness.gangs.gang import SKIP_GRACES, Gang, Patience
 from allranks.harness.gangs.late_imports import preload
 from allranks.harness.gangs.output import Output
@@ -24,6 +24,7 @@ from allranks.harness.launchers.launched_rank import LaunchedRank, Place, RankTe
 from allranks.harness.launchers.recording import failed_start, record_step
 from allranks.harness.outcome import Outcome
 from allranks.harness.ranks.printing import flush_output
+from allranks.harness.stacks.stacks import StackFile
 
 _MARK = "ALLRANKS_LAUNCH"
 
@@ -233,11 +234,12 @@ def _muster(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank]
         be_launched_rank(place, work, {_MARK: mark})
 
     flush_output()
+    stacks = stack_files(workplace.results, range(world_size))
     with warnings.catch_warnings():
         # Python 3.12 warns of forks beside threads. Of those only locks matter, and a rank takes none of the parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
         processes = fork_ranks(range(world_size), be_rank, workplace.echo)
-    return _LaunchedCrew(processes, workplace.results, f"{_MARK}={mark}")
+    return _LaunchedCrew(processes, workplace.results, f"{_MARK}={mark}", stacks)
 
 
 class _LaunchedCrew(LocalCrew):
@@ -247,14 +249,17 @@ class _LaunchedCrew(LocalCrew):
         processes: The forked ranks.
         results: Where their files are.
         mark: A variable, as ``NAME=value``, of these ranks and of what they start alone.
+        stacks: Their stack files, made before the fork.
 
     Attributes:
         excuse: Says which ends are what the test expects.
         excused: The exit status of each rank that ended so.
     """
 
-    def __init__(self, processes: Sequence[RankProcess], results: Path, mark: str) -> None:
-        super().__init__(processes, results, frozenset())
+    def __init__(
+        self, processes: Sequence[RankProcess], results: Path, mark: str, stacks: Mapping[int, StackFile]
+    ) -> None:
+        super().__init__(processes, results, frozenset(), stacks=stacks)
         self._mark = mark
         self.excuse: Excuse = excuse_nothing
         self.excused: dict[int, int] = {}

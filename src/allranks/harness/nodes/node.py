@@ -12,7 +12,7 @@ import torch
 from allranks.harness import kernel
 from allranks.harness.collection.hardware import missing_hardware
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.gangs.crew import Crew, LocalCrew
+from allranks.harness.gangs.crew import Crew, LocalCrew, stack_files
 from allranks.harness.gangs.late_imports import preload
 from allranks.harness.gangs.rank_process import Echo, fork_ranks
 from allranks.harness.launchers.driver import DRIVER, Launching, driver_folder, run_driver
@@ -127,8 +127,9 @@ class LocalNode:
         orders = replace(orders, environment={**orders.environment, **recording})
         preload(orders.preload)
         known = kernel.children()
+        stacks = stack_files(self._folders.results, self._ranks)
         ranks = fork_ranks(self._ranks, self._rank_body(orders, shared), self._echo)
-        return LocalCrew(ranks, self._folders.results, known, recorder)
+        return LocalCrew(ranks, self._folders.results, known, recorder, stacks=stacks)
 
     def _muster_driver(self, orders: Orders, shared: Path) -> LocalCrew:
         # Read once here, and not by each driver whose ranks have all ended.
@@ -136,7 +137,8 @@ class LocalNode:
         known = kernel.children()
         folder = driver_folder(self._folders.results)
         folder.mkdir(exist_ok=True)
-        return LocalCrew(fork_ranks([DRIVER], self._driver_body(orders, shared)), folder, known)
+        stacks = stack_files(folder, [DRIVER])
+        return LocalCrew(fork_ranks([DRIVER], self._driver_body(orders, shared)), folder, known, stacks=stacks)
 
     def _driver_body(self, orders: Orders, shared: Path) -> Callable[[int, int, int], NoReturn]:
         def be_driver(_number: int, commands: int, reports: int) -> NoReturn:
