@@ -14,7 +14,7 @@ The sample does not know how long a test takes: a list is sorted by what torch's
 executes before what it skips, skips by their reason) and then by name, and every n-th is taken, so that executed tests
 and each kind of skip have their share. What torch's runner makes of them is on record (``tests/torch_suites/records``).
 
-The 30 tests of each list that are measured by default were drawn so once, and are kept by name in
+The 60 tests of each list that are measured by default were drawn so once, and are kept by name in
 ``tests/torch_suites/samples.json``; ``--tests N`` draws N from the record.
 
     python benchmarks/torch_suites.py [--list c10d|rpc] [--tests N] [--runs 3]
@@ -138,7 +138,7 @@ def main() -> None:
     """Measure, print, and fail where outcomes differ or allranks is too slow."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", choices=LISTS, action="append", help="repeatable; default: both")
-    parser.add_argument("--tests", type=int, help="draw so many of a list (default: the kept 30)")
+    parser.add_argument("--tests", type=int, help="draw so many of a list (default: the kept 60)")
     parser.add_argument("--runs", type=int, default=3, help="of allranks; torch's runner runs once")
     parser.add_argument("--full", action="store_true", help="the whole lists")
     parser.add_argument("--names", action="store_true", help="print the tests and run nothing")

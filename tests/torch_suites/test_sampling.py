@@ -47,10 +47,10 @@ def test_each_list_is_on_record(name):
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_the_kept_sample_of_a_list_has_thirty_tests_of_its_suites(name):
+def test_the_kept_sample_of_a_list_has_sixty_tests_of_its_suites(name):
     kept = fixed_sample(name)
     assert set(kept) <= set(LISTS[name])
-    assert len({(suite, test) for suite, tests in kept.items() for test in tests}) == 30
+    assert len({(suite, test) for suite, tests in kept.items() for test in tests}) == 60
 
 
 def test_the_kept_sample_of_distributed_test_has_executed_and_skipped_tests_in_their_proportion():
@@ -58,4 +58,4 @@ def test_the_kept_sample_of_distributed_test_has_executed_and_skipped_tests_in_t
     kept = {test for names in fixed_sample("c10d").values() for test in names}
     skipped = {each.test for each in tests if each.outcome.kind == "skipped"}
     assert len(tests) == 285
-    assert abs(len(kept & skipped) - 30 * len(skipped) / len(tests)) < 1
+    assert abs(len(kept & skipped) - 60 * len(skipped) / len(tests)) < 1
