@@ -41,6 +41,7 @@ import allranks
 from allranks.errors import AllranksError
 from allranks.harness.events import JOURNAL, read_events
 from allranks.harness.kernel import is_readable
+from allranks.report.judged import CellSuite
 from allranks.report.merge import merge
 
 
@@ -170,7 +171,9 @@ def under_allranks(name: str, fault: Fault, folder: Path) -> tuple[Heard, Ending
 
 
 def _merged(results: Path, fault: Fault) -> Heard:
-    tests = {test.name: test.verdict for suite in merge(results).suites for test in suite.tests}
+    suites: list[CellSuite] = []
+    merge(results, observers=[suites.append])
+    tests = {test.name: test.verdict for suite in suites for test in suite.tests}
     verdict = tests.get(fault.judged)
     if verdict is None:
         return Heard(said="; ".join(each.message for each in tests.values()) or "no verdict")

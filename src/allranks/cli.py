@@ -202,7 +202,7 @@ def _run(options: argparse.Namespace) -> ExitCode:
         raise _nothing_to_run(expansion.matrix, cells, suites)
     if options.dry_run:
         return _show_requests(expansion, jobs, options)
-    # A run needs the SDK and junitparser; a plan does not, and a noxfile's interpreter has neither.
+    # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
     from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
 
     run_options = RunOptions(
@@ -253,16 +253,17 @@ def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.
 
 
 def _merge(options: argparse.Namespace) -> ExitCode:
-    from allranks.report.durations import measured  # noqa: PLC0415 - no plan needs it
+    from allranks.report.durations import Meter  # noqa: PLC0415 - no plan needs it
     from allranks.report.durations_file import keep_durations  # noqa: PLC0415
-    from allranks.report.exit_code import exit_code  # noqa: PLC0415 - needs junitparser
+    from allranks.report.exit_code import exit_code  # noqa: PLC0415
     from allranks.report.merge import merge  # noqa: PLC0415
     from allranks.report.table import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.run import MEANING  # noqa: PLC0415
 
-    merged = merge(options.folder, policy=options.policy)
+    meter = Meter()
+    merged = merge(options.folder, policy=options.policy, observers=[meter.add] if options.durations else [])
     if options.durations:
-        keep_durations(options.durations, measured(merged.suites), _say)
+        keep_durations(options.durations, meter.durations, _say)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     _say(f"{render_results(merged)}\n\nreport: {merged.junit}\nexit code {code:d}: {MEANING[code]}")
     return code

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.harness.outcome import Outcome
-from allranks.report.durations import CHANGE, NOTICEABLE, measured, renewed, rounded
-from allranks.report.model import CellSuite, RankResult, Rule, Share, TestVerdict, Verdict, VerdictKind
+from allranks.report.durations import CHANGE, NOTICEABLE, Durations, Meter, renewed, rounded
+from allranks.report.judged import CellSuite, Share
+from allranks.report.model import RankResult, Rule, TestVerdict, Verdict, VerdictKind
 
 TEST = "s/test_a.py::test_one"
 
@@ -27,6 +28,13 @@ def verdict_of(nodeid, seconds, kind=VerdictKind.PASSED, *, rule=Rule.PASSED, ex
 
 def job(*tests, cell="gloo-w2-g0-env", suite="rpc", share=None):
     return CellSuite(cell=cell, suite=suite, tests=tests, axes={"backend": cell.partition("-")[0]}, share=share)
+
+
+def measured(jobs) -> Durations:
+    meter = Meter()
+    for each in jobs:
+        meter.add(each)
+    return meter.durations
 
 
 def skipped(nodeid, seconds):
@@ -85,6 +93,13 @@ def test_a_shard_of_skips_alone_counts_where_another_shard_executed_tests():
         job(verdict_of("t::ok", 1.0), suite="rpc@2of2", share=of[2]),
     ]
     assert measured(jobs) == {"rpc": {"gloo": {TEST: 0.01, "t::ok": 1.0}}}
+
+
+def test_only_jobs_that_count_are_measured():
+    meter = Meter(lambda facts: facts.suite == "rpc")
+    for each in (job(verdict_of(TEST, 1.0)), job(verdict_of(TEST, 2.0), suite="other")):
+        meter.add(each)
+    assert meter.durations == {"rpc": {"gloo": {TEST: 1.0}}}
 
 
 def test_a_folder_that_names_no_backend_says_nothing():

@@ -6,8 +6,8 @@ import pytest
 
 from allranks.errors import ExitCode
 from allranks.report.exit_code import exit_code
+from allranks.report.judged import MergedRun
 from allranks.report.merge import merge
-from allranks.report.model import MergedRun
 
 ENV, TCP = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
 SKIP = {"outcome": "skipped", "message": "no NCCL", "skip_kind": "environment", "skip_code": 76}

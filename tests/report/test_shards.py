@@ -4,6 +4,7 @@ import pytest
 
 from allranks.errors import ExitCode
 from allranks.report.exit_code import exit_code
+from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.merge import merge
 
 CELL = "gloo-w2-g0-env"
@@ -18,6 +19,13 @@ def share(number, *, count=2, split="5eed", elsewhere=1):
 def judged(run_folder):
     merged = merge(run_folder.path, environ={})
     return merged, exit_code(merged, nothing_ran_allowed=False)
+
+
+def suites_of(merged: MergedRun) -> list[CellSuite]:
+    """The jobs of a run with their tests, which a merged run does not hold."""
+    suites: list[CellSuite] = []
+    merge(merged.folder, environ={}, observers=[suites.append])
+    return suites
 
 
 @pytest.fixture
@@ -44,7 +52,7 @@ def test_a_shard_that_left_nothing_is_an_error(run_folder):
     run_folder.manifest(ONE, TWO)
     run_folder.both(ONE, {A: "passed"}, share=share(1))
     merged, code = judged(run_folder)
-    assert "left no results" in merged.suites[1].tests[0].verdict.message
+    assert "left no results" in suites_of(merged)[1].tests[0].verdict.message
     assert code is ExitCode.UNACCOUNTED
 
 
@@ -54,7 +62,7 @@ def test_where_results_of_several_machines_lie_together_a_shard_that_is_absent_i
         run_folder.both(f"{CELL}/rpc@{number}of3", {A: "passed"}, share=share(number, count=3))
     merged, code = judged(run_folder)
     assert [suite.suite for suite in merged.suites] == ["rpc@2of3", "rpc@1of3", "rpc@3of3"]
-    assert "left no results" in merged.suites[2].tests[0].verdict.message
+    assert "left no results" in suites_of(merged)[2].tests[0].verdict.message
     assert code is ExitCode.UNACCOUNTED
 
 
@@ -68,7 +76,7 @@ def test_a_shard_that_was_planned_alone_is_complete_alone(run_folder):
 
 def test_shards_that_did_not_split_alike_are_an_error_in_each_of_them(two_shards):
     merged, code = two_shards(share(1), share(2, split="0ther"))
-    for suite in merged.suites:
+    for suite in suites_of(merged):
         [trouble] = [test for test in suite.tests if test.name == "split"]
         assert "The shards rpc@1of2, rpc@2of2 did not split rpc alike" in trouble.verdict.message
     assert code is ExitCode.UNACCOUNTED
@@ -91,7 +99,7 @@ def test_a_shard_without_tests_is_no_error_and_is_said(run_folder):
     run_folder.both(ONE, {A: "passed"}, share=share(1, elsewhere=0))
     run_folder.both(TWO, {}, share=share(2))
     merged, code = judged(run_folder)
-    assert merged.suites[1].tests == ()
+    assert suites_of(merged)[1].tests == ()
     assert merged.notes == (f"{CELL} / rpc@2of2: nothing to run: every test of it (1) is another shard's.",)
     assert code is ExitCode.OK
 
@@ -107,7 +115,7 @@ def test_a_suite_without_tests_is_an_error_of_its_shards_too(run_folder):
     run_folder.manifest(TWO)
     run_folder.both(TWO, {}, share=share(2, elsewhere=0))
     merged, code = judged(run_folder)
-    assert "No test was collected" in merged.suites[0].tests[0].verdict.message
+    assert "No test was collected" in suites_of(merged)[0].tests[0].verdict.message
     assert code is ExitCode.TESTS_FAILED
 
 

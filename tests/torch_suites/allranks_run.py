@@ -18,8 +18,9 @@ from torch_record import installed_torch
 import allranks
 from allranks.errors import AllranksError
 from allranks.harness.events import JOURNAL, read_events
+from allranks.report.judged import CellSuite
 from allranks.report.merge import merge
-from allranks.report.model import CellSuite, Rule
+from allranks.report.model import Rule
 
 MATRIX: Final = """\
 [matrix]
@@ -147,16 +148,17 @@ def _environment() -> dict[str, str]:
 
 
 def _read(folder: Path, wall: float, output: str) -> Ran:
+    judged: list[CellSuite] = []
     try:
-        merged = merge(folder, policy="skip")
+        merge(folder, policy="skip", observers=[judged.append])
     except AllranksError as error:
         return Ran(suites={}, troubles=(error.told, output), wall=wall, tests=0.0, output=output)
     suites: dict[str, dict[str, Outcome]] = {}
-    for suite, test, outcome in (each for row in merged.suites for each in _tests(row)):
+    for suite, test, outcome in (each for row in judged for each in _tests(row)):
         suites.setdefault(suite, {})[test] = outcome
     return Ran(
         suites=suites,
-        troubles=tuple(trouble for row in merged.suites for trouble in _troubles(row)),
+        troubles=tuple(trouble for row in judged for trouble in _troubles(row)),
         wall=wall,
         tests=sum(map(_seconds, folder.glob(f"cells/*/*/attempt-1/{JOURNAL}"))),
         output=output,

@@ -1,17 +1,19 @@
 """Every planned job, collected test and launched rank gets a testcase: what is absent is an error, never a green."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 from allranks.errors import ExitCode
-from allranks.harness.outcome import Outcome
-from allranks.harness.rank_xml import legal, split_nodeid
+from allranks.report.columns import RankFile
 from allranks.report.folder import Attempt, JobError, JobRecord, Manifest, PlannedJob
-from allranks.report.model import MANIFEST_PLACE, CellSuite, RankResult, Rule, TestVerdict, Verdict, VerdictKind
-from allranks.report.rank_xml import RankFile, read_rank_xml
-from allranks.report.verdict import Setting, verdict
+from allranks.report.history import bad_attempts, reruns
+from allranks.report.judged import MANIFEST_PLACE, CellSuite
+from allranks.report.judging import judge
+from allranks.report.model import Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.reading import read_ranks
+from allranks.report.verdict import Setting
 from allranks.report.xml_text import first_line
 
 CLASSNAME: Final = "allranks"
@@ -27,12 +29,12 @@ _EXIT_CODES: Final = MappingProxyType(
     }
 )
 
-_EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interrupted"})
-"""Errors after which it is known that no rank began the tests without results; the error itself is reported once."""
 
-
-def account(manifest: Manifest | None, attempts: Sequence[Attempt], setting: Setting) -> tuple[CellSuite, ...]:
+def account(manifest: Manifest | None, attempts: Sequence[Attempt], setting: Setting) -> Iterator[CellSuite]:
     """One suite for each planned job, in the order of the plan, then one for each job that nobody planned.
+
+    The results of a job are read when it is its turn, so that no more than one job's tests need
+    be held.
 
     Args:
         manifest: None where there is no plan.
@@ -44,12 +46,11 @@ def account(manifest: Manifest | None, attempts: Sequence[Attempt], setting: Set
     planned |= _planned_elsewhere(planned, found)
     cells = manifest.cells if manifest else {}
     torn = _torn_suites(attempts)
-    return tuple(
-        _of_attempt(found[place], planned.get(place), cells, setting, torn)
-        if place in found
-        else _of_absent_job(planned[place], cells)
-        for place in dict.fromkeys((*planned, *found))
-    )
+    for place in dict.fromkeys((*planned, *found)):
+        if place in found:
+            yield _of_attempt(found[place], planned.get(place), cells, setting, torn)
+        else:
+            yield _of_absent_job(planned[place], cells)
 
 
 def _planned_elsewhere(
@@ -112,13 +113,12 @@ def _of_attempt(
     torn: Mapping[tuple[str, str], str],
 ) -> CellSuite:
     record = attempt.record
-    files = [read_rank_xml(path) for path in attempt.files]
-    of_cell = replace(setting, gpus=len(record.gpus) if record else 0)
+    files = read_ranks(attempt.files)
     return CellSuite(
         cell=attempt.cell,
         suite=attempt.suite,
         axes=cells.get(attempt.cell, {}),
-        tests=(*_troubles(attempt, job, files, torn), *_tests(attempt, files, of_cell)),
+        tests=(*_troubles(attempt, job, files, torn), *_tests(attempt, files, setting)),
         engine=record.engine if record else "",
         image=(job.image if job else "") or (record.image if record else ""),
         attempt=attempt.number,
@@ -177,90 +177,9 @@ def _trouble(name: str, text: str, code: ExitCode = ExitCode.TESTS_FAILED) -> Te
     return TestVerdict(nodeid=f"{CLASSNAME}::{name}", classname=CLASSNAME, name=name, verdict=judged)
 
 
-def _tests(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterable[TestVerdict]:
-    """A verdict for each test that was collected, or that some rank reports."""
-    by_test = _by_test(files)
-    record = attempt.record
-    collected = [legal(nodeid) for nodeid in (record.collected or ())] if record else []
-    not_run = _reasons_not_to_run(record) if record else {}
-    expected = _expected_ranks(attempt, files)
-    absent = _absences(attempt, files)
-    for nodeid in dict.fromkeys((*collected, *by_test)):
-        results = by_test.get(nodeid, [])
-        if nodeid in not_run and not results:
-            yield _not_run(nodeid, not_run[nodeid])
-        else:
-            yield _judge(nodeid, results, expected, absent, setting)
-
-
-def _reasons_not_to_run(record: JobRecord) -> dict[str, str]:
-    """For each collected test that may be without any result, why."""
-    error = record.error if record.error and record.error.kind in _EXPLAINS_WHAT_DID_NOT_RUN else None
-    explained = record.collected or () if error else ()
-    ended = first_line(error.text) or error.kind if error else ""
-    stopped = f"stopped by {record.stop_reason or 'the job'}"
-    reasons = {**dict.fromkeys(explained, ended), **dict.fromkeys(record.not_run, stopped)}
-    return {legal(nodeid): f"not run: {reason}" for nodeid, reason in reasons.items()}
-
-
-def _by_test(files: Sequence[RankFile]) -> dict[str, list[RankResult]]:
-    tests: dict[str, list[RankResult]] = {}
-    for file in files:
-        for result in file.results:
-            tests.setdefault(result.nodeid, []).append(result)
-    return tests
-
-
-def _judge(
-    nodeid: str, results: Sequence[RankResult], expected: range, absent: Mapping[int, str], setting: Setting
-) -> TestVerdict:
-    classname, name = (results[0].classname, results[0].name) if results else split_nodeid(nodeid)
-    took_part = max((result.world_size for result in results if result.world_size), default=None)
-    ranks = range(took_part) if took_part else expected
-    reported = {result.rank for result in results}
-    missing = [
-        RankResult(
-            nodeid=nodeid,
-            classname=classname,
-            name=name,
-            rank=rank,
-            outcome=Outcome.MISSING,
-            message=absent.get(rank, "nothing came back"),
-        )
-        for rank in ranks
-        if rank not in reported
-    ]
-    everything = sorted((*results, *missing), key=lambda result: result.rank)
-    judged = verdict(everything, setting)
-    return TestVerdict(nodeid=nodeid, classname=classname, name=name, verdict=judged, ranks=tuple(everything))
-
-
-def _not_run(nodeid: str, reason: str) -> TestVerdict:
-    classname, name = split_nodeid(nodeid)
-    judged = Verdict(
-        kind=VerdictKind.SKIPPED, rule=Rule.JOB, reason="pytest.skip", message=reason, text=reason, executed=False
-    )
-    return TestVerdict(nodeid=nodeid, classname=classname, name=name, verdict=judged)
-
-
-def _expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
-    """The ranks that each test should have run on.
-
-    Where nobody says how many there were, those between the lowest and the highest that left a file: counted from 1
-    where none is 0, because some launchers do.
-    """
-    if attempt.record:
-        return range(attempt.record.world_size)
-    ranks = [file.rank or 0 for file in files]
-    said = [int(size) for file in files if (size := file.properties.get("allranks.world_size", "")).isdecimal()]
-    if said:
-        return range(max(said))
-    return range(min(1, *ranks), max(ranks) + 1) if ranks else range(0)
-
-
-def _absences(attempt: Attempt, files: Sequence[RankFile]) -> dict[int, str]:
-    """For each rank whose results are known to be cut short, why."""
-    error = attempt.record.error if attempt.record else None
-    why = f"nothing came back ({first_line(error.what)})" if error and error.what else "nothing came back"
-    causes = dict.fromkeys(_expected_ranks(attempt, files), why)
-    return causes | {file.rank: file.problem for file in files if file.problem and file.rank is not None}
+def _tests(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterator[TestVerdict]:
+    """The attempt's tests, each with what earlier attempts have to tell of it."""
+    earlier = bad_attempts(attempt.earlier, setting)
+    for test in judge(attempt, files, setting):
+        past = (*earlier.get(test.nodeid, ()), *reruns(test, setting))
+        yield replace(test, earlier=past) if past else test

@@ -5,10 +5,11 @@ another one runs for minutes; world size and init method stretch all tests of a 
 nothing but the proportions, so the slowest cell stands for all of a backend and the file stays small.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from allranks.report.model import CellSuite, Rule, TestVerdict, VerdictKind
+from allranks.report.judged import CellSuite, JobFacts
+from allranks.report.model import Rule, TestVerdict, VerdictKind
 
 Durations = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Seconds, by suite, backend and node id."""
@@ -22,23 +23,39 @@ NOTICEABLE: Final = 0.05
 the same tests differ by less, and a file that is committed should change where tests have."""
 
 
-def measured(suites: Iterable[CellSuite]) -> Durations:
+class Meter:
     """What the tests of judged jobs took: the longest over the cells of a backend, in each that of the slowest rank.
 
     Only tests that passed or were skipped count: what failed ended early, or late. A job tells nothing where no
     test of the suite executed: its backend or its GPUs were not there.
     """
-    jobs = list(suites)
-    ran = {(job.cell, _suite(job)) for job in jobs if job.has_executed}
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for job in jobs:
+
+    def __init__(self, counts: Callable[[JobFacts], bool] = lambda _: True) -> None:
+        self._counts = counts
+        self._ran: set[tuple[str, str]] = set()
+        self._found: dict[tuple[str, str, str], dict[str, float]] = {}
+
+    def add(self, job: CellSuite) -> None:
+        """Take in a job, where it counts and says what its backend is."""
         backend = job.axes.get("backend")
-        if backend is None or (job.cell, _suite(job)) not in ran:
-            continue
-        tests = found.setdefault(_suite(job), {}).setdefault(str(backend), {})
+        if backend is None or not self._counts(job):
+            return
+        if job.has_executed:
+            self._ran.add((job.cell, _suite(job)))
+        tests = self._found.setdefault((job.cell, _suite(job), str(backend)), {})
         for test in filter(_has_duration, job.tests):
             tests[test.nodeid] = max(tests.get(test.nodeid, 0.0), rounded(test.time))
-    return found
+
+    @property
+    def durations(self) -> Durations:
+        """What all jobs so far say."""
+        merged: dict[str, dict[str, dict[str, float]]] = {}
+        for (cell, suite, backend), tests in self._found.items():
+            if (cell, suite) in self._ran:
+                known = merged.setdefault(suite, {}).setdefault(backend, {})
+                for test, seconds in tests.items():
+                    known[test] = max(known.get(test, 0.0), seconds)
+        return merged
 
 
 def renewed(known: Durations, new: Durations) -> Durations:
@@ -70,7 +87,7 @@ def _of(durations: Durations, suite: str, backend: str) -> Mapping[str, float]:
     return durations.get(suite, {}).get(backend, {})
 
 
-def _suite(job: CellSuite) -> str:
+def _suite(job: JobFacts) -> str:
     return job.share.suite if job.share else job.suite
 
 

@@ -1,7 +1,7 @@
 """What a judged run makes of the exit code."""
 
 from allranks.errors import ExitCode, strongest
-from allranks.report.model import MergedRun
+from allranks.report.judged import MergedRun
 
 
 def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
@@ -12,10 +12,10 @@ def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
     130 for an interrupt. 5 is added when no test executed.
 
     Args:
-        merged: The run, or the part of it that a session answers for (:meth:`allranks.report.model.MergedRun.only`).
+        merged: The run, or the part of it that a session answers for (:meth:`allranks.report.judged.MergedRun.only`).
         nothing_ran_allowed: Whether a run in which no test executed is good.
     """
-    codes = {test.verdict.exit_code for suite in merged.suites for test in suite.tests}
+    codes = {code for suite in merged.suites for code in suite.exit_codes}
     if nothing_ran(merged) and not nothing_ran_allowed:
         codes.add(ExitCode.NOTHING_RAN)
     return strongest(codes)

@@ -5,12 +5,13 @@ Files only. A damaged one becomes a sentence in ``problem`` and never stops the 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from allranks.report.model import Share, SkipPolicy
+from allranks.report.judged import Share
+from allranks.report.model import SkipPolicy
 
 SCHEMA: Final = 1
 """The newest schema of run.json and job.json that this version reads."""
@@ -88,11 +89,12 @@ class JobRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """The files of one job: its newest attempt, or a folder of rank XML from elsewhere.
+    """The files of one attempt at a job, or a folder of rank XML from elsewhere.
 
     Attributes:
         number: None for a folder that has no attempts.
         problem: Why job.json cannot be read; empty where it can, and where there is none.
+        earlier: The attempts at the same job before this one, the oldest first.
     """
 
     cell: str
@@ -101,6 +103,7 @@ class Attempt:
     number: int | None = None
     record: JobRecord | None = None
     problem: str = ""
+    earlier: tuple["Attempt", ...] = ()
 
 
 def read_manifest(folder: Path) -> tuple[Manifest | None, str]:
@@ -120,16 +123,25 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
     The directory's name is the suite and what is above it the cell. A file whose name has no rank token is not one of
     several ranks, and stands alone.
     """
-    groups: dict[tuple[str, str, int], list[Path]] = {}
+    groups: dict[tuple[str, str], dict[int, list[Path]]] = {}
     for path in sorted(folder.rglob("*.xml")):
         if path.is_file() and not is_merged_report(path):
-            groups.setdefault(_foreign_place(folder, path), []).append(path)
-    newest = {place[:2]: place[2] for place in sorted(groups)}
+            cell, suite, number = _foreign_place(folder, path)
+            groups.setdefault((cell, suite), {}).setdefault(number, []).append(path)
     return tuple(
-        Attempt(cell=cell, suite=suite, number=number or None, files=tuple(files))
-        for (cell, suite, number), files in groups.items()
-        if newest[cell, suite] == number
+        _last(
+            [
+                Attempt(cell=cell, suite=suite, number=number or None, files=tuple(attempts[number]))
+                for number in sorted(attempts)
+            ]
+        )
+        for (cell, suite), attempts in groups.items()
     )
+
+
+def _last(attempts: Sequence[Attempt]) -> Attempt:
+    """The newest of several attempts at one job, which are in order, with those before it."""
+    return replace(attempts[-1], earlier=tuple(attempts[:-1]))
 
 
 def is_merged_report(path: Path) -> bool:
@@ -145,13 +157,16 @@ def _newest_attempt(job: Path) -> Attempt | None:
     attempts = {int(match[1]): path for path in job.iterdir() if (match := _ATTEMPT.fullmatch(path.name))}
     if not attempts:
         return None
-    number = max(attempts)
-    record, problem = _read_json(attempts[number] / "job.json", _job_record)
+    return _last([_attempt(job, number, attempts[number]) for number in sorted(attempts)])
+
+
+def _attempt(job: Path, number: int, folder: Path) -> Attempt:
+    record, problem = _read_json(folder / "job.json", _job_record)
     return Attempt(
         cell=job.parent.name,
         suite=job.name,
         number=number,
-        files=tuple(sorted(path for path in attempts[number].glob("rank-*.xml") if path.is_file())),
+        files=tuple(sorted(path for path in folder.glob("rank-*.xml") if path.is_file())),
         record=record,
         problem=problem,
     )

@@ -1,11 +1,14 @@
-"""Reads a run folder, judges it, and writes the merged reports into it.
+"""Reads a run folder, judges it job by job, and writes the merged reports into it.
 
 Files only: nothing here needs torch, an engine, the matrix file or the machine that the run was on. Merging again
-writes the same again, and two processes that merge one folder wait for each other.
+writes the same again, and two processes that merge one folder wait for each other. No more than one job's tests are
+held at a time.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +16,9 @@ from allranks.errors import ResultsError, UsageError
 from allranks.locking import hold
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.folder import Attempt, Manifest, is_merged_report, read_attempts, read_foreign, read_manifest
-from allranks.report.junit import write_junit
-from allranks.report.model import MergedRun, SkipPolicy
+from allranks.report.judged import CellSuite, MergedRun, SuiteRow
+from allranks.report.junit import JUnitWriter
+from allranks.report.model import SkipPolicy
 from allranks.report.summary import write_summary
 from allranks.report.verdict import Setting
 
@@ -23,12 +27,35 @@ SUMMARY_NAME: Final = "summary.md"
 LOCK_NAME: Final = ".merge.lock"
 
 
+Observer = Callable[[CellSuite], None]
+"""What is shown each job with its tests, before these are dropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """A folder that is being judged.
+
+    Attributes:
+        suites: To be gone through once.
+    """
+
+    manifest: Manifest | None
+    policy: SkipPolicy
+    suites: Iterable[CellSuite]
+
+    @property
+    def planned(self) -> frozenset[str] | None:
+        jobs = self.manifest.jobs if self.manifest else None
+        return None if jobs is None else frozenset(f"{job.cell}/{job.suite}" for job in jobs)
+
+
 def merge(
     folder: Path,
     *,
     policy: SkipPolicy | None = None,
     mixed_skip: Sequence[str] | None = None,
     environ: Mapping[str, str] = os.environ,
+    observers: Sequence[Observer] = (),
 ) -> MergedRun:
     """Merges a run folder, or any folder with the JUnit XML of ranks below it.
 
@@ -39,6 +66,7 @@ def merge(
         mixed_skip: Node ids (``fnmatch`` patterns) whose ranks may disagree on a skip; None for those of the run's
             matrix file.
         environ: Where the sandcastle variables are looked up.
+        observers: Called with each job's tests, in the order of the report.
 
     Raises:
         UsageError: The folder is not there, or nothing in it is a result.
@@ -50,7 +78,8 @@ def merge(
         raise UsageError(msg, remedy="Give the folder of a run: results/latest.")
     try:
         with hold(root / LOCK_NAME):
-            return _merge(root, policy, mixed_skip, environ)
+            _refuse_foreign_report(root / JUNIT_NAME)
+            return _write(root, _judge(root, policy, mixed_skip, environ), observers)
     except OSError as error:
         msg = f"The report of {folder} cannot be made."
         raise ResultsError(
@@ -60,37 +89,48 @@ def merge(
         ) from error
 
 
-def _merge(
+def _judge(
     folder: Path, policy: SkipPolicy | None, mixed_skip: Sequence[str] | None, environ: Mapping[str, str]
-) -> MergedRun:
-    _refuse_foreign_report(folder / JUNIT_NAME)
+) -> _Judged:
     manifest, problem = read_manifest(folder)
     setting = Setting(
         skip=policy or (manifest.skip if manifest else None) or _sandcastle(environ),
         mixed_skip=tuple(mixed_skip if mixed_skip is not None else manifest.mixed_skip if manifest else ()),
     )
-    suites = account(manifest, _attempts(folder, manifest), setting)
-    if problem:
-        suites = (damaged_manifest(problem), *suites)
-    if not suites and manifest is None:
+    attempts = _attempts(folder, manifest)
+    if not attempts and manifest is None and not problem:
         msg = f"There is nothing to merge in {folder}."
         raise UsageError(
             msg,
             why="It has no run.json, and no XML file lies below it.",
             remedy="Give the folder of a run (results/latest), or a folder with the JUnit XML of ranks.",
         )
+    damaged = (damaged_manifest(problem),) if problem else ()
+    suites = chain(damaged, account(manifest, attempts, setting))
+    return _Judged(manifest=manifest, policy=setting.skip, suites=suites)
+
+
+def _write(folder: Path, judged: _Judged, observers: Sequence[Observer]) -> MergedRun:
+    with JUnitWriter(folder / JUNIT_NAME) as junit:
+        rows = tuple(_rows(judged.suites, (junit.add, *observers)))
     merged = MergedRun(
         folder=folder,
         junit=folder / JUNIT_NAME,
         summary=folder / SUMMARY_NAME,
-        run_id=manifest.run_id if manifest else folder.name,
-        suites=suites,
-        policy=setting.skip,
-        planned=frozenset(f"{job.cell}/{job.suite}" for job in manifest.jobs) if manifest else None,
+        run_id=judged.manifest.run_id if judged.manifest else folder.name,
+        suites=rows,
+        policy=judged.policy,
+        planned=judged.planned,
     )
-    write_junit(merged.suites, merged.junit)
     write_summary(merged)
     return merged
+
+
+def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterator[SuiteRow]:
+    for suite in suites:
+        for observer in observers:
+            observer(suite)
+        yield suite.row
 
 
 def _refuse_foreign_report(junit: Path) -> None:

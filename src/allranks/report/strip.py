@@ -19,11 +19,6 @@ def strip(ranks: Sequence[RankResult], leading: RankResult | None = None) -> str
     return "; ".join(f"{numbers(group)} {words}" for words, group in by_outcome.items())
 
 
-def compact(ranks: Sequence[RankResult]) -> str:
-    """``0:passed 1:failed``: every rank with its outcome, for machines."""
-    return " ".join(f"{rank.rank}:{rank.outcome.value}" for rank in ranks)
-
-
 def numbers(ranks: Iterable[int]) -> str:
     """Rank numbers in ascending order, runs of three and more shortened: ``0, 2-5``."""
     runs: list[list[int]] = []

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 from typing import Final
 
-from allranks.report.model import CellSuite, Counts, MergedRun
-from allranks.report.table import Failure, failures, seconds
-from allranks.report.xml_text import cut, first_line, readable
+from allranks.report.judged import Counts, Failure, MergedRun, SuiteRow
+from allranks.report.table import failures, left_out, seconds
+from allranks.report.xml_text import readable
 
 LISTED: Final = 50
 """Failures that are listed: a step summary may have 1 MiB, and nobody reads more."""
 
-_MESSAGE: Final = 500
 _SPECIAL: Final = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#+!|~&$@"})
 
 
@@ -41,18 +40,18 @@ def _head(merged: MergedRun) -> Iterator[str]:
 
 
 def _failures(merged: MergedRun) -> Iterator[str]:
-    bad = failures(merged)
-    for failure in bad[:LISTED]:
-        yield f"- **{failure.test.verdict.kind}** {_escaped(failure.suite.name)}: {_escaped(failure.test.nodeid)}<br>"
-        yield f"  {_message(failure)}" + (f" (and {failure.alike} more alike)" if failure.alike else "")
-    if more := sum(1 + failure.alike for failure in bad[LISTED:]):
+    shown = failures(merged)[:LISTED]
+    for failure in shown:
+        yield from _failure(failure)
+    if more := left_out(merged, shown):
         yield f"- and {more} more, in `{merged.junit.name}`"
-    if bad:
+    if shown:
         yield ""
 
 
-def _message(failure: Failure) -> str:
-    return _escaped(cut(first_line(failure.test.verdict.message), _MESSAGE))
+def _failure(failure: Failure) -> Iterator[str]:
+    yield f"- **{failure.kind}** {_escaped(failure.place)}: {_escaped(failure.nodeid)}<br>"
+    yield f"  {_escaped(failure.message)}" + (f" (and {failure.alike} more alike)" if failure.alike else "")
 
 
 def _table(merged: MergedRun) -> Iterator[str]:
@@ -63,7 +62,7 @@ def _table(merged: MergedRun) -> Iterator[str]:
     yield f"| **total** | | {_figures(merged.counts, sum(map(_time, merged.suites)))} |"
 
 
-def _time(suite: CellSuite) -> float:
+def _time(suite: SuiteRow) -> float:
     return suite.counts.time if suite.elapsed is None else suite.elapsed
 
 

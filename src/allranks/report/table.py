@@ -2,12 +2,10 @@
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
-from allranks.report.accounting import CLASSNAME
-from allranks.report.model import CellSuite, Counts, MergedRun, TestVerdict
-from allranks.report.xml_text import first_line, readable
+from allranks.report.judged import Counts, Failure, MergedRun
+from allranks.report.xml_text import readable
 
 WIDTH: Final = 100
 """Columns that no line of the table exceeds."""
@@ -22,19 +20,6 @@ _CELL: Final = 26
 _SUITE: Final = WIDTH - _CELL - 2 - len(_NUMBERS) * _COLUMN - 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A bad verdict with the place it belongs to.
-
-    Attributes:
-        alike: How many further tests of the suite have the same kind of verdict with the same message.
-    """
-
-    suite: CellSuite
-    test: TestVerdict
-    alike: int = 0
-
-
 def render_table(merged: MergedRun) -> str:
     """The run in plain text: one line for each cell and suite, then the first failures and the notes."""
     return "\n".join([*_rows(merged), *_failures(merged), *_notes(merged)])
@@ -42,14 +27,14 @@ def render_table(merged: MergedRun) -> str:
 
 def failures(merged: MergedRun) -> list[Failure]:
     """The bad verdicts, those of a suite that say the same as one; what befell a whole job comes first."""
-    alike: dict[tuple[str, str, str], list[Failure]] = {}
-    for suite in merged.suites:
-        for test in suite.tests:
-            if test.verdict.is_bad:
-                key = (suite.name, test.verdict.kind, first_line(test.verdict.message))
-                alike.setdefault(key, []).append(Failure(suite=suite, test=test))
-    found = [replace(group[0], alike=len(group) - 1) for group in alike.values()]
-    return sorted(found, key=lambda failure: failure.test.classname != CLASSNAME)
+    found = [failure for suite in merged.suites for failure in suite.failures]
+    return sorted(found, key=lambda failure: not failure.is_of_job)
+
+
+def left_out(merged: MergedRun, shown: Sequence[Failure]) -> int:
+    """How many bad testcases there are besides those in a list of failures."""
+    counts = merged.counts
+    return counts.failed + counts.errors - sum(1 + failure.alike for failure in shown)
 
 
 def shorten(text: str, width: int) -> str:
@@ -102,18 +87,17 @@ def _row(cell_width: int, cell: str, suite: str, numbers: Sequence[str]) -> str:
 
 
 def _failures(merged: MergedRun) -> Iterator[str]:
-    bad = failures(merged)
-    if bad:
+    shown = failures(merged)[:FAILURES]
+    if shown:
         yield ""
         yield "First failures:"
-    for failure in bad[:FAILURES]:
-        test = failure.test
-        yield shorten(f"  {test.verdict.kind.upper()} {failure.suite.name}: {readable(test.nodeid)}", WIDTH)
-        message = shorten(readable(first_line(test.verdict.message)), _MESSAGE_LINES * (WIDTH - 8))
+    for failure in shown:
+        yield shorten(f"  {failure.kind.upper()} {failure.place}: {readable(failure.nodeid)}", WIDTH)
+        message = shorten(readable(failure.message), _MESSAGE_LINES * (WIDTH - 8))
         yield from textwrap.wrap(message, WIDTH, initial_indent="    ", subsequent_indent="    ")
         if failure.alike:
             yield f"    and {failure.alike} more tests of it with this message"
-    if more := sum(1 + failure.alike for failure in bad[FAILURES:]):
+    if more := left_out(merged, shown):
         yield f"  and {more} more: see {merged.junit.name}"
 
 

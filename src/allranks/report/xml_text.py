@@ -12,10 +12,23 @@ MESSAGE_LIMIT = 4 * 1024
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
+_IN_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"})
+_IN_ATTRIBUTE = {**_IN_TEXT, **str.maketrans({'"': "&quot;", "\n": "&#10;", "\t": "&#9;"})}
+
 
 def readable(text: str) -> str:
     """``text`` without terminal colours and cursor movements, and legal in XML."""
     return legal(_ANSI.sub("", text))
+
+
+def attribute(text: str) -> str:
+    """``text`` as the value of an attribute, with its quotation marks; made readable."""
+    return f'"{readable(text).translate(_IN_ATTRIBUTE)}"'
+
+
+def element_text(text: str) -> str:
+    """``text``, which is readable, as what stands in an element."""
+    return text.translate(_IN_TEXT)
 
 
 def cut(text: str, limit: int = TEXT_LIMIT) -> str:

@@ -15,11 +15,11 @@ from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
-from allranks.report.durations import measured
+from allranks.report.durations import Meter
 from allranks.report.durations_file import keep_durations
 from allranks.report.exit_code import exit_code
-from allranks.report.merge import merge
-from allranks.report.model import MergedRun
+from allranks.report.judged import MergedRun
+from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import EngineName, choose_host
@@ -118,13 +118,15 @@ def _conclude(
     folder: RunFolder, jobs: Sequence[Job], options: RunOptions, durations: Path, say: Callable[[str], None]
 ) -> ExitCode:
     """The exit code of these jobs alone: other sessions that share the run answer for theirs, in whatever order."""
-    own = _show(folder, {job.id for job in jobs}, say)
-    keep_durations(durations, measured(suite for suite in own.suites if suite.share), say)
+    ids = {job.id for job in jobs}
+    meter = Meter(lambda facts: facts.share is not None and facts.id in ids)
+    own = _show(folder, ids, say, meter.add)
+    keep_durations(durations, meter.durations, say)
     return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
 
 
-def _show(folder: RunFolder, job_ids: AbstractSet[str], say: Callable[[str], None]) -> MergedRun:
-    own = merge(folder.path).only(job_ids)
+def _show(folder: RunFolder, job_ids: AbstractSet[str], say: Callable[[str], None], *observers: Observer) -> MergedRun:
+    own = merge(folder.path, observers=observers).only(job_ids)
     say("")
     say(render_table(own))
     say("")

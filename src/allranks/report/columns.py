@@ -1,0 +1,172 @@
+"""The results of one rank in columns, and the ranks of a test that all passed as one value.
+
+A job of 64 ranks and 20,000 tests has over a million results, of which nearly all say *passed* and how long it took. A
+value for each would take a gigabyte; a column of seconds, and names that the ranks share, take ten megabytes.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, overload
+
+from allranks.harness.outcome import Outcome
+from allranks.report.model import RankResult
+from allranks.report.strip import numbers
+
+
+class Key(NamedTuple):
+    """How a file names a test.
+
+    Attributes:
+        nodeid: pytest's node id; ``classname::name`` where the file does not say it.
+    """
+
+    classname: str
+    name: str
+    nodeid: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFile:
+    """The results of one rank, as far as its file could be read.
+
+    Attributes:
+        rank: None where neither the file nor its name says.
+        properties: The properties of the test suite, by name.
+        keys: Its tests, each once, in their order. Ranks that ran the same tests share one tuple.
+        seconds: How long each test took.
+        at: For tests that say it, when the outcome arrived, by the place of their key.
+        world_sizes: For tests that say it, how many ranks took part.
+        details: The results that say more than *passed* and these three.
+        problem: One sentence that says why the file could not be read to its end; empty when it could.
+    """
+
+    path: Path
+    rank: int | None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    keys: tuple[Key, ...] = ()
+    seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    at: Mapping[int, float] = field(default_factory=dict)
+    world_sizes: Mapping[int, int] = field(default_factory=dict)
+    details: Mapping[int, RankResult] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def results(self) -> tuple[RankResult, ...]:
+        """All of them."""
+        return tuple(map(self.result, range(len(self.keys))))
+
+    def result(self, place: int) -> RankResult:
+        """The result of the test whose key stands at this place."""
+        if place in self.details:
+            return self.details[place]
+        key = self.keys[place]
+        return RankResult(
+            nodeid=key.nodeid,
+            classname=key.classname,
+            name=key.name,
+            rank=self.rank or 0,
+            outcome=Outcome.PASSED,
+            at=self.at.get(place),
+            duration=self.seconds[place],
+            world_size=self.world_sizes.get(place),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Team:
+    """The files of ranks that ran the same tests, in the order of the ranks."""
+
+    files: tuple[RankFile, ...]
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks, in ascending order; a rank twice where two files say that they are its."""
+        return tuple(file.rank or 0 for file in self.files)
+
+    @cached_property
+    def numbers(self) -> str:
+        """The ranks in words: ``0-3``."""
+        return numbers(self.ranks)
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """Where each test stands, by node id."""
+        return {key.nodeid: place for place, key in enumerate(self.files[0].keys)}
+
+    @cached_property
+    def notable(self) -> frozenset[int]:
+        """The places of the tests that did not simply pass on every rank."""
+        return frozenset(place for file in self.files for place in file.details)
+
+    @cached_property
+    def world_sizes(self) -> Mapping[int, int]:
+        """The largest world that some rank says a test had, by place."""
+        largest: dict[int, int] = {}
+        for file in self.files:
+            for place, size in file.world_sizes.items():
+                largest[place] = max(size, largest.get(place, 0))
+        return largest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassedRanks(Sequence[RankResult]):
+    """The results of a test that passed on every rank, each made when it is asked for."""
+
+    team: Team
+    place: int
+
+    def __len__(self) -> int:
+        """How many ranks."""
+        return len(self.team.files)
+
+    @overload
+    def __getitem__(self, index: int) -> RankResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RankResult, ...]: ...
+    def __getitem__(self, index: int | slice) -> RankResult | tuple[RankResult, ...]:
+        """One rank's result, or those of some."""
+        if isinstance(index, slice):
+            return tuple(file.result(self.place) for file in self.team.files[index])
+        return self.team.files[index].result(self.place)
+
+    def __iter__(self) -> Iterator[RankResult]:
+        """Each rank's result."""
+        return (file.result(self.place) for file in self.team.files)
+
+    @property
+    def time(self) -> float:
+        """Seconds of the slowest rank."""
+        return max(file.seconds[self.place] for file in self.team.files)
+
+
+def teams_of(files: Iterable[RankFile]) -> tuple[Team, ...]:
+    """The files, those with the same tests together; the ranks of a job that went well are one team."""
+    groups: dict[int, list[RankFile]] = {}
+    known: list[tuple[Key, ...]] = []
+    for file in files:
+        same = next((place for place, keys in enumerate(known) if keys is file.keys or keys == file.keys), None)
+        if same is None:
+            same = len(known)
+            known.append(file.keys)
+        groups.setdefault(same, []).append(file)
+    return tuple(Team(tuple(sorted(group, key=lambda file: file.rank or 0))) for group in groups.values())
+
+
+def results_of(nodeid: str, teams: Iterable[Team]) -> list[RankResult]:
+    """What the ranks say of one test."""
+    return [
+        file.result(place) for team in teams if (place := team.places.get(nodeid)) is not None for file in team.files
+    ]
+
+
+def compact(ranks: Sequence[RankResult]) -> str:
+    """``0-2,5:passed 3-4:failed``: every rank with its outcome, for machines."""
+    if isinstance(ranks, PassedRanks):
+        return f"{ranks.team.numbers}:passed".replace(" ", "")
+    by_outcome: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_outcome.setdefault(rank.outcome.value, []).append(rank.rank)
+    return " ".join(f"{numbers(group)}:{outcome}".replace(" ", "") for outcome, group in by_outcome.items())

@@ -1,0 +1,41 @@
+"""What went wrong with a test before the attempt that counts: in attempts at its job, or in reruns on its ranks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from allranks.report.folder import Attempt
+from allranks.report.judging import judge
+from allranks.report.model import EarlierAttempt, RankResult, Rerun, TestVerdict
+from allranks.report.reading import read_ranks
+from allranks.report.verdict import Setting, verdict
+
+
+def bad_attempts(attempts: Sequence[Attempt], setting: Setting) -> Mapping[str, tuple[EarlierAttempt, ...]]:
+    """For each test, the attempts in which it went wrong, in their order."""
+    found: dict[str, tuple[EarlierAttempt, ...]] = {}
+    for attempt in attempts:
+        for test in judge(attempt, read_ranks(attempt.files), setting):
+            if test.verdict.is_bad:
+                entry = EarlierAttempt(number=attempt.number or 0, verdict=test.verdict, ranks=test.ranks)
+                found[test.nodeid] = (*found.get(test.nodeid, ()), entry)
+    return found
+
+
+def reruns(test: TestVerdict, setting: Setting) -> Iterator[EarlierAttempt]:
+    """The tries of a test that its ranks made, and that failed, before the one whose outcome they report.
+
+    torch's own test/conftest.py writes ``<rerun>`` for one, Maven's Surefire ``<flakyFailure>`` and ``<rerunFailure>``.
+    """
+    tries = max((len(rank.reruns) for rank in _notable(test)), default=0)
+    for number in range(tries):
+        ranks = tuple(_as_result(rank, rank.reruns[number]) for rank in test.ranks if number < len(rank.reruns))
+        yield EarlierAttempt(number=number + 1, verdict=verdict(ranks, setting), ranks=ranks)
+
+
+def _as_result(rank: RankResult, rerun: Rerun) -> RankResult:
+    return replace(rank, outcome=rerun.outcome, message=rerun.message, text=rerun.text, stdout="", stderr="", reruns=())
+
+
+def _notable(test: TestVerdict) -> Sequence[RankResult]:
+    """The ranks that may have something to tell; none of those that simply passed."""
+    return test.ranks if test.slowest is None else ()

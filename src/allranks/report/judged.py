@@ -1,0 +1,291 @@
+"""Judged jobs and the judged run, as frozen values.
+
+A job's tests are held while its part of the report is written, and no longer: what the rest of the report needs of
+them stays behind as a :class:`SuiteRow`.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Final
+
+from allranks.errors import ExitCode
+from allranks.report.model import Rule, SkipPolicy, TestVerdict, VerdictKind
+from allranks.report.xml_text import cut, first_line
+
+MANIFEST_PLACE: Final = ("run", "manifest")
+"""Cell and suite of the suite that says that the manifest cannot be read."""
+
+KEPT_FAILURES: Final = 50
+"""Different failures of a job that its row keeps: as many as the longest list that is made of rows has room for."""
+
+_MESSAGE: Final = 500
+_SHOWN: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many testcases came to what, and their seconds; flaky tests are counted among the passed or skipped too."""
+
+    tests: int = 0
+    passed: int = 0
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+    skip_but_pass: int = 0
+    flaky: int = 0
+    time: float = 0.0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        """The counts of both together."""
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Which part of a suite's tests a job had, where several jobs share the suite.
+
+    Attributes:
+        suite: The suite's name.
+        number: From 1.
+        count: The number of jobs.
+        split: A digest of which job has which test; empty where the collection never ended.
+        elsewhere: How many of the collected tests are other jobs'.
+    """
+
+    suite: str
+    number: int
+    count: int
+    split: str = ""
+    elsewhere: int = 0
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The name of each of the jobs, as it stands in the plan and in the folder."""
+        return tuple(f"{self.suite}@{number}of{self.count}" for number in range(1, self.count + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A bad verdict, and how many further tests of the job have the same kind of verdict with the same message.
+
+    Attributes:
+        place: ``<cell> / <suite>``.
+        message: First line of the verdict's message, cut.
+        is_of_job: Whether this befell the job, and not one of its tests.
+    """
+
+    place: str
+    nodeid: str
+    kind: VerdictKind
+    message: str
+    is_of_job: bool = False
+    alike: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What is known of one suite in one cell, or of one shard of it, besides its tests.
+
+    Attributes:
+        share: None for a whole suite.
+        axes: The cell's value on each axis; empty where the folder does not say.
+        attempt: Number of the attempt that counts; None where there are no attempts.
+        gpus: Ids of the GPUs that the job was given.
+        deselected: Tests that pytest's own selection (``-k``, ``-m``) left out.
+        notes: Sentences about the job, without their full stops.
+        started: Seconds since the epoch.
+        elapsed: Seconds from the job's start to its end.
+    """
+
+    cell: str
+    suite: str
+    axes: Mapping[str, str | int] = field(default_factory=dict)
+    engine: str = ""
+    image: str = ""
+    attempt: int | None = None
+    gpus: tuple[str, ...] = ()
+    deselected: int = 0
+    notes: tuple[str, ...] = ()
+    started: float | None = None
+    elapsed: float | None = None
+    share: Share | None = None
+
+    @property
+    def id(self) -> str:
+        """The id of the job behind it."""
+        return f"{self.cell}/{self.suite}"
+
+    @property
+    def name(self) -> str:
+        """``<cell> / <suite>``, as reports show it."""
+        return f"{self.cell} / {self.suite}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteRow(JobFacts):
+    """A row of the table: what stays of a job when its tests are written.
+
+    Attributes:
+        has_executed: Whether some rank ran some test, however skips are read.
+        exit_codes: What its verdicts make of the run's exit code.
+        failures: Its failures, the same ones together, those of the job itself first; at most :data:`KEPT_FAILURES`.
+        more_failures: How many bad testcases are in no entry of ``failures``.
+    """
+
+    counts: Counts
+    has_executed: bool
+    exit_codes: frozenset[ExitCode]
+    failures: tuple[Failure, ...] = ()
+    more_failures: int = 0
+
+    @property
+    def is_about_manifest(self) -> bool:
+        """Whether this is no job, but what is wrong with the run's manifest."""
+        return (self.cell, self.suite) == MANIFEST_PLACE
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no testcase at all."""
+        return not self.counts.tests
+
+    @property
+    def all_deselected(self) -> bool:
+        """Whether the suite is empty only because the user's own selection left every test out."""
+        return self.is_empty and self.deselected > 0 and not self.is_empty_share
+
+    @property
+    def is_empty_share(self) -> bool:
+        """Whether there is nothing to run because other jobs have all of the suite's tests."""
+        return self.is_empty and self.share is not None and self.share.elsewhere > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellSuite(JobFacts):
+    """One suite in one cell, or one shard of it, with its tests: a ``testsuite`` of the JUnit report."""
+
+    tests: tuple[TestVerdict, ...]
+
+    @property
+    def counts(self) -> Counts:
+        """The counts over the suite's testcases."""
+        kinds = [test.verdict.kind for test in self.tests]
+        return Counts(
+            tests=len(kinds),
+            passed=kinds.count(VerdictKind.PASSED),
+            failed=kinds.count(VerdictKind.FAILURE),
+            errors=kinds.count(VerdictKind.ERROR),
+            skipped=kinds.count(VerdictKind.SKIPPED),
+            skip_but_pass=sum(test.verdict.is_skip_but_pass for test in self.tests),
+            flaky=sum(test.is_flaky for test in self.tests),
+            time=sum(test.time for test in self.tests),
+        )
+
+    @property
+    def has_executed(self) -> bool:
+        """Whether some rank ran some test, however skips are read."""
+        return any(test.verdict.executed for test in self.tests)
+
+    @property
+    def row(self) -> SuiteRow:
+        """What the report needs of it when its tests are written."""
+        failures = self._failures()
+        kept = failures[:KEPT_FAILURES]
+        return SuiteRow(
+            **{each.name: getattr(self, each.name) for each in fields(JobFacts)},
+            counts=self.counts,
+            has_executed=self.has_executed,
+            exit_codes=frozenset(test.verdict.exit_code for test in self.tests),
+            failures=tuple(kept),
+            more_failures=sum(1 + failure.alike for failure in failures[KEPT_FAILURES:]),
+        )
+
+    def _failures(self) -> list[Failure]:
+        groups: dict[tuple[VerdictKind, str], list[TestVerdict]] = {}
+        for test in self.tests:
+            if test.verdict.is_bad:
+                message = cut(first_line(test.verdict.message), _MESSAGE)
+                groups.setdefault((test.verdict.kind, message), []).append(test)
+        found = [
+            Failure(
+                place=self.name,
+                nodeid=tests[0].nodeid,
+                kind=kind,
+                message=message,
+                is_of_job=tests[0].verdict.rule is Rule.JOB,
+                alike=len(tests) - 1,
+            )
+            for (kind, message), tests in groups.items()
+        ]
+        return sorted(found, key=lambda failure: not failure.is_of_job)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergedRun:
+    """A run folder, read and judged.
+
+    Attributes:
+        junit: The merged JUnit file.
+        summary: The Markdown summary.
+        policy: How environment skips were read.
+        planned: The job ids of the manifest; None where there is no manifest.
+    """
+
+    folder: Path
+    junit: Path
+    summary: Path
+    run_id: str
+    suites: tuple[SuiteRow, ...]
+    policy: SkipPolicy = "skip"
+    planned: frozenset[str] | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that a reader of the report should know and no testcase says."""
+        return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran())
+
+    def _notes_on_suites(self) -> Iterator[str]:
+        for suite in self.suites:
+            if suite.all_deselected:
+                yield f"{suite.name}: the selection left out all {suite.deselected} tests."
+            if suite.is_empty_share and suite.share:
+                yield f"{suite.name}: nothing to run: every test of it ({suite.share.elsewhere}) is another shard's."
+            if self.planned is not None and suite.id not in self.planned:
+                yield f"{suite.name}: has results, and is not in the plan."
+            yield from (f"{suite.name}: {note}." for note in suite.notes)
+
+    def _notes_on_absent_shards(self) -> Iterator[str]:
+        """A shard that runs alone is a part: whoever reads its report should know that the rest is not in it."""
+        present = {(suite.cell, suite.suite) for suite in self.suites}
+        shares = {(suite.cell, suite.share.suite, suite.share.all_names) for suite in self.suites if suite.share}
+        for cell, suite, names in sorted(shares):
+            here = sum((cell, name) in present for name in names)
+            if here < len(names):
+                yield f"{cell} / {suite}: {here} of {len(names)} shards are here."
+
+    def _note_on_what_never_ran(self) -> Iterator[str]:
+        """A run is green when some of it ran: what did not run has to be said, or nobody ever looks."""
+        idle = [suite.name for suite in self.suites if not suite.is_empty and not suite.has_executed]
+        if idle:
+            shown = ", ".join(idle[:_SHOWN]) + (f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else "")
+            yield f"No test executed in {len(idle)} of {len(self.suites)} jobs: {shown}."
+
+    @property
+    def counts(self) -> Counts:
+        """The counts over all suites."""
+        return total(self.suites)
+
+    def only(self, jobs: Collection[str]) -> "MergedRun":
+        """The part of the run that belongs to these job ids.
+
+        Sessions that share a run folder merge all of it, and answer for their own jobs alone. A damaged manifest
+        concerns each of them.
+        """
+        return replace(
+            self, suites=tuple(suite for suite in self.suites if suite.id in jobs or suite.is_about_manifest)
+        )
+
+
+def total(suites: Iterable[SuiteRow]) -> Counts:
+    """The counts over all suites."""
+    return sum((suite.counts for suite in suites), Counts())
