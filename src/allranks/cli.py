@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import allranks
 from allranks.errors import AllranksError, ExitCode, UsageError
@@ -19,6 +20,9 @@ from allranks.matrix.plan import chosen_suites, plan, suites_holding, unnamed_su
 from allranks.matrix.render import render_explanation, render_json, render_table
 from allranks.matrix.select import select, select_where
 from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
+
+if TYPE_CHECKING:
+    from allranks.report.baseline import Baseline
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"
 RESULTS_VARIABLE = "ALLRANKS_RESULTS"
@@ -152,6 +156,8 @@ def _engine(name: str) -> str:
 def _add_merge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="DIR", help="a run's folder, or any folder with ranks' JUnit XML")
     parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="fewer executed tests than it has are an error")
+    parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="renew this file by what executed")
     _add_durations(parser, "renew this file by what tests took, for even shards (default: none)")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_merge)
@@ -253,7 +259,8 @@ def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.
 
 
 def _merge(options: argparse.Namespace) -> ExitCode:
-    from allranks.report.durations import Meter  # noqa: PLC0415 - no plan needs it
+    from allranks.report.baseline import update_baseline  # noqa: PLC0415 - no plan needs it
+    from allranks.report.durations import Meter  # noqa: PLC0415
     from allranks.report.durations_file import keep_durations  # noqa: PLC0415
     from allranks.report.exit_code import exit_code  # noqa: PLC0415
     from allranks.report.merge import merge  # noqa: PLC0415
@@ -261,12 +268,28 @@ def _merge(options: argparse.Namespace) -> ExitCode:
     from allranks.schedule.run import MEANING  # noqa: PLC0415
 
     meter = Meter()
-    merged = merge(options.folder, policy=options.policy, observers=[meter.add] if options.durations else [])
+    merged = merge(
+        options.folder,
+        policy=options.policy,
+        observers=[meter.add] if options.durations else [],
+        baseline=_baseline(options),
+    )
     if options.durations:
         keep_durations(options.durations, meter.durations, _say)
+    if options.update_baseline:
+        update_baseline(options.update_baseline, merged.suites)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     _say(f"{render_results(merged)}\n\nreport: {merged.junit}\nexit code {code:d}: {MEANING[code]}")
     return code
+
+
+def _baseline(options: argparse.Namespace) -> "Baseline | None":
+    """What the merge goes by: nothing where the baseline is to be made anew, None for what the run's manifest says."""
+    from allranks.report.baseline import read_baseline  # noqa: PLC0415 - no plan needs it
+
+    if options.update_baseline:
+        return {}
+    return read_baseline(options.baseline) if options.baseline else None
 
 
 def _clean(_options: argparse.Namespace) -> ExitCode:

@@ -500,3 +500,17 @@ def test_no_condition_in_a_file_raises_anything_but_a_matrix_error(scratch, text
     quoted = "".join(f"\\U{ord(letter):08x}" for letter in text if not "\ud800" <= letter <= "\udfff")
     content = f'{AXES_LINES}[[matrix.exclude]]\nreason = "x"\nwhen = "{quoted}"\n{REST}'
     check_that_only_a_matrix_error_comes(scratch, content.encode())
+
+
+def test_a_baseline_is_a_file_that_is_there(load_text, document, repository):
+    assert load_text(document).policy.baseline is None
+    (repository / "executed.json").write_text("{}")
+    assert load_text(document + "[policy]\nbaseline = 'executed.json'\n").policy.baseline == Path("executed.json")
+
+
+@pytest.mark.parametrize(
+    ("file", "words"), [("/tmp/executed.json", "is an absolute path"), ("gone.json", "there is no file")]
+)
+def test_a_baseline_that_is_not_there_is_an_error_and_no_open_gate(load_text, document, file, words):
+    with pytest.raises(MatrixError, match=rf"^matrix.toml:\d+: policy.baseline: .*{words}"):
+        load_text(f"{document}[policy]\nbaseline = '{file}'\n")

@@ -336,9 +336,21 @@ def _env(table: Table, known: Known) -> EnvRule:
 
 
 def _policy(table: Table) -> Policy:
-    table.only("skip", "mixed_skip")
+    table.only("skip", "mixed_skip", "baseline")
     skip = table.choice("skip", SKIP_POLICIES, SKIP_POLICIES[0]) if "skip" in table.values else None
-    return Policy(skip=skip, mixed_skip=table.texts("mixed_skip"))
+    return Policy(skip=skip, mixed_skip=table.texts("mixed_skip"), baseline=_baseline(table))
+
+
+def _baseline(table: Table) -> Path | None:
+    """A file that is there: a gate that is asked for and absent would be open."""
+    if "baseline" not in table.values:
+        return None
+    text = table.text("baseline", ".allranks-baseline.json", ".allranks-baseline.json")
+    _refuse_absolute(table, "baseline", text)
+    if _exists(table.document.path.parent) and not _exists(table.document.path.parent / text):
+        remedy = f"Make it of a good run: allranks merge results/latest --update-baseline {text}"
+        raise table.error(name="baseline", what=f"there is no file {shown(text)}", remedy=remedy)
+    return Path(text)
 
 
 def _limits(table: Table, environ: Mapping[str, str]) -> Limits:

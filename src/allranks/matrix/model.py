@@ -171,10 +171,12 @@ class Policy:
         skip: ``pass`` turns environment skips into passes (sandcastle's skip-but-pass); None where the file says
             nothing, so that the sandcastle variables decide when results are merged.
         mixed_skip: Test ids (``fnmatch`` patterns) whose ranks may disagree on a skip.
+        baseline: How many tests executed when all was well: a file relative to the matrix file; None for no baseline.
     """
 
     skip: SkipPolicy | None = None
     mixed_skip: tuple[str, ...] = ()
+    baseline: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

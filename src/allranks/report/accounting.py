@@ -1,23 +1,24 @@
 """Every planned job, collected test and launched rank gets a testcase: what is absent is an error, never a green."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from allranks.errors import ExitCode
+from allranks.report.baseline import Baseline, BaselineWatch
 from allranks.report.columns import RankFile
+from allranks.report.copies import CopyWatch, contradictions, without_copies
 from allranks.report.folder import Attempt, JobError, JobRecord, Manifest, PlannedJob
 from allranks.report.history import bad_attempts, reruns
 from allranks.report.judged import MANIFEST_PLACE, CellSuite
 from allranks.report.judging import judge
-from allranks.report.model import Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.model import TestVerdict
+from allranks.report.rank_xml import stray_file
 from allranks.report.reading import read_ranks
+from allranks.report.trouble import trouble
 from allranks.report.verdict import Setting
-from allranks.report.xml_text import first_line
-
-CLASSNAME: Final = "allranks"
-"""Class name of the testcases that stand for no test."""
 
 _EXIT_CODES: Final = MappingProxyType(
     {
@@ -30,27 +31,58 @@ _EXIT_CODES: Final = MappingProxyType(
 )
 
 
-def account(manifest: Manifest | None, attempts: Sequence[Attempt], setting: Setting) -> Iterator[CellSuite]:
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """What is known before the results of any job are read.
+
+    Attributes:
+        torn: For jobs that share a suite and did not split it alike, what that means, by cell and name.
+        run_id: The run that the results should be of; empty where nothing says.
+    """
+
+    planned: Mapping[tuple[str, str], PlannedJob]
+    cells: Mapping[str, Mapping[str, str | int]]
+    torn: Mapping[tuple[str, str], str]
+    run_id: str
+    setting: Setting
+
+
+def account(
+    manifest: Manifest | None, attempts: Sequence[Attempt], setting: Setting, baseline: Baseline | None = None
+) -> Iterator[CellSuite]:
     """One suite for each planned job, in the order of the plan, then one for each job that nobody planned.
 
-    The results of a job are read when it is its turn, so that no more than one job's tests need
-    be held.
+    The results of a job are read when it is its turn, so that no more than one job's tests need be held.
 
     Args:
         manifest: None where there is no plan.
         attempts: What the folder holds.
         setting: How skips are read; the GPUs of each cell are filled in here.
+        baseline: How many tests executed when all was well; None for that of the manifest.
     """
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
     planned = {(job.cell, job.suite): job for job in (manifest.jobs if manifest else ())}
     planned |= _planned_elsewhere(planned, found)
-    cells = manifest.cells if manifest else {}
-    torn = _torn_suites(attempts)
+    known = _Known(
+        planned=planned,
+        cells=manifest.cells if manifest else {},
+        torn=_torn_suites(attempts),
+        run_id=manifest.run_id if manifest else _run_of(attempts),
+        setting=setting,
+    )
+    watch = BaselineWatch(baseline if baseline is not None else manifest.baseline if manifest else {})
+    copies = CopyWatch()
     for place in dict.fromkeys((*planned, *found)):
         if place in found:
-            yield _of_attempt(found[place], planned.get(place), cells, setting, torn)
+            yield watch.checked(_of_attempt(found[place], known, copies))
         else:
-            yield _of_absent_job(planned[place], cells)
+            yield _of_absent_job(planned[place], known.cells)
+
+
+def _run_of(attempts: Sequence[Attempt]) -> str:
+    """The run that most results say they are of."""
+    said = Counter(attempt.record.run_id for attempt in attempts if attempt.record and attempt.record.run_id)
+    return max(said, key=lambda run_id: (said[run_id], run_id), default="")
 
 
 def _planned_elsewhere(
@@ -91,7 +123,7 @@ def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:
 def damaged_manifest(problem: str) -> CellSuite:
     """The suite that says that the plan cannot be read, and that planned jobs may be absent without a trace."""
     cell, suite = MANIFEST_PLACE
-    return CellSuite(cell=cell, suite=suite, tests=(_trouble("manifest", problem, ExitCode.UNACCOUNTED),))
+    return CellSuite(cell=cell, suite=suite, tests=(trouble("manifest", problem, ExitCode.UNACCOUNTED),))
 
 
 def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]) -> CellSuite:
@@ -101,54 +133,56 @@ def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]
         suite=job.suite,
         image=job.image,
         axes=cells.get(job.cell, {}),
-        tests=(_trouble("job", problem, ExitCode.UNACCOUNTED),),
+        tests=(trouble("job", problem, ExitCode.UNACCOUNTED),),
     )
 
 
-def _of_attempt(
-    attempt: Attempt,
-    job: PlannedJob | None,
-    cells: Mapping[str, Mapping[str, str | int]],
-    setting: Setting,
-    torn: Mapping[tuple[str, str], str],
-) -> CellSuite:
-    record = attempt.record
-    files = read_ranks(attempt.files)
+def _of_attempt(attempt: Attempt, known: _Known, copies: CopyWatch) -> CellSuite:
+    record, job = attempt.record, known.planned.get((attempt.cell, attempt.suite))
+    files, twice = without_copies(read_ranks(attempt.files))
+    files += [stray_file(path) for path in attempt.strays]
     return CellSuite(
         cell=attempt.cell,
         suite=attempt.suite,
-        axes=cells.get(attempt.cell, {}),
-        tests=(*_troubles(attempt, job, files, torn), *_tests(attempt, files, setting)),
+        axes=known.cells.get(attempt.cell, {}),
+        tests=(*_troubles(attempt, files, known), *_tests(attempt, files, known.setting)),
         engine=record.engine if record else "",
         image=(job.image if job else "") or (record.image if record else ""),
         attempt=attempt.number,
         gpus=record.gpus if record else (),
         deselected=record.deselected if record else 0,
-        notes=record.notes if record else (),
+        notes=(*(record.notes if record else ()), *twice, *copies.notes_on(attempt, files)),
         started=record.started if record else None,
         elapsed=record.elapsed if record else None,
         share=record.share if record else None,
     )
 
 
-def _troubles(
-    attempt: Attempt, job: PlannedJob | None, files: Sequence[RankFile], torn: Mapping[tuple[str, str], str]
-) -> Iterable[TestVerdict]:
+def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Iterator[TestVerdict]:
     """What went wrong with the job besides its tests."""
+    yield from _troubles_of_record(attempt, known)
+    if text := known.torn.get((attempt.cell, attempt.suite)):
+        yield trouble("split", text, ExitCode.UNACCOUNTED)
+    for file in files:
+        if file.problem:
+            yield trouble(_file_title(file), file.problem, ExitCode.UNACCOUNTED)
+    for rank, text in contradictions(files):
+        yield trouble(f"rank {rank}", text, ExitCode.UNACCOUNTED)
+
+
+def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict]:
     record = attempt.record
     if attempt.problem:
-        yield _trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
-    elif job and record is None:
-        yield _trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
+        yield trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
+    elif record is None and (attempt.cell, attempt.suite) in known.planned:
+        yield trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
+    if record and record.run_id and record.run_id != known.run_id:
+        text = f"These results are of the run {record.run_id}, and the others of {known.run_id}: two runs are mixed."
+        yield trouble("run", f"{text}\nMerge each run in a folder of its own.", ExitCode.UNACCOUNTED)
     if record and record.error:
         yield _job_trouble(record.error)
     elif record and record.collected == () and not record.deselected and not _elsewhere(record):
-        yield _trouble("collection", "No test was collected: the suite has none that pytest can find.")
-    if text := torn.get((attempt.cell, attempt.suite)):
-        yield _trouble("split", text, ExitCode.UNACCOUNTED)
-    for file in files:
-        if file.problem:
-            yield _trouble(_file_title(file), file.problem, ExitCode.UNACCOUNTED)
+        yield trouble("collection", "No test was collected: the suite has none that pytest can find.")
 
 
 def _elsewhere(record: JobRecord) -> int:
@@ -161,20 +195,7 @@ def _file_title(file: RankFile) -> str:
 
 def _job_trouble(error: JobError) -> TestVerdict:
     name = "collection" if error.kind == "collection" else "job"
-    return _trouble(name, error.text, _EXIT_CODES.get(error.kind, ExitCode.UNACCOUNTED))
-
-
-def _trouble(name: str, text: str, code: ExitCode = ExitCode.TESTS_FAILED) -> TestVerdict:
-    judged = Verdict(
-        kind=VerdictKind.ERROR,
-        rule=Rule.JOB,
-        reason=name,
-        exit_code=code,
-        message=first_line(text),
-        text=text,
-        executed=False,
-    )
-    return TestVerdict(nodeid=f"{CLASSNAME}::{name}", classname=CLASSNAME, name=name, verdict=judged)
+    return trouble(name, error.text, _EXIT_CODES.get(error.kind, ExitCode.UNACCOUNTED))
 
 
 def _tests(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterator[TestVerdict]:

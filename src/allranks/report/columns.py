@@ -20,12 +20,17 @@ class Key(NamedTuple):
     """How a file names a test.
 
     Attributes:
-        nodeid: pytest's node id; ``classname::name`` where the file does not say it.
+        said: The node id that the file says; empty where it says none.
     """
 
     classname: str
     name: str
-    nodeid: str
+    said: str = ""
+
+    @property
+    def nodeid(self) -> str:
+        """The node id; ``classname::name`` where the file says none."""
+        return self.said or (f"{self.classname}::{self.name}" if self.classname else self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,7 @@ class Manifest:
     Attributes:
         cells: For each cell id its value on each axis.
         skip: The policy of the matrix file; None where the user has set none.
+        baseline: How many tests executed when all was well, by cell and suite.
     """
 
     run_id: str = ""
@@ -43,6 +44,7 @@ class Manifest:
     jobs: tuple[PlannedJob, ...] = ()
     skip: SkipPolicy | None = None
     mixed_skip: tuple[str, ...] = ()
+    baseline: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +72,11 @@ class JobRecord:
         notes: Sentences about the job, without their full stops.
         started: Seconds since the epoch.
         share: None where the job had the whole suite.
+        run_id: The run that it is of; empty where the file does not say.
     """
 
     world_size: int
+    run_id: str = ""
     engine: str = ""
     image: str = ""
     gpus: tuple[str, ...] = ()
@@ -94,6 +98,7 @@ class Attempt:
     Attributes:
         number: None for a folder that has no attempts.
         problem: Why job.json cannot be read; empty where it can, and where there is none.
+        strays: Files that would be read if they, or a folder above them, did not lead out of the results folder.
         earlier: The attempts at the same job before this one, the oldest first.
     """
 
@@ -103,6 +108,7 @@ class Attempt:
     number: int | None = None
     record: JobRecord | None = None
     problem: str = ""
+    strays: tuple[Path, ...] = ()
     earlier: tuple["Attempt", ...] = ()
 
 
@@ -114,7 +120,7 @@ def read_manifest(folder: Path) -> tuple[Manifest | None, str]:
 def read_attempts(folder: Path) -> tuple[Attempt, ...]:
     """The newest attempt of each job below ``cells/``, by cell and suite."""
     jobs = sorted(path for path in (folder / "cells").glob("*/*") if path.is_dir())
-    return tuple(attempt for attempt in map(_newest_attempt, jobs) if attempt)
+    return tuple(attempt for job in jobs if (attempt := _newest_attempt(folder, job)))
 
 
 def read_foreign(folder: Path) -> tuple[Attempt, ...]:
@@ -125,13 +131,19 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
     """
     groups: dict[tuple[str, str], dict[int, list[Path]]] = {}
     for path in sorted(folder.rglob("*.xml")):
-        if path.is_file() and not is_merged_report(path):
+        if path.is_symlink() or (path.is_file() and not is_merged_report(path)):
             cell, suite, number = _foreign_place(folder, path)
             groups.setdefault((cell, suite), {}).setdefault(number, []).append(path)
     return tuple(
         _last(
             [
-                Attempt(cell=cell, suite=suite, number=number or None, files=tuple(attempts[number]))
+                Attempt(
+                    cell=cell,
+                    suite=suite,
+                    number=number or None,
+                    files=tuple(path for path in attempts[number] if _is_within(folder, path)),
+                    strays=tuple(path for path in attempts[number] if not _is_within(folder, path)),
+                )
                 for number in sorted(attempts)
             ]
         )
@@ -153,23 +165,36 @@ def is_merged_report(path: Path) -> bool:
         return False
 
 
-def _newest_attempt(job: Path) -> Attempt | None:
+def _newest_attempt(root: Path, job: Path) -> Attempt | None:
     attempts = {int(match[1]): path for path in job.iterdir() if (match := _ATTEMPT.fullmatch(path.name))}
     if not attempts:
         return None
-    return _last([_attempt(job, number, attempts[number]) for number in sorted(attempts)])
+    return _last([_attempt(root, job, number, attempts[number]) for number in sorted(attempts)])
 
 
-def _attempt(job: Path, number: int, folder: Path) -> Attempt:
-    record, problem = _read_json(folder / "job.json", _job_record)
+def _attempt(root: Path, job: Path, number: int, folder: Path) -> Attempt:
+    said = folder / "job.json"
+    record, problem = _read_json(said, _job_record) if _is_within(root, said) else (None, stray_text(said))
+    files = sorted(path for path in folder.glob("rank-*.xml") if path.is_file() or path.is_symlink())
     return Attempt(
         cell=job.parent.name,
         suite=job.name,
         number=number,
-        files=tuple(sorted(path for path in folder.glob("rank-*.xml") if path.is_file())),
+        files=tuple(path for path in files if _is_within(root, path)),
         record=record,
         problem=problem,
+        strays=tuple(path for path in files if not _is_within(root, path)),
     )
+
+
+def _is_within(root: Path, path: Path) -> bool:
+    """Whether a file lies where it seems to: results may come from elsewhere, and a link may lead anywhere."""
+    return path.resolve().is_relative_to(root)
+
+
+def stray_text(path: Path) -> str:
+    """What is to be said of a file that is not read because it lies elsewhere."""
+    return f"{path.name} leads out of the results folder: it is not read."
 
 
 def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
@@ -210,6 +235,10 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         ),
         skip=policy.get("skip"),
         mixed_skip=_strings(policy.get("mixed_skip")),
+        baseline={
+            str(cell): {str(suite): int(count) for suite, count in suites.items()}
+            for cell, suites in (policy.get("baseline") or {}).items()
+        },
     )
 
 
@@ -218,6 +247,7 @@ def _job_record(value: Mapping[str, Any]) -> JobRecord:
     collected = value.get("collected")
     return JobRecord(
         world_size=int(value["world_size"]),
+        run_id=str((value.get("spec") or {}).get("run_id") or ""),
         engine=str(value.get("engine") or ""),
         image=str((value.get("spec") or {}).get("image") or ""),
         gpus=_strings(value.get("gpus")),

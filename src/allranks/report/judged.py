@@ -127,17 +127,22 @@ class SuiteRow(JobFacts):
     """A row of the table: what stays of a job when its tests are written.
 
     Attributes:
-        has_executed: Whether some rank ran some test, however skips are read.
+        executed: Tests that some rank ran, however skips are read.
         exit_codes: What its verdicts make of the run's exit code.
         failures: Its failures, the same ones together, those of the job itself first; at most :data:`KEPT_FAILURES`.
         more_failures: How many bad testcases are in no entry of ``failures``.
     """
 
     counts: Counts
-    has_executed: bool
+    executed: int
     exit_codes: frozenset[ExitCode]
     failures: tuple[Failure, ...] = ()
     more_failures: int = 0
+
+    @property
+    def has_executed(self) -> bool:
+        """Whether some rank ran some test."""
+        return bool(self.executed)
 
     @property
     def is_about_manifest(self) -> bool:
@@ -194,7 +199,7 @@ class CellSuite(JobFacts):
         return SuiteRow(
             **{each.name: getattr(self, each.name) for each in fields(JobFacts)},
             counts=self.counts,
-            has_executed=self.has_executed,
+            executed=sum(test.verdict.executed for test in self.tests),
             exit_codes=frozenset(test.verdict.exit_code for test in self.tests),
             failures=tuple(kept),
             more_failures=sum(1 + failure.alike for failure in failures[KEPT_FAILURES:]),

@@ -15,6 +15,7 @@ from typing import Final
 from allranks.errors import ResultsError, UsageError
 from allranks.locking import hold
 from allranks.report.accounting import account, damaged_manifest
+from allranks.report.baseline import Baseline
 from allranks.report.folder import Attempt, Manifest, is_merged_report, read_attempts, read_foreign, read_manifest
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.junit import JUnitWriter
@@ -53,9 +54,9 @@ def merge(
     folder: Path,
     *,
     policy: SkipPolicy | None = None,
-    mixed_skip: Sequence[str] | None = None,
     environ: Mapping[str, str] = os.environ,
     observers: Sequence[Observer] = (),
+    baseline: Baseline | None = None,
 ) -> MergedRun:
     """Merges a run folder, or any folder with the JUnit XML of ranks below it.
 
@@ -63,10 +64,9 @@ def merge(
         folder: Where the results lie, and where ``junit.xml`` and ``summary.md`` are written.
         policy: How environment skips are read; None for what the run's matrix file says, else for what the sandcastle
             variables say.
-        mixed_skip: Node ids (``fnmatch`` patterns) whose ranks may disagree on a skip; None for those of the run's
-            matrix file.
         environ: Where the sandcastle variables are looked up.
         observers: Called with each job's tests, in the order of the report.
+        baseline: How many tests executed when all was well; None for what the run's matrix file names.
 
     Raises:
         UsageError: The folder is not there, or nothing in it is a result.
@@ -79,7 +79,7 @@ def merge(
     try:
         with hold(root / LOCK_NAME):
             _refuse_foreign_report(root / JUNIT_NAME)
-            return _write(root, _judge(root, policy, mixed_skip, environ), observers)
+            return _write(root, _judge(root, policy, environ, baseline), observers)
     except OSError as error:
         msg = f"The report of {folder} cannot be made."
         raise ResultsError(
@@ -89,13 +89,11 @@ def merge(
         ) from error
 
 
-def _judge(
-    folder: Path, policy: SkipPolicy | None, mixed_skip: Sequence[str] | None, environ: Mapping[str, str]
-) -> _Judged:
+def _judge(folder: Path, policy: SkipPolicy | None, environ: Mapping[str, str], baseline: Baseline | None) -> _Judged:
     manifest, problem = read_manifest(folder)
     setting = Setting(
         skip=policy or (manifest.skip if manifest else None) or _sandcastle(environ),
-        mixed_skip=tuple(mixed_skip if mixed_skip is not None else manifest.mixed_skip if manifest else ()),
+        mixed_skip=manifest.mixed_skip if manifest else (),
     )
     attempts = _attempts(folder, manifest)
     if not attempts and manifest is None and not problem:
@@ -106,7 +104,7 @@ def _judge(
             remedy="Give the folder of a run (results/latest), or a folder with the JUnit XML of ranks.",
         )
     damaged = (damaged_manifest(problem),) if problem else ()
-    suites = chain(damaged, account(manifest, attempts, setting))
+    suites = chain(damaged, account(manifest, attempts, setting, baseline))
     return _Judged(manifest=manifest, policy=setting.skip, suites=suites)
 
 

@@ -19,11 +19,35 @@ MOST_PROCESSES: Final = 8
 
 def read_ranks(paths: Sequence[Path]) -> list[RankFile]:
     """The results in the files of one job, in the order of the files."""
+    texts: dict[str, str] = {}
+    return [_sharing(file, texts) for file in _read(paths)]
+
+
+def _read(paths: Sequence[Path]) -> Iterator[RankFile]:
     processes = min(_cores(), len(paths), MOST_PROCESSES)
     if processes > 1 and sum(map(_size, paths)) >= WORTH_PROCESSES:
-        return list(_read_side_by_side(paths, processes))
-    reader = RankReader()
-    return [reader.read(path) for path in paths]
+        return _read_side_by_side(paths, processes)
+    return map(RankReader().read, paths)
+
+
+def _sharing(file: RankFile, texts: dict[str, str]) -> RankFile:
+    """The same results, of whose texts each is in memory once: what goes wrong on one rank, others mostly say too."""
+
+    def one(text: str) -> str:
+        return texts.setdefault(text, text)
+
+    details = {
+        place: replace(
+            result,
+            nodeid=one(result.nodeid),
+            message=one(result.message),
+            text=one(result.text),
+            stdout=one(result.stdout),
+            stderr=one(result.stderr),
+        )
+        for place, result in file.details.items()
+    }
+    return replace(file, details=details)
 
 
 def _cores() -> int:

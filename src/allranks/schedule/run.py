@@ -15,6 +15,7 @@ from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
+from allranks.report.baseline import read_baseline
 from allranks.report.durations import Meter
 from allranks.report.durations_file import keep_durations
 from allranks.report.exit_code import exit_code
@@ -109,7 +110,11 @@ def _facts(expansion: Expansion) -> dict[str, Any]:
     return {
         "command": shlex.join(["allranks", *sys.argv[1:]]),
         "matrix": str(matrix.path.name),
-        "policy": {"skip": matrix.policy.skip, "mixed_skip": list(matrix.policy.mixed_skip)},
+        "policy": {
+            "skip": matrix.policy.skip,
+            "mixed_skip": list(matrix.policy.mixed_skip),
+            "baseline": read_baseline(matrix.root / matrix.policy.baseline) if matrix.policy.baseline else None,
+        },
         "dropped": dropped,
     }
 

@@ -1,0 +1,138 @@
+"""How many tests of each suite executed in each cell when all was well: fewer is an error that nobody else would see.
+
+A suite whose every test is skipped is green. The baseline is a small file that a user commits: it names the number of
+tests that executed, and a later run in which fewer do has an error in the suite concerned. More is no error, nor is a
+drop that explains itself: tests left out by the user's own ``-k`` or stopped by ``-x``, a job that is in trouble
+anyway, a shard without its siblings.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from allranks.errors import ExitCode, ResultsError, UsageError
+from allranks.report.judged import CellSuite, JobFacts, SuiteRow
+from allranks.report.model import Rule
+from allranks.report.trouble import trouble
+
+Baseline = Mapping[str, Mapping[str, int]]
+"""Executed tests, by cell and suite."""
+
+SCHEMA: Final = 1
+ABOUT: Final = "Tests that executed, kept for allranks: cell, suite. Fewer in a later run are an error there."
+
+
+class BaselineWatch:
+    """Compares the jobs of a run with the baseline, one after the other."""
+
+    def __init__(self, baseline: Baseline) -> None:
+        self._baseline = baseline
+        self._executed: dict[tuple[str, str], dict[str, int]] = {}
+        self._explained: set[tuple[str, str]] = set()
+
+    def checked(self, job: CellSuite) -> CellSuite:
+        """The job, with an error where it is the last of its suite and fewer tests executed than there once did."""
+        place = (job.cell, _suite(job))
+        wanted = self._baseline.get(place[0], {}).get(place[1])
+        if wanted is None:
+            return job
+        executed = self._executed.setdefault(place, {})
+        executed[job.suite] = sum(test.verdict.executed for test in job.tests)
+        if job.deselected or any(test.verdict.rule is Rule.JOB for test in job.tests):
+            self._explained.add(place)
+        if place in self._explained or not _is_whole(job, executed) or sum(executed.values()) >= wanted:
+            return job
+        text = (
+            f"{sum(executed.values())} tests executed, and the baseline has {wanted}.\n"
+            "They are skipped now, or gone.\n"
+            "Find out why; if it is meant, renew the baseline: allranks merge FOLDER --update-baseline FILE"
+        )
+        return replace(job, tests=(trouble("baseline", text, ExitCode.TESTS_FAILED), *job.tests))
+
+
+def read_baseline(path: Path) -> Baseline:
+    """What a file says.
+
+    Raises:
+        UsageError: It cannot be read, or is no baseline.
+    """
+    try:
+        return parse_baseline(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        msg = f"{path} is no baseline."
+        why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        remedy = "Make one of a good run: allranks merge results/latest --update-baseline FILE"
+        raise UsageError(msg, why=f"{why}.", remedy=remedy) from error
+
+
+def parse_baseline(document: Mapping[str, Any]) -> Baseline:
+    """The baseline that a JSON document holds.
+
+    Raises:
+        ValueError: It holds something else.
+        KeyError: The same.
+    """
+    if document["schema"] > SCHEMA:
+        msg = "it was written by a newer allranks"
+        raise ValueError(msg)
+    return {
+        str(cell): {str(suite): _count(count) for suite, count in suites.items()}
+        for cell, suites in document["executed"].items()
+    }
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        msg = f"{value!r} is no number of tests"
+        raise ValueError(msg)
+    return value
+
+
+def renewed_baseline(known: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
+    """What is known after a run: the counts of suites in which all was well, and all else as it was."""
+    whole: dict[tuple[str, str], list[SuiteRow]] = {}
+    for row in rows:
+        whole.setdefault((row.cell, _suite(row)), []).append(row)
+    after = {cell: dict(suites) for cell, suites in known.items()}
+    for (cell, suite), shards in whole.items():
+        if all(map(_is_good, shards)) and _is_whole(shards[-1], {row.suite: 0 for row in shards}):
+            after.setdefault(cell, {})[suite] = sum(row.executed for row in shards)
+    return after
+
+
+def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
+    """Renew the file, or make it, by the jobs of a run in which all was well.
+
+    Raises:
+        UsageError: What is there is no baseline.
+        ResultsError: It cannot be written.
+    """
+    known = read_baseline(path) if path.exists() else {}
+    try:
+        _write(path, renewed_baseline(known, rows))
+    except OSError as error:
+        msg = f"The baseline {path} cannot be written."
+        raise ResultsError(msg, why=f"{error.strerror}.", remedy="Name a file in a folder that is there.") from error
+
+
+def _write(path: Path, baseline: Baseline) -> None:
+    """Write the file whole or not at all, a suite a line."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    document = {"about": ABOUT, "schema": SCHEMA, "executed": baseline}
+    draft.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _is_good(row: SuiteRow) -> bool:
+    return not row.counts.failed and not row.counts.errors and not row.deselected
+
+
+def _suite(job: JobFacts) -> str:
+    return job.share.suite if job.share else job.suite
+
+
+def _is_whole(job: JobFacts, seen: Mapping[str, int]) -> bool:
+    return job.share is None or set(job.share.all_names) <= seen.keys()

@@ -1,0 +1,106 @@
+"""Results that are there twice, results of two runs, and files that lie elsewhere."""
+
+import shutil
+
+from allranks.errors import ExitCode
+from allranks.report.exit_code import exit_code
+from allranks.report.judged import CellSuite
+from allranks.report.merge import merge
+
+CELL = "gloo-w2-g0-env"
+JOB = f"{CELL}/collectives"
+A, B, C = (f"s/test_a.py::test_{name}" for name in ("one", "two", "three"))
+TIMED = {name: {"outcome": "passed", "time": time} for name, time in ((A, 0.1), (B, 0.2), (C, 0.3))}
+
+
+def judged(folder):
+    suites: list[CellSuite] = []
+    merged = merge(folder, environ={}, observers=[suites.append])
+    bad = [(test.name, test.verdict.message) for suite in suites for test in suite.tests if test.verdict.is_bad]
+    return bad, merged, exit_code(merged, nothing_ran_allowed=False)
+
+
+def test_a_copy_of_a_ranks_file_beside_it_counts_once_and_is_said(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    folder = run_folder.attempt(JOB)
+    shutil.copy(folder / "rank-0.xml", folder / "rank-0 (1).xml")
+    bad, merged, code = judged(run_folder.path)
+    assert (bad, code) == ([], ExitCode.OK)
+    assert "rank-0.xml says the same as rank-0 (1).xml, and counts once." in merged.notes[0]
+
+
+def test_two_files_of_one_rank_that_differ_are_an_error(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    folder = run_folder.attempt(JOB)
+    other = run_folder.rank(JOB, 0, {A: "failed"}, number=2)
+    shutil.move(other, folder / "rank-00.xml")
+    shutil.rmtree(other.parent)
+    bad, _, code = judged(run_folder.path)
+    assert bad[0] == (
+        "rank 0",
+        "rank-0.xml and rank-00.xml are both of rank 0, and differ: the worse outcome of each test counts.",
+    )
+    assert bad[1][0] == "test_one"
+    assert code is ExitCode.UNACCOUNTED
+
+
+def test_a_job_that_was_gathered_twice_is_said(run_folder):
+    run_folder.both(JOB, TIMED)
+    shutil.copytree(run_folder.path / "cells" / CELL, run_folder.path / "cells" / "gloo-w2-g0-env-copy")
+    _, merged, _ = judged(run_folder.path)
+    assert (
+        f"{CELL}-copy / collectives: has the same results as {CELL} / collectives, as if these had been gathered twice."
+        in merged.notes
+    )
+
+
+def test_results_of_another_run_are_an_error_that_names_both(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"}, spec={"run_id": "r2"})
+    bad, _, code = judged(run_folder.path)
+    assert bad == [("run", "These results are of the run r2, and the others of r1: two runs are mixed.")]
+    assert code is ExitCode.UNACCOUNTED
+
+
+def test_without_a_plan_the_run_that_most_results_are_of_is_the_run(run_folder):
+    for cell, run in (("a", "r1"), ("b", "r1"), ("c", "r2")):
+        run_folder.both(f"{cell}/s", {A: "passed"}, spec={"run_id": run})
+    bad, merged, _ = judged(run_folder.path)
+    assert len(bad) == 1
+    assert [suite.cell for suite in merged.suites if suite.counts.errors] == ["c"]
+
+
+def test_a_ranks_file_that_is_a_link_out_of_the_folder_is_not_read(run_folder, tmp_path):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    path = run_folder.attempt(JOB) / "rank-1.xml"
+    shutil.move(path, tmp_path / "elsewhere.xml")
+    path.symlink_to(tmp_path / "elsewhere.xml")
+    bad, _, code = judged(run_folder.path)
+    assert bad[0] == ("rank 1", "rank-1.xml leads out of the results folder: it is not read.")
+    assert bad[1][1].startswith("rank 1 is missing: rank-1.xml leads out of the results folder")
+    assert code is ExitCode.UNACCOUNTED
+
+
+def test_a_job_folder_that_is_a_link_out_of_the_folder_is_not_read(run_folder, tmp_path):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    folder = run_folder.path / "cells" / CELL
+    shutil.move(folder, tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    bad, _, code = judged(run_folder.path)
+    assert bad[0] == ("job", "job.json leads out of the results folder: it is not read.")
+    assert code is ExitCode.UNACCOUNTED
+
+
+def test_a_link_that_leads_nowhere_is_an_error_and_no_traceback(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    path = run_folder.attempt(JOB) / "rank-1.xml"
+    path.unlink()
+    path.symlink_to("nowhere.xml")
+    bad, _, code = judged(run_folder.path)
+    assert bad[0][0] == "rank 1"
+    assert code is ExitCode.UNACCOUNTED
