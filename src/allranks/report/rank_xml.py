@@ -7,7 +7,7 @@ make the reader fetch or expand anything: a document type declaration, the only 
 import math
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -37,6 +37,13 @@ _RERUN_TAGS: Final[Mapping[str, Outcome]] = {
 }
 _OUTPUT_TAGS: Final = ("system-out", "system-err")
 _TOLD_TAGS: Final = frozenset({*_OUTCOME_TAGS, *_RERUN_TAGS, *_OUTPUT_TAGS})
+_ELEMENT_OF: Final[Mapping[Outcome, Outcome | None]] = {
+    Outcome.PASSED: None,
+    Outcome.XPASSED: None,
+    Outcome.SKIPPED: Outcome.SKIPPED,
+    Outcome.XFAILED: Outcome.SKIPPED,
+    Outcome.FAILED: Outcome.FAILED,
+}  # all else is written as an error
 _OUTCOMES: Final[Mapping[str, Outcome]] = {outcome.value: outcome for outcome in Outcome}
 _SKIP_KINDS: Final[Mapping[str, SkipKind]] = {kind.value: kind for kind in SkipKind}
 _PLAIN: Final = frozenset(
@@ -44,6 +51,9 @@ _PLAIN: Final = frozenset(
 )  # what a pass says without being worth a value of its own
 
 _NO_KEY: Final = Key("", "", "-")
+
+MOST_RANKS: Final = 16_384
+"""Ranks that a run may have: whoever claims more would make the report account for a billion of them."""
 
 PASSED_OUTPUT: Final = 256 * 1024
 """Characters of what passing tests printed that are kept of a file: they are shown where another rank went wrong."""
@@ -93,9 +103,11 @@ class _Reader:
         self.world_sizes: dict[int, int] = {}
         self.more: dict[int, _More] = {}
         self.properties: dict[str, str] = {}
+        self.claim = ""
         self._known = known
         self._keys: list[Key] | None = None
         self._room = PASSED_OUTPUT
+        self._suite = ""
         self._more: _More | None = None
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
@@ -126,7 +138,7 @@ class _Reader:
         hence functions that share their variables, which is a third quicker than methods that share an object's.
         """
         case: Mapping[str, str] | None = None
-        known, times, place = self._known, self.times, 0
+        known, times = self._known, self.times
 
         def start(tag: str, attributes: Mapping[str, str]) -> None:
             nonlocal case
@@ -134,17 +146,17 @@ class _Reader:
                 case, self._more = attributes, None
             elif case is not None:
                 self._inside(tag, attributes)
-            elif tag == "property":
-                self.properties[attributes.get("name", "")] = attributes.get("value", "")
+            else:
+                self._outside(tag, attributes)
 
         def end(tag: str) -> None:
-            nonlocal case, place
+            nonlocal case
             if tag != "testcase" or case is None:
                 return
             ended, case = case, None
+            place = len(times)
             times.append(ended.get("time"))
             key = known[place] if place < len(known) else _NO_KEY
-            place += 1
             if (
                 self._more is not None
                 or self._keys is not None
@@ -152,10 +164,25 @@ class _Reader:
                 or key[0] != ended.get("classname", "")
                 or key[2]
             ):
-                self._end_case(place - 1, ended)
+                self._end_case(place, ended, self._more)
 
         self._start, self._end = start, end
         self.parser.StartElementHandler, self.parser.EndElementHandler = start, end
+
+    def _outside(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """An element begins that is in no testcase: what went wrong with a whole suite is written there by some."""
+        if tag == "property":
+            self.properties[attributes.get("name", "")] = attributes.get("value", "")
+        elif tag == "testsuite":
+            self._suite = attributes.get("name", "")
+        elif tag in _OUTCOME_TAGS:
+            self._tell(tag, attributes, self._add_suite)
+
+    def _add_suite(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
+        more = _More()
+        more.add(tag, attributes, text)
+        self.times.append(None)
+        self._end_case(len(self.times) - 1, {"classname": self._suite, "name": "(suite)"}, more)
 
     def _inside(self, tag: str, attributes: Mapping[str, str]) -> None:
         """An element within a testcase begins."""
@@ -164,9 +191,11 @@ class _Reader:
         if tag == "property":
             self._more.properties[attributes.get("name", "")] = attributes.get("value", "")
         elif tag in _TOLD_TAGS:
-            self._tell(tag, attributes, self._more)
+            self._tell(tag, attributes, self._more.add)
 
-    def _tell(self, tag: str, attributes: Mapping[str, str], case: _More) -> None:
+    def _tell(
+        self, tag: str, attributes: Mapping[str, str], add: Callable[[str, Mapping[str, str], str], None]
+    ) -> None:
         """Take in all that an element says, up to its end; elements within it are its text."""
         text: list[str] = []
 
@@ -174,14 +203,13 @@ class _Reader:
             if ended == tag:
                 self.parser.CharacterDataHandler = None
                 self.parser.StartElementHandler, self.parser.EndElementHandler = self._start, self._end
-                case.add(tag, attributes, cut("".join(text)))
+                add(tag, attributes, cut("".join(text)))
 
         self.parser.StartElementHandler, self.parser.EndElementHandler = None, end
         self.parser.CharacterDataHandler = text.append
 
-    def _end_case(self, place: int, case: Mapping[str, str]) -> None:
+    def _end_case(self, place: int, case: Mapping[str, str], more: _More | None) -> None:
         """A testcase has ended that has a name of its own, or something inside."""
-        more = self._more
         said = more.properties.get("allranks.nodeid", "") if more else ""
         key = Key(case.get("classname", ""), case.get("name", ""), said)
         if self._keys is None and (place >= len(self._known) or key != self._known[place]):
@@ -195,12 +223,19 @@ class _Reader:
         said = more.properties.get
         if (at := _number(said("allranks.at"))) is not None:
             self.at[place] = at
-        if (size := _integer(said("allranks.world_size"))) is not None:
+        if (size := self._world_size(said("allranks.world_size"))) is not None:
             self.world_sizes[place] = size
         if not more.outcomes:
             self._bound_output(more)
         if not more.has_passed:
             self.more[place] = more
+
+    def _world_size(self, said: str | None) -> int | None:
+        size = _integer(said)
+        if size is None or size <= MOST_RANKS:
+            return size
+        self.claim = f"claims a world of {size} ranks: no run has as many"
+        return None
 
     def _bound_output(self, more: _More) -> None:
         self._room -= sum(map(len, more.output.values()))
@@ -224,7 +259,8 @@ class RankReader:
         """
         reader = _Reader(self._known)
         problem = _feed(reader, path)
-        rank = _rank(reader.properties, path)
+        problem = f"cannot be read to its end: {problem}" if problem else _implausible(reader, path)
+        rank = _plausible(_rank(reader.properties, path))
         keys, seconds = reader.keys, _seconds(reader.times)
         details = {place: _result(keys[place], rank or 0, seconds[place], more) for place, more in reader.more.items()}
         file = RankFile(
@@ -236,7 +272,7 @@ class RankReader:
             at=reader.at,
             world_sizes=reader.world_sizes,
             details=details,
-            problem=f"{path.name} cannot be read to its end: {problem}." if problem else "",
+            problem=f"{path.name} {problem}." if problem else "",
         )
         if keys is not self._known and len({key.nodeid for key in keys}) != len(keys):
             return _folded(file)
@@ -283,6 +319,21 @@ def _rank(properties: Mapping[str, str], path: Path) -> int | None:
     return int(tokens[-1]) if tokens else None
 
 
+def _plausible(rank: int | None) -> int | None:
+    return None if rank is not None and rank >= MOST_RANKS else rank
+
+
+def _implausible(reader: _Reader, path: Path) -> str:
+    """What the file claims that cannot be, and would have every missing rank of it accounted for; empty for nothing."""
+    rank, size = _rank(reader.properties, path), _integer(reader.properties.get("allranks.world_size"))
+    if rank is not None and rank >= MOST_RANKS:
+        return f"claims to be rank {rank}: no run has as many"
+    if size is not None and size > MOST_RANKS:
+        del reader.properties["allranks.world_size"]
+        return f"claims a world of {size} ranks: no run has as many"
+    return reader.claim
+
+
 def _outcome_of_element(tag: str, attributes: Mapping[str, str]) -> Outcome:
     return Outcome.XFAILED if attributes.get("type") == "pytest.xfail" else _OUTCOME_TAGS[tag]
 
@@ -295,7 +346,7 @@ def _result(key: Key, rank: int, duration: float, more: _More) -> RankResult:
         classname=key.classname,
         name=key.name,
         rank=rank,
-        outcome=_OUTCOMES.get(said("allranks.outcome", "")) or outcome,
+        outcome=_outcome(said("allranks.outcome", ""), outcome, more),
         at=_number(said("allranks.at")),
         consequence=said("allranks.consequence") == "1",
         caused_by=_integer(said("allranks.caused_by")),
@@ -307,9 +358,24 @@ def _result(key: Key, rank: int, duration: float, more: _More) -> RankResult:
         duration=duration,
         stdout=more.output.get("system-out", ""),
         stderr=more.output.get("system-err", ""),
-        world_size=_integer(said("allranks.world_size")),
+        world_size=_plausible_size(said("allranks.world_size")),
         reruns=tuple(more.reruns),
     )
+
+
+def _plausible_size(said: str | None) -> int | None:
+    size = _integer(said)
+    return size if size is not None and size <= MOST_RANKS else None
+
+
+def _outcome(said: str, shown: Outcome, more: _More) -> Outcome:
+    """What the property says, which knows more words than the elements, unless it contradicts them."""
+    outcome = _OUTCOMES.get(said)
+    if outcome is None or (
+        more.outcomes and _ELEMENT_OF.get(outcome, Outcome.ERRORED) != _ELEMENT_OF.get(shown, Outcome.ERRORED)
+    ):
+        return shown
+    return outcome
 
 
 def _folded(file: RankFile) -> RankFile:
