@@ -1,5 +1,8 @@
 """The end-of-run table and the Markdown page."""
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from allranks.report.merge import merge
@@ -92,3 +95,27 @@ def test_the_summary_stays_small_however_much_went_wrong(run_folder):
     merged = merge(run_folder.path, environ={})
     assert len(render_summary(merged)) < 100_000
     assert "and 450 more" in render_summary(merged)
+
+
+def test_the_summary_stays_below_what_a_ci_service_shows_and_has_what_went_wrong(merged):
+    bad, good = merged.suites
+    long = replace(merged, suites=(*[replace(good, cell=f"cell-{n}") for n in range(30_000)], bad))
+    text = render_summary(long)
+    assert len(text.encode()) < 1 << 20
+    assert text.index("| gloo-w2-g0-env | collectives |") < text.index("| cell-0 |")
+    assert re.search(r"\| and \d+ more \| in `report.html` \|", text)
+
+
+def test_the_summary_stays_below_it_with_names_and_notes_of_any_length(merged):
+    bad, good = merged.suites
+    failure = replace(bad.failures[0], nodeid="n" * 1_000_000, place="p" * 1_000_000)
+    noted = [replace(good, notes=("w" * 1000,)) for _ in range(2_000)]
+    text = render_summary(replace(merged, suites=(replace(bad, failures=(failure,) * 50), *noted)))
+    assert len(text.encode()) < 1 << 20
+    assert re.search(r"- and \d+ more notes", text)
+
+
+def test_flaky_tests_are_said(merged):
+    flaky = replace(merged.suites[0], counts=replace(merged.suites[0].counts, flaky=2))
+    assert "2 flaky test(s)" in render_table(replace(merged, suites=(flaky,)))
+    assert "2 flaky test(s)" in render_summary(replace(merged, suites=(flaky,)))

@@ -1,14 +1,20 @@
 """summary.md: the run on one page of Markdown, for the step summary of a CI service."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from allranks.report.judged import Counts, Failure, MergedRun, SuiteRow
-from allranks.report.table import failures, left_out, seconds
+from allranks.report.table import failures, left_out, seconds, shorten
 from allranks.report.xml_text import readable
 
 LISTED: Final = 50
-"""Failures that are listed: a step summary may have 1 MiB, and nobody reads more."""
+"""Failures that are listed: nobody reads more."""
+
+MOST_BYTES: Final = 900_000
+"""GitHub shows nothing at all of a step summary above 1 MiB, and a step may have written something before."""
+
+_ROOM_FOR_ROWS: Final = 600_000
+_NAME: Final = 300
 
 _SPECIAL: Final = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#+!|~&$@"})
 
@@ -28,8 +34,24 @@ def write_summary(merged: MergedRun) -> None:
 
 
 def render_summary(merged: MergedRun) -> str:
-    """The run in Markdown: failures first, then a table of cells and suites, then the notes."""
-    return "\n".join([*_head(merged), *_failures(merged), *_table(merged), *_notes(merged)]) + "\n"
+    """The run in Markdown, in at most :data:`MOST_BYTES`: failures first, then cells and suites, then the notes."""
+    lines = [*_head(merged), *_failures(merged), *_table(merged)]
+    room = MOST_BYTES - _size(lines)
+    return "\n".join([*lines, *_within(room, list(_notes(merged)), "notes")]) + "\n"
+
+
+def _size(lines: Iterable[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)
+
+
+def _within(room: int, lines: Sequence[str], what: str) -> Iterator[str]:
+    """As many of the lines as have room, and how many there are besides."""
+    for place, line in enumerate(lines):
+        room -= _size([line])
+        if room < 200:
+            yield f"- and {len(lines) - place} more {what}"
+            return
+        yield line
 
 
 def _head(merged: MergedRun) -> Iterator[str]:
@@ -50,16 +72,36 @@ def _failures(merged: MergedRun) -> Iterator[str]:
 
 
 def _failure(failure: Failure) -> Iterator[str]:
-    yield f"- **{failure.kind}** {_escaped(failure.place)}: {_escaped(failure.nodeid)}<br>"
+    place, test = (_escaped(shorten(text, _NAME)) for text in (failure.place, failure.nodeid))
+    yield f"- **{failure.kind}** {place}: {test}<br>"
     yield f"  {_escaped(failure.message)}" + (f" (and {failure.alike} more alike)" if failure.alike else "")
 
 
 def _table(merged: MergedRun) -> Iterator[str]:
     yield "| cell | suite | tests | passed | failed | errors | skipped | time |"
     yield "|---|---|--:|--:|--:|--:|--:|--:|"
-    for suite in merged.suites:
-        yield f"| {_escaped(suite.cell)} | {_escaped(suite.suite)} | {_figures(suite.counts, _time(suite))} |"
+    rows = [(suite, _row(suite)) for suite in merged.suites]
+    if _size(row for _, row in rows) > _ROOM_FOR_ROWS:
+        yield from _shortened(rows)
+    else:
+        yield from (row for _, row in rows)
     yield f"| **total** | | {_figures(merged.counts, sum(map(_time, merged.suites)))} |"
+
+
+def _row(suite: SuiteRow) -> str:
+    return f"| {_escaped(suite.cell)} | {_escaped(suite.suite)} | {_figures(suite.counts, _time(suite))} |"
+
+
+def _shortened(rows: Sequence[tuple[SuiteRow, str]]) -> Iterator[str]:
+    """As many rows as have room, those with something wrong first."""
+    room = _ROOM_FOR_ROWS
+    ordered = sorted(rows, key=lambda row: not (row[0].counts.failed + row[0].counts.errors))
+    for place, (_, row) in enumerate(ordered):
+        room -= _size([row])
+        if room < 0:
+            yield f"| and {len(rows) - place} more | in `report.html` | | | | | | |"
+            return
+        yield row
 
 
 def _time(suite: SuiteRow) -> float:
@@ -76,6 +118,8 @@ def _notes(merged: MergedRun) -> Iterator[str]:
     yield from (f"- {_escaped(note)}" for note in merged.notes)
     if merged.counts.skip_but_pass:
         yield f"- {merged.counts.skip_but_pass} environment skip(s) counted as passed."
+    if merged.counts.flaky:
+        yield f"- {merged.counts.flaky} flaky test(s): they went wrong in an earlier attempt, and then did not."
 
 
 def _escaped(text: str) -> str:

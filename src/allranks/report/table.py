@@ -102,7 +102,7 @@ def _failures(merged: MergedRun) -> Iterator[str]:
 
 
 def _notes(merged: MergedRun) -> Iterator[str]:
-    notes = [*merged.notes, *_skip_but_pass(merged)]
+    notes = [*merged.notes, *_skip_but_pass(merged), *_flaky(merged)]
     if notes:
         yield ""
     for note in notes:
@@ -113,3 +113,8 @@ def _skip_but_pass(merged: MergedRun) -> Iterator[str]:
     count = merged.counts.skip_but_pass
     if count:
         yield f'{count} environment skip(s) counted as passed (policy skip = "pass").'
+
+
+def _flaky(merged: MergedRun) -> Iterator[str]:
+    if count := merged.counts.flaky:
+        yield f"{count} flaky test(s): they went wrong in an earlier attempt, and then did not."
