@@ -147,7 +147,7 @@ def test_a_write_that_fails_half_way_leaves_the_earlier_report(run_folder, monke
         raise OSError(28, "No space left on device", str(path))
 
     if name == "junit.xml":
-        monkeypatch.setattr(JUnitWriter, "add", lambda writer, _: half(writer._unfinished))
+        monkeypatch.setattr(JUnitWriter, "add", lambda writer, _: half(writer._path.with_name(".junit.xml.unfinished")))
     else:
         monkeypatch.setattr(Path, "write_text", half)
     with pytest.raises(ResultsError, match="No space left"):

@@ -16,6 +16,11 @@ from allranks.report.model import SkipPolicy
 SCHEMA: Final = 1
 """The newest schema of run.json and job.json that this version reads."""
 
+WIDE_NAME: Final = "allranks"
+NARROW_NAME: Final = "allranks: every job"
+"""Names of the root elements by which a merged report, in either form, is known for what it is."""
+
+_MARKS: Final = (f'<testsuites name="{WIDE_NAME}"'.encode(), f'<testsuite name="{NARROW_NAME}"'.encode())
 _ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 _T = TypeVar("_T")
 
@@ -160,7 +165,8 @@ def is_merged_report(path: Path) -> bool:
     """Whether a file is a report that allranks wrote, and may therefore overwrite, and must not read as results."""
     try:
         with path.open("rb") as file:
-            return b'<testsuites name="allranks"' in file.read(256)
+            start = file.read(256)
+            return any(mark in start for mark in _MARKS)
     except OSError:
         return False
 

@@ -230,7 +230,8 @@ class MergedRun:
     """A run folder, read and judged.
 
     Attributes:
-        junit: The merged JUnit file.
+        junit: The merged JUnit file; the first of them where the report is split.
+        junit_files: All of them, in their order.
         summary: The Markdown summary.
         policy: How environment skips were read.
         planned: The job ids of the manifest; None where there is no manifest.
@@ -243,6 +244,7 @@ class MergedRun:
     suites: tuple[SuiteRow, ...]
     policy: SkipPolicy = "skip"
     planned: frozenset[str] | None = None
+    junit_files: tuple[Path, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:

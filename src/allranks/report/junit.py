@@ -1,47 +1,68 @@
-"""The merged JUnit report, written as it comes: one ``testsuite`` at a time.
+"""The merged JUnit report, written as it comes: one job at a time, in files that stay below the limit of GitLab.
 
-The form is the one that every reader understands (flat suites, one outcome element with a message, a type and a text,
-names that are unique in their suite): nested suites count as no tests in one client, and an outcome without text or a
-second outcome counts as a pass in others.
+``junit.xml`` is the whole report as long as that fits; then it goes on in ``junit-2.xml`` and so on, each of them a
+document of its own with the counts of its own, and a suite goes on in the next file under the same name.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
-from allranks.report.columns import compact
-from allranks.report.judged import CellSuite, Counts, JobFacts
-from allranks.report.model import RankResult, TestVerdict, Verdict, VerdictKind
-from allranks.report.xml_text import MESSAGE_LIMIT, attribute, cut, element_text, readable
+from allranks.errors import ResultsError
+from allranks.report.folder import is_merged_report
+from allranks.report.judged import CellSuite, JobFacts
+from allranks.report.junit_case import Fact, render_case
+from allranks.report.junit_document import Document, NarrowDocument, SuiteHead, WideDocument
+from allranks.report.junit_form import JUnitForm, Schema
+from allranks.report.junit_names import shown, unique_names
+from allranks.report.model import VerdictKind
 
-ROOT_NAME: Final = "allranks"
-"""Name of the root element, by which a merged report is known for what it is."""
+_DOCUMENTS: Final[Mapping[Schema, type[WideDocument] | type[NarrowDocument]]] = {
+    "wide": WideDocument,
+    "narrow": NarrowDocument,
+}
+_USUAL: Final = JUnitForm()
 
-_HEADER: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
-_ROOT_WIDTH: Final = 200
-"""Bytes kept free for the root's start tag: its counts are known at the end, and stand at the beginning."""
 
-_ELEMENTS: Final = {VerdictKind.FAILURE: "failure", VerdictKind.ERROR: "error", VerdictKind.SKIPPED: "skipped"}
+class _Case(NamedTuple):
+    """A testcase as XML, and what is counted of it."""
+
+    xml: bytes
+    kind: VerdictKind
+    seconds: float
 
 
 class JUnitWriter:
-    """Writes the report of a run; a context manager, at whose good end the file takes its place in one step."""
+    """Writes the report of a run; a context manager, at whose good end the files take their places.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The first file, ``<folder>/junit.xml``.
+        form: What the report shall look like.
+    """
+
+    def __init__(self, path: Path, form: JUnitForm = _USUAL) -> None:
         self._path = path
-        self._unfinished = path.with_name(f".{path.name}.unfinished")
-        self._counts = Counts()
+        self._form = form
+        self._parts: list[Document] = []
+        self._names: Counter[str] = Counter()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of the report, in their order."""
+        return tuple(_place(self._path, number) for number in range(1, len(self._parts) + 1))
 
     def __enter__(self) -> Self:
-        """Begin the file.
+        """Begin the first file.
 
         Raises:
             OSError: It cannot be written.
         """
-        self._file = self._unfinished.open("w", encoding="utf-8", newline="\n")
-        self._file.write(_HEADER + " " * _ROOT_WIDTH + "\n")
+        self._next_part()
         return self
 
     def add(self, suite: CellSuite) -> None:
@@ -50,51 +71,105 @@ class JUnitWriter:
         Raises:
             OSError: It cannot be written.
         """
-        counts = suite.counts
-        self._counts += counts
-        self._file.writelines(_suite(suite, counts))
+        head = SuiteHead(name=self._unique(suite.name), started=suite.started, facts=(*_facts(suite), *_totals(suite)))
+        cases = self._cases(suite)
+        first = next(cases, None)
+        if not self._has_room(head.size + (len(first.xml) if first else 0)):
+            self._next_part()
+        self._open.begin(head)
+        for case in chain((first,) if first else (), cases):
+            if not self._has_room(len(case.xml)):
+                self._open.end()
+                self._next_part()
+                self._open.begin(replace(head, facts=(*_facts(suite), ("part", len(self._parts)))))
+            self._open.add(case.xml, case.kind, case.seconds)
+        self._open.end()
+
+    def _unique(self, name: str) -> str:
+        """The name of a suite: two jobs whose cells and suites make the same name stay two."""
+        name = shown(name)
+        self._names[name] += 1
+        return name if self._names[name] == 1 else f"{name} #{self._names[name]}"
+
+    def _cases(self, suite: CellSuite) -> Iterator[_Case]:
+        for test, name in zip(suite.tests, unique_names(suite, suite.tests, self._form), strict=True):
+            xml = render_case(test, name, suite, self._form).encode()
+            yield _Case(xml, test.verdict.kind, test.time)
+
+    @property
+    def _open(self) -> Document:
+        return self._parts[-1]
+
+    def _has_room(self, size: int) -> bool:
+        return not self._open.has_cases or self._open.size + size < self._form.file_limit
+
+    def _next_part(self) -> None:
+        if self._parts:
+            self._open.finish()
+        path = _unfinished(_place(self._path, len(self._parts) + 1))
+        self._parts.append(_DOCUMENTS[self._form.schema](path))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the file; where something went wrong, what was there before stays."""
+        """End the report; where something went wrong, what was there before stays.
+
+        Raises:
+            OSError: It cannot be written.
+            ResultsError: A file of somebody else has a name that the report needs.
+        """
         try:
-            with self._file:
-                if kind is None:
-                    self._finish()
             if kind is None:
-                self._unfinished.replace(self._path)
+                self._open.finish()
+                self._take_places()
         finally:
-            self._unfinished.unlink(missing_ok=True)
+            for part in self._parts:
+                part.close()
+            for path in self.files:
+                _unfinished(path).unlink(missing_ok=True)
 
-    def _finish(self) -> None:
-        self._file.write("</testsuites>\n")
-        self._file.seek(len(_HEADER))
-        root = f'<testsuites name="{ROOT_NAME}"{_counts(self._counts)}'
-        self._file.write(f"{root:<{_ROOT_WIDTH - 1}}>")
-
-
-def _counts(counts: Counts) -> str:
-    return (
-        f' tests="{counts.tests}" failures="{counts.failed}" errors="{counts.errors}" skipped="{counts.skipped}"'
-        f' time="{counts.time:.3f}"'
-    )
-
-
-def _suite(suite: CellSuite, counts: Counts) -> Iterator[str]:
-    began = "" if suite.started is None else f' timestamp="{_iso(suite.started)}"'
-    yield f"<testsuite name={attribute(suite.name)}{_counts(counts)}{began}>\n"
-    yield _properties(_suite_properties(suite, counts))
-    for test, name in zip(suite.tests, _unique_names(suite.tests), strict=True):
-        yield _case(test, name)
-    yield "</testsuite>\n"
+    def _take_places(self) -> None:
+        """The first file comes last: whoever sees it finds what it goes on in."""
+        for path in self.files:
+            refuse_foreign(path)
+        for path in reversed(self.files):
+            _unfinished(path).replace(path)
+        for path in _later_parts(self._path):
+            if path not in self.files and is_merged_report(path):
+                path.unlink()
 
 
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+def refuse_foreign(path: Path) -> None:
+    """Refuses to overwrite a file that is not a report of allranks.
+
+    Raises:
+        ResultsError: There is such a file.
+    """
+    if path.exists() and not is_merged_report(path):
+        msg = f"{path} is not a report of allranks."
+        raise ResultsError(
+            msg,
+            why="Merging writes its report there, and would overwrite it.",
+            remedy="Move it into a folder below; it is then read as a result.",
+        )
 
 
-def _suite_properties(suite: JobFacts, counts: Counts) -> Iterator[tuple[str, object]]:
+def _place(first: Path, number: int) -> Path:
+    """Where a part of the report lies, counted from 1."""
+    return first if number == 1 else first.with_name(f"{first.stem}-{number}{first.suffix}")
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.unfinished")
+
+
+def _later_parts(first: Path) -> list[Path]:
+    """What lies where parts after the first would."""
+    name = re.compile(rf"{re.escape(first.stem)}-\d+{re.escape(first.suffix)}")
+    return sorted(path for path in first.parent.iterdir() if name.fullmatch(path.name))
+
+
+def _facts(suite: JobFacts) -> Iterator[Fact]:
     yield "cell", suite.cell
     yield "suite", suite.suite
     for axis, value in suite.axes.items():
@@ -103,61 +178,10 @@ def _suite_properties(suite: JobFacts, counts: Counts) -> Iterator[tuple[str, ob
     yield "image", suite.image
     yield "attempt", suite.attempt
     yield "gpus", " ".join(suite.gpus)
+
+
+def _totals(suite: CellSuite) -> Iterator[Fact]:
+    """What is said once of a suite, however many files it is in."""
     yield "deselected", suite.deselected or None
-    yield "skip_but_pass", counts.skip_but_pass or None
-
-
-def _properties(said: Iterable[tuple[str, object]]) -> str:
-    """A ``properties`` element with those that have a value."""
-    lines = [
-        f'<property name="allranks.{name}" value={attribute(str(value))}/>'
-        for name, value in said
-        if value is not None and value != ""
-    ]
-    return f"<properties>{''.join(lines)}</properties>\n"
-
-
-def _unique_names(tests: Sequence[TestVerdict]) -> Iterator[str]:
-    """The name of each testcase, numbered from the second one of the same class name and name on."""
-    seen: dict[tuple[str, str], int] = {}
-    for test in tests:
-        identity = (test.classname, test.name)
-        seen[identity] = number = seen.get(identity, 0) + 1
-        yield test.name if number == 1 else f"{test.name} #{number}"
-
-
-def _case(test: TestVerdict, name: str) -> str:
-    start = f'<testcase classname={attribute(test.classname)} name={attribute(name)} time="{test.time:.6g}">\n'
-    parts = [start, _properties(_case_properties(test))]
-    if test.verdict.kind in _ELEMENTS:
-        parts.append(_outcome(_ELEMENTS[test.verdict.kind], test.verdict))
-    if test.verdict.is_bad:
-        parts.extend(_output(test.ranks))
-    return "".join([*parts, "</testcase>\n"])
-
-
-def _case_properties(test: TestVerdict) -> Iterator[tuple[str, object]]:
-    verdict = test.verdict
-    yield "nodeid", test.nodeid
-    yield "ranks", compact(test.ranks)
-    yield "rule", verdict.rule.value
-    yield "leading", verdict.leading
-    yield "skip_kind", verdict.skip_kind
-    yield "skip_code", verdict.skip_code
-    if verdict.is_skip_but_pass:
-        yield "skip_but_pass", cut(verdict.message, MESSAGE_LIMIT) or "skipped"
-
-
-def _outcome(tag: str, verdict: Verdict) -> str:
-    message = cut(readable(verdict.message).strip() or verdict.reason, MESSAGE_LIMIT)
-    text = cut(readable(verdict.text)) or message
-    return f"<{tag} message={attribute(message)} type={attribute(verdict.reason)}>{element_text(text)}</{tag}>\n"
-
-
-def _output(ranks: Sequence[RankResult]) -> Iterator[str]:
-    """What the ranks printed, each under its number."""
-    for stream, tag in (("stdout", "system-out"), ("stderr", "system-err")):
-        printed = [(rank.rank, getattr(rank, stream)) for rank in ranks]
-        text = "\n".join(f"--- rank {rank} ---\n{output}" for rank, output in printed if output.strip())
-        if text:
-            yield f"<{tag}>{element_text(cut(readable(text)))}</{tag}>\n"
+    yield "skip_but_pass", sum(test.verdict.is_skip_but_pass for test in suite.tests) or None
+    yield "flaky", sum(test.is_flaky for test in suite.tests) or None

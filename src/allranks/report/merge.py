@@ -16,9 +16,10 @@ from allranks.errors import ResultsError, UsageError
 from allranks.locking import hold
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.baseline import Baseline
-from allranks.report.folder import Attempt, Manifest, is_merged_report, read_attempts, read_foreign, read_manifest
+from allranks.report.folder import Attempt, Manifest, read_attempts, read_foreign, read_manifest
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
-from allranks.report.junit import JUnitWriter
+from allranks.report.junit import JUnitWriter, refuse_foreign
+from allranks.report.junit_form import JUnitForm
 from allranks.report.model import SkipPolicy
 from allranks.report.summary import write_summary
 from allranks.report.verdict import Setting
@@ -50,13 +51,14 @@ class _Judged:
         return None if jobs is None else frozenset(f"{job.cell}/{job.suite}" for job in jobs)
 
 
-def merge(
+def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
     folder: Path,
     *,
     policy: SkipPolicy | None = None,
     environ: Mapping[str, str] = os.environ,
     observers: Sequence[Observer] = (),
     baseline: Baseline | None = None,
+    junit_form: JUnitForm | None = None,
 ) -> MergedRun:
     """Merges a run folder, or any folder with the JUnit XML of ranks below it.
 
@@ -67,6 +69,7 @@ def merge(
         environ: Where the sandcastle variables are looked up.
         observers: Called with each job's tests, in the order of the report.
         baseline: How many tests executed when all was well; None for what the run's matrix file names.
+        junit_form: The form of ``junit.xml``; None for the usual one.
 
     Raises:
         UsageError: The folder is not there, or nothing in it is a result.
@@ -78,8 +81,9 @@ def merge(
         raise UsageError(msg, remedy="Give the folder of a run: results/latest.")
     try:
         with hold(root / LOCK_NAME):
-            _refuse_foreign_report(root / JUNIT_NAME)
-            return _write(root, _judge(root, policy, environ, baseline), observers)
+            refuse_foreign(root / JUNIT_NAME)
+            judged = _judge(root, policy, environ, baseline)
+            return _write(root, judged, observers, junit_form or JUnitForm())
     except OSError as error:
         msg = f"The report of {folder} cannot be made."
         raise ResultsError(
@@ -108,12 +112,13 @@ def _judge(folder: Path, policy: SkipPolicy | None, environ: Mapping[str, str], 
     return _Judged(manifest=manifest, policy=setting.skip, suites=suites)
 
 
-def _write(folder: Path, judged: _Judged, observers: Sequence[Observer]) -> MergedRun:
-    with JUnitWriter(folder / JUNIT_NAME) as junit:
+def _write(folder: Path, judged: _Judged, observers: Sequence[Observer], form: JUnitForm) -> MergedRun:
+    with JUnitWriter(folder / JUNIT_NAME, form) as junit:
         rows = tuple(_rows(judged.suites, (junit.add, *observers)))
     merged = MergedRun(
         folder=folder,
         junit=folder / JUNIT_NAME,
+        junit_files=junit.files,
         summary=folder / SUMMARY_NAME,
         run_id=judged.manifest.run_id if judged.manifest else folder.name,
         suites=rows,
@@ -129,16 +134,6 @@ def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterato
         for observer in observers:
             observer(suite)
         yield suite.row
-
-
-def _refuse_foreign_report(junit: Path) -> None:
-    if junit.exists() and not is_merged_report(junit):
-        msg = f"{junit} is not a report of allranks."
-        raise ResultsError(
-            msg,
-            why="Merging writes its report there, and would overwrite it.",
-            remedy="Move it into a folder below; it is then read as a result.",
-        )
 
 
 def _attempts(folder: Path, manifest: Manifest | None) -> tuple[Attempt, ...]:

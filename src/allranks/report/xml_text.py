@@ -1,6 +1,7 @@
 """Text made safe for XML and short enough to read."""
 
 import re
+from typing import Final
 
 from allranks.harness.rank_xml import legal
 
@@ -9,6 +10,12 @@ TEXT_LIMIT = 64 * 1024
 
 MESSAGE_LIMIT = 4 * 1024
 """Characters that one message may have: clients show messages in lists."""
+
+_ROUGH: Final = 4
+"""How many times a limit is looked at on either side of a cut: what cleaning takes away is seldom more."""
+
+_PLAIN: Final = re.compile(r"[ !#-%'-;=?-~]*").fullmatch
+"""Nearly all names: nothing in them has to be cleaned or escaped, and that is quickly seen."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
@@ -23,6 +30,8 @@ def readable(text: str) -> str:
 
 def attribute(text: str) -> str:
     """``text`` as the value of an attribute, with its quotation marks; made readable."""
+    if _PLAIN(text):
+        return f'"{text}"'
     return f'"{readable(text).translate(_IN_ATTRIBUTE)}"'
 
 
@@ -38,9 +47,20 @@ def cut(text: str, limit: int = TEXT_LIMIT) -> str:
     """
     if len(text) <= limit:
         return text
-    note = f"\n[... {len(text) - limit} characters cut here; the rank's own files have all of it ...]\n"
-    head = limit // 2
-    return f"{text[:head]}{note}{text[len(text) - (limit - head) :]}"
+    return f"{text[: limit // 2]}{_note(len(text) - limit)}{text[len(text) - (limit - limit // 2) :]}"
+
+
+def clean_cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    """``text`` readable and cut, whatever its length, in the time that its two ends take."""
+    ends = limit * _ROUGH
+    if len(text) <= 2 * ends:
+        return cut(readable(text), limit)
+    head, tail = readable(text[:ends]), readable(text[-ends:])
+    return f"{head[: limit // 2]}{_note(len(text) - limit)}{tail[len(tail) - (limit - limit // 2) :]}"
+
+
+def _note(left_out: int) -> str:
+    return f"\n[... {left_out} characters cut here; the rank's own files have all of it ...]\n"
 
 
 def first_line(text: str) -> str:

@@ -1,0 +1,237 @@
+"""One file of the merged report while it is written: a complete JUnit document with counts of its own.
+
+Testcases go straight to the disk. The counts that stand at the beginning are known at the end: they get room, or what
+follows them waits in a file beside it.
+"""
+
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Protocol
+
+from allranks.report.folder import NARROW_NAME, WIDE_NAME
+from allranks.report.junit_case import Fact, properties, property_lines
+from allranks.report.model import VerdictKind
+from allranks.report.xml_text import attribute
+
+_HEADER: Final = b'<?xml version="1.0" encoding="UTF-8"?>\n'
+_ROOM: Final = 160
+"""Bytes kept free for counts in a start tag: five numbers of up to 20 digits, and their names."""
+
+_LONGEST: Final = 1e12
+"""Seconds that a sum is at most said to be: a damaged file may claim any number."""
+
+_END_OF_SUITE: Final = b"</testsuite>\n"
+_END: Final = b"</testsuites>\n"
+
+
+@dataclass
+class Tally:
+    """Counts of testcases, as start tags state them."""
+
+    tests: int = 0
+    failures: int = 0
+    errors: int = 0
+    skipped: int = 0
+    time: float = 0.0
+
+    def add(self, kind: VerdictKind, seconds: float) -> None:
+        """Count one testcase."""
+        self.tests += 1
+        self.failures += kind is VerdictKind.FAILURE
+        self.errors += kind is VerdictKind.ERROR
+        self.skipped += kind is VerdictKind.SKIPPED
+        self.time += seconds
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Names and values."""
+        return {
+            "tests": str(self.tests),
+            "failures": str(self.failures),
+            "errors": str(self.errors),
+            "skipped": str(self.skipped),
+            "time": f"{min(self.time, _LONGEST):.3f}",
+        }
+
+    @property
+    def xml(self) -> str:
+        """The attributes as XML, with a blank before each."""
+        return "".join(f' {name}="{value}"' for name, value in self.attributes.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteHead:
+    """What stands at the beginning of a suite.
+
+    Attributes:
+        name: What it is called, in each file that has a part of it.
+        facts: What is known of it besides its name and its counts.
+        started: Seconds since the epoch.
+    """
+
+    name: str
+    facts: tuple[Fact, ...]
+    started: float | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes, about."""
+        return len(property_lines(self.facts).encode()) + len(self.name.encode()) + 2 * _ROOM
+
+    @property
+    def timestamp(self) -> str:
+        """When the job began, in ISO 8601; empty where that is not known."""
+        started = self.started
+        return "" if started is None else datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
+
+
+class Document(Protocol):
+    """A file that is being written, suite after suite.
+
+    Attributes:
+        has_cases: Whether there is a testcase in it.
+    """
+
+    has_cases: bool
+
+    def begin(self, head: SuiteHead) -> None:
+        """Begin a suite."""
+
+    def add(self, case: bytes, kind: VerdictKind, seconds: float) -> None:
+        """Add a testcase to the suite that was begun last."""
+
+    def end(self) -> None:
+        """End that suite."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that the file would have if it ended here."""
+
+    def finish(self) -> None:
+        """Complete the file and close it."""
+
+    def close(self) -> None:
+        """Close what is open; what is on the disk then is no document unless it was finished."""
+
+
+class WideDocument:
+    """``testsuites`` with a ``testsuite`` for each job."""
+
+    def __init__(self, path: Path) -> None:
+        self.has_cases = False
+        self._file = path.open("wb")
+        self._size = len(_END_OF_SUITE) + len(_END)
+        self._all, self._suite = Tally(), Tally()
+        self._counts: list[tuple[int, Tally]] = []
+        self._write(_HEADER)
+        self._start(f'<testsuites name="{WIDE_NAME}"', self._all, "")
+
+    def _write(self, data: bytes) -> None:
+        self._size += self._file.write(data)
+
+    def _start(self, tag: str, tally: Tally, rest: str) -> None:
+        """A start tag with room for counts."""
+        self._write(tag.encode())
+        self._counts.append((self._file.tell(), tally))
+        self._write(b" " * _ROOM + f"{rest}>\n".encode())
+
+    def begin(self, head: SuiteHead) -> None:
+        """Begin a suite."""
+        self._suite = Tally()
+        began = f' timestamp="{head.timestamp}"' if head.timestamp else ""
+        self._start(f"<testsuite name={attribute(head.name)}", self._suite, began)
+        self._write(properties(head.facts).encode())
+
+    def add(self, case: bytes, kind: VerdictKind, seconds: float) -> None:
+        """Add a testcase to the suite that was begun last."""
+        self.has_cases = True
+        self._suite.add(kind, seconds)
+        self._all.add(kind, seconds)
+        self._write(case)
+
+    def end(self) -> None:
+        """End that suite."""
+        self._write(_END_OF_SUITE)
+
+    @property
+    def size(self) -> int:
+        """Bytes that the file would have if it ended here."""
+        return self._size
+
+    def finish(self) -> None:
+        """Complete the file and close it."""
+        self._write(_END)
+        for place, tally in self._counts:
+            self._file.seek(place)
+            self._file.write(tally.xml.encode())
+        self._file.close()
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._file.close()
+
+
+class NarrowDocument:
+    """One ``testsuite`` for everything: Surefire's schema knows no root above it, and no suite in a suite.
+
+    What the suites of the wide form say of themselves are properties of the one suite, under the job's name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.has_cases = False
+        self._path = path
+        self._body_path = path.with_name(f"{path.name}.body")
+        self._body = self._body_path.open("w+b")
+        self._all, self._suite = Tally(), Tally()
+        self._heads: list[tuple[SuiteHead, Tally]] = []
+        self._size = len(_HEADER) + len(self._start()) + _ROOM + len(_END_OF_SUITE)
+
+    def begin(self, head: SuiteHead) -> None:
+        """Begin a suite."""
+        self._suite = Tally()
+        self._heads.append((head, self._suite))
+        self._size += len(self._facts(head, self._suite)) + _ROOM
+
+    def add(self, case: bytes, kind: VerdictKind, seconds: float) -> None:
+        """Add a testcase to the suite that was begun last."""
+        self.has_cases = True
+        self._suite.add(kind, seconds)
+        self._all.add(kind, seconds)
+        self._size += len(case)
+        self._body.write(case)
+
+    def end(self) -> None:
+        """End that suite."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that the file would have if it ended here, at most."""
+        return self._size
+
+    def finish(self) -> None:
+        """Complete the file and close it."""
+        self._body.seek(0)
+        with self._path.open("wb") as file:
+            file.write(_HEADER + self._start())
+            for head, tally in self._heads:
+                file.write(self._facts(head, tally))
+            file.write(b"</properties>\n")
+            shutil.copyfileobj(self._body, file)
+            file.write(_END_OF_SUITE)
+        self.close()
+
+    def _start(self) -> bytes:
+        return f"<testsuite name={attribute(NARROW_NAME)}{self._all.xml}>\n<properties>\n".encode()
+
+    @staticmethod
+    def _facts(head: SuiteHead, tally: Tally) -> bytes:
+        counts = " ".join(f"{name}={value}" for name, value in tally.attributes.items())
+        facts = (("counts", counts), ("timestamp", head.timestamp), *head.facts)
+        return property_lines((f"{head.name}.{name}", value) for name, value in facts).encode()
+
+    def close(self) -> None:
+        """Close what is open, and remove what only waited."""
+        self._body.close()
+        self._body_path.unlink(missing_ok=True)

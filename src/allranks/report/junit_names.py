@@ -1,0 +1,108 @@
+"""Names of testcases that stay apart in their suite, whatever a client makes of them.
+
+Clients do not compare names as they stand. Allure knows a test by ``classname.name``, with the white space at its ends
+gone; xunit-viewer by a hash of 32 bits over name and class name, under which ``[Aa]`` is ``[BB]``; and one of two tests
+that a client takes for the same is lost from its counts. The later one gets a number, until it is none of the others.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import count
+from typing import Final
+
+from allranks.report.judged import JobFacts
+from allranks.report.junit_form import JUnitForm
+from allranks.report.model import TestVerdict
+from allranks.report.xml_text import readable
+
+NAME_LIMIT: Final = 2000
+"""Characters that a name may have: parameters end up in names, and pytest has no limit for them."""
+
+NAMELESS: Final = "(no name)"
+
+_BITS: Final = 0xFFFFFFFF
+_BASE: Final = 31
+_PLAIN: Final = re.compile(r"[!-~]+(?: [!-~]+)*").fullmatch
+
+Name = tuple[str, str]
+"""Class name and name of a testcase."""
+
+Identities = tuple[str, int]
+"""What clients know a testcase by: its full name, and xunit-viewer's number."""
+
+
+def unique_names(suite: JobFacts, tests: Sequence[TestVerdict], form: JUnitForm) -> Iterator[Name]:
+    """The class name and the name of each testcase, readable and unique in the suite.
+
+    The first of several that are alike keeps its name, and no number makes a name that another test has by itself.
+    """
+    prefix = shown(f"{suite.cell}.{suite.suite}") if form.says_cell else ""
+    classes = _Classes(prefix)
+    names = [(classes.shown(test.classname), shown(test.name)) for test in tests]
+    natural = [classes.identities(name) for name in names]
+    reserved = {identity for identities in natural for identity in identities}
+    taken: set[str | int] = set()
+    for name, identities in zip(names, natural, strict=True):
+        if taken.isdisjoint(identities):
+            taken.update(identities)
+            yield name
+        else:
+            yield _numbered(name, classes, taken, reserved)
+
+
+def shown(name: str) -> str:
+    """A name as it is shown: readable, never empty, and hardly longer than :data:`NAME_LIMIT`."""
+    if len(name) > NAME_LIMIT:
+        half = NAME_LIMIT // 2
+        name = f"{name[:half]}[... {len(name) - 2 * half} characters cut here ...]{name[-half:]}"
+    name = readable(name)
+    return name if name.strip() else NAMELESS
+
+
+def _numbered(name: Name, classes: "_Classes", taken: set[str | int], reserved: AbstractSet[str | int]) -> Name:
+    classname, stem = name
+    for number in count(2):
+        found = (classname, f"{stem} #{number}")
+        identities = classes.identities(found)
+        if taken.isdisjoint(identities) and reserved.isdisjoint(identities):
+            break
+    taken.update(identities)
+    return found
+
+
+class _Classes:
+    """The class names of a suite, each looked at once: a suite has few, and many tests in each."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._shown: dict[str, str] = {}
+        self._hashes: dict[str, tuple[int, int]] = {}
+
+    def shown(self, classname: str) -> str:
+        """A class name as it is shown; a module that was skipped as a whole has none, and keeps none."""
+        if classname not in self._shown:
+            own = shown(classname) if classname else ""
+            self._shown[classname] = ".".join(part for part in (self._prefix, own) if part)
+        return self._shown[classname]
+
+    def identities(self, name: Name) -> Identities:
+        """What clients know a testcase by."""
+        classname, own = name
+        full = f"{classname}.{own}"
+        if not _PLAIN(full):
+            full = " ".join(unicodedata.normalize("NFC", full).split())
+        if classname not in self._hashes:
+            self._hashes[classname] = _hash(classname)
+        shift, rest = self._hashes[classname]
+        return full, (_hash(own)[1] * shift + rest) & _BITS
+
+
+def _hash(text: str) -> tuple[int, int]:
+    """What a text multiplies the hash of a text before it by, and its own hash: Java's, as in xunit-viewer's parse.js."""
+    units = text.encode() if text.isascii() else memoryview(text.encode("utf-16-le")).cast("H")
+    number = 0
+    for unit in units:
+        number = (number * _BASE + unit) & _BITS
+    return pow(_BASE, len(units), _BITS + 1), number
