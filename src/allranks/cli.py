@@ -158,6 +158,22 @@ def _add_merge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="fewer executed tests than it has are an error")
     parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="renew this file by what executed")
+    parser.add_argument(
+        "--cell-in-classname",
+        dest="classname",
+        action="store_const",
+        const="cell",
+        default="pytest",
+        help="begin class names in junit.xml with cell and suite, for clients that know tests by class and name alone",
+    )
+    parser.add_argument(
+        "--strict-xsd",
+        dest="schema",
+        action="store_const",
+        const="narrow",
+        default="wide",
+        help="write junit.xml as the schemas of Jenkins and of Surefire both have it: one suite, cells in class names",
+    )
     _add_durations(parser, "renew this file by what tests took, for even shards (default: none)")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_merge)
@@ -263,6 +279,7 @@ def _merge(options: argparse.Namespace) -> ExitCode:
     from allranks.report.durations import Meter  # noqa: PLC0415
     from allranks.report.durations_file import keep_durations  # noqa: PLC0415
     from allranks.report.exit_code import exit_code  # noqa: PLC0415
+    from allranks.report.junit_form import JUnitForm  # noqa: PLC0415
     from allranks.report.merge import merge  # noqa: PLC0415
     from allranks.report.table import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.run import MEANING  # noqa: PLC0415
@@ -273,13 +290,15 @@ def _merge(options: argparse.Namespace) -> ExitCode:
         policy=options.policy,
         observers=[meter.add] if options.durations else [],
         baseline=_baseline(options),
+        junit_form=JUnitForm(schema=options.schema, classname=options.classname),
     )
     if options.durations:
         keep_durations(options.durations, meter.durations, _say)
     if options.update_baseline:
         update_baseline(options.update_baseline, merged.suites)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
-    _say(f"{render_results(merged)}\n\nreport: {merged.junit}\nexit code {code:d}: {MEANING[code]}")
+    report = "\n        ".join(map(str, merged.junit_files))
+    _say(f"{render_results(merged)}\n\nreport: {report}\nexit code {code:d}: {MEANING[code]}")
     return code
 
 

@@ -9,6 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from allranks.harness.rank_xml import legal, split_nodeid
+
 _ELEMENTS = {"passed": None, "xpassed": None, "failed": "failure", "skipped": "skipped", "xfailed": "skipped"}
 
 
@@ -66,14 +68,13 @@ def rank_xml(tests: Mapping[str, Any], suite_properties: Mapping[str, object]) -
 
 def _case(nodeid: str, said: dict[str, Any]) -> ET.Element:
     outcome, message, text = said.pop("outcome"), said.pop("message", ""), said.pop("text", "")
-    module, *names = nodeid.split("::")
-    classname = ".".join((module.removesuffix(".py").replace("/", "."), *names[:-1]))
-    case = ET.Element("testcase", classname=classname, name=names[-1], time=str(said.pop("time", 0.25)))
+    classname, name = map(legal, split_nodeid(nodeid))
+    case = ET.Element("testcase", classname=classname, name=name, time=str(said.pop("time", 0.25)))
     stdout = said.pop("stdout", "")
     _properties(case, {"allranks.nodeid": nodeid, "allranks.outcome": outcome, **_prefixed(said)})
     if tag := _ELEMENTS.get(outcome, "error"):
         kind = "pytest.xfail" if outcome == "xfailed" else "pytest.skip" if outcome == "skipped" else ""
-        ET.SubElement(case, tag, message=message, type=kind).text = text
+        ET.SubElement(case, tag, message=legal(message), type=kind).text = legal(text)
     if stdout:
         ET.SubElement(case, "system-out").text = stdout
     return case
@@ -86,7 +87,7 @@ def _prefixed(said: Mapping[str, object]) -> dict[str, object]:
 def _properties(parent: ET.Element, values: Mapping[str, object]) -> None:
     element = ET.SubElement(parent, "properties")
     for name, value in values.items():
-        ET.SubElement(element, "property", name=name, value=str(value))
+        ET.SubElement(element, "property", name=name, value=legal(str(value)))
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from allranks.report.junit_document import Document, NarrowDocument, SuiteHead, 
 from allranks.report.junit_form import JUnitForm, Schema
 from allranks.report.junit_names import shown, unique_names
 from allranks.report.model import VerdictKind
+from allranks.report.xml_text import attribute
 
 _DOCUMENTS: Final[Mapping[Schema, type[WideDocument] | type[NarrowDocument]]] = {
     "wide": WideDocument,
@@ -173,7 +174,7 @@ def _facts(suite: JobFacts) -> Iterator[Fact]:
     yield "cell", suite.cell
     yield "suite", suite.suite
     for axis, value in suite.axes.items():
-        yield f"axis.{axis}", value
+        yield f"axis.{attribute(axis)[1:-1]}", value
     yield "engine", suite.engine
     yield "image", suite.image
     yield "attempt", suite.attempt

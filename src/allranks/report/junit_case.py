@@ -13,7 +13,7 @@ from allranks.report.columns import compact
 from allranks.report.judged import JobFacts
 from allranks.report.junit_form import JUnitForm, Schema
 from allranks.report.junit_names import Name
-from allranks.report.model import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind
+from allranks.report.model import EarlierAttempt, RankResult, Rule, TestVerdict, Verdict, VerdictKind
 from allranks.report.xml_text import MESSAGE_LIMIT, TEXT_LIMIT, attribute, clean_cut, cut, element_text
 
 RETRY_LIMIT: Final = 16 * 1024
@@ -50,26 +50,20 @@ def render_case(test: TestVerdict, name: Name, suite: JobFacts, form: JUnitForm)
 
 def properties(said: Iterable[Fact]) -> str:
     """A ``properties`` element with those facts that have a value; nothing where none has."""
-    lines = property_lines(said)
+    lines = "".join([property_line(name, value) for name, value in said if is_told(value)])
     return f"<properties>{lines}</properties>\n" if lines else ""
 
 
-def property_lines(said: Iterable[Fact]) -> str:
-    """The ``property`` elements of those facts that have a value."""
-    return "".join(
-        f"<property name={attribute(f'allranks.{name}')} value={_value(value)}/>"
-        for name, value in said
-        if _is_told(value)
-    )
-
-
-def _is_told(value: object) -> bool:
-    return value is not None and value != ""
-
-
-def _value(value: object) -> str:
+def property_line(name: str, value: object) -> str:
+    """A fact as a ``property`` element."""
     text = str(value)
-    return attribute(text if len(text) <= TEXT_LIMIT else clean_cut(text))
+    shown = attribute(text if len(text) <= TEXT_LIMIT else clean_cut(text))
+    return f'<property name="allranks.{name}" value={shown}/>'
+
+
+def is_told(value: object) -> bool:
+    """Whether there is something to tell: zero is something."""
+    return value is not None and value != ""
 
 
 def _wide(test: TestVerdict, _: JobFacts) -> str:
@@ -92,18 +86,22 @@ _BODIES: Final = {"wide": _wide, "narrow": _narrow}
 
 
 def _facts(test: TestVerdict) -> Iterator[Fact]:
-    verdict = test.verdict
     yield "nodeid", test.nodeid
     yield "ranks", compact(test.ranks)
-    yield "rule", verdict.rule.value
+    yield "rule", str(test.verdict.rule.value)
+    if test.verdict.rule is not Rule.PASSED:
+        yield from _facts_of_verdict(test.verdict)
+    if test.earlier:
+        yield "earlier", " ".join(f"{attempt.number}:{_type(attempt.verdict)}" for attempt in test.earlier)
+        yield "earlier_left_out", max(len(test.earlier) - RETRIES, 0) or None
+
+
+def _facts_of_verdict(verdict: Verdict) -> Iterator[Fact]:
     yield "leading", verdict.leading
     yield "skip_kind", verdict.skip_kind
     yield "skip_code", verdict.skip_code
     if verdict.is_skip_but_pass:
         yield "skip_but_pass", clean_cut(verdict.message, MESSAGE_LIMIT) or "skipped"
-    if test.earlier:
-        yield "earlier", " ".join(f"{attempt.number}:{_type(attempt.verdict)}" for attempt in test.earlier)
-        yield "earlier_left_out", max(len(test.earlier) - RETRIES, 0) or None
 
 
 def _type_of_skip(verdict: Verdict) -> Iterator[Fact]:
@@ -145,7 +143,7 @@ def _output(test: TestVerdict, facts: Sequence[Fact]) -> Iterator[Element]:
     """What the ranks of a bad test printed, each under its number, below what is known of the test."""
     ranks = test.ranks if test.verdict.is_bad else ()
     out, err = _streams(ranks, test.verdict.leading, TEXT_LIMIT)
-    known = "".join(f"allranks.{name}: {_line(value)}\n" for name, value in facts if _is_told(value))
+    known = "".join(f"allranks.{name}: {_line(value)}\n" for name, value in facts if is_told(value))
     yield from _stream("system-out", known + out)
     yield from _stream("system-err", err)
 

@@ -8,10 +8,10 @@ import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from allranks.report.folder import NARROW_NAME, WIDE_NAME
-from allranks.report.junit_case import Fact, properties, property_lines
+from allranks.report.junit_case import Fact, is_told, properties, property_line
 from allranks.report.model import VerdictKind
 from allranks.report.xml_text import attribute
 
@@ -43,6 +43,15 @@ class Tally:
         self.errors += kind is VerdictKind.ERROR
         self.skipped += kind is VerdictKind.SKIPPED
         self.time += seconds
+
+    def __iadd__(self, other: Self) -> Self:
+        """Count those of another too."""
+        self.tests += other.tests
+        self.failures += other.failures
+        self.errors += other.errors
+        self.skipped += other.skipped
+        self.time += other.time
+        return self
 
     @property
     def attributes(self) -> dict[str, str]:
@@ -78,7 +87,7 @@ class SuiteHead:
     @property
     def size(self) -> int:
         """Bytes that it takes, about."""
-        return len(property_lines(self.facts).encode()) + len(self.name.encode()) + 2 * _ROOM
+        return len(properties(self.facts).encode()) + len(self.name.encode()) + 2 * _ROOM
 
     @property
     def timestamp(self) -> str:
@@ -148,11 +157,11 @@ class WideDocument:
         """Add a testcase to the suite that was begun last."""
         self.has_cases = True
         self._suite.add(kind, seconds)
-        self._all.add(kind, seconds)
         self._write(case)
 
     def end(self) -> None:
         """End that suite."""
+        self._all += self._suite
         self._write(_END_OF_SUITE)
 
     @property
@@ -198,12 +207,12 @@ class NarrowDocument:
         """Add a testcase to the suite that was begun last."""
         self.has_cases = True
         self._suite.add(kind, seconds)
-        self._all.add(kind, seconds)
         self._size += len(case)
         self._body.write(case)
 
     def end(self) -> None:
         """End that suite."""
+        self._all += self._suite
 
     @property
     def size(self) -> int:
@@ -229,7 +238,8 @@ class NarrowDocument:
     def _facts(head: SuiteHead, tally: Tally) -> bytes:
         counts = " ".join(f"{name}={value}" for name, value in tally.attributes.items())
         facts = (("counts", counts), ("timestamp", head.timestamp), *head.facts)
-        return property_lines((f"{head.name}.{name}", value) for name, value in facts).encode()
+        job = attribute(head.name)[1:-1]
+        return "".join(property_line(f"{job}.{name}", value) for name, value in facts if is_told(value)).encode()
 
     def close(self) -> None:
         """Close what is open, and remove what only waited."""

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import count
+from operator import mul
 from typing import Final
 
 from allranks.report.judged import JobFacts
@@ -24,7 +25,11 @@ NAMELESS: Final = "(no name)"
 
 _BITS: Final = 0xFFFFFFFF
 _BASE: Final = 31
-_PLAIN: Final = re.compile(r"[!-~]+(?: [!-~]+)*").fullmatch
+_STRIDE: Final = 128
+"""Units at the beginning of a name that are summed at once: seldom is one longer."""
+
+_POWERS: Final = tuple(pow(_BASE, place, _BITS + 1) for place in reversed(range(_STRIDE)))
+_PLAIN: Final = re.compile(r"[!-~]+").fullmatch
 
 Name = tuple[str, str]
 """Class name and name of a testcase."""
@@ -92,17 +97,26 @@ class _Classes:
         classname, own = name
         full = f"{classname}.{own}"
         if not _PLAIN(full):
-            full = " ".join(unicodedata.normalize("NFC", full).split())
+            full = f"{_folded(classname)}.{_folded(own)}"
         if classname not in self._hashes:
-            self._hashes[classname] = _hash(classname)
+            self._hashes[classname] = pow(_BASE, len(_units(classname)), _BITS + 1), _hash(classname)
         shift, rest = self._hashes[classname]
-        return full, (_hash(own)[1] * shift + rest) & _BITS
+        return full, (_hash(own) * shift + rest) & _BITS
 
 
-def _hash(text: str) -> tuple[int, int]:
-    """What a text multiplies the hash of a text before it by, and its own hash: Java's, as in xunit-viewer's parse.js."""
-    units = text.encode() if text.isascii() else memoryview(text.encode("utf-16-le")).cast("H")
-    number = 0
-    for unit in units:
+def _folded(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def _hash(text: str) -> int:
+    """Java's hash of a text, before its last bits are taken, as xunit-viewer has it (src/cli/parse.js)."""
+    units = _units(text)
+    number: int = sum(map(mul, units[:_STRIDE], _POWERS[-len(units) :]))
+    for unit in units[_STRIDE:]:
         number = (number * _BASE + unit) & _BITS
-    return pow(_BASE, len(units), _BITS + 1), number
+    return number
+
+
+def _units(text: str) -> bytes | memoryview:
+    """The units of UTF-16 that JavaScript counts a text in."""
+    return text.encode() if text.isascii() else memoryview(text.encode("utf-16-le")).cast("H")

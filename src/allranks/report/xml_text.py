@@ -17,6 +17,8 @@ _ROUGH: Final = 4
 _PLAIN: Final = re.compile(r"[ !#-%'-;=?-~]*").fullmatch
 """Nearly all names: nothing in them has to be cleaned or escaped, and that is quickly seen."""
 
+_CLEAN: Final = re.compile(r"[ -~\n\t]*").fullmatch
+
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
 _IN_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"})
@@ -25,7 +27,7 @@ _IN_ATTRIBUTE = {**_IN_TEXT, **str.maketrans({'"': "&quot;", "\n": "&#10;", "\t"
 
 def readable(text: str) -> str:
     """``text`` without terminal colours and cursor movements, and legal in XML."""
-    return legal(_ANSI.sub("", text))
+    return text if _CLEAN(text) else legal(_ANSI.sub("", text))
 
 
 def attribute(text: str) -> str:

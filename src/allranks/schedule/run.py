@@ -135,7 +135,7 @@ def _show(folder: RunFolder, job_ids: AbstractSet[str], say: Callable[[str], Non
     say("")
     say(render_table(own))
     say("")
-    say(f"report: {_from_here(_lasting(folder.path) / own.junit.name)}")
+    say("report: " + "\n        ".join(str(_from_here(_lasting(folder.path) / file.name)) for file in own.junit_files))
     return own
 
 
