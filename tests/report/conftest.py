@@ -1,6 +1,7 @@
 """A run folder that a test fills as it needs."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from allranks.harness.rank_xml import legal, split_nodeid
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
 
 _ELEMENTS = {"passed": None, "xpassed": None, "failed": "failure", "skipped": "skipped", "xfailed": "skipped"}
 

@@ -1,0 +1,118 @@
+"""Earlier attempts in the report, as Surefire's schema has them."""
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from allranks.harness.outcome import Outcome
+from allranks.report.judged import CellSuite
+from allranks.report.junit import JUnitWriter
+from allranks.report.junit_case import RETRIES
+from allranks.report.junit_form import JUnitForm, Schema
+from allranks.report.model import EarlierAttempt, RankResult, TestVerdict
+from allranks.report.verdict import Setting, verdict
+
+SCHEMAS = pytest.mark.parametrize("schema", ["wide", "narrow"])
+
+
+def rank(outcome: Outcome, number: int = 0, **said: str) -> RankResult:
+    return RankResult(nodeid="t.py::a", classname="t", name="a", rank=number, outcome=outcome, **said)
+
+
+def attempt(number: int, *ranks: RankResult) -> EarlierAttempt:
+    return EarlierAttempt(number=number, verdict=verdict(ranks, Setting()), ranks=ranks)
+
+
+def written(tmp_path: Path, now: Outcome, *earlier: EarlierAttempt, schema: Schema = "wide") -> ET.Element:
+    ranks = (rank(now, message="now"),)
+    test = TestVerdict(
+        nodeid="t.py::a", classname="t", name="a", verdict=verdict(ranks, Setting()), ranks=ranks, earlier=earlier
+    )
+    path = tmp_path / "junit.xml"
+    with JUnitWriter(path, JUnitForm(schema=schema)) as writer:
+        writer.add(CellSuite(cell="c", suite="s", tests=(test,)))
+    case = ET.parse(path).getroot().find(".//testcase")  # noqa: S314 - our own file
+    assert case is not None
+    return case
+
+
+FAILED = attempt(1, rank(Outcome.FAILED, message="boom", text="trace", stdout="out", stderr="err"))
+CRASHED = attempt(2, rank(Outcome.CRASHED, message="killed"))
+
+
+def tags(case: ET.Element) -> list[str]:
+    return [child.tag for child in case if child.tag != "properties"]
+
+
+@SCHEMAS
+@pytest.mark.parametrize(("before", "tag"), [(FAILED, "flakyFailure"), (CRASHED, "flakyError")], ids=["fail", "error"])
+def test_what_went_wrong_before_a_pass_is_flaky(tmp_path: Path, before: EarlierAttempt, tag: str, schema: Schema):
+    case = written(tmp_path, Outcome.PASSED, before, schema=schema)
+    assert sorted(tags(case)) == sorted(["system-out", tag])
+
+
+@SCHEMAS
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (FAILED, Outcome.FAILED, ["failure", "rerunFailure"]),
+        (CRASHED, Outcome.FAILED, ["failure", "rerunError"]),
+        (FAILED, Outcome.CRASHED, ["error", "rerunFailure"]),
+        (CRASHED, Outcome.CRASHED, ["error", "rerunError"]),
+    ],
+    ids=str,
+)
+def test_what_went_wrong_before_a_failure_is_a_rerun(
+    tmp_path: Path, before: EarlierAttempt, now: Outcome, expected: list[str], schema: Schema
+):
+    case = written(tmp_path, now, before, schema=schema)
+    assert sorted(set(tags(case)) - {"system-out"}) == expected
+
+
+@SCHEMAS
+def test_an_attempt_tells_message_type_stack_and_output(tmp_path: Path, schema: Schema):
+    flaky = written(tmp_path, Outcome.PASSED, FAILED, schema=schema).find("flakyFailure")
+    assert flaky is not None
+    assert (flaky.get("message"), flaky.get("type"), flaky.text) == ("rank 0 failed: boom", "failed", None)
+    assert [child.tag for child in flaky] == ["stackTrace", "system-out", "system-err"]
+    assert flaky.findtext("stackTrace") == "ranks: 0 failed (leads)\n\nrank 0 failed: boom\ntrace"
+    assert flaky.findtext("system-out") == "--- rank 0 ---\nout"
+    assert flaky.findtext("system-err") == "--- rank 0 ---\nerr"
+
+
+def test_attempts_stand_in_their_order_and_their_numbers_are_a_property(tmp_path: Path):
+    case = written(tmp_path, Outcome.FAILED, replace(CRASHED, number=1), replace(FAILED, number=3))
+    assert tags(case) == ["failure", "rerunError", "rerunFailure"]
+    said = {item.get("name"): item.get("value") for item in case.iter("property")}
+    assert said["allranks.earlier"] == "1:crashed 3:failed"
+
+
+def test_a_flaky_pass_says_first_what_was_wrong_so_that_no_client_takes_the_attempt_for_the_outcome(tmp_path: Path):
+    case = written(tmp_path, Outcome.PASSED, FAILED, CRASHED)
+    assert tags(case) == ["system-out", "flakyFailure", "flakyError"]
+    assert case.findtext("system-out") == (
+        "passed in the end; before:\nattempt 1: rank 0 failed: boom\nattempt 2: rank 0 crashed: killed\n"
+    )
+
+
+@SCHEMAS
+def test_a_test_that_is_skipped_in_the_end_tells_its_attempts_in_the_text_of_the_skip(tmp_path: Path, schema: Schema):
+    case = written(tmp_path, Outcome.SKIPPED, FAILED, schema=schema)
+    assert set(tags(case)) - {"system-out"} == {"skipped"}
+    text = case.findtext("skipped") or ""
+    assert "attempt 1 (failed): rank 0 failed: boom" in text
+    assert "--- rank 0 ---\nout" in text
+
+
+@SCHEMAS
+def test_of_very_many_attempts_the_first_and_the_last_are_told(tmp_path: Path, schema: Schema):
+    attempts = [replace(FAILED, number=number) for number in range(1, 101)]
+    case = written(tmp_path, Outcome.FAILED, *attempts, schema=schema)
+    assert tags(case).count("rerunFailure") == RETRIES
+    said = {item.get("name"): item.get("value") for item in case.iter("property")}
+    left_out = f"{100 - RETRIES}"
+    assert said.get("allranks.earlier_left_out") == left_out or f"earlier_left_out: {left_out}\n" in "".join(
+        case.itertext()
+    )
