@@ -10,6 +10,7 @@ import pytest
 from allranks import cli
 from allranks.cli import main
 from allranks.errors import EngineError, ExitCode
+from allranks.report.junit_form import JUnitForm
 
 MATRIX = """\
 [matrix]
@@ -345,6 +346,30 @@ def test_merge_judges_what_lies_in_any_folder(allranks, ranks):
     assert code == 1
     assert f"report: {folder}/junit.xml" in out
     assert out.endswith("exit code 1: tests failed\n")
+
+
+def test_merge_puts_the_cell_into_class_names_where_that_is_asked_for(allranks, ranks):
+    folder = ranks("", "")
+    allranks("merge", str(folder))
+    assert ' classname="t" ' in (folder / "junit.xml").read_text()
+    allranks("merge", str(folder), "--cell-in-classname")
+    assert ' classname="ranks.tests.t" ' in (folder / "junit.xml").read_text()
+
+
+def test_merge_writes_the_form_of_the_schemas_where_that_is_asked_for(allranks, ranks):
+    folder = ranks("", "")
+    assert allranks("merge", str(folder), "--strict-xsd")[0] == 0
+    assert "<testsuites" not in (folder / "junit.xml").read_text()
+
+
+def test_merge_names_every_file_of_a_split_report(allranks, ranks, monkeypatch):
+    folder = ranks("")
+    many = "".join(f'<testcase classname="t" name="test_{number}"/>' for number in range(50))
+    (folder / "rank-0.xml").write_text(f"<testsuite>{many}</testsuite>")
+    usual = JUnitForm
+    monkeypatch.setattr("allranks.report.junit_form.JUnitForm", lambda **said: usual(file_limit=10_000, **said))
+    _, out, _ = allranks("merge", str(folder))
+    assert f"report: {folder}/junit.xml\n        {folder}/junit-2.xml\n" in out
 
 
 def test_merge_takes_durations_from_the_results(allranks, repository, monkeypatch):

@@ -8,7 +8,8 @@ from allranks.report.junit_form import JUnitForm
 from allranks.report.model import EarlierAttempt, RankResult, Rule, TestVerdict, Verdict, VerdictKind
 
 HOSTILE = (
-    "]]>", "<![CDATA[", "</testcase>", "&#10;", "&amp;", "a\r\nb", "\x1b[31mred", "\x00", "\ud800", "\ufffe", "\"'", "\t", " ", "",
+    "]]>", "<![CDATA[", "</testcase>", "&#10;", "&amp;", "a\r\nb", "\x1b[31mred", "\x00", "\ud800", "\ufffe", "\"'",
+    "\t", " ", "",
 )  # fmt: skip
 TEXT = st.one_of(st.sampled_from(HOSTILE), st.text(alphabet=st.characters(exclude_categories=()), max_size=8))
 FORMS = st.builds(

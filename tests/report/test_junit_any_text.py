@@ -1,7 +1,6 @@
 """Whatever tests say: the file is well-formed, says it again, and counts what is in it."""
 
 import tempfile
-import time
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -16,6 +15,7 @@ from allranks.report.junit import JUnitWriter
 from allranks.report.junit_form import JUnitForm
 from allranks.report.model import EarlierAttempt, RankResult, Rule, TestVerdict, Verdict, VerdictKind
 from allranks.report.xml_text import TEXT_LIMIT, clean_cut, readable
+
 
 def roots(form: JUnitForm, *suites: CellSuite) -> list[ET.Element]:
     """The documents that are written for suites, parsed."""
@@ -32,8 +32,8 @@ def one(**said: object) -> TestVerdict:
     return TestVerdict(**{"nodeid": "n", "classname": "c", "name": "x", "verdict": verdict, **said})
 
 
-def case_of(test: TestVerdict, form: JUnitForm = JUnitForm()) -> ET.Element:
-    (root,) = roots(form, CellSuite(cell="c", suite="s", tests=(test,)))
+def case_of(test: TestVerdict) -> ET.Element:
+    (root,) = roots(JUnitForm(), CellSuite(cell="c", suite="s", tests=(test,)))
     case = root.find(".//testcase")
     assert case is not None
     return case
@@ -92,15 +92,21 @@ def test_any_output_comes_back_readable_under_its_rank(text: str):
     assert case.findtext("system-out") == case.findtext("system-err") == f"--- rank 3 ---\n{readable(text)}"
 
 
+@pytest.mark.parametrize("kind", [VerdictKind.FAILURE, VerdictKind.SKIPPED])
+def test_a_reason_that_stands_for_an_empty_message_is_readable_too(kind: VerdictKind):
+    bad = Verdict(kind=VerdictKind.FAILURE, rule=Rule.JOB, reason="\x00")
+    case = case_of(one(kind=kind, reason="\x00", earlier=(EarlierAttempt(number=1, verdict=bad),)))
+    outcome = next(child for child in case if child.tag in {"failure", "skipped"})
+    assert (outcome.get("message"), outcome.get("type")) == ("#x00", "#x00")
+
+
 @pytest.mark.parametrize("schema", ["wide", "narrow"])
 def test_messages_names_and_output_of_50_megabytes_leave_a_small_file(schema: str):
     huge = "é\x1b[31m<\x00" * 6_000_000
     rank = RankResult(nodeid=huge, classname="c", name="x", rank=0, outcome=Outcome.FAILED, stdout=huge, stderr=huge)
     earlier = (EarlierAttempt(number=1, verdict=Verdict(kind=VerdictKind.ERROR, rule=Rule.JOB, text=huge)),)
     test = one(message=huge, text=huge, name=huge, classname=huge, nodeid=huge, ranks=(rank,), earlier=earlier)
-    started = time.process_time()
     (root,) = roots(JUnitForm(schema=schema), CellSuite(cell="c", suite="s", tests=(test,)))
-    assert time.process_time() - started < 5, "only the ends are looked at"
     assert len(ET.tostring(root)) < 3_000_000
 
 

@@ -11,10 +11,11 @@ from allranks.report.model import Rule, TestVerdict, Verdict, VerdictKind
 
 JOB = JobFacts(cell="gloo-w2-g0-env", suite="s")
 PASSED = Verdict(kind=VerdictKind.PASSED, rule=Rule.PASSED)
+USUAL = JUnitForm()
 HAS_NO_NAME = [NAMELESS, f"{NAMELESS} #2"]
 
 
-def names(*tests: tuple[str, str], form: JUnitForm = JUnitForm()) -> list[tuple[str, str]]:
+def names(*tests: tuple[str, str], form: JUnitForm = USUAL) -> list[tuple[str, str]]:
     verdicts = [TestVerdict(nodeid="n", classname=each, name=name, verdict=PASSED) for each, name in tests]
     return list(unique_names(JOB, verdicts, form))
 

@@ -1,7 +1,7 @@
 """The narrow form, held against the schemas of Jenkins' xUnit plug-in and of Maven's Surefire.
 
-Both lie in the folder ``schemas``, unchanged and with their licences: MIT (Gregory Boissinot) and Apache 2.0 (The Apache
-Software Foundation).
+Both lie in the folder ``schemas``, unchanged and with their licences: MIT (Gregory Boissinot), and Apache 2.0 (The
+Apache Software Foundation).
 """
 
 import tempfile
@@ -67,7 +67,8 @@ def test_both_schemas_accept_it(merged: MergedRun, schemas: list[etree.XMLSchema
         schema.assertValid(document)
 
 
-def test_neither_the_narrower_schema_nor_the_wider_one_accepts_the_usual_form_whole(run_folder, merged, schemas):
+@pytest.mark.usefixtures("merged")
+def test_neither_schema_accepts_the_usual_form(run_folder, schemas: list[etree.XMLSchema]):
     usual = etree.parse(merge(run_folder.path, environ={}).junit)
     assert [schema.validate(usual) for schema in schemas] == [False, False]
 
@@ -84,7 +85,8 @@ def test_both_schemas_accept_whatever_tests_say(schemas: list[etree.XMLSchema], 
                 schema.assertValid(document)
 
 
-def test_every_file_of_a_split_report_is_accepted(run_folder, merged: MergedRun, schemas: list[etree.XMLSchema]):
+@pytest.mark.usefixtures("merged")
+def test_every_file_of_a_split_report_is_accepted(run_folder, schemas: list[etree.XMLSchema]):
     split = merge(run_folder.path, environ={}, junit_form=JUnitForm(schema="narrow", file_limit=2_500))
     assert len(split.junit_files) > 2
     for document in map(etree.parse, split.junit_files):

@@ -1,9 +1,8 @@
 """One testcase of the merged report, in the wide and in the narrow form.
 
 The order and the shape of the elements are what clients make necessary (``tests/report/clients`` shows each with the
-client itself): one outcome element, which has attributes and a text; retries without white space in them; and, before
-the retries of a test that passed in the end, what it printed, because xunit-viewer takes the first element that it does
-not know for the outcome.
+client itself): one outcome element, which has attributes and a text; and, before the retries of a test that passed in the
+end, what went wrong with it in words, because xunit-viewer takes the first element that it does not know for the outcome.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +13,7 @@ from allranks.report.judged import JobFacts
 from allranks.report.junit_form import JUnitForm, Schema
 from allranks.report.junit_names import Name
 from allranks.report.model import EarlierAttempt, RankResult, Rule, TestVerdict, Verdict, VerdictKind
-from allranks.report.xml_text import MESSAGE_LIMIT, TEXT_LIMIT, attribute, clean_cut, cut, element_text
+from allranks.report.xml_text import MESSAGE_LIMIT, TEXT_LIMIT, attribute, clean_cut, cut, element_text, readable
 
 RETRY_LIMIT: Final = 16 * 1024
 """Characters that a text of an earlier attempt may have."""
@@ -67,7 +66,7 @@ def is_told(value: object) -> bool:
 
 
 def _wide(test: TestVerdict, _: JobFacts) -> str:
-    """Facts are properties; what ranks printed stands after an outcome and before retries."""
+    """Facts are properties; output stands after an outcome and before retries."""
     parts = [properties(_facts(test))]
     if test.verdict.kind in _ELEMENTS or test.earlier:
         told = (*_outcome(test, "wide"), *_output(test, ()), *_before(test), *_retries(test))
@@ -127,7 +126,7 @@ def _outcome(test: TestVerdict, schema: Schema) -> Iterator[Element]:
 
 
 def _reason(verdict: Verdict) -> str:
-    return verdict.reason.strip() or verdict.kind.value
+    return readable(verdict.reason).strip() or verdict.kind.value
 
 
 def _message(verdict: Verdict, limit: int) -> str:
@@ -194,7 +193,6 @@ def _retry(tag: str, attempt: EarlierAttempt) -> str:
     verdict = attempt.verdict
     out, err = _streams(attempt.ranks, verdict.leading, RETRY_LIMIT)
     start = f"<{tag} message={attribute(_message(verdict, MESSAGE_LIMIT))} type={attribute(_reason(verdict))}>"
-    # junit-to-ctrf takes white space between these for the stack.
     stack = f"<stackTrace>{element_text(_text(verdict, RETRY_LIMIT))}</stackTrace>"
     streams = "".join(xml.rstrip("\n") for _, xml in (*_stream("system-out", out), *_stream("system-err", err)))
     return f"{start}{stack}{streams}</{tag}>\n"

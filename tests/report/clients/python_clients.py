@@ -1,4 +1,4 @@
-"""What clients in Python make of JUnit files: run by the interpreter that has them, `python_clients.py CLIENT FILE ...`.
+"""Clients in Python: `python_clients.py CLIENT FILE ...`, run by the interpreter that has them.
 
 Prints how many testcases there are of each outcome, as JSON, in the client's own words.
 """

@@ -94,7 +94,7 @@ def test_junit_to_ctrf_tells_flaky_tests_and_each_attempt_with_its_stack(form: J
 
 
 def test_allure_shows_text_as_it_stands_in_the_file_with_its_escapes(clients, report):
-    """It replaces no entities (its parser's ``processEntities`` is off): nothing that we could write would look right."""
+    """Its parser replaces no entities (``processEntities`` is off): nothing that we could write would look right."""
     _, folder = report(WITH_CELL)
     allure(clients, folder)
     shown = "".join(path.read_text() for path in (clients.scratch / "allure").rglob("data/test-results/*.json"))

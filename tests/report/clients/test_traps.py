@@ -1,6 +1,6 @@
 """Forms that look right and that some client reads wrong: why the report's form is what it is.
 
-A trap that springs no more (a newer client, in scripts/report-clients) fails here, and the form may then be freed of it.
+A trap that springs no more, because a client has been corrected, fails here, and the form may then be freed of it.
 """
 
 from collections.abc import Callable
