@@ -1,8 +1,9 @@
 """One testcase of the merged report, in the wide and in the narrow form.
 
 The order and the shape of the elements are what clients make necessary (``tests/report/clients`` shows each with the
-client itself): one outcome element, which has attributes and a text; and, before the retries of a test that passed in the
-end, what went wrong with it in words, because xunit-viewer takes the first element that it does not know for the outcome.
+client itself): one outcome element, which has attributes and a text; and, before the retries of a test that passed in
+the end, what went wrong with it in words, because xunit-viewer takes the first element that it does not know for the
+outcome.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -60,6 +61,9 @@ def property_line(name: str, value: object) -> str:
     return f'<property name="allranks.{name}" value={shown}/>'
 
 
+_RULE_PASSED: Final = property_line("rule", Rule.PASSED.value)
+
+
 def is_told(value: object) -> bool:
     """Whether there is something to tell: zero is something."""
     return value is not None and value != ""
@@ -67,6 +71,9 @@ def is_told(value: object) -> bool:
 
 def _wide(test: TestVerdict, _: JobFacts) -> str:
     """Facts are properties; output stands after an outcome and before retries."""
+    if _has_just_passed(test):
+        ranks = property_line("ranks", compact(test.ranks))
+        return f"<properties>{property_line('nodeid', test.nodeid)}{ranks}{_RULE_PASSED}</properties>\n"
     parts = [properties(_facts(test))]
     if test.verdict.kind in _ELEMENTS or test.earlier:
         told = (*_outcome(test, "wide"), *_output(test, ()), *_before(test), *_retries(test))
@@ -77,11 +84,18 @@ def _wide(test: TestVerdict, _: JobFacts) -> str:
 def _narrow(test: TestVerdict, suite: JobFacts) -> str:
     """The schemas know no properties of a testcase: facts are the first lines of what it printed."""
     facts = (("cell", suite.cell), ("suite", suite.suite), *_facts(test), *_type_of_skip(test.verdict))
+    if _has_just_passed(test):
+        return f"<system-out>{element_text(_lines(facts))}</system-out>\n"
     told = sorted((*_outcome(test, "narrow"), *_retries(test)), key=lambda element: _ORDER.index(element[0]))
     return "".join(xml for _, xml in (*told, *_output(test, facts)))
 
 
 _BODIES: Final = {"wide": _wide, "narrow": _narrow}
+
+
+def _has_just_passed(test: TestVerdict) -> bool:
+    """Nearly every test: there is little to tell of it, and that is told quickly."""
+    return test.verdict.rule is Rule.PASSED and test.verdict.kind is VerdictKind.PASSED and not test.earlier
 
 
 def _facts(test: TestVerdict) -> Iterator[Fact]:
@@ -142,13 +156,16 @@ def _output(test: TestVerdict, facts: Sequence[Fact]) -> Iterator[Element]:
     """What the ranks of a bad test printed, each under its number, below what is known of the test."""
     ranks = test.ranks if test.verdict.is_bad else ()
     out, err = _streams(ranks, test.verdict.leading, TEXT_LIMIT)
-    known = "".join(f"allranks.{name}: {_line(value)}\n" for name, value in facts if is_told(value))
-    yield from _stream("system-out", known + out)
+    yield from _stream("system-out", _lines(facts) + out)
     yield from _stream("system-err", err)
 
 
-def _line(value: object) -> str:
-    return clean_cut(str(value)).replace("\n", "\n    ")
+def _lines(facts: Iterable[Fact]) -> str:
+    return "".join([f"allranks.{name}: {_line(str(value))}\n" for name, value in facts if is_told(value)])
+
+
+def _line(value: str) -> str:
+    return clean_cut(value).replace("\n", "\n    ")
 
 
 def _streams(ranks: Sequence[RankResult], leading: int | None, limit: int) -> tuple[str, str]:

@@ -17,6 +17,7 @@ _ROUGH: Final = 4
 _PLAIN: Final = re.compile(r"[ !#-%'-;=?-~]*").fullmatch
 """Nearly all names: nothing in them has to be cleaned or escaped, and that is quickly seen."""
 
+_ESCAPED: Final = re.compile(r"[&<>\r]").search
 _CLEAN: Final = re.compile(r"[ -~\n\t]*").fullmatch
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
@@ -39,6 +40,8 @@ def attribute(text: str) -> str:
 
 def element_text(text: str) -> str:
     """``text``, which is readable, as what stands in an element."""
+    if not _ESCAPED(text):
+        return text
     return text.translate(_IN_TEXT)
 
 
