@@ -47,7 +47,7 @@ def unique_names(suite: JobFacts, tests: Sequence[TestVerdict], form: JUnitForm)
     classes = _Classes(prefix)
     names = [(classes.shown(test.classname), shown(test.name)) for test in tests]
     natural = [classes.identities(name) for name in names]
-    reserved = set(chain.from_iterable(natural))
+    reserved: set[str | int] = set(chain.from_iterable(natural))
     if len(reserved) == 2 * len(names):
         yield from names  # nearly every suite
         return
