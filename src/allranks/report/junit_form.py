@@ -12,7 +12,7 @@ ClassNames = Literal["pytest", "cell"]
 clients that know a test by class name and name alone and would take its results in two cells for two attempts."""
 
 FILE_LIMIT: Final = 30_000_000
-"""Bytes that no file of the report reaches: GitLab refuses more (its limit ``ci_max_artifact_size_junit``: 30 MB)."""
+"""Bytes that no file of the report reaches: GitLab refuses JUnit files of more than 30 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
