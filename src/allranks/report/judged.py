@@ -232,6 +232,7 @@ class MergedRun:
     Attributes:
         junit: The merged JUnit file; the first of them where the report is split.
         junit_files: All of them, in their order.
+        page: The report for people, in HTML.
         summary: The Markdown summary.
         policy: How environment skips were read.
         planned: The job ids of the manifest; None where there is no manifest.
@@ -239,6 +240,7 @@ class MergedRun:
 
     folder: Path
     junit: Path
+    page: Path
     summary: Path
     run_id: str
     suites: tuple[SuiteRow, ...]

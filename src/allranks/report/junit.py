@@ -6,7 +6,7 @@ document of its own with the counts of its own, and a suite goes on in the next 
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -132,7 +132,7 @@ class JUnitWriter:
     def _take_places(self) -> None:
         """The first file comes last: whoever sees it finds what it goes on in."""
         for path in self.files:
-            refuse_foreign(path)
+            refuse_foreign(path, is_merged_report)
         for path in reversed(self.files):
             _unfinished(path).replace(path)
         for path in _later_parts(self._path):
@@ -140,18 +140,18 @@ class JUnitWriter:
                 path.unlink()
 
 
-def refuse_foreign(path: Path) -> None:
+def refuse_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
     """Refuses to overwrite a file that is not a report of allranks.
 
     Raises:
         ResultsError: There is such a file.
     """
-    if path.exists() and not is_merged_report(path):
+    if path.exists() and not is_ours(path):
         msg = f"{path} is not a report of allranks."
         raise ResultsError(
             msg,
             why="Merging writes its report there, and would overwrite it.",
-            remedy="Move it into a folder below; it is then read as a result.",
+            remedy="Move it into a folder below; XML is then read as a result.",
         )
 
 

@@ -16,15 +16,17 @@ from allranks.errors import ResultsError, UsageError
 from allranks.locking import hold
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.baseline import Baseline
-from allranks.report.folder import Attempt, Manifest, read_attempts, read_foreign, read_manifest
+from allranks.report.folder import Attempt, Manifest, is_merged_report, read_attempts, read_foreign, read_manifest
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.junit import JUnitWriter, refuse_foreign
 from allranks.report.junit_form import JUnitForm
 from allranks.report.model import SkipPolicy
+from allranks.report.page.writer import PageWriter, is_page
 from allranks.report.summary import write_summary
 from allranks.report.verdict import Setting
 
 JUNIT_NAME: Final = "junit.xml"
+PAGE_NAME: Final = "report.html"
 SUMMARY_NAME: Final = "summary.md"
 LOCK_NAME: Final = ".merge.lock"
 
@@ -63,7 +65,8 @@ def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
     """Merges a run folder, or any folder with the JUnit XML of ranks below it.
 
     Args:
-        folder: Where the results lie, and where ``junit.xml`` and ``summary.md`` are written.
+        folder: Where the results lie, and where ``junit.xml``, ``report.html`` and ``summary.md`` are
+            written.
         policy: How environment skips are read; None for what the run's matrix file says, else for what the sandcastle
             variables say.
         environ: Where the sandcastle variables are looked up.
@@ -81,7 +84,8 @@ def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
         raise UsageError(msg, remedy="Give the folder of a run: results/latest.")
     try:
         with hold(root / LOCK_NAME):
-            refuse_foreign(root / JUNIT_NAME)
+            refuse_foreign(root / JUNIT_NAME, is_merged_report)
+            refuse_foreign(root / PAGE_NAME, is_page)
             judged = _judge(root, policy, environ, baseline)
             return _write(root, judged, observers, junit_form or JUnitForm())
     except OSError as error:
@@ -113,18 +117,21 @@ def _judge(folder: Path, policy: SkipPolicy | None, environ: Mapping[str, str], 
 
 
 def _write(folder: Path, judged: _Judged, observers: Sequence[Observer], form: JUnitForm) -> MergedRun:
+    page = PageWriter(folder / PAGE_NAME)
     with JUnitWriter(folder / JUNIT_NAME, form) as junit:
-        rows = tuple(_rows(judged.suites, (junit.add, *observers)))
+        rows = tuple(_rows(judged.suites, (junit.add, page.add, *observers)))
     merged = MergedRun(
         folder=folder,
         junit=folder / JUNIT_NAME,
         junit_files=junit.files,
+        page=folder / PAGE_NAME,
         summary=folder / SUMMARY_NAME,
         run_id=judged.manifest.run_id if judged.manifest else folder.name,
         suites=rows,
         policy=judged.policy,
         planned=judged.planned,
     )
+    page.write(merged)
     write_summary(merged)
     return merged
 

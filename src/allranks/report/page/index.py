@@ -1,0 +1,122 @@
+"""The list of all testcases, packed: what the browser searches, filters and shows in rows.
+
+A block of rows is one line of JSON: names (each with how much of its beginning it shares with the one before), verdict
+letters, milliseconds, and what only a few rows have. A test that passed on all ranks costs a letter, a number and, the
+first time, its name.
+"""
+
+from collections.abc import Mapping
+from os.path import commonprefix
+from typing import Any, Final
+
+from allranks.report.page.packing import Packer
+
+BUDGET: Final = 640 * 1024
+"""Packed bytes from which on tests that simply passed are counted and no longer listed."""
+
+MOST_NAMES: Final = 60_000
+"""Different names that tests which simply passed may bring in: names are held in memory until the page is written."""
+
+_BLOCK: Final = 1000
+
+
+class Index:
+    """Takes the testcases of a run, job by job."""
+
+    def __init__(self) -> None:
+        self._packer = Packer()
+        self._names: dict[str, int] = {}
+        self._last_name = ""
+        self._left_out: dict[int, int] = {}
+        self._begin(0)
+
+    @property
+    def left_out(self) -> Mapping[int, int]:
+        """For each job, how many of its tests simply passed and are not listed."""
+        return self._left_out
+
+    def add_passed(self, job: int, nodeid: str, seconds: float, extra: Mapping[str, Any] | None) -> bool:
+        """A test that simply passed; False where there is no room for it."""
+        full = self._packer.size > BUDGET or (len(self._names) >= MOST_NAMES and nodeid not in self._names)
+        if full:
+            self._left_out[job] = self._left_out.get(job, 0) + 1
+            return False
+        self.add(job, nodeid, "P", seconds, extra)
+        return True
+
+    def add(self, job: int, nodeid: str, letter: str, seconds: float, extra: Mapping[str, Any] | None) -> None:
+        """A testcase, whatever room there is.
+
+        Args:
+            job: Number of its job.
+            nodeid: Made readable.
+            letter: Of its verdict.
+            seconds: Of its slowest rank.
+            extra: What only a few testcases have, for the script.
+        """
+        if job != self._job or len(self._letters) >= _BLOCK:
+            self._flush()
+            self._begin(job)
+        if extra:
+            self._extras[len(self._letters)] = extra
+        self._numbers.append(self._number(nodeid))
+        self._letters.append(letter)
+        self._times.append(round(seconds * 1000))
+
+    def name_number(self, nodeid: str) -> int | None:
+        """The number by which the script knows a name; None for one that is not listed."""
+        return self._names.get(nodeid)
+
+    def finish(self, rest: Mapping[str, Any]) -> str:
+        """All rows and, as the last line, the rest of what the script needs."""
+        self._flush()
+        self._packer.add(rest)
+        return self._packer.finish()
+
+    def _begin(self, job: int) -> None:
+        self._job = job
+        self._letters: list[str] = []
+        self._numbers: list[int] = []
+        self._times: list[int] = []
+        self._extras: dict[int, Mapping[str, Any]] = {}
+        self._shared: list[int] = []
+        self._endings: list[str] = []
+
+    def _number(self, nodeid: str) -> int:
+        number = self._names.get(nodeid)
+        if number is None:
+            number = self._names[nodeid] = len(self._names)
+            shared = _utf16_length(commonprefix((self._last_name, nodeid)))
+            self._shared.append(shared[0])
+            self._endings.append(nodeid[shared[1] :])
+            self._last_name = nodeid
+        return number
+
+    def _flush(self) -> None:
+        if self._letters:
+            block = {
+                "j": self._job,
+                "n": _runs(self._numbers),
+                "v": "".join(self._letters),
+                "t": self._times,
+                "p": self._shared,
+                "s": self._endings,
+                "x": self._extras,
+            }
+            self._packer.add(block)
+
+
+def _utf16_length(text: str) -> tuple[int, int]:
+    """The length of a text as JavaScript counts it, and as Python does."""
+    return len(text.encode("utf-16-le")) // 2, len(text)
+
+
+def _runs(numbers: list[int]) -> list[int]:
+    """``[first, count, first, count, ...]``: names mostly come in the order in which they came the first time."""
+    runs: list[int] = []
+    for number in numbers:
+        if runs and number == runs[-2] + runs[-1]:
+            runs[-1] += 1
+        else:
+            runs += [number, 1]
+    return runs

@@ -1,0 +1,765 @@
+"use strict";
+// What the report does in the browser. Text from tests reaches the page as text alone: every element is made by el(),
+// which knows no markup, and links are built of a section's name, a test's key, or a rank file's checked parts.
+(() => {
+  const VERDICTS = {
+    F: { word: "failed", glyph: "✕" },
+    E: { word: "error", glyph: "!" },
+    f: { word: "flaky", glyph: "↻" },
+    P: { word: "passed", glyph: "✓" },
+    K: { word: "skipped, counts as passed", glyph: "≈" },
+    S: { word: "skipped", glyph: "–" },
+  };
+  const OUTCOMES = {
+    passed: "✓", failed: "F", errored: "E", crashed: "C", timed_out: "T", aborted: "A", missing: "?",
+    skipped: "S", xfailed: "x", xpassed: "X",
+  };
+  const ORDER = "EFfKSP";
+  const GROUPS_AT_ONCE = 25;
+  const ROWS_AROUND = 8;
+  const MOST_SQUARES = 256;
+  const FILES = { xml: "XML", log: "log", "stacks.txt": "stacks" };
+
+  const byId = (id) => document.getElementById(id);
+  const none = () => ({ q: "", v: new Set(), cell: "", suite: "", axes: {}, reason: "", group: "", sort: "bad", t: "" });
+
+  let run = null;
+  let rows = [];
+  let shown = [];
+  let state = none();
+  let active = 0;
+  let cameFrom = null;
+
+  // Elements
+
+  function el(tag, properties = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(properties)) {
+      if (value === undefined || value === null || value === false) continue;
+      if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+      else if (name === "class") element.className = value;
+      else element.setAttribute(name, value === true ? "" : value);
+    }
+    element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+    return element;
+  }
+
+  const fill = (element, ...children) => element.replaceChildren(...children.flat().filter(Boolean));
+  const code = (text) => el("code", {}, text);
+  const button = (text, onclick, properties = {}) => el("button", { type: "button", onclick, ...properties }, text);
+  const plural = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
+
+  function time(ms) {
+    if (ms < 1) return "<1 ms";
+    if (ms < 1000) return `${Math.round(ms)} ms`;
+    if (ms < 60000) return `${(ms / 1000).toPrecision(3)} s`;
+    const seconds = Math.round(ms / 1000);
+    return `${Math.floor(seconds / 60)} min ${String(seconds % 60).padStart(2, "0")} s`;
+  }
+
+  // Data
+
+  async function unpack(id) {
+    const packed = byId(id).textContent;
+    const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Response(stream).text();
+  }
+
+  async function load() {
+    const lines = (await unpack("index")).split("\n");
+    lines.pop();
+    run = JSON.parse(lines.pop());
+    const names = [];
+    const counted = new Map();
+    for (const line of lines) readBlock(JSON.parse(line), names, counted);
+  }
+
+  function readBlock(block, names, counted) {
+    for (let n = 0; n < block.s.length; n++) {
+      const before = names.length ? names[names.length - 1] : "";
+      names.push(before.slice(0, block.p[n]) + block.s[n]);
+    }
+    let n = 0;
+    for (let r = 0; r < block.n.length; r += 2) {
+      for (let number = block.n[r]; number < block.n[r] + block.n[r + 1]; number++, n++) {
+        const x = block.x[n] || {};
+        const row = { at: rows.length, job: run.jobs[block.j], number, name: names[number], v: block.v[n], ms: block.t[n], x };
+        const identity = block.j * 1e7 + number;
+        row.again = (counted.get(identity) || 0) + 1;
+        counted.set(identity, row.again);
+        rows.push(row);
+      }
+    }
+  }
+
+  const chunks = new Map();
+  async function detailOf(row) {
+    if (!row.x.d) return {};
+    const [chunk, place] = row.x.d;
+    if (!chunks.has(chunk)) chunks.set(chunk, unpack(`chunk-${chunk}`).then(JSON.parse));
+    return (await chunks.get(chunk))[place];
+  }
+
+  const keyOf = (row) => `${row.job.cell}/${row.job.suite}/${row.name}${row.again > 1 ? `~${row.again}` : ""}`;
+  const rowOf = (key) => rows.find((row) => key.endsWith(row.again > 1 ? `~${row.again}` : row.name) && keyOf(row) === key);
+  const messageOf = (row) => row.x.m ?? (row.x.g === undefined ? "" : run.groups[row.x.g].m);
+  const reasonOf = (row) => (row.x.s === undefined ? "" : run.reasons[row.x.s][0]);
+  const isBad = (row) => row.v === "F" || row.v === "E";
+  const looksAs = (row) => (row.x.f ? "f" : row.v);
+
+  function runsOf(strip) {
+    const runs = [];
+    for (const part of strip.split(" ").filter(Boolean)) {
+      const [ranks, outcome] = part.split(":");
+      for (const range of ranks.split(",")) {
+        const [from, to] = range.split("-").map(Number);
+        runs.push({ from, to: to ?? from, outcome });
+      }
+    }
+    runs.sort((left, right) => left.from - right.from);
+    return runs.reduce((joined, each) => {
+      const last = joined[joined.length - 1];
+      if (last && last.outcome === each.outcome && last.to + 1 === each.from) last.to = each.to;
+      else joined.push({ ...each });
+      return joined;
+    }, []);
+  }
+
+  const stripOf = (row) => runsOf(row.x.r ?? row.job.ranks);
+  const has = (ranks, rank) => runsOf(`${ranks}:x`).some((each) => each.from <= rank && rank <= each.to);
+
+  // State and address
+
+  function address(changes = {}) {
+    const said = { ...state, ...changes };
+    const parameters = new URLSearchParams();
+    if (said.q) parameters.set("q", said.q);
+    if (said.v.size) parameters.set("v", [...said.v].join(""));
+    for (const name of ["cell", "suite", "reason", "group"]) if (said[name] !== "") parameters.set(name, said[name]);
+    for (const [axis, value] of Object.entries(said.axes)) parameters.set(`axis.${axis}`, value);
+    if (said.sort !== "bad") parameters.set("sort", said.sort);
+    if (said.t) parameters.set("t", said.t);
+    return `#${parameters}`;
+  }
+
+  function readAddress() {
+    const text = location.hash.slice(1);
+    if (text && !text.includes("=")) return false;
+    const parameters = new URLSearchParams(text);
+    const next = none();
+    for (const name of ["q", "cell", "suite", "reason", "group", "t"]) next[name] = parameters.get(name) || "";
+    next.v = new Set([...(parameters.get("v") || "")].filter((letter) => letter in VERDICTS));
+    next.sort = parameters.get("sort") || "bad";
+    for (const [name, value] of parameters) if (name.startsWith("axis.")) next.axes[name.slice(5)] = value;
+    state = next;
+    return true;
+  }
+
+  function filter(changes, { jump = false } = {}) {
+    state = { ...state, ...changes };
+    history.replaceState(null, "", address());
+    applyFilters();
+    if (jump) byId("tests").scrollIntoView();
+  }
+
+  const fits = () => matchMedia("(min-width: 1200px)").matches;
+
+  function only(changes) {
+    const t = fits() ? state.t : "";  // on a narrow screen the test that is open would hide what is asked for
+    const closes = t !== state.t;
+    filter({ ...none(), sort: state.sort, t, ...changes }, { jump: true });
+    if (closes) showDetail();
+  }
+
+  function matches() {
+    const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
+    const axes = Object.entries(state.axes);
+    const jobs = new Set(run.jobs.filter((job) =>
+      (!state.cell || job.cell === state.cell) && (!state.suite || job.base === state.suite) &&
+      axes.every(([axis, value]) => String(job.axes[axis]) === value)));
+    return (row) =>
+      jobs.has(row.job) &&
+      (!state.v.size || state.v.has(row.v) || (row.x.f && state.v.has("f"))) &&
+      (state.group === "" || row.x.g === Number(state.group)) &&
+      (!state.reason || reasonOf(row) === state.reason) &&
+      (!words.length || saysAll(row, words));
+  }
+
+  function saysAll(row, words) {
+    row.said ??= `${row.name}\n${row.job.cell}\n${row.job.suite}\n${messageOf(row)}\n${reasonOf(row)}`.toLowerCase();
+    return words.every((word) => row.said.includes(word));
+  }
+
+  const SORTS = {
+    bad: (left, right) => ORDER.indexOf(looksAs(left)) - ORDER.indexOf(looksAs(right)) || left.at - right.at,
+    slow: (left, right) => right.ms - left.ms || left.at - right.at,
+    name: (left, right) => (left.name < right.name ? -1 : left.name > right.name ? 1 : left.at - right.at),
+    run: (left, right) => left.at - right.at,
+  };
+
+  function applyFilters() {
+    shown = rows.filter(matches()).sort(SORTS[state.sort] || SORTS.bad);
+    active = 0;
+    const out = run.jobs.reduce((sum, job) => sum + job.out, 0);
+    const listed = `${shown.length.toLocaleString("en")} of ${plural(rows.length, "test")}`;
+    byId("shown").textContent = out ? `${listed}; ${out.toLocaleString("en")} that passed are not listed` : listed;
+    showControls();
+    byId("list").scrollTop = 0;
+    showRows();
+  }
+
+  // Parts of rows
+
+  const badge = (letter, word) => el("span", { class: `badge v-${letter}`, title: VERDICTS[letter].word },
+    el("i", { "aria-hidden": "true" }, VERDICTS[letter].glyph), word ?? VERDICTS[letter].word);
+
+  function glyph(letter) {
+    return el("span", { class: `glyph v-${letter}`, title: VERDICTS[letter].word, role: "img", "aria-label": VERDICTS[letter].word },
+      VERDICTS[letter].glyph);
+  }
+
+  function named(name) {
+    const cut = name.lastIndexOf("::");
+    const [file, own] = cut < 0 ? ["", name] : [name.slice(0, cut + 2), name.slice(cut + 2)];
+    return el("bdi", { class: "name", title: name }, el("span", { class: "file" }, file), el("b", {}, own));
+  }
+
+  function strip(row, most = 10) {
+    let runs = stripOf(row);
+    const words = runs.map((each) => `${span(each)} ${each.outcome}`).join(", ");
+    if (runs.length > most) runs = byOutcome(runs);
+    const parts = runs.map((each) => el("i", { class: `o-${each.outcome}` },
+      OUTCOMES[each.outcome] || "?", count(each) > 1 ? el("small", {}, String(count(each))) : null));
+    return el("span", { class: "strip", title: words && `ranks: ${words}`, role: "img", "aria-label": words && `ranks: ${words}` }, parts);
+  }
+
+  const count = (each) => each.count ?? each.to - each.from + 1;
+  const span = (each) => (each.from === each.to ? `${each.from}` : `${each.from}-${each.to}`);
+
+  function byOutcome(runs) {
+    const totals = new Map();
+    for (const each of runs) totals.set(each.outcome, (totals.get(each.outcome) || 0) + count(each));
+    return [...totals].map(([outcome, number]) => ({ outcome, count: number }));
+  }
+
+  function link(row, ...children) {
+    return el("a", { href: address({ t: keyOf(row) }), onclick: (event) => follow(event, row) }, ...children);
+  }
+
+  function follow(event, row) {
+    if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+    event.preventDefault();
+    open(row);
+  }
+
+  function blamed(number) {
+    if (number === undefined) return null;
+    const { p, f, n, a } = run.blames[number];
+    return el("p", { class: "blame" }, el("b", {}, "Fails exactly where "), code(p),
+      `: in ${f} of ${f} such cells, and passes in ${n} of ${n} others.`,
+      a.length ? [" These cells do not tell it from ", ...a.flatMap((text, at) => [at ? ", " : "", code(text)]), "."] : null);
+  }
+
+  // Head, matrix, failures
+
+  function showCounts() {
+    const items = [...byId("counts").children].map((item) => {
+      const letter = item.className.slice(-1);
+      const chip = button([el("i", { "aria-hidden": "true" }, VERDICTS[letter].glyph), ...item.childNodes],
+        () => only({ v: new Set([letter]) }), { title: "Show these tests" });
+      return el("li", { class: item.className }, chip);
+    });
+    fill(byId("counts"), items);
+  }
+
+  function showMatrix() {
+    const places = new Map();
+    for (const job of run.jobs) {
+      if (!places.has(job.cell)) places.set(job.cell, new Map());
+      const ofCell = places.get(job.cell);
+      ofCell.set(job.base, [...(ofCell.get(job.base) || []), job]);
+    }
+    const suites = [...new Set(run.jobs.map((job) => job.base))];
+    const head = suites.map((suite) => el("th", { scope: "col" }, button(suite, () => only({ suite }), { class: "quiet" })));
+    const body = [...places].map(([cell, ofCell]) => el("tr", {},
+      el("th", { scope: "row" }, button(cell, () => only({ cell }), { class: "quiet" })),
+      suites.map((suite) => el("td", {}, ofCell.has(suite) ? tile(cell, suite, ofCell.get(suite)) : null))));
+    fill(byId("matrix-body"), el("table", {},
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "cell"), head)), el("tbody", {}, body)));
+  }
+
+  function tile(cell, suite, jobs) {
+    const [tests, passed, failed, errors, skipped, , flaky] = jobs.map((job) => job.n).reduce((left, right) => left.map((n, at) => n + right[at]));
+    const bad = failed + errors;
+    const seconds = jobs.reduce((sum, job) => sum + job.time, 0);
+    const kind = bad ? `t-bad l${bad * 20 > tests ? (bad * 2 > tests ? 3 : 2) : 1}` : flaky ? "t-flaky" : passed ? "t-good" : "t-idle";
+    const [mark, number] = bad ? ["✕", bad] : flaky ? ["↻", flaky] : passed ? ["✓", passed] : ["–", skipped];
+    const words = `${cell}, ${suite}: ${tests} tests, ${passed} passed, ${failed} failed, ${errors} errors, ${skipped} skipped, ${time(seconds * 1000)}`;
+    const rest = bad || flaky ? el("small", {}, `of ${tests.toLocaleString("en")}`) : el("small", {}, time(seconds * 1000));
+    return button([el("span", { "aria-hidden": "true" }, mark), ` ${number.toLocaleString("en")} `, rest],
+      () => only({ cell, suite }), { class: `tile ${kind}`, title: words, "aria-label": words });
+  }
+
+  function groupsOfFailures() {
+    const groups = new Map();
+    for (const row of rows) {
+      if (!isBad(row)) continue;
+      if (!groups.has(row.x.g)) groups.set(row.x.g, []);
+      groups.get(row.x.g).push(row);
+    }
+    return [...groups].sort(([left, a], [right, b]) => isOfJob(b[0]) - isOfJob(a[0]) || b.length - a.length || left - right);
+  }
+
+  const isOfJob = (row) => !row.x.r && row.name.startsWith("allranks::");
+
+  function showFailures() {
+    const groups = groupsOfFailures();
+    const body = byId("failures-body");
+    if (!groups.length) return;
+    const failed = groups.reduce((sum, [, members]) => sum + members.length, 0);
+    fill(byId("failures-title"), "Failures ", el("small", {}, groups.length < failed
+      ? `${plural(failed, "test")}, ${groups.length.toLocaleString("en")} different` : plural(failed, "test")));
+    fill(body);
+    const more = button("", () => showMore(), { class: "more" });
+    const left = [...groups];
+    const showMore = () => {
+      more.before(...left.splice(0, GROUPS_AT_ONCE).map(([number, members]) => groupCard(number, members)));
+      more.textContent = `Show ${Math.min(left.length, GROUPS_AT_ONCE)} of ${left.length} more`;
+      more.hidden = !left.length;
+    };
+    body.append(more);
+    showMore();
+  }
+
+  function groupCard(number, members) {
+    const group = run.groups[number];
+    const cells = new Set(members.map((row) => row.job.cell));
+    const tests = new Set(members.map((row) => `${row.job.base}/${row.name}`));
+    const extent = members.length === 1 ? "" : `${plural(members.length, "time")}: ${plural(tests.size, "test")} in ${plural(cells.size, "cell")}`;
+    const all = members.length > 3 ? button(`Show all ${members.length.toLocaleString("en")}`,
+      () => only({ group: String(number) }), { class: "quiet" }) : null;
+    return el("article", { class: "group" },
+      el("h3", {}, badge(group.k, group.w.replaceAll("_", " ")), el("bdi", {}, group.m)),
+      extent || all ? el("p", { class: "extent" }, extent, " ", all) : null,
+      blamed(group.b ?? (tests.size === 1 ? blameOf(members[0]) : undefined)),
+      el("ul", { class: "plain" }, members.slice(0, 3).map((row) => el("li", {}, link(row, named(row.name), place(row), strip(row, 6))))));
+  }
+
+  const place = (row) => el("bdi", { class: "place" }, `${row.job.cell} / ${row.job.suite}`);
+  const blameOf = (row) => (isBad(row) ? run.tests[row.job.base]?.[row.number] : undefined);
+
+  // List of tests
+
+  function buildTests() {
+    const search = el("input", {
+      id: "search", type: "search", placeholder: "Search names and messages", "aria-label": "Search names and messages",
+      autocomplete: "off", spellcheck: "false", oninput: (event) => filter({ q: event.target.value }),
+    });
+    const list = el("div", {
+      id: "list", role: "listbox", tabindex: "0", "aria-label": "Tests", onscroll: showRows, onkeydown: moveInList,
+    }, el("div", { id: "space", role: "presentation" }));
+    fill(byId("tests-body"), el("div", { class: "controls", role: "search" }, search,
+      el("div", { id: "verdicts", role: "group", "aria-label": "Verdicts" }), el("div", { id: "selects" })), el("p", { id: "chips" }), list);
+    addEventListener("resize", showRows);
+  }
+
+  function showControls() {
+    if (byId("search").value !== state.q) byId("search").value = state.q;
+    fill(byId("verdicts"), Object.keys(VERDICTS).filter(occurs).map(verdictToggle));
+    fill(byId("selects"), [
+      choice("cell", "cell", distinct((job) => job.cell), state.cell, (cell) => filter({ cell })),
+      choice("suite", "suite", distinct((job) => job.base), state.suite, (suite) => filter({ suite })),
+      ...axisChoices(),
+      choice("reason", "skip reason", run.reasons.map(([text]) => text), state.reason, (reason) => filter({ reason })),
+      el("select", { id: "sort", "aria-label": "Order", onchange: (event) => filter({ sort: event.target.value }) },
+        [["bad", "failures first"], ["slow", "slowest first"], ["name", "by name"], ["run", "as they ran"]].map(([value, text]) =>
+          el("option", { value, selected: value === state.sort }, text))),
+    ]);
+    showChips();
+  }
+
+  let occurring = null;
+  function occurs(letter) {
+    occurring ??= new Set(rows.flatMap((row) => (row.x.f ? [row.v, "f"] : [row.v])));
+    return occurring.has(letter);
+  }
+
+  const distinct = (of) => [...new Set(run.jobs.map(of))];
+
+  function axisChoices() {
+    const axes = [...new Set(run.jobs.flatMap((job) => Object.keys(job.axes)))];
+    return axes.map((axis) => choice(`axis-${axis}`, axis, distinct((job) => job.axes[axis]).filter((value) => value !== undefined).map(String),
+      state.axes[axis] ?? "", (value) => {
+        const { [axis]: _, ...others } = state.axes;
+        filter({ axes: value === "" ? others : { ...others, [axis]: value } });
+      }));
+  }
+
+  function choice(id, what, values, chosen, choose) {
+    if (values.length < 2 && chosen === "") return null;
+    return el("select", { id: `filter-${id}`, "aria-label": what, class: chosen === "" ? "" : "on", onchange: (event) => choose(event.target.value) },
+      el("option", { value: "" }, `any ${what}`), values.map((value) => el("option", { value, selected: value === chosen }, value)));
+  }
+
+  function verdictToggle(letter) {
+    const on = state.v.has(letter);
+    return button([el("i", { "aria-hidden": "true" }, VERDICTS[letter].glyph), VERDICTS[letter].word], () => {
+      const v = new Set(state.v);
+      if (!v.delete(letter)) v.add(letter);
+      filter({ v });
+    }, { class: `toggle v-${letter}`, "aria-pressed": String(on), "data-verdict": letter });
+  }
+
+  function showChips() {
+    const group = state.group === "" ? null : run.groups[Number(state.group)];
+    const any = state.q || state.v.size || state.cell || state.suite || state.reason || group || Object.keys(state.axes).length;
+    fill(byId("chips"), group && button([`same failure: ${group.m.slice(0, 80)}`, el("b", { "aria-hidden": "true" }, " ×")],
+      () => filter({ group: "" }), { class: "chip" }),
+    any && button("Clear all filters", () => filter({ ...none(), t: state.t }), { class: "quiet", id: "clear" }));
+  }
+
+  const rowHeight = () => parseFloat(getComputedStyle(byId("list")).getPropertyValue("--row")) || 36;
+
+  function showRows() {
+    const list = byId("list"), space = byId("space"), height = rowHeight();
+    space.style.height = `${shown.length * height}px`;
+    const first = Math.max(0, Math.floor(list.scrollTop / height) - ROWS_AROUND);
+    const last = Math.min(shown.length, first + Math.ceil((list.clientHeight || 600) / height) + 2 * ROWS_AROUND);
+    const made = [];
+    for (let at = first; at < last; at++) made.push(listRow(at, height));
+    fill(space, made.length ? made : el("p", { class: "none" }, "No test matches."));
+    const current = byId(`row-${active}`);
+    if (current) list.setAttribute("aria-activedescendant", current.id);
+    else list.removeAttribute("aria-activedescendant");
+  }
+
+  function listRow(at, height) {
+    const row = shown[at];
+    const says = messageOf(row) || reasonOf(row);
+    const element = el("div", {
+      id: `row-${at}`, role: "option", class: `row${isBad(row) ? " bad" : ""}`, "aria-selected": String(at === active),
+      "aria-posinset": String(at + 1), "aria-setsize": String(shown.length),
+    }, glyph(looksAs(row)), link(row, named(row.name), says && el("bdi", { class: "says" }, says)), place(row), strip(row, 6),
+    el("span", { class: "time" }, isOfJob(row) ? "" : time(row.ms)));
+    element.querySelector("a").tabIndex = -1;
+    element.style.transform = `translateY(${at * height}px)`;
+    return element;
+  }
+
+  const STEPS = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
+
+  function moveInList(event) {
+    if (event.key === "Enter" && shown[active]) open(shown[active]);
+    else if (event.key in STEPS && shown.length && !event.ctrlKey && !event.metaKey && !event.altKey) activate(active + STEPS[event.key]);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  function activate(at) {
+    active = Math.max(0, Math.min(shown.length - 1, at));
+    const list = byId("list"), height = rowHeight();
+    if (active * height < list.scrollTop) list.scrollTop = active * height;
+    else if ((active + 1) * height > list.scrollTop + list.clientHeight) list.scrollTop = (active + 1) * height - list.clientHeight;
+    showRows();
+  }
+
+  // Slowest and skips
+
+  function showSlowest() {
+    const longest = run.slowest.length ? run.slowest[0][0] : 0;
+    const items = run.slowest.map(([ms, job, name, letter]) => {
+      const row = rows.find((each) => each.name === name && each.job === run.jobs[job]);
+      const told = [named(name), el("bdi", { class: "place" }, `${run.jobs[job].cell} / ${run.jobs[job].suite}`)];
+      return el("li", {}, bar(ms / longest), el("span", { class: "time" }, time(ms)), glyph(row ? looksAs(row) : letter),
+        row ? link(row, ...told) : el("span", { class: "a" }, ...told));
+    });
+    const list = el("ol", { class: "plain bars" }, items.slice(0, 10));
+    fill(byId("slowest-body"), items.length ? list : el("p", { class: "none" }, "No test took any time."),
+      items.length > 10 && button(`Show ${items.length - 10} more`, (event) => { list.append(...items.slice(10)); event.target.remove(); }, { class: "more" }));
+  }
+
+  function bar(share) {
+    const filled = el("i");
+    filled.style.width = `${Math.max(1, Math.round(100 * share)) || 1}%`;
+    return el("span", { class: "bar", "aria-hidden": "true" }, filled);
+  }
+
+  function showSkips() {
+    const reasons = run.reasons.filter(([, skipped, passed]) => skipped + passed)
+      .sort((left, right) => right[1] + right[2] - left[1] - left[2]);
+    if (!reasons.length) return;
+    const most = reasons[0][1] + reasons[0][2];
+    const items = reasons.map(([text, skipped, passed]) => el("li", {}, bar((skipped + passed) / most),
+      el("span", { class: "time" }, (skipped + passed).toLocaleString("en")),
+      glyph(passed ? "K" : "S"),
+      button([el("bdi", {}, text), el("span", { class: "place" }, passed ? (skipped ? `${skipped} skipped, ${passed} count as passed` : "count as passed") : "skipped")],
+        () => only({ reason: text }), { class: "quiet" })));
+    const list = el("ol", { class: "plain bars" }, items.slice(0, 20));
+    fill(byId("skips-body"), list, items.length > 20 && button(`Show ${items.length - 20} more`,
+      (event) => { list.append(...items.slice(20)); event.target.remove(); }, { class: "more" }));
+  }
+
+  // One test
+
+  function open(row) {
+    if (!state.t) cameFrom = document.activeElement;
+    state = { ...state, t: keyOf(row) };
+    history.pushState(null, "", address());
+    return showDetail();
+  }
+
+  function close() {
+    state = { ...state, t: "" };
+    history.replaceState(null, "", address());
+    showDetail();
+    (cameFrom?.isConnected ? cameFrom : byId("list")).focus({ preventScroll: true });
+  }
+
+  async function showDetail() {
+    const row = state.t ? rowOf(state.t) : null;
+    const aside = byId("detail");
+    document.documentElement.classList.toggle("has-detail", Boolean(state.t));
+    aside.hidden = !state.t;
+    if (!state.t) return fill(aside);
+    const key = state.t;
+    const detail = row ? await detailOf(row) : {};
+    if (state.t !== key) return undefined;
+    fill(aside, row ? testDetail(row, detail) : absent(key));
+    aside.scrollTop = 0;
+    byId("detail-title").focus({ preventScroll: true });
+    return undefined;
+  }
+
+  const closeButton = () => button("×", close, { class: "close", "aria-label": "Close", title: "Close (Esc)" });
+
+  function absent(key) {
+    return [closeButton(), el("h2", { id: "detail-title", tabindex: "-1" }, "This test is not listed here"),
+      el("p", {}, el("bdi", {}, key)), el("p", {}, "It is not in this run, or it passed in a run too large for this page to list every pass.")];
+  }
+
+  function testDetail(row, detail) {
+    return [
+      closeButton(),
+      el("p", { class: "kind" }, badge(row.v, row.x.w ? row.x.w.replaceAll("_", " ") : undefined), row.x.f ? badge("f") : null,
+        isOfJob(row) ? null : el("span", { class: "time" }, time(row.ms)), row.x.c === undefined ? null : el("span", { class: "time" }, `exit code ${row.x.c}`)),
+      el("h2", { id: "detail-title", tabindex: "-1" }, named(row.name)),
+      el("p", { class: "place" }, button(row.job.cell, () => only({ cell: row.job.cell }), { class: "quiet" }), " / ",
+        button(row.job.suite, () => only({ suite: row.job.base }), { class: "quiet" }), ...surroundings(row.job)),
+      says(row, detail),
+      blamed(blameOf(row)),
+      ...rankSquares(row, detail),
+      ...(detail.r || []).map((group, at) => rankSection(row, group, at)),
+      shortSections(detail.o),
+      detail.t ? el("pre", {}, detail.t) : null,
+      isBad(row) && !row.x.d ? el("p", { class: "hint" }, "The page has no room for the texts of this test: they are in junit.xml and in the ranks' own files.") : null,
+      ...attempts(detail.a),
+      ...reproduce(row),
+      ...elsewhere(row),
+      ...jobFiles(row),
+    ];
+  }
+
+  function surroundings(job) {
+    const said = [job.engine && `engine ${job.engine}`, job.image && `image ${job.image}`, job.attempt > 1 && `attempt ${job.attempt}`].filter(Boolean);
+    return said.length ? [el("br"), el("small", {}, said.join(" · "))] : [];
+  }
+
+  function says(row, detail) {
+    const text = detail.m || messageOf(row) || reasonOf(row);
+    return text ? el("p", { class: `says v-${row.v}` }, el("bdi", {}, text)) : null;
+  }
+
+  function rankSquares(row, detail) {
+    const runs = stripOf(row);
+    const ranks = runs.length ? runs[runs.length - 1].to + 1 : 0;
+    if (!ranks) return [];
+    const squares = ranks > MOST_SQUARES ? runs.map((each) => square(row, detail, each)) : runs.flatMap((each) =>
+      Array.from({ length: count(each) }, (_, n) => square(row, detail, { from: each.from + n, to: each.from + n, outcome: each.outcome })));
+    return [el("h3", {}, plural(runs.reduce((sum, each) => sum + count(each), 0), "rank"), " ", legend(runs)), el("div", { class: "squares" }, squares)];
+  }
+
+  function legend(runs) {
+    return el("small", {}, byOutcome(runs).map((each) => el("span", { class: "key" },
+      el("i", { class: `o-${each.outcome}`, "aria-hidden": "true" }, OUTCOMES[each.outcome] || "?"), ` ${each.count} ${each.outcome.replaceAll("_", " ")}`)));
+  }
+
+  function square(row, detail, each) {
+    const ms = each.from === each.to && detail.d ? detail.d[stripOf(row).filter((one) => one.from <= each.from)
+      .reduce((sum, one) => sum + Math.min(one.to, each.from) - one.from + 1, 0) - 1] : undefined;
+    const leads = row.x.l === each.from ? ", leads" : "";
+    const words = `rank ${span(each)}: ${each.outcome.replaceAll("_", " ")}${leads}${ms === undefined ? "" : `, ${time(ms)}`}`;
+    return button([el("b", {}, OUTCOMES[each.outcome] || "?"), el("small", {}, span(each))], () => goToRank(each.from),
+      { class: `o-${each.outcome}${leads ? " leads" : ""}`, title: words, "aria-label": words });
+  }
+
+  function goToRank(rank) {
+    const section = [...document.querySelectorAll("#detail [data-ranks]")].find((each) => has(each.dataset.ranks, rank));
+    if (!section) return;
+    section.open = true;
+    section.scrollIntoView({ block: "start" });
+    section.querySelector("summary")?.focus({ preventScroll: true });
+  }
+
+  const whoseRanks = (ranks) => (/[,-]/.test(ranks) ? `ranks ${ranks.replaceAll(",", ", ")}` : `rank ${ranks}`);
+
+  function rankSection(row, group, at) {
+    const leads = row.x.l !== undefined && has(group.n, row.x.l);
+    const notes = [leads && (/[,-]/.test(group.n) ? `rank ${row.x.l} leads` : "leads"), group.ph && group.ph !== "call" && `in ${group.ph}`,
+      group.by !== undefined && `because of rank ${group.by}`].filter(Boolean);
+    return el("details", { class: "ranks", "data-ranks": group.n, open: at === 0 || undefined },
+      el("summary", {}, el("i", { class: `o-${group.o}`, "aria-hidden": "true" }, OUTCOMES[group.o]), el("b", {}, whoseRanks(group.n)),
+        ` ${group.o.replaceAll("_", " ")}`, notes.length ? el("small", {}, notes.join(", ")) : null,
+        at && group.m ? el("bdi", { class: "first" }, group.m) : null),
+      group.m && group.m.trim() !== (group.t || "").trim() ? el("p", { class: "said" }, el("bdi", {}, group.m)) : null,
+      group.t ? el("pre", {}, group.t) : null,
+      output("stdout", group.so), output("stderr", group.se),
+      group.c ? el("p", { class: "hint" }, "Cut here. All of it: ", files(row.job, group.n, "the rank's own file, in the run's folder")) : null);
+  }
+
+  const output = (what, text) => (text ? el("details", { class: "output", open: true }, el("summary", {}, what), el("pre", {}, text)) : null);
+
+  function shortSections(others) {
+    if (!others) return null;
+    return el("details", { class: "ranks", "data-ranks": others.map((each) => each.n).join(",") },
+      el("summary", {}, el("b", {}, whoseRanks(others.map((each) => each.n).join(","))), el("small", {}, "in short")),
+      el("ul", { class: "plain short" }, others.map((each) => el("li", {}, el("i", { class: `o-${each.o}`, "aria-hidden": "true" }, OUTCOMES[each.o]),
+        ` ${whoseRanks(each.n)} ${each.o.replaceAll("_", " ")}${each.m ? ": " : ""}`, el("bdi", {}, each.m || "")))));
+  }
+
+  function attempts(earlier) {
+    if (!earlier) return [];
+    return [el("h3", {}, "Earlier attempts"), ...earlier.map((attempt) => el("details", { class: "ranks" },
+      el("summary", {}, el("b", {}, `attempt ${attempt.n}`), ` ${attempt.k}`, attempt.m ? el("bdi", { class: "first" }, attempt.m) : null),
+      attempt.t ? el("pre", {}, attempt.t) : el("p", { class: "said" }, el("bdi", {}, attempt.m || "")),
+      attempt.s ? strip({ x: { r: attempt.s } }) : null))];
+  }
+
+  function quoted(word) {
+    if (/^[A-Za-z0-9_@%+=:,./-]+$/.test(word)) return word;
+    if (!/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/.test(word)) return `'${word.replaceAll("'", `'"'"'`)}'`;
+    const escaped = word.replace(/[\\']/g, "\\$&").replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g,
+      (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
+    return `$'${escaped}'`;
+  }
+
+  function commandOf(row) {
+    const name = row.name.startsWith("-") ? `./${row.name}` : row.name;
+    const which = isOfJob(row) ? [] : ["--", name];
+    return ["allranks", "run", row.job.cell, "--suite", row.job.suite, ...which].map(quoted).join(" ");
+  }
+
+  function reproduce(row) {
+    const copyLink = copier("Copy link to this test", () => location.href.split("#")[0] + address({ ...none(), t: keyOf(row) }));
+    if (!row.job.runs) return [el("p", {}, copyLink)];
+    const command = code(commandOf(row));
+    command.id = "command";
+    return [el("h3", {}, "Run it again"), el("div", { class: "command" }, command, copier("Copy", () => commandOf(row), command)), el("p", {}, copyLink)];
+  }
+
+  function copier(text, what, selected) {
+    return button(text, async (event) => {
+      const pressed = event.currentTarget;
+      try {
+        await navigator.clipboard.writeText(what());
+        pressed.textContent = "Copied";
+      } catch {
+        if (selected) getSelection().selectAllChildren(selected);
+        pressed.textContent = selected ? "Selected: press Ctrl+C" : "Copy it from the address bar";
+      }
+    }, { class: "copy" });
+  }
+
+  function elsewhere(row) {
+    const others = rows.filter((each) => each.number === row.number && each.job.base === row.job.base);
+    if (others.length < 2) return [];
+    return [el("h3", {}, `In ${others.length} cells`), el("ul", { class: "plain elsewhere" }, others.map((each) => el("li", {},
+      glyph(looksAs(each)), each === row ? el("b", { class: "a" }, each.job.cell) : link(each, each.job.cell))))];
+  }
+
+  function jobFiles(row) {
+    const all = row.job.ranks || row.x.r;
+    if (!all || !Object.keys(row.job.files).length) return [];
+    return [el("h3", {}, "Files of the ranks"), el("p", { class: "files" }, files(row.job, Object.values(row.job.files).join(","), "none"))];
+  }
+
+  function files(job, ranks, otherwise) {
+    const wanted = [...new Set(runsOf(`${ranks}:x`).flatMap((each) => Array.from({ length: Math.min(count(each), 64) }, (_, n) => each.from + n)))]
+      .sort((left, right) => left - right).slice(0, 64);
+    const links = wanted.flatMap((rank) => Object.keys(FILES).filter((kind) => job.files[kind] && has(job.files[kind], rank))
+      .map((kind) => el("a", { href: `${job.folder}/rank-${rank}.${kind}`, target: "_blank", rel: "noopener noreferrer" }, `rank ${rank} ${FILES[kind]}`)));
+    return links.length ? links.flatMap((each, at) => (at ? [" · ", each] : [each])) : [otherwise];
+  }
+
+  // Keys
+
+  const KEYS = [
+    ["/", "search"], ["j, k, arrows", "move in the list of tests"], ["Enter", "open the test"], ["n, p", "open the next or previous failure"],
+    ["m, f, t", "go to the matrix, the failures, the tests"], ["Esc", "close"], ["?", "this help"],
+  ];
+
+  function buildHelp() {
+    fill(byId("help"), el("h2", { id: "help-title" }, "Keys"), el("dl", {}, KEYS.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)])),
+      button("Close", () => byId("help").close()));
+    byId("help-button").addEventListener("click", () => byId("help").showModal());
+  }
+
+  function goToSection(id, focused) {
+    byId(id).scrollIntoView();
+    byId(focused)?.focus({ preventScroll: true });
+  }
+
+  function step(by) {
+    const bad = shown.some(isBad) ? shown.filter(isBad) : rows.filter(isBad);
+    if (!bad.length) return;
+    const at = bad.findIndex((row) => keyOf(row) === state.t);
+    open(bad[at < 0 ? 0 : (at + by + bad.length) % bad.length]);
+  }
+
+  const ACTIONS = {
+    "/": () => goToSection("tests", "search"), "?": () => byId("help").showModal(), n: () => step(1), p: () => step(-1),
+    m: () => goToSection("matrix"), f: () => goToSection("failures"), t: () => goToSection("tests", "list"),
+    j: () => { goToSection("tests", "list"); }, k: () => { goToSection("tests", "list"); },
+  };
+
+  function onKey(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
+    const typing = event.target.matches?.("input, select, textarea");
+    if (event.key === "Escape" && state.t) close();
+    else if (event.key === "Escape" && typing) byId("list").focus();
+    else if (event.key === "ArrowDown" && event.target.id === "search") byId("list").focus();
+    else if (!typing && Object.hasOwn(ACTIONS, event.key)) ACTIONS[event.key]();
+    else return;
+    event.preventDefault();
+  }
+
+  // Start
+
+  async function start() {
+    if (!("DecompressionStream" in self)) throw new Error("this browser cannot unpack the tests; a newer one can");
+    await load();
+    document.documentElement.classList.add("js");
+    readAddress();
+    showCounts();
+    showMatrix();
+    showFailures();
+    buildTests();
+    buildHelp();
+    applyFilters();
+    showSlowest();
+    showSkips();
+    await showDetail();
+    if (location.hash && !location.hash.includes("=")) byId(location.hash.slice(1))?.scrollIntoView();
+    addEventListener("keydown", onKey);
+    addEventListener("popstate", () => { if (readAddress()) { applyFilters(); showDetail(); } });
+    document.documentElement.dataset.ready = "yes";
+  }
+
+  start().catch((error) => {
+    const trouble = byId("trouble");
+    trouble.textContent = `Search and details are not available: ${error.message}. Counts and failures are below; junit.xml has everything.`;
+    trouble.hidden = false;
+    document.documentElement.dataset.ready = "no";
+  });
+})();

@@ -1,0 +1,268 @@
+"""Takes a run job by job, keeps little of each, and writes ``report.html`` at its end."""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from allranks.report.blame import Blame
+from allranks.report.columns import PassedRanks, compact
+from allranks.report.judged import CellSuite, JobFacts, MergedRun, SuiteRow
+from allranks.report.model import Rule, TestVerdict, VerdictKind
+from allranks.report.page.details import Details
+from allranks.report.page.document import GENERATOR, document
+from allranks.report.page.evidence import Evidence, TestKey, tells
+from allranks.report.page.files import attempt_folder, files_of_ranks
+from allranks.report.page.grouping import Groups, message_of
+from allranks.report.page.index import Index
+from allranks.report.page.static import Sample, Static
+from allranks.report.xml_text import cut, first_line, readable
+
+MOST_REASONS: Final = 1000
+"""Different reasons of skips that are told apart."""
+
+_SAMPLES: Final = 60
+"""Groups of failures of which a text is kept for the part of the page that needs no script."""
+
+_SAMPLE: Final = 1500
+_SLOWEST: Final = 50
+_REASON: Final = 200
+_OTHER_REASONS: Final = "other reasons"
+_LETTERS: Final = {VerdictKind.FAILURE: "F", VerdictKind.ERROR: "E", VerdictKind.SKIPPED: "S", VerdictKind.PASSED: "P"}
+
+
+class Slow(NamedTuple):
+    """One of the slowest testcases; ordered by its time."""
+
+    seconds: float
+    job: int
+    nodeid: str
+    letter: str
+
+
+@dataclass
+class _Reason:
+    text: str
+    skipped: int = 0
+    passed: int = 0
+
+
+class PageWriter:
+    """Writes the page of a run.
+
+    Args:
+        path: Of ``report.html``, in the folder of the run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._jobs = 0
+        self._usual: dict[int, str] = {}
+        self._index, self._details = Index(), Details()
+        self._groups, self._evidence = Groups(), Evidence()
+        self._samples: dict[int, Sample] = {}
+        self._reasons: dict[str, int] = {}
+        self._histogram: list[_Reason] = []
+        self._slowest: list[Slow] = []
+
+    def add(self, suite: CellSuite) -> None:
+        """Take a job with its tests; the order of the jobs is that of the run's rows."""
+        job, cell = self._jobs, self._evidence.cell(suite)
+        self._jobs += 1
+        base = readable(base_name(suite))
+        for test in suite.tests:
+            nodeid = readable(test.nodeid)
+            key = TestKey(base, nodeid)
+            if test.verdict.kind is VerdictKind.PASSED and test.verdict.rule is Rule.PASSED and not test.earlier:
+                self._add_passed(job, cell, key, test)
+            else:
+                self._add_notable(job, cell, key, test, suite)
+
+    def write(self, merged: MergedRun) -> None:
+        """Write the page to its place, replacing what is there in one step.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        blames = Blames(self._evidence)
+        groups = list(self._told_groups(blames))
+        rest = {**self._rest(merged), "groups": groups, "tests": blames.of_tests(self._index), "blames": blames.told}
+        static = Static(
+            merged=merged,
+            samples=tuple(self._samples.values()),
+            reasons=tuple((reason.text, reason.skipped, reason.passed) for reason in self._histogram),
+            listed=self._listed(merged),
+        )
+        text = document(static, self._index.finish(rest), self._details.chunks)
+        unfinished = self._path.with_name(f".{self._path.name}.unfinished")
+        try:
+            unfinished.write_text(text, encoding="utf-8", newline="\n")
+            unfinished.replace(self._path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def _add_passed(self, job: int, cell: int, key: TestKey, test: TestVerdict) -> None:
+        # A test that a rank has more to say of than that it passed is not among PassedRanks, and may be alone in that.
+        ranks = compact(test.ranks)
+        usual = self._usual.setdefault(job, ranks) if isinstance(test.ranks, PassedRanks) else self._usual.get(job)
+        extra = {"r": ranks} if ranks != usual else None
+        self._index.add_passed(job, key.nodeid, test.time, extra)
+        if test.verdict.executed:
+            self._evidence.passed(key, cell)
+        self._time(job, key.nodeid, "P", test.time)
+
+    def _add_notable(self, job: int, cell: int, key: TestKey, test: TestVerdict, suite: CellSuite) -> None:
+        letter = letter_of(test)
+        extra: dict[str, Any] = {"r": compact(test.ranks)}
+        if test.verdict.is_bad:
+            extra |= self._failure(cell, key, test, suite)
+        elif test.verdict.rule is not Rule.PASSED:
+            extra["s"] = self._reason(test)
+        if tells(test) and letter == "P":
+            self._evidence.passed(key, cell)
+        if test.is_flaky:
+            extra["f"] = 1
+        if test.verdict.is_bad or test.earlier:
+            extra["d"] = self._details.add(test)
+        if test.verdict.leading is not None:
+            extra["l"] = test.verdict.leading
+        if test.verdict.skip_code is not None:
+            extra["c"] = test.verdict.skip_code
+        self._index.add(job, key.nodeid, letter, test.time, extra)
+        self._time(job, key.nodeid, letter, test.time)
+
+    def _failure(self, cell: int, key: TestKey, test: TestVerdict, suite: CellSuite) -> dict[str, Any]:
+        message = message_of(test)
+        group = self._groups.number_of(test, message)
+        if test.verdict.rule is not Rule.JOB:
+            # What befalls a job is reported where it does, and nowhere else as a pass: it is no evidence.
+            self._evidence.failed(key, group, cell)
+        if group in self._samples:
+            self._samples[group].count += 1
+        elif len(self._samples) < _SAMPLES or (test.verdict.rule is Rule.JOB and len(self._samples) < 2 * _SAMPLES):
+            self._samples[group] = Sample(
+                place=readable(suite.name),
+                nodeid=key.nodeid,
+                kind=test.verdict.kind,
+                message=message,
+                text=cut(readable(test.verdict.text), _SAMPLE),
+                is_of_job=test.verdict.rule is Rule.JOB,
+            )
+        same = self._groups.groups[group].message == message
+        return {"g": group, "w": test.verdict.reason} | ({} if same else {"m": message})
+
+    def _reason(self, test: TestVerdict) -> int:
+        said = cut(first_line(readable(test.verdict.message)), _REASON).replace("\n", " ") or "no reason given"
+        text = f"xfail: {said}" if test.verdict.reason == "pytest.xfail" else said
+        text = text if text in self._reasons or len(self._reasons) < MOST_REASONS else _OTHER_REASONS
+        number = self._reasons.setdefault(text, len(self._reasons))
+        if number == len(self._histogram):
+            self._histogram.append(_Reason(text))
+        reason = self._histogram[number]
+        reason.passed += test.verdict.is_skip_but_pass
+        reason.skipped += not test.verdict.is_skip_but_pass
+        return number
+
+    def _time(self, job: int, nodeid: str, letter: str, seconds: float) -> None:
+        if len(self._slowest) < _SLOWEST:
+            heapq.heappush(self._slowest, Slow(seconds, job, nodeid, letter))
+        elif seconds > self._slowest[0].seconds:
+            heapq.heapreplace(self._slowest, Slow(seconds, job, nodeid, letter))
+
+    def _told_groups(self, blames: "Blames") -> Iterator[dict[str, Any]]:
+        for number, group in enumerate(self._groups.groups):
+            blamed = blames.number(self._evidence.of_group(number))
+            told = {"m": group.message, "k": _LETTERS[group.kind], "w": group.reason}
+            yield told if blamed is None else {**told, "b": blamed}
+
+    def _rest(self, merged: MergedRun) -> dict[str, Any]:
+        return {
+            "run": readable(merged.run_id),
+            "policy": merged.policy,
+            "jobs": [self._job(number, row) for number, row in enumerate(merged.suites)],
+            "reasons": [[reason.text, reason.skipped, reason.passed] for reason in self._histogram],
+            "slowest": [[round(s.seconds * 1000), s.job, s.nodeid, s.letter] for s in self._slowest_first()],
+            "cut": self._details.left_out,
+        }
+
+    def _slowest_first(self) -> list[Slow]:
+        return sorted(self._slowest, key=lambda slow: (-slow.seconds, slow.job, slow.nodeid))
+
+    def _job(self, number: int, row: SuiteRow) -> dict[str, Any]:
+        counts, folder = row.counts, attempt_folder(row)
+        tells_more = counts.failed + counts.errors + counts.flaky > 0
+        return {
+            "cell": readable(row.cell),
+            "suite": readable(row.suite),
+            "base": readable(base_name(row)),
+            "axes": {readable(axis): value if isinstance(value, int) else readable(value) for axis, value in row.axes.items()},
+            "n": [counts.tests, counts.passed, counts.failed, counts.errors, counts.skipped, counts.skip_but_pass, counts.flaky],
+            "time": round(counts.time if row.elapsed is None else row.elapsed, 3),
+            "ranks": self._usual.get(number, ""),
+            "runs": bool(row.engine or row.axes),
+            "out": self._index.left_out.get(number, 0),
+            "engine": readable(row.engine),
+            "image": readable(row.image),
+            "attempt": row.attempt,
+            "folder": folder,
+            "files": files_of_ranks(self._path.parent, folder) if tells_more else {},
+        }
+
+    def _listed(self, merged: MergedRun) -> str:
+        """A sentence for what the page leaves out; empty where it leaves out nothing."""
+        out, cut_off = sum(self._index.left_out.values()), self._details.left_out
+        said = []
+        if out:
+            said.append(f"{out:,} tests that passed on every rank are counted here and not listed")
+        if cut_off:
+            said.append(f"{cut_off:,} failures are listed without their texts")
+        return f"{'; '.join(said)}: {merged.junit.name} beside this page has all of them." if said else ""
+
+
+class Blames:
+    """The different things that are blamed, each told once, by number."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._numbers: dict[Blame, int] = {}
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """For the script."""
+        return [
+            {"p": readable(blame.predicate), "f": blame.fails, "n": blame.passes, "a": list(map(readable, blame.also))}
+            for blame in self._numbers
+        ]
+
+    def number(self, blame: Blame | None) -> int | None:
+        """The number of what is blamed; None where nothing is."""
+        return None if blame is None else self._numbers.setdefault(blame, len(self._numbers))
+
+    def of_tests(self, index: Index) -> dict[str, dict[int, int]]:
+        """For each suite, by the numbers of its tests' names, what is blamed for their failures."""
+        told: dict[str, dict[int, int]] = {}
+        for key, blame in self._evidence.of_tests():
+            name, number = index.name_number(key.nodeid), self.number(blame)
+            if name is not None and number is not None:
+                told.setdefault(key.suite, {})[name] = number
+        return told
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page that allranks wrote, and may therefore overwrite."""
+    try:
+        with path.open("rb") as file:
+            return GENERATOR.encode() in file.read(1024)
+    except OSError:
+        return False
+
+
+def base_name(facts: JobFacts) -> str:
+    """The suite's name, without the shard."""
+    return facts.share.suite if facts.share else facts.suite
+
+
+def letter_of(test: TestVerdict) -> str:
+    """How the script knows a verdict: a skip that counts as a pass has a letter of its own."""
+    return "K" if test.verdict.is_skip_but_pass else _LETTERS[test.verdict.kind]
