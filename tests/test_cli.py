@@ -344,7 +344,7 @@ def test_merge_judges_what_lies_in_any_folder(allranks, ranks):
     folder = ranks("", '<failure message="no">text</failure>')
     code, out, _ = allranks("merge", str(folder))
     assert code == 1
-    assert f"report: {folder}/junit.xml" in out
+    assert f"report: {folder}/junit.xml\npage: {folder}/report.html\n" in out
     assert out.endswith("exit code 1: tests failed\n")
 
 

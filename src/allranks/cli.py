@@ -298,7 +298,7 @@ def _merge(options: argparse.Namespace) -> ExitCode:
         update_baseline(options.update_baseline, merged.suites)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     report = "\n        ".join(map(str, merged.junit_files))
-    _say(f"{render_results(merged)}\n\nreport: {report}\nexit code {code:d}: {MEANING[code]}")
+    _say(f"{render_results(merged)}\n\nreport: {report}\npage: {merged.page}\nexit code {code:d}: {MEANING[code]}")
     return code
 
 

@@ -135,7 +135,9 @@ def _show(folder: RunFolder, job_ids: AbstractSet[str], say: Callable[[str], Non
     say("")
     say(render_table(own))
     say("")
-    say("report: " + "\n        ".join(str(_from_here(_lasting(folder.path) / file.name)) for file in own.junit_files))
+    report = _lasting(folder.path)
+    say("report: " + "\n        ".join(str(_from_here(report / file.name)) for file in own.junit_files))
+    say(f"page: {_from_here(report / own.page.name)}")
     return own
 
 

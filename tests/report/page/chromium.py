@@ -42,30 +42,36 @@ class Browser:
     answers: BinaryIO
     events: list[dict[str, Any]] = field(default_factory=list)
     last: int = 0
+    read: bytes = b""
 
     def send(self, method: str, session: str | None = None, **params: Any) -> dict[str, Any]:
         """One command of the protocol, and its result."""
-        self.last += 1
-        message = {"id": self.last, "method": method, "params": params}
+        number = self.last = self.last + 1
+        message = {"id": number, "method": method, "params": params}
         self.commands.write(json.dumps(message | ({"sessionId": session} if session else {})).encode() + b"\0")
         self.commands.flush()
         while True:
             answer = self.receive()
-            if answer.get("id") != self.last:
+            if answer.get("id") != number:
                 self.events.append(answer)
             elif "error" in answer:
                 raise BrowserError(f"{method}: {answer['error']}")
             else:
                 return dict(answer["result"])
 
+    def wait(self, method: str, session: str) -> None:
+        """Wait for an event."""
+        while not any(event.get("method") == method and event.get("sessionId") == session for event in self.events):
+            self.events.append(self.receive())
+
     def receive(self) -> dict[str, Any]:
         """The next answer or event."""
-        read = bytearray()
-        while (byte := self.answers.read(1)) != b"\0":
-            if not byte:
+        while b"\0" not in self.read:
+            if not (more := os.read(self.answers.fileno(), 1 << 16)):
                 raise BrowserError("the browser has ended")
-            read += byte
-        return dict(json.loads(read))
+            self.read += more
+        answer, _, self.read = self.read.partition(b"\0")
+        return dict(json.loads(answer))
 
     def page(self) -> "Page":
         """A new page, of which everything that it logs, requests or says in a dialog is kept."""
@@ -91,15 +97,13 @@ class Page:
     def open(self, path: Path, fragment: str = "") -> None:
         """Go to a report, and wait until its script is done."""
         self.go(path, fragment)
-        state = self.run("document.documentElement.dataset.ready")
-        if state is None:
-            self.until("document.documentElement.dataset.ready")
+        self.until("document.documentElement.dataset.ready")
 
     def go(self, path: Path, fragment: str = "") -> None:
         """Go to a file, and wait until it is loaded."""
         self.browser.events.clear()
-        self.send("Page.navigate", url=path.absolute().as_uri() + fragment)
-        self.until("location.protocol === 'file:' && document.readyState === 'complete'")
+        if "loaderId" in self.send("Page.navigate", url=path.absolute().as_uri() + fragment):
+            self.browser.wait("Page.loadEventFired", self.session)
 
     def run(self, expression: str) -> Any:
         """The value of an expression."""
@@ -116,13 +120,7 @@ class Page:
             const look = () => ({condition}) ? done(true) : Date.now() > last ? give_up(Error('never true')) : setTimeout(look, 5);
             look();
         }})"""
-        while True:
-            with suppress(BrowserError):
-                # A page that is replaced takes its promise with it.
-                self.run(source)
-                return
-            if "location.protocol" not in condition:
-                raise BrowserError(f"never true: {condition}")
+        self.run(source)
 
     def text(self, selector: str) -> str:
         """What stands in the first element of this kind."""
@@ -145,8 +143,9 @@ class Page:
     def press(self, key: str) -> None:
         """Press a key, wherever the focus is."""
         text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
-        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, **text)
-        self.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key)
+        number = {"windowsVirtualKeyCode": 27} if key == "Escape" else {}  # by which Chromium closes a dialog
+        self.send("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, **text, **number)
+        self.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, **number)
 
     def size(self, width: int, height: int, *, scale: float = 1) -> None:
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 600)

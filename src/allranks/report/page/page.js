@@ -371,7 +371,7 @@
       choice("cell", "cell", distinct((job) => job.cell), state.cell, (cell) => filter({ cell })),
       choice("suite", "suite", distinct((job) => job.base), state.suite, (suite) => filter({ suite })),
       ...axisChoices(),
-      choice("reason", "skip reason", run.reasons.map(([text]) => text), state.reason, (reason) => filter({ reason })),
+      choice("reason", "skip reason", run.reasons.map(([text]) => text), state.reason, (reason) => filter({ reason }), 1),
       el("select", { id: "sort", "aria-label": "Order", onchange: (event) => filter({ sort: event.target.value }) },
         [["bad", "failures first"], ["slow", "slowest first"], ["name", "by name"], ["run", "as they ran"]].map(([value, text]) =>
           el("option", { value, selected: value === state.sort }, text))),
@@ -396,8 +396,8 @@
       }));
   }
 
-  function choice(id, what, values, chosen, choose) {
-    if (values.length < 2 && chosen === "") return null;
+  function choice(id, what, values, chosen, choose, fewest = 2) {
+    if (values.length < fewest && chosen === "") return null;
     return el("select", { id: `filter-${id}`, "aria-label": what, class: chosen === "" ? "" : "on", onchange: (event) => choose(event.target.value) },
       el("option", { value: "" }, `any ${what}`), values.map((value) => el("option", { value, selected: value === chosen }, value)));
   }

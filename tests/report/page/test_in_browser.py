@@ -1,0 +1,397 @@
+"""The page in a real browser: what a reader sees and can do. The ``page`` fixture checks that nothing leaves or breaks."""
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from chromium import Page
+from runs import TRACE, case, failed, gloo_matrix, job, passed, rank, skipped, write_page
+
+pytestmark = pytest.mark.browser
+
+SUM = "suites/collectives/test_sums.py::test_sum"
+BARRIER = "suites/collectives/test_barriers.py::test_barrier[2 groups]"
+LATE = "suites/collectives/test_barriers.py::test_late"
+
+
+def some_tests(size: int, init: str) -> list[Any]:
+    bad = failed(SUM, size, "AssertionError: 5.0 != 6.0", TRACE, stdout="step 0\n", stderr="a warning\n")
+    return [
+        bad if size == 4 else passed(SUM, size, 0.5),
+        passed(BARRIER, size, 2.5 if init == "tcp" else 0.01),
+        skipped(LATE, "Need at least 4 ranks", size) if size == 1 else passed(LATE, size),
+    ]
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """27 tests in nine cells: one fails where world_size is 4, one is skipped where it is 1."""
+    return write_page(tmp_path, gloo_matrix(some_tests))
+
+
+@pytest.fixture
+def opened(page: Page, report: Path) -> Page:
+    page.open(report)
+    return page
+
+
+def listed(page: Page) -> list[str]:
+    return [f"{name} {place}" for name, place in zip(page.texts("#list .name b"), page.texts("#list .place"), strict=True)]
+
+
+def open_test(page: Page) -> None:
+    page.until("document.querySelector('#detail h2')")
+
+
+def test_the_matrix_shows_each_cell_and_suite(opened: Page) -> None:
+    assert len(opened.texts("#matrix tbody tr")) == 9
+    assert opened.run("document.querySelector('#matrix [title^=\"gloo-w4-g0-env, collectives\"]').innerText") == "✕ 1 of 3"
+
+
+def test_equal_failures_of_several_cells_are_one(opened: Page) -> None:
+    assert opened.texts("#failures .group h3 bdi") == ["AssertionError: 5.0 != 6.0"]
+    assert "3 times: 1 test in 3 cells" in opened.text("#failures .group")
+
+
+def test_the_axis_to_blame_is_named_with_its_evidence(opened: Page) -> None:
+    said = "Fails exactly where world_size >= 4: in 3 of 3 such cells, and passes in 6 of 6 others."
+    assert opened.texts("#failures .blame") == [said]
+    opened.click("#failures .group li a")
+    open_test(opened)
+    assert opened.texts("#detail .blame") == [said]
+
+
+def test_failures_lead_the_list(opened: Page) -> None:
+    assert [each.startswith("test_sum") for each in listed(opened)[:3]] == [True] * 3
+
+
+def test_search_finds_names_and_messages(opened: Page) -> None:
+    opened.choose("#search", "TEST_sum w2-g0-tcp")
+    assert listed(opened) == ["test_sum gloo-w2-g0-tcp / collectives"]
+    opened.choose("#search", "5.0 != 6.0")
+    assert len(listed(opened)) == 3
+    opened.choose("#search", "no such thing")
+    assert opened.text("#list") == "No test matches."
+
+
+@pytest.mark.parametrize(
+    ("selector", "value", "count"),
+    [
+        ("#filter-cell", "gloo-w1-g0-env", 3),
+        ("#filter-axis-world_size", "2", 9),
+        ("#filter-axis-init_method", "tcp", 9),
+        ("#filter-reason", "Need at least 4 ranks", 3),
+    ],
+)
+def test_a_filter_narrows_the_list(opened: Page, selector: str, value: str, count: int) -> None:
+    opened.choose(selector, value)
+    assert len(listed(opened)) == count
+    assert opened.text("#shown").startswith(f"{count} of 27")
+    opened.click("#clear")
+    assert opened.text("#shown") == "27 of 27 tests"
+
+
+def test_an_axis_with_one_value_is_no_filter(opened: Page) -> None:
+    assert not opened.run("Boolean(document.querySelector('#filter-axis-backend'))")
+
+
+def test_verdicts_can_be_chosen_together(opened: Page) -> None:
+    opened.click("[data-verdict=F]")
+    assert len(listed(opened)) == 3
+    opened.click("[data-verdict=S]")
+    assert len(listed(opened)) == 6
+    opened.click("[data-verdict=F]")
+    assert len(listed(opened)) == 3
+
+
+def test_a_tile_of_the_matrix_shows_its_tests(opened: Page) -> None:
+    opened.click('#matrix [title^="gloo-w4-g0-tcp, collectives"]')
+    assert {each.split(" / ")[0].split()[-1] for each in listed(opened)} == {"gloo-w4-g0-tcp"}
+
+
+def test_a_group_shows_all_its_failures(page: Page, tmp_path: Path) -> None:
+    tests = [failed(f"t.py::test_{number}", 2, f"died at 0x{number:x}") for number in range(5)]
+    page.open(write_page(tmp_path, [job("c", "s", [*tests, passed("t.py::other")])]))
+    page.click("#failures .extent button")
+    assert len(listed(page)) == 5
+
+
+def test_the_filters_are_in_the_address(opened: Page, report: Path) -> None:
+    opened.choose("#search", "late")
+    opened.choose("#filter-axis-world_size", "4")
+    opened.click("[data-verdict=P]")
+    fragment = opened.run("location.hash")
+    opened.go(report.parent / "report.html", "#")
+    opened.go(report, "?again" + fragment)
+    opened.until("document.documentElement.dataset.ready")
+    assert len(listed(opened)) == 3
+    assert opened.run("document.querySelector('#search').value") == "late"
+
+
+@pytest.mark.parametrize("name", [BARRIER, "t.py::test[a/b c&t=x%41+ü]", "t.py::test[~2]", "t.py::test['\"<b>]"])
+def test_every_test_has_a_link(page: Page, tmp_path: Path, name: str) -> None:
+    path = write_page(tmp_path, [job("gloo-w2-g0-env", "s", [passed("t.py::other"), passed(name), passed("t.py::last")])])
+    page.open(path, f"#t={quote('gloo-w2-g0-env/s/' + name, safe='')}")
+    open_test(page)
+    assert page.text("#detail h2") == name
+
+
+def test_two_tests_of_one_name_have_each_a_link(page: Page, tmp_path: Path) -> None:
+    path = write_page(tmp_path, [job("c", "s", [passed("t.py::twice"), failed("t.py::twice")])])
+    page.open(path, "#t=c/s/t.py::twice~2")
+    open_test(page)
+    assert page.text("#detail .badge") == "✕failed"
+
+
+def test_a_link_to_a_test_that_is_not_there_says_so(page: Page, report: Path) -> None:
+    page.open(report, "#t=nowhere/to/be::found")
+    open_test(page)
+    assert page.text("#detail h2") == "This test is not listed here"
+
+
+def test_back_closes_the_test(opened: Page) -> None:
+    opened.click("#list .row a")
+    open_test(opened)
+    opened.run("history.back()")
+    opened.until("document.querySelector('#detail').hidden")
+
+
+def test_a_test_shows_what_each_rank_said(opened: Page) -> None:
+    opened.click("#failures .group li a")
+    open_test(opened)
+    text = opened.run("document.querySelector('#detail').textContent")
+    assert "rank 1 failed: AssertionError: 5.0 != 6.0" in text
+    assert TRACE in text
+    assert "step 0" in text
+    assert "a warning" in text
+    assert "stack of rank 3" in text
+    assert opened.run("[...document.querySelectorAll('.squares button')].map(e => e.title)") == [
+        "rank 0: aborted, <1 ms", "rank 1: failed, leads, 500 ms", "rank 2: aborted, <1 ms", "rank 3: aborted, <1 ms",
+    ]  # fmt: skip
+
+
+def test_a_rank_leads_to_its_words(opened: Page) -> None:
+    opened.click("#failures .group li a")
+    open_test(opened)
+    opened.click(".squares button:nth-child(4)")
+    assert opened.run("document.querySelector('[data-ranks=\"3\"]').open")
+
+
+def test_earlier_attempts_are_shown(page: Page, tmp_path: Path) -> None:
+    flaky = case("t.py::flaky", [rank(0), rank(1)], earlier=[[rank(0, "failed", at=1, message="reset by peer", text="TRACE"), rank(1)]])
+    page.open(write_page(tmp_path, [job("c", "s", [flaky])]), "#t=c/s/t.py::flaky")
+    open_test(page)
+    assert page.texts("#detail .badge") == ["✓passed", "↻flaky"]
+    assert "attempt 1" in page.text("#detail")
+    assert "reset by peer" in page.text("#detail")
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "command"),
+    [
+        ("a/t.py::test_x", "allranks run c --suite s -- a/t.py::test_x"),
+        ("t.py::test[a b]", "allranks run c --suite s -- 't.py::test[a b]'"),
+        ("t.py::test[it's $HOME `x`]", """allranks run c --suite s -- 't.py::test[it'"'"'s $HOME `x`]'"""),
+        ("t.py::test[a\nb]", r"allranks run c --suite s -- $'t.py::test[a\u000ab]'"),
+        ("-p evil", "allranks run c --suite s -- './-p evil'"),
+    ],
+)
+def test_the_command_that_runs_it_again_is_quoted(page: Page, tmp_path: Path, nodeid: str, command: str) -> None:
+    page.open(write_page(tmp_path, [job("c", "s", [passed(nodeid)])]), f"#t={quote('c/s/' + nodeid, safe='')}")
+    open_test(page)
+    assert page.run("document.querySelector('#command').textContent") == command
+
+
+def test_results_from_elsewhere_have_no_command(page: Page, tmp_path: Path) -> None:
+    page.open(write_page(tmp_path, [job("c", "s", [passed("t.py::test")], engine="")]), "#t=c/s/t.py::test")
+    open_test(page)
+    assert not page.run("Boolean(document.querySelector('#command'))")
+
+
+def test_long_output_is_cut_with_a_link_to_the_file(page: Page, tmp_path: Path) -> None:
+    folder = tmp_path / "cells" / "c" / "s" / "attempt-3"
+    folder.mkdir(parents=True)
+    for name in ("rank-0.xml", "rank-1.xml", "rank-1.log"):
+        (folder / name).touch()
+    test = failed("t.py::test", text="x" * 100_000)
+    page.open(write_page(tmp_path, [job("c", "s", [test], attempt=3)]), "#t=c/s/t.py::test")
+    open_test(page)
+    links = "[...document.querySelectorAll('.ranks .hint a')].map(e => e.getAttribute('href'))"
+    assert page.run(links) == ["cells/c/s/attempt-3/rank-1.xml", "cells/c/s/attempt-3/rank-1.log"]
+    assert page.run("document.querySelector('#detail pre').textContent.length") < 5000
+
+
+def test_the_slowest_lead_their_list(opened: Page) -> None:
+    assert opened.texts("#slowest .name b")[:3] == ["test_barrier[2 groups]"] * 3
+    assert opened.texts("#slowest .bars .time")[0] == "2.50 s"
+
+
+def test_skips_that_count_as_passes_are_counted_by_reason(page: Page, tmp_path: Path) -> None:
+    tests = [
+        *(skipped(f"t.py::a{number}", "Need 4 GPUs", policy="pass") for number in range(3)),
+        skipped("t.py::b", "Need NCCL", policy="pass"),
+    ]
+    page.open(write_page(tmp_path, [job("c", "s", tests)], policy="pass"))
+    assert page.texts("#skips bdi") == ["Need 4 GPUs", "Need NCCL"]
+    page.click("#skips li button")
+    assert len(listed(page)) == 3
+    assert "3 skipped, counts as passed" not in page.text("#counts")
+    assert "4 skipped, counts as passed" in page.text("#counts").replace("\n", " ")
+
+
+def test_keys_lead_through_the_failures(opened: Page) -> None:
+    opened.press("n")
+    open_test(opened)
+    assert opened.text("#detail h2") == SUM
+    first = opened.run("location.hash")
+    opened.press("n")
+    opened.until(f"location.hash !== {json.dumps(first)}")
+    opened.press("p")
+    opened.until(f"location.hash === {json.dumps(first)}")
+    opened.press("Escape")
+    assert opened.run("document.querySelector('#detail').hidden")
+
+
+def test_keys_search_and_open(opened: Page) -> None:
+    opened.press("/")
+    opened.send("Input.insertText", text="late w1-g0")
+    assert len(listed(opened)) == 3
+    opened.press("ArrowDown")
+    opened.press("j")
+    opened.press("k")
+    opened.press("ArrowDown")
+    assert opened.run("document.activeElement.getAttribute('aria-activedescendant')") == "row-1"
+    opened.press("Enter")
+    open_test(opened)
+    assert "gloo-w1-g0-tcp" in opened.text("#detail")
+    opened.press("Escape")
+    assert opened.run("document.activeElement.id") == "list"
+
+
+def test_keys_are_explained(opened: Page) -> None:
+    opened.press("?")
+    assert opened.run("document.querySelector('#help').open")
+    opened.press("Escape")
+    opened.until("!document.querySelector('#help').open")
+
+
+def test_a_long_list_has_only_the_rows_that_are_in_sight(page: Page, tmp_path: Path) -> None:
+    page.open(write_page(tmp_path, [job("c", "s", [passed(f"t.py::test_{number:05}") for number in range(5000)])]))
+    assert len(listed(page)) < 60
+    page.run("document.querySelector('#list').scrollTop = 1e9")
+    page.until("document.querySelector('#list').innerText.includes('test_04999')")
+    assert len(listed(page)) < 60
+
+
+@pytest.mark.parametrize("width", [360, 768, 1400])
+def test_nothing_sticks_out_on_any_screen(page: Page, report: Path, width: int) -> None:
+    page.size(width, 800)
+    page.open(report, f"#t={quote('gloo-w4-g0-env/collectives/' + SUM)}")
+    open_test(page)
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.run("document.querySelector('#detail').scrollWidth <= document.querySelector('#detail').clientWidth")
+
+
+def test_dark_is_dark(page: Page, report: Path) -> None:
+    page.dark()
+    page.open(report)
+    assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(16, 20, 26)"
+
+
+def test_counts_and_failures_need_no_script(page: Page, report: Path) -> None:
+    page.without_script()
+    page.go(report)
+    text = page.text("main")
+    assert "3 of 27 tests went wrong" in text
+    assert "21 passed" in text
+    assert SUM in text
+    assert "AssertionError: 5.0 != 6.0" in text
+    assert "gloo-w4-g0-file" in text
+    assert page.run("[...document.querySelectorAll('#matrix .t-bad')].length") == 3
+    assert not page.run("document.querySelector('#tests').checkVisibility()")
+
+
+def test_a_browser_that_cannot_unpack_says_so_and_shows_the_rest(page: Page, report: Path) -> None:
+    page.send("Page.addScriptToEvaluateOnNewDocument", source="delete self.DecompressionStream")
+    page.open(report)
+    assert "Search and details are not available" in page.text("#trouble")
+    assert "3 of 27 tests went wrong" in page.text("main")
+
+
+def test_an_empty_run_has_a_page(page: Page, tmp_path: Path) -> None:
+    page.open(write_page(tmp_path, []))
+    assert page.text("h1") == "There is no test in this run"
+    assert page.text("#list") == "No test matches."
+
+
+HOSTILE = (
+    "</script><script>hit('script')</script>",
+    "<img src=x onerror=hit('img')>",
+    "\"><svg onload=hit('svg')>",
+    "javascript:hit('url')",
+    "<!--<script>",
+    "]]></style><style>*{display:none}",
+    "\u2028hit('line')\u2029",
+    "\ud800 half \udfff",
+    "\x1b[31mred\x1b]8;;javascript:hit('osc')\x07link\x1b]8;;\x07\x1b[0m\x00\x07",
+    "$policy ${style} {{script}} %s",
+    "../../../etc/passwd",
+    "\u202egnp.exe",
+    "__proto__",
+    "constructor",
+)
+
+
+def hostile_tests(text: str) -> list[Any]:
+    return [
+        failed(f"{text}::{text}", 2, text, f"{text}\n{text}", stdout=text, stderr=text),
+        case(text, [rank(0), rank(1)], earlier=[[rank(0, "failed", at=1, message=text, text=text), rank(1)]]),
+        skipped(f"skipped::{text}", text),
+        passed(f"passed::{text}"),
+    ]
+
+
+@pytest.fixture
+def hostile(page: Page, tmp_path: Path) -> Path:
+    """A page on which everything that can be named is hostile; ``hit`` records what runs."""
+    page.send("Page.addScriptToEvaluateOnNewDocument", source="self.hits = []; self.hit = (how) => hits.push(how)")
+    suites = [
+        job(text, text, hostile_tests(text), axes={text: text, "backend": text}, engine=text, image=text, notes=(text,))
+        for text in HOSTILE
+    ]
+    return write_page(tmp_path, suites, run_id=" ".join(HOSTILE))
+
+
+def test_nothing_hostile_executes_wherever_it_is_shown(page: Page, hostile: Path) -> None:
+    page.open(hostile)
+    assert page.run("rows = document.querySelectorAll('#failures .group').length") == len(HOSTILE)
+    assert page.text("#shown") == f"{4 * len(HOSTILE)} of {4 * len(HOSTILE)} tests"
+    for at in range(len(HOSTILE) * 4):
+        page.run(f"document.querySelector('#list').scrollTop = {34 * at}")
+        page.until(f"document.querySelector('#row-{at} a')")
+        page.click(f"#row-{at} a")
+        page.until("document.querySelector('#detail h2 bdi')")
+        page.run("document.querySelectorAll('#detail details').forEach(each => each.open = true)")
+        page.press("Escape")
+    assert page.run("hits") == []
+    assert page.run("document.querySelectorAll('img, svg, iframe, object, embed, form, #detail script, main script').length") == 0
+    assert page.run("document.scripts.length") == page.run("document.querySelectorAll('script[type][id], script:last-of-type').length")
+    schemes = "[...document.querySelectorAll('[href], [src]')].map(e => e.getAttribute('href') ?? e.getAttribute('src')).filter(a => !/^(#|cells\\/|data:image)/.test(a))"
+    assert page.run(schemes) == []
+
+
+def test_nothing_hostile_executes_without_the_page_s_own_script(page: Page, hostile: Path) -> None:
+    page.go(hostile)
+    assert page.run("hits") == []
+    assert page.run("document.querySelectorAll('noscript').length") == 1
+
+
+def test_an_injected_script_would_not_run(page: Page, report: Path) -> None:
+    text = report.read_text().replace("<main>", "<main><script>document.title = 'hit'</script>")
+    report.write_text(text)
+    page.open(report)
+    assert page.run("document.title") != "hit"
+    assert page.events("Log.entryAdded")  # the policy's complaint, which is the point here
+    page.browser.events.clear()

@@ -1,0 +1,235 @@
+"""What the page carries, without a browser."""
+
+import base64
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import case, failed, gloo_matrix, job, passed, rank, skipped, write_page
+
+from allranks.errors import ResultsError
+from allranks.report import merge as merging
+from allranks.report.merge import merge
+from allranks.report.model import Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.page import details, index
+
+Unpacked = Callable[[Path], dict[str, Any]]
+MEGABYTE = 1_000_000
+
+
+def rows(carried: dict[str, Any]) -> Iterator[tuple[int, str, str, dict[str, Any]]]:
+    """Each row as the script reads it: job, name, verdict, extra."""
+    names: list[str] = []
+    for block in carried["blocks"]:
+        for shared, ending in zip(block["p"], block["s"], strict=True):
+            names.append((names[-1].encode("utf-16-le")[: 2 * shared].decode("utf-16-le") if names else "") + ending)
+        runs = zip(block["n"][::2], block["n"][1::2], strict=True)
+        numbers = [first + step for first, count in runs for step in range(count)]
+        for place, (number, letter) in enumerate(zip(numbers, block["v"], strict=True)):
+            yield block["j"], names[number], letter, block["x"].get(str(place), {})
+
+
+def test_every_test_is_carried_in_its_order(tmp_path: Path, unpacked: Unpacked) -> None:
+    names = [f"t.py::test_{number}[ü𝄞{number % 7}]" for number in range(2500)]
+    carried = unpacked(write_page(tmp_path, [job("a", "s", map(passed, names)), job("b", "s", map(passed, reversed(names)))]))
+    assert [(at, name) for at, name, *_ in rows(carried)] == [(0, name) for name in names] + [(1, name) for name in reversed(names)]
+
+
+def test_verdicts_and_ranks_are_carried(tmp_path: Path, unpacked: Unpacked) -> None:
+    tests = [passed("a"), failed("b"), skipped("c"), skipped("d", policy="pass"), case("e", [rank(0), rank(1, "crashed", at=1)])]
+    carried = unpacked(write_page(tmp_path, [job("c", "s", tests)]))
+    assert [letter for _, _, letter, _ in rows(carried)] == list("PFSKE")
+    assert [extra["r"] for *_, extra in rows(carried)] == [
+        "0,1:passed", "0:aborted 1:failed", "0,1:skipped", "0,1:skipped", "0:passed 1:crashed",
+    ]  # fmt: skip
+
+
+def test_a_page_is_the_same_when_it_is_written_again(tmp_path: Path) -> None:
+    suites = gloo_matrix(lambda size, _: [failed("a", size), passed("b", size)])
+    once = write_page(tmp_path, suites).read_bytes()
+    assert write_page(tmp_path, suites).read_bytes() == once
+
+
+def test_merging_writes_the_page_beside_the_junit_file(run_folder: Any, unpacked: Unpacked) -> None:
+    run_folder.manifest("gloo-w2-g0-env/s")
+    run_folder.both("gloo-w2-g0-env/s", {"t.py::a": "passed", "t.py::b": {"outcome": "failed", "message": "no"}})
+    merged = merge(run_folder.path, environ={})
+    assert merged.page == run_folder.path.resolve() / "report.html"
+    carried = unpacked(merged.page)
+    assert [(name, letter) for _, name, letter, _ in rows(carried)] == [("t.py::a", "P"), ("t.py::b", "F")]
+    assert carried["rest"]["jobs"][0]["ranks"] == "0,1:passed"
+    assert carried["rest"]["jobs"][0]["files"] == {"xml": "0,1"}
+
+
+def test_a_page_of_somebody_else_is_not_overwritten(run_folder: Any) -> None:
+    run_folder.both("c/s", {"t.py::a": "passed"})
+    foreign = run_folder.path / "report.html"
+    foreign.write_text("<html>pytest-html's own")
+    with pytest.raises(ResultsError, match=r"report\.html is not a report of allranks"):
+        merge(run_folder.path, environ={})
+    assert foreign.read_text() == "<html>pytest-html's own"
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(
+    run_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_folder.both("c/s", {"t.py::a": "passed"})
+    before = merge(run_folder.path, environ={}).page.read_bytes()
+
+    def full(_: Path, __: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_page(run_folder.path, [])
+    assert (run_folder.path / "report.html").read_bytes() == before
+    assert not list(run_folder.path.glob(".report*"))
+
+
+def test_the_policy_names_the_style_and_the_script_by_their_hashes(tmp_path: Path) -> None:
+    text = write_page(tmp_path, []).read_text()
+    policy = re.findall(r'Content-Security-Policy" content="([^"]+)"', text)[0]
+    assert policy.startswith("default-src 'none'; ")
+    for name in ("style", "script"):
+        content = re.findall(rf"<{name}>(.*?)</{name}>", text, re.DOTALL)[0]
+        assert f"{name}-src 'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'" in policy
+
+
+def test_the_failures_without_script_are_bounded(tmp_path: Path) -> None:
+    many = [failed(f"t.py::test_{number}", 2, f"different {chr(97 + number % 26)}{number}") for number in range(500)]
+    text = write_page(tmp_path, [job("c", "s", many)]).read_text()
+    assert text.count('<details class="failure">') == 50
+    assert "And 450 more, in junit.xml beside this page." in text
+
+
+def trouble(text: str) -> TestVerdict:
+    judged = Verdict(kind=VerdictKind.ERROR, rule=Rule.JOB, reason="job", message=text, text=text, executed=False)
+    return TestVerdict(nodeid="allranks::job", classname="allranks", name="job", verdict=judged)
+
+
+def test_what_befell_a_job_leads_the_failures_without_script(tmp_path: Path) -> None:
+    many = [failed(f"t.py::test_{number}", 2, f"different {chr(97 + number % 26)}{number}") for number in range(100)]
+    text = write_page(tmp_path, [job("c", "s", many), job("d", "s", [trouble("The job left no results.")])]).read_text()
+    assert text.index("The job left no results.") < text.index("different a0")
+
+
+def test_the_largest_matrix_is_bounded_without_script(tmp_path: Path) -> None:
+    suites = [job(f"cell-{number}", "s", [failed("t") if number == 2990 else passed("t")]) for number in range(3000)]
+    text = write_page(tmp_path, suites).read_text()
+    assert text.count("<tr>") < 1300
+    assert '<bdi>cell-2990</bdi></th><td class="t-bad">' in text
+    assert "1800 more cells are not shown here." in text
+
+
+def large(failing: Callable[[int], TestVerdict], count: int = 20_000) -> Iterator[TestVerdict]:
+    """Tests on 64 ranks, of which one in a hundred fails."""
+    dice = random.Random(7)
+    good = passed("any", 64)
+    for number in range(count):
+        name = f"suites/collectives/test_{number % 40}.py::TestAll::test_case_{number % 97}[{number}-float32]"
+        if number % 100 == 7:
+            yield failing(number)
+        else:
+            yield TestVerdict(
+                nodeid=name, classname="", name=name, verdict=good.verdict, ranks=good.ranks, slowest=dice.expovariate(3)
+            )
+
+
+def alike(number: int) -> TestVerdict:
+    text = "".join(f"E   tensor {place} of {number} differs on this rank: 1.0 != 2.0\n" for place in range(42))
+    return case(f"f.py::test_{number}", [rank(n, "failed", at=1.0 + n, message="AssertionError", text=text) for n in range(64)])
+
+
+def different(number: int) -> TestVerdict:
+    """Each rank has 2 kB to say that no other rank, and no other test, says: the worst that there can be."""
+    dice = random.Random(number)
+    ranks = [rank(n, "failed", at=1.0 + n, message=f"m {dice.random()}", text=dice.randbytes(1000).hex()) for n in range(64)]
+    return case(f"f.py::test_{number}", ranks)
+
+
+@pytest.mark.parametrize("failing", [alike, different])
+def test_a_page_of_twenty_thousand_tests_on_64_ranks_has_less_than_two_megabytes(
+    tmp_path: Path, unpacked: Unpacked, failing: Callable[[int], TestVerdict]
+) -> None:
+    path = write_page(tmp_path, [job("gloo-w64-g0-env", "s", large(failing))])
+    assert path.stat().st_size < 2 * MEGABYTE
+    carried = list(rows(unpacked(path)))
+    assert len(carried) == 20_000
+    assert sum(letter == "F" for _, _, letter, _ in carried) == 200
+
+
+def test_two_kilobytes_are_carried_whole_where_ranks_say_the_same(tmp_path: Path, unpacked: Unpacked) -> None:
+    path = write_page(tmp_path, [job("gloo-w64-g0-env", "s", large(alike))])
+    chunks = unpacked(path)["chunks"]
+    texts = [detail["r"][0]["t"] for chunk in chunks for detail in chunk]
+    assert len(texts) == 200
+    assert min(map(len, texts)) > 2000
+    assert not any("characters cut here" in text for text in texts)
+
+
+def test_what_passed_gives_way_in_a_page_that_is_too_large_and_failures_stay(
+    tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "BUDGET", 20_000)
+    path = write_page(tmp_path, [job("gloo-w64-g0-env", "s", large(alike))])
+    carried = unpacked(path)
+    letters = [letter for _, _, letter, _ in rows(carried)]
+    assert letters.count("F") == 200
+    assert letters.count("P") + carried["rest"]["jobs"][0]["out"] == 19_800
+    assert carried["rest"]["jobs"][0]["out"] > 10_000
+    assert "tests that passed on every rank are counted here and not listed: junit.xml beside this page" in path.read_text()
+
+
+def test_names_beyond_what_memory_has_room_for_are_counted(
+    tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "MOST_NAMES", 10)
+    path = write_page(tmp_path, [job("c", "s", [passed(f"t{number}") for number in range(50)])])
+    assert unpacked(path)["rest"]["jobs"][0]["out"] == 40
+
+
+def test_texts_give_way_before_failures_do(
+    tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms = [room for room in details._ROOMS if room.until]
+    monkeypatch.setattr(details, "_ROOMS", tuple(type(room)(**{**vars(room), "until": 100_000 * n}) for n, room in enumerate(rooms, 1)))
+    path = write_page(tmp_path, [job("c", "s", map(different, range(300)))])
+    carried = unpacked(path)
+    assert sum(letter == "F" for _, _, letter, _ in rows(carried)) == 300
+    assert carried["rest"]["cut"] > 0
+    assert f"{carried['rest']['cut']} failures are listed without their texts: junit.xml" in path.read_text()
+    assert sum(len(chunk) for chunk in carried["chunks"]) == 300 - carried["rest"]["cut"]
+
+
+def test_a_flaky_pass_is_no_evidence_for_an_axis(tmp_path: Path, unpacked: Unpacked) -> None:
+    def tests(size: int, init: str) -> list[TestVerdict]:
+        return [
+            failed("a", size) if size == 4 else passed("a", size),
+            failed("b", size)
+            if size == 4
+            else case("b", [rank(0)], earlier=[[rank(0, "failed", at=1)]])
+        ]
+
+    rest = unpacked(write_page(tmp_path, gloo_matrix(tests)))["rest"]
+    assert rest["tests"] == {"collectives": {"0": 0}}
+    assert rest["blames"][0]["p"] == "world_size >= 4"
+
+
+def test_shards_of_a_suite_are_one_suite_for_the_evidence(tmp_path: Path, unpacked: Unpacked) -> None:
+    from allranks.report.judged import Share
+
+    suites = gloo_matrix(lambda size, _: [failed("a", size) if size == 4 else passed("a", size)])
+    turned = [
+        job(suite.cell, f"c@{number % 2 + 1}of2", suite.tests, axes=suite.axes, share=Share(suite="c", number=number % 2 + 1, count=2))
+        for number, suite in enumerate(suites)
+    ]
+    rest = unpacked(write_page(tmp_path, turned))["rest"]
+    assert rest["tests"] == {"c": {"0": 0}}
+
+
+def test_the_page_has_a_name(tmp_path: Path) -> None:
+    assert merging.PAGE_NAME == "report.html"
