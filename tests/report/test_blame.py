@@ -65,7 +65,7 @@ def test_a_predicate_that_failures_follow_is_found_again(predicate: str) -> None
     found = where(predicate)
     assert found
     assert found.predicate == predicate
-    assert found.axis == predicate.split()[0]
+    assert found.axis == predicate.split(maxsplit=1)[0]
     assert found.fails + found.passes == len(MATRIX)
 
 

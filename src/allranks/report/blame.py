@@ -8,8 +8,8 @@ A matrix offers some predicates (a handful for each axis) that pick out ``n`` ce
 of choices, is the chance that *some* predicate fits failures which have nothing to do with any axis. Above
 :data:`MOST_CHANCE` nothing is said. One in ten is what it takes for the case that people meet most, nine cells (three
 world sizes by three init methods) of which the three of one world size fail: six predicates out of 84 choices. Four
-cells are never enough, nor is one failing or one passing cell, whatever the count: a single cell differs from the others
-on all axes, and its failure may be its machine's.
+cells are never enough, nor is one failing or one passing cell, whatever the count: a single cell may be apart for the
+sake of its machine, or of the hour.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ def blame(failing: Iterable[Axes], passing: Iterable[Axes]) -> Blame | None:
 
     Args:
         failing: The cells in which the test failed.
-        passing: The cells in which it ran and passed. Those in which it was skipped are no evidence, and belong nowhere.
+        passing: The cells in which it ran and passed. Those in which it was skipped are no evidence.
 
     Returns:
         None where there is no such predicate, or where the evidence for it is thin.

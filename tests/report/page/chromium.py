@@ -17,10 +17,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 WAIT_MS = 30_000
 
 # Chromium reads its commands from descriptor 3 and writes to 4.
-LAUNCH = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"
+LAUNCH = (
+    "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execvp(sys.argv[3], sys.argv[3:])"
+)
 OPTIONS = (
-    "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--hide-scrollbars",
+    "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+    "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--hide-scrollbars",
     "--force-color-profile=srgb", "--disable-sync", "--no-default-browser-check", "about:blank",
 )  # fmt: skip
 
@@ -55,7 +57,8 @@ class Browser:
             if answer.get("id") != number:
                 self.events.append(answer)
             elif "error" in answer:
-                raise BrowserError(f"{method}: {answer['error']}")
+                msg = f"{method}: {answer['error']}"
+                raise BrowserError(msg)
             else:
                 return dict(answer["result"])
 
@@ -68,7 +71,8 @@ class Browser:
         """The next answer or event."""
         while b"\0" not in self.read:
             if not (more := os.read(self.answers.fileno(), 1 << 16)):
-                raise BrowserError("the browser has ended")
+                msg = "the browser has ended"
+                raise BrowserError(msg)
             self.read += more
         answer, _, self.read = self.read.partition(b"\0")
         return dict(json.loads(answer))
@@ -110,17 +114,18 @@ class Page:
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
-            raise BrowserError(f"{expression}: {details.get('exception', {}).get('description', details)}")
+            msg = f"{expression}: {details.get('exception', {}).get('description', details)}"
+            raise BrowserError(msg)
         return answer["result"].get("value")
 
     def until(self, condition: str) -> None:
         """Wait until an expression is true; the page itself looks again with each of its turns."""
-        source = f"""new Promise((done, give_up) => {{
+        self.run(f"""new Promise((done, give_up) => {{
             const last = Date.now() + {WAIT_MS};
-            const look = () => ({condition}) ? done(true) : Date.now() > last ? give_up(Error('never true')) : setTimeout(look, 5);
+            const late = () => Date.now() > last ? give_up(Error('never true')) : setTimeout(look, 5);
+            const look = () => ({condition}) ? done(true) : late();
             look();
-        }})"""
-        self.run(source)
+        }})""")
 
     def text(self, selector: str) -> str:
         """What stands in the first element of this kind."""
@@ -148,7 +153,13 @@ class Page:
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, **number)
 
     def size(self, width: int, height: int, *, scale: float = 1) -> None:
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=width < 600)
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=width < 600,
+        )
 
     def dark(self) -> None:
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
@@ -162,7 +173,11 @@ class Page:
     def events(self, *methods: str) -> list[dict[str, Any]]:
         """What the browser reported of these kinds since the page was opened."""
         self.run("1")  # what comes before the answer has come
-        return [e["params"] for e in self.browser.events if e.get("method") in methods and e.get("sessionId") == self.session]
+        return [
+            e["params"]
+            for e in self.browser.events
+            if e.get("method") in methods and e.get("sessionId") == self.session
+        ]
 
     @property
     def complaints(self) -> list[Any]:
@@ -184,14 +199,22 @@ def chromium(executable: str) -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(prefix="allranks-browser-", ignore_cleanup_errors=True) as profile:
         to_browser, from_browser = os.pipe(), os.pipe()
         inherited = (to_browser[0], from_browser[1])
-        command = [sys.executable, "-c", LAUNCH, *map(str, inherited), executable, f"--user-data-dir={profile}", *OPTIONS]
+        command = [
+            sys.executable,
+            "-c",
+            LAUNCH,
+            *map(str, inherited),
+            executable,
+            f"--user-data-dir={profile}",
+            *OPTIONS,
+        ]
         process = subprocess.Popen(
             command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         for descriptor in inherited:
             os.close(descriptor)
         try:
-            with open(to_browser[1], "wb") as commands, open(from_browser[0], "rb") as answers:
+            with os.fdopen(to_browser[1], "wb") as commands, os.fdopen(from_browser[0], "rb") as answers:
                 browser = Browser(commands, answers)
                 yield browser
                 with suppress(BrowserError, OSError):

@@ -49,7 +49,9 @@ def unpacked() -> Callable[[Path], dict[str, Any]]:
     """What a page carries for its script: ``rest``, ``blocks`` and ``chunks``."""
 
     def read(path: Path) -> dict[str, Any]:
-        islands = dict(re.findall(r'<script type="application/octet-stream" id="([^"]+)">([^<]*)</script>', path.read_text()))
+        islands = dict(
+            re.findall(r'<script type="application/octet-stream" id="([^"]+)">([^<]*)</script>', path.read_text())
+        )
         texts = {name: zlib.decompress(base64.b64decode(packed)) for name, packed in islands.items()}
         *blocks, rest = map(json.loads, texts.pop("index").splitlines())
         return {"rest": rest, "blocks": blocks, "chunks": [json.loads(text) for text in texts.values()]}

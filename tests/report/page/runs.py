@@ -27,7 +27,9 @@ def rank(number: int, outcome: str | Outcome = "passed", nodeid: str = "t.py::te
     return RankResult(nodeid=nodeid, classname="", name="", rank=number, outcome=Outcome(outcome), **said)
 
 
-def case(nodeid: str, ranks: Sequence[RankResult], *, earlier: Sequence[Sequence[RankResult]] = (), skip: Any = "skip") -> TestVerdict:
+def case(
+    nodeid: str, ranks: Sequence[RankResult], *, earlier: Sequence[Sequence[RankResult]] = (), skip: Any = "skip"
+) -> TestVerdict:
     setting = Setting(skip=skip)
     before = tuple(
         EarlierAttempt(number=number, verdict=verdict(tried, setting), ranks=tried)
@@ -43,7 +45,9 @@ def passed(nodeid: str, ranks: int = 2, duration: float = 0.01) -> TestVerdict:
     return case(nodeid, [rank(number, duration=duration) for number in range(ranks)])
 
 
-def failed(nodeid: str, ranks: int = 2, message: str = "AssertionError: 1 != 2", text: str = "", **said: Any) -> TestVerdict:
+def failed(
+    nodeid: str, ranks: int = 2, message: str = "AssertionError: 1 != 2", text: str = "", **said: Any
+) -> TestVerdict:
     """Rank 1 fails and leads; the others are aborted because of it."""
     results = [
         rank(number, "failed", at=1.0, message=message, text=text or message, duration=0.5, **said)
@@ -54,13 +58,17 @@ def failed(nodeid: str, ranks: int = 2, message: str = "AssertionError: 1 != 2",
     return case(nodeid, results)
 
 
-def skipped(nodeid: str, reason: str = "Need at least 2 CUDA devices", ranks: int = 2, policy: Any = "skip") -> TestVerdict:
-    kind = {"skip_kind": SkipKind.ENVIRONMENT, "skip_code": 75}
+def skipped(
+    nodeid: str, reason: str = "Need at least 2 CUDA devices", ranks: int = 2, policy: Any = "skip"
+) -> TestVerdict:
+    kind: dict[str, Any] = {"skip_kind": SkipKind.ENVIRONMENT, "skip_code": 75}
     return case(nodeid, [rank(number, "skipped", message=reason, **kind) for number in range(ranks)], skip=policy)
 
 
 def job(cell: str, suite: str, tests: Iterable[TestVerdict], **said: Any) -> CellSuite:
-    return CellSuite(cell=cell, suite=suite, tests=tuple(tests), **{"engine": "process", "attempt": 1, "elapsed": 3.5, **said})
+    return CellSuite(
+        cell=cell, suite=suite, tests=tuple(tests), **{"engine": "process", "attempt": 1, "elapsed": 3.5, **said}
+    )
 
 
 def gloo_matrix(tests: Callable[[int, str], Iterable[TestVerdict]], suite: str = "collectives") -> list[CellSuite]:

@@ -1,4 +1,7 @@
-"""The page in a real browser: what a reader sees and can do. The ``page`` fixture checks that nothing leaves or breaks."""
+"""The page in a real browser: what a reader sees and can do.
+
+The ``page`` fixture checks in each test that no script breaks and no request leaves.
+"""
 
 import json
 from pathlib import Path
@@ -38,7 +41,9 @@ def opened(page: Page, report: Path) -> Page:
 
 
 def listed(page: Page) -> list[str]:
-    return [f"{name} {place}" for name, place in zip(page.texts("#list .name b"), page.texts("#list .place"), strict=True)]
+    return [
+        f"{name} {place}" for name, place in zip(page.texts("#list .name b"), page.texts("#list .place"), strict=True)
+    ]
 
 
 def open_test(page: Page) -> None:
@@ -47,7 +52,9 @@ def open_test(page: Page) -> None:
 
 def test_the_matrix_shows_each_cell_and_suite(opened: Page) -> None:
     assert len(opened.texts("#matrix tbody tr")) == 9
-    assert opened.run("document.querySelector('#matrix [title^=\"gloo-w4-g0-env, collectives\"]').innerText") == "✕ 1 of 3"
+    assert (
+        opened.run("document.querySelector('#matrix [title^=\"gloo-w4-g0-env, collectives\"]').innerText") == "✕ 1 of 3"
+    )
 
 
 def test_equal_failures_of_several_cells_are_one(opened: Page) -> None:
@@ -132,7 +139,9 @@ def test_the_filters_are_in_the_address(opened: Page, report: Path) -> None:
 
 @pytest.mark.parametrize("name", [BARRIER, "t.py::test[a/b c&t=x%41+ü]", "t.py::test[~2]", "t.py::test['\"<b>]"])
 def test_every_test_has_a_link(page: Page, tmp_path: Path, name: str) -> None:
-    path = write_page(tmp_path, [job("gloo-w2-g0-env", "s", [passed("t.py::other"), passed(name), passed("t.py::last")])])
+    path = write_page(
+        tmp_path, [job("gloo-w2-g0-env", "s", [passed("t.py::other"), passed(name), passed("t.py::last")])]
+    )
     page.open(path, f"#t={quote('gloo-w2-g0-env/s/' + name, safe='')}")
     open_test(page)
     assert page.text("#detail h2") == name
@@ -180,7 +189,11 @@ def test_a_rank_leads_to_its_words(opened: Page) -> None:
 
 
 def test_earlier_attempts_are_shown(page: Page, tmp_path: Path) -> None:
-    flaky = case("t.py::flaky", [rank(0), rank(1)], earlier=[[rank(0, "failed", at=1, message="reset by peer", text="TRACE"), rank(1)]])
+    flaky = case(
+        "t.py::flaky",
+        [rank(0), rank(1)],
+        earlier=[[rank(0, "failed", at=1, message="reset by peer", text="TRACE"), rank(1)]],
+    )
     page.open(write_page(tmp_path, [job("c", "s", [flaky])]), "#t=c/s/t.py::flaky")
     open_test(page)
     assert page.texts("#detail .badge") == ["✓passed", "↻flaky"]
@@ -195,6 +208,7 @@ def test_earlier_attempts_are_shown(page: Page, tmp_path: Path) -> None:
         ("t.py::test[a b]", "allranks run c --suite s -- 't.py::test[a b]'"),
         ("t.py::test[it's $HOME `x`]", """allranks run c --suite s -- 't.py::test[it'"'"'s $HOME `x`]'"""),
         ("t.py::test[a\nb]", r"allranks run c --suite s -- $'t.py::test[a\u000ab]'"),
+        ("t.py::test[a\u202eb]", r"allranks run c --suite s -- $'t.py::test[a\u202eb]'"),
         ("-p evil", "allranks run c --suite s -- './-p evil'"),
     ],
 )
@@ -367,6 +381,7 @@ def hostile(page: Page, tmp_path: Path) -> Path:
 def test_nothing_hostile_executes_wherever_it_is_shown(page: Page, hostile: Path) -> None:
     page.open(hostile)
     assert page.run("rows = document.querySelectorAll('#failures .group').length") == len(HOSTILE)
+    assert page.run("document.querySelectorAll('select.on').length") == 0
     assert page.text("#shown") == f"{4 * len(HOSTILE)} of {4 * len(HOSTILE)} tests"
     for at in range(len(HOSTILE) * 4):
         page.run(f"document.querySelector('#list').scrollTop = {34 * at}")
@@ -376,10 +391,28 @@ def test_nothing_hostile_executes_wherever_it_is_shown(page: Page, hostile: Path
         page.run("document.querySelectorAll('#detail details').forEach(each => each.open = true)")
         page.press("Escape")
     assert page.run("hits") == []
-    assert page.run("document.querySelectorAll('img, svg, iframe, object, embed, form, #detail script, main script').length") == 0
-    assert page.run("document.scripts.length") == page.run("document.querySelectorAll('script[type][id], script:last-of-type').length")
-    schemes = "[...document.querySelectorAll('[href], [src]')].map(e => e.getAttribute('href') ?? e.getAttribute('src')).filter(a => !/^(#|cells\\/|data:image)/.test(a))"
+    assert (
+        page.run(
+            "document.querySelectorAll('img, svg, iframe, object, embed, form, #detail script, main script').length"
+        )
+        == 0
+    )
+    assert page.run("document.scripts.length") == page.run(
+        "document.querySelectorAll('script[type][id], script:last-of-type').length"
+    )
+    links = "[...document.querySelectorAll('[href]')].map(e => e.getAttribute('href'))"
+    schemes = f"{links}.filter(link => !/^(#|cells\\/|data:image)/.test(link))"
     assert page.run(schemes) == []
+
+
+@pytest.mark.parametrize("axis", ["__proto__", "constructor", "a b&c"])
+def test_an_axis_of_any_name_is_a_filter(page: Page, tmp_path: Path, axis: str) -> None:
+    suites = [job(f"c{number}", "s", [passed("t")], axes={axis: number, "other": number}) for number in range(3)]
+    page.open(write_page(tmp_path, suites))
+    page.choose(f"[id='filter-axis-{axis}']", "1")
+    assert page.texts("#list .place") == ["c1 / s"]
+    page.open(tmp_path / "report.html", page.run("location.hash"))
+    assert page.texts("#list .place") == ["c1 / s"]
 
 
 def test_nothing_hostile_executes_without_the_page_s_own_script(page: Page, hostile: Path) -> None:

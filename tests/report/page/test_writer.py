@@ -12,7 +12,7 @@ import pytest
 from runs import case, failed, gloo_matrix, job, passed, rank, skipped, write_page
 
 from allranks.errors import ResultsError
-from allranks.report import merge as merging
+from allranks.report.judged import Share
 from allranks.report.merge import merge
 from allranks.report.model import Rule, TestVerdict, Verdict, VerdictKind
 from allranks.report.page import details, index
@@ -35,12 +35,22 @@ def rows(carried: dict[str, Any]) -> Iterator[tuple[int, str, str, dict[str, Any
 
 def test_every_test_is_carried_in_its_order(tmp_path: Path, unpacked: Unpacked) -> None:
     names = [f"t.py::test_{number}[ü𝄞{number % 7}]" for number in range(2500)]
-    carried = unpacked(write_page(tmp_path, [job("a", "s", map(passed, names)), job("b", "s", map(passed, reversed(names)))]))
-    assert [(at, name) for at, name, *_ in rows(carried)] == [(0, name) for name in names] + [(1, name) for name in reversed(names)]
+    carried = unpacked(
+        write_page(tmp_path, [job("a", "s", map(passed, names)), job("b", "s", map(passed, reversed(names)))])
+    )
+    assert [(at, name) for at, name, *_ in rows(carried)] == [(0, name) for name in names] + [
+        (1, name) for name in reversed(names)
+    ]
 
 
 def test_verdicts_and_ranks_are_carried(tmp_path: Path, unpacked: Unpacked) -> None:
-    tests = [passed("a"), failed("b"), skipped("c"), skipped("d", policy="pass"), case("e", [rank(0), rank(1, "crashed", at=1)])]
+    tests = [
+        passed("a"),
+        failed("b"),
+        skipped("c"),
+        skipped("d", policy="pass"),
+        case("e", [rank(0), rank(1, "crashed", at=1)]),
+    ]
     carried = unpacked(write_page(tmp_path, [job("c", "s", tests)]))
     assert [letter for _, _, letter, _ in rows(carried)] == list("PFSKE")
     assert [extra["r"] for *_, extra in rows(carried)] == [
@@ -74,9 +84,7 @@ def test_a_page_of_somebody_else_is_not_overwritten(run_folder: Any) -> None:
     assert foreign.read_text() == "<html>pytest-html's own"
 
 
-def test_a_page_that_cannot_be_written_leaves_the_one_before(
-    run_folder: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_cannot_be_written_leaves_the_one_before(run_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run_folder.both("c/s", {"t.py::a": "passed"})
     before = merge(run_folder.path, environ={}).page.read_bytes()
 
@@ -127,7 +135,7 @@ def test_the_largest_matrix_is_bounded_without_script(tmp_path: Path) -> None:
 
 def large(failing: Callable[[int], TestVerdict], count: int = 20_000) -> Iterator[TestVerdict]:
     """Tests on 64 ranks, of which one in a hundred fails."""
-    dice = random.Random(7)
+    dice = random.Random(7)  # noqa: S311 - times of tests, not secrets
     good = passed("any", 64)
     for number in range(count):
         name = f"suites/collectives/test_{number % 40}.py::TestAll::test_case_{number % 97}[{number}-float32]"
@@ -135,19 +143,28 @@ def large(failing: Callable[[int], TestVerdict], count: int = 20_000) -> Iterato
             yield failing(number)
         else:
             yield TestVerdict(
-                nodeid=name, classname="", name=name, verdict=good.verdict, ranks=good.ranks, slowest=dice.expovariate(3)
+                nodeid=name,
+                classname="",
+                name=name,
+                verdict=good.verdict,
+                ranks=good.ranks,
+                slowest=dice.expovariate(3),
             )
 
 
 def alike(number: int) -> TestVerdict:
     text = "".join(f"E   tensor {place} of {number} differs on this rank: 1.0 != 2.0\n" for place in range(42))
-    return case(f"f.py::test_{number}", [rank(n, "failed", at=1.0 + n, message="AssertionError", text=text) for n in range(64)])
+    return case(
+        f"f.py::test_{number}", [rank(n, "failed", at=1.0 + n, message="AssertionError", text=text) for n in range(64)]
+    )
 
 
 def different(number: int) -> TestVerdict:
     """Each rank has 2 kB to say that no other rank, and no other test, says: the worst that there can be."""
-    dice = random.Random(number)
-    ranks = [rank(n, "failed", at=1.0 + n, message=f"m {dice.random()}", text=dice.randbytes(1000).hex()) for n in range(64)]
+    dice = random.Random(number)  # noqa: S311 - text that does not compress, not a secret
+    ranks = [
+        rank(n, "failed", at=1.0 + n, message=f"m {dice.random()}", text=dice.randbytes(1000).hex()) for n in range(64)
+    ]
     return case(f"f.py::test_{number}", ranks)
 
 
@@ -181,7 +198,10 @@ def test_what_passed_gives_way_in_a_page_that_is_too_large_and_failures_stay(
     assert letters.count("F") == 200
     assert letters.count("P") + carried["rest"]["jobs"][0]["out"] == 19_800
     assert carried["rest"]["jobs"][0]["out"] > 10_000
-    assert "tests that passed on every rank are counted here and not listed: junit.xml beside this page" in path.read_text()
+    assert (
+        "tests that passed on every rank are counted here and not listed: junit.xml beside this page"
+        in path.read_text()
+    )
 
 
 def test_names_beyond_what_memory_has_room_for_are_counted(
@@ -192,11 +212,11 @@ def test_names_beyond_what_memory_has_room_for_are_counted(
     assert unpacked(path)["rest"]["jobs"][0]["out"] == 40
 
 
-def test_texts_give_way_before_failures_do(
-    tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_give_way_before_failures_do(tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch) -> None:
     rooms = [room for room in details._ROOMS if room.until]
-    monkeypatch.setattr(details, "_ROOMS", tuple(type(room)(**{**vars(room), "until": 100_000 * n}) for n, room in enumerate(rooms, 1)))
+    monkeypatch.setattr(
+        details, "_ROOMS", tuple(type(room)(**{**vars(room), "until": 100_000 * n}) for n, room in enumerate(rooms, 1))
+    )
     path = write_page(tmp_path, [job("c", "s", map(different, range(300)))])
     carried = unpacked(path)
     assert sum(letter == "F" for _, _, letter, _ in rows(carried)) == 300
@@ -206,12 +226,10 @@ def test_texts_give_way_before_failures_do(
 
 
 def test_a_flaky_pass_is_no_evidence_for_an_axis(tmp_path: Path, unpacked: Unpacked) -> None:
-    def tests(size: int, init: str) -> list[TestVerdict]:
+    def tests(size: int, _: str) -> list[TestVerdict]:
         return [
             failed("a", size) if size == 4 else passed("a", size),
-            failed("b", size)
-            if size == 4
-            else case("b", [rank(0)], earlier=[[rank(0, "failed", at=1)]])
+            failed("b", size) if size == 4 else case("b", [rank(0)], earlier=[[rank(0, "failed", at=1)]]),
         ]
 
     rest = unpacked(write_page(tmp_path, gloo_matrix(tests)))["rest"]
@@ -220,16 +238,16 @@ def test_a_flaky_pass_is_no_evidence_for_an_axis(tmp_path: Path, unpacked: Unpac
 
 
 def test_shards_of_a_suite_are_one_suite_for_the_evidence(tmp_path: Path, unpacked: Unpacked) -> None:
-    from allranks.report.judged import Share
-
     suites = gloo_matrix(lambda size, _: [failed("a", size) if size == 4 else passed("a", size)])
     turned = [
-        job(suite.cell, f"c@{number % 2 + 1}of2", suite.tests, axes=suite.axes, share=Share(suite="c", number=number % 2 + 1, count=2))
+        job(
+            suite.cell,
+            f"c@{number % 2 + 1}of2",
+            suite.tests,
+            axes=suite.axes,
+            share=Share(suite="c", number=number % 2 + 1, count=2),
+        )
         for number, suite in enumerate(suites)
     ]
     rest = unpacked(write_page(tmp_path, turned))["rest"]
     assert rest["tests"] == {"c": {"0": 0}}
-
-
-def test_the_page_has_a_name(tmp_path: Path) -> None:
-    assert merging.PAGE_NAME == "report.html"

@@ -13,14 +13,12 @@ from allranks.report.judged import JobFacts
 from allranks.report.model import TestVerdict, VerdictKind
 
 
-class TestKey(NamedTuple):
+class CaseKey(NamedTuple):
     """A test, whatever the cell and the shard.
 
     Attributes:
         suite: The suite's name, without the shard.
     """
-
-    __test__ = False  # not a test class, whatever pytest makes of its name
 
     suite: str
     nodeid: str
@@ -33,8 +31,8 @@ class Evidence:
         self._cells: dict[str, int] = {}
         self._axes: list[Axes] = []
         self._passed: dict[int, int] = {}
-        self._failed: dict[TestKey, int] = {}
-        self._groups: dict[int, dict[TestKey, None]] = {}
+        self._failed: dict[CaseKey, int] = {}
+        self._groups: dict[int, dict[CaseKey, None]] = {}
         self._in_group: dict[int, int] = {}
         self._alike: dict[int, int] = {}
         self._verdicts: dict[tuple[int, int], Blame | None] = {}
@@ -46,23 +44,23 @@ class Evidence:
             self._axes.append(facts.axes)
         return 1 << number
 
-    def passed(self, key: TestKey, cell: int) -> None:
+    def passed(self, key: CaseKey, cell: int) -> None:
         """A test ran in this cell and passed."""
         place = hash(key)
         cells = self._passed.get(place, 0) | cell
         self._passed[place] = self._alike.setdefault(cells, cells)
 
-    def failed(self, key: TestKey, group: int, cell: int) -> None:
+    def failed(self, key: CaseKey, group: int, cell: int) -> None:
         """A test went wrong in this cell, in the way of this group."""
         self._failed[key] = self._failed.get(key, 0) | cell
         self._groups.setdefault(group, {})[key] = None
         self._in_group[group] = self._in_group.get(group, 0) | cell
 
     @cached_property
-    def _passed_of_failed(self) -> Mapping[TestKey, int]:
+    def _passed_of_failed(self) -> Mapping[CaseKey, int]:
         return {key: self._passed.get(hash(key), 0) for key in self._failed}
 
-    def of_tests(self) -> Iterator[tuple[TestKey, Blame]]:
+    def of_tests(self) -> Iterator[tuple[CaseKey, Blame]]:
         """The tests for which an axis is to blame."""
         for key, failed in self._failed.items():
             if found := self._blame(failed, self._passed_of_failed[key]):

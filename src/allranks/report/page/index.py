@@ -6,8 +6,8 @@ first time, its name.
 """
 
 from collections.abc import Mapping
-from os.path import commonprefix
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 from allranks.report.page.packing import Packer
 
@@ -20,13 +20,30 @@ MOST_NAMES: Final = 60_000
 _BLOCK: Final = 1000
 
 
+@dataclass(frozen=True)
+class _Stem:
+    """What the next name is likely to begin with: file and class of the one before.
+
+    Attributes:
+        units: Its length as JavaScript counts it.
+    """
+
+    text: str = ""
+    units: int = 0
+
+    @classmethod
+    def of(cls, nodeid: str) -> Self:
+        text = nodeid[: nodeid.rfind("::") + 2] if "::" in nodeid else ""
+        return cls(text, len(text.encode("utf-16-le")) // 2)
+
+
 class Index:
     """Takes the testcases of a run, job by job."""
 
     def __init__(self) -> None:
         self._packer = Packer()
         self._names: dict[str, int] = {}
-        self._last_name = ""
+        self._stem = _Stem()
         self._left_out: dict[int, int] = {}
         self._begin(0)
 
@@ -86,10 +103,13 @@ class Index:
         number = self._names.get(nodeid)
         if number is None:
             number = self._names[nodeid] = len(self._names)
-            shared = _utf16_length(commonprefix((self._last_name, nodeid)))
-            self._shared.append(shared[0])
-            self._endings.append(nodeid[shared[1] :])
-            self._last_name = nodeid
+            if self._stem.text and nodeid.startswith(self._stem.text):
+                self._shared.append(self._stem.units)
+                self._endings.append(nodeid[len(self._stem.text) :])
+            else:
+                self._stem = _Stem.of(nodeid)
+                self._shared.append(0)
+                self._endings.append(nodeid)
         return number
 
     def _flush(self) -> None:
@@ -104,11 +124,6 @@ class Index:
                 "x": self._extras,
             }
             self._packer.add(block)
-
-
-def _utf16_length(text: str) -> tuple[int, int]:
-    """The length of a text as JavaScript counts it, and as Python does."""
-    return len(text.encode("utf-16-le")) // 2, len(text)
 
 
 def _runs(numbers: list[int]) -> list[int]:

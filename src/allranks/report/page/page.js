@@ -21,7 +21,7 @@
   const FILES = { xml: "XML", log: "log", "stacks.txt": "stacks" };
 
   const byId = (id) => document.getElementById(id);
-  const none = () => ({ q: "", v: new Set(), cell: "", suite: "", axes: {}, reason: "", group: "", sort: "bad", t: "" });
+  const none = () => ({ q: "", v: new Set(), cell: "", suite: "", axes: new Map(), reason: "", group: "", sort: "bad", t: "" });
 
   let run = null;
   let rows = [];
@@ -30,7 +30,15 @@
   let active = 0;
   let cameFrom = null;
 
+  // An axis or a suite may have any name, also one that every object knows.
+  const own = (object, name) => (Object.hasOwn(object, name) ? object[name] : undefined);
+
   // Elements
+
+  // Line ends and marks of direction that no line break or isolation contains: they would turn the text around them.
+  const UNRULY = /[\u2028-\u202e\u2066-\u2069]/g;
+  const escaped = (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  const visible = (text) => text.replace(UNRULY, escaped);
 
   function el(tag, properties = {}, ...children) {
     const element = document.createElement(tag);
@@ -40,7 +48,8 @@
       else if (name === "class") element.className = value;
       else element.setAttribute(name, value === true ? "" : value);
     }
-    element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+    const told = children.flat().filter((child) => child !== null && child !== undefined && child !== "");
+    element.append(...told.map((child) => (typeof child === "string" ? visible(child) : child)));
     return element;
   }
 
@@ -137,7 +146,7 @@
     if (said.q) parameters.set("q", said.q);
     if (said.v.size) parameters.set("v", [...said.v].join(""));
     for (const name of ["cell", "suite", "reason", "group"]) if (said[name] !== "") parameters.set(name, said[name]);
-    for (const [axis, value] of Object.entries(said.axes)) parameters.set(`axis.${axis}`, value);
+    for (const [axis, value] of said.axes) parameters.set(`axis.${axis}`, value);
     if (said.sort !== "bad") parameters.set("sort", said.sort);
     if (said.t) parameters.set("t", said.t);
     return `#${parameters}`;
@@ -151,7 +160,7 @@
     for (const name of ["q", "cell", "suite", "reason", "group", "t"]) next[name] = parameters.get(name) || "";
     next.v = new Set([...(parameters.get("v") || "")].filter((letter) => letter in VERDICTS));
     next.sort = parameters.get("sort") || "bad";
-    for (const [name, value] of parameters) if (name.startsWith("axis.")) next.axes[name.slice(5)] = value;
+    for (const [name, value] of parameters) if (name.startsWith("axis.")) next.axes.set(name.slice(5), value);
     state = next;
     return true;
   }
@@ -174,10 +183,10 @@
 
   function matches() {
     const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
-    const axes = Object.entries(state.axes);
+    const axes = [...state.axes];
     const jobs = new Set(run.jobs.filter((job) =>
       (!state.cell || job.cell === state.cell) && (!state.suite || job.base === state.suite) &&
-      axes.every(([axis, value]) => String(job.axes[axis]) === value)));
+      axes.every(([axis, value]) => String(own(job.axes, axis)) === value)));
     return (row) =>
       jobs.has(row.job) &&
       (!state.v.size || state.v.has(row.v) || (row.x.f && state.v.has("f"))) &&
@@ -319,7 +328,7 @@
     if (!groups.length) return;
     const failed = groups.reduce((sum, [, members]) => sum + members.length, 0);
     fill(byId("failures-title"), "Failures ", el("small", {}, groups.length < failed
-      ? `${plural(failed, "test")}, ${groups.length.toLocaleString("en")} different` : plural(failed, "test")));
+      ? `${plural(failed, "test")}, ${plural(groups.length, "different message")}` : plural(failed, "test")));
     fill(body);
     const more = button("", () => showMore(), { class: "more" });
     const left = [...groups];
@@ -347,7 +356,7 @@
   }
 
   const place = (row) => el("bdi", { class: "place" }, `${row.job.cell} / ${row.job.suite}`);
-  const blameOf = (row) => (isBad(row) ? run.tests[row.job.base]?.[row.number] : undefined);
+  const blameOf = (row) => (isBad(row) ? own(run.tests, row.job.base)?.[row.number] : undefined);
 
   // List of tests
 
@@ -389,10 +398,12 @@
 
   function axisChoices() {
     const axes = [...new Set(run.jobs.flatMap((job) => Object.keys(job.axes)))];
-    return axes.map((axis) => choice(`axis-${axis}`, axis, distinct((job) => job.axes[axis]).filter((value) => value !== undefined).map(String),
-      state.axes[axis] ?? "", (value) => {
-        const { [axis]: _, ...others } = state.axes;
-        filter({ axes: value === "" ? others : { ...others, [axis]: value } });
+    return axes.map((axis) => choice(`axis-${axis}`, axis, distinct((job) => own(job.axes, axis)).filter((value) => value !== undefined).map(String),
+      state.axes.get(axis) ?? "", (value) => {
+        const chosen = new Map(state.axes);
+        if (value === "") chosen.delete(axis);
+        else chosen.set(axis, value);
+        filter({ axes: chosen });
       }));
   }
 
@@ -413,7 +424,7 @@
 
   function showChips() {
     const group = state.group === "" ? null : run.groups[Number(state.group)];
-    const any = state.q || state.v.size || state.cell || state.suite || state.reason || group || Object.keys(state.axes).length;
+    const any = state.q || state.v.size || state.cell || state.suite || state.reason || group || state.axes.size;
     fill(byId("chips"), group && button([`same failure: ${group.m.slice(0, 80)}`, el("b", { "aria-hidden": "true" }, " ×")],
       () => filter({ group: "" }), { class: "chip" }),
     any && button("Clear all filters", () => filter({ ...none(), t: state.t }), { class: "quiet", id: "clear" }));
@@ -636,12 +647,12 @@
       attempt.s ? strip({ x: { r: attempt.s } }) : null))];
   }
 
+  const UNPRINTED = /[\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]/g;
+
   function quoted(word) {
     if (/^[A-Za-z0-9_@%+=:,./-]+$/.test(word)) return word;
-    if (!/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/.test(word)) return `'${word.replaceAll("'", `'"'"'`)}'`;
-    const escaped = word.replace(/[\\']/g, "\\$&").replace(/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/g,
-      (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
-    return `$'${escaped}'`;
+    if (word.search(UNPRINTED) < 0) return `'${word.replaceAll("'", `'"'"'`)}'`;
+    return `$'${word.replace(/[\\']/g, "\\$&").replace(UNPRINTED, escaped)}'`;
   }
 
   function commandOf(row) {

@@ -18,11 +18,14 @@ SHOWN_FAILURES: Final = 50
 """Groups of failures that are shown without the script."""
 
 SHOWN_TILES: Final = 1200
-"""Places of the matrix that are shown without the script: those of the cells that failed first, where there are more."""
+"""Places of the matrix that are shown without the script; where there are more, those of the cells that failed."""
 
 _SHOWN_NOTES: Final = 100
 _SHOWN_REASONS: Final = 20
 _NAME: Final = 300
+
+_UNRULY: Final = {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
+"""Line ends and marks of direction that no element contains: they would turn the text around them."""
 
 
 @dataclass(kw_only=True)
@@ -130,8 +133,8 @@ class Static:
 
 
 def escaped(text: str) -> str:
-    """``text`` as HTML that says it and does nothing."""
-    return html.escape(readable(text))
+    """``text`` as HTML that says it and does nothing, not even to the direction of what stands beside it."""
+    return html.escape(readable(text).translate(_UNRULY))
 
 
 def _bad(counts: Counts) -> int:

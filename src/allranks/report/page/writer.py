@@ -1,18 +1,18 @@
 """Takes a run job by job, keeps little of each, and writes ``report.html`` at its end."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from allranks.report.blame import Blame
-from allranks.report.columns import PassedRanks, compact
+from allranks.report.columns import PassedRanks, Team, compact
 from allranks.report.judged import CellSuite, JobFacts, MergedRun, SuiteRow
-from allranks.report.model import Rule, TestVerdict, VerdictKind
+from allranks.report.model import RankResult, Rule, TestVerdict, VerdictKind
 from allranks.report.page.details import Details
 from allranks.report.page.document import GENERATOR, document
-from allranks.report.page.evidence import Evidence, TestKey, tells
+from allranks.report.page.evidence import CaseKey, Evidence, tells
 from allranks.report.page.files import attempt_folder, files_of_ranks
 from allranks.report.page.grouping import Groups, message_of
 from allranks.report.page.index import Index
@@ -59,6 +59,8 @@ class PageWriter:
         self._path = path
         self._jobs = 0
         self._usual: dict[int, str] = {}
+        self._team: Team | None = None
+        self._ranks_of_team = ""
         self._index, self._details = Index(), Details()
         self._groups, self._evidence = Groups(), Evidence()
         self._samples: dict[int, Sample] = {}
@@ -73,11 +75,12 @@ class PageWriter:
         base = readable(base_name(suite))
         for test in suite.tests:
             nodeid = readable(test.nodeid)
-            key = TestKey(base, nodeid)
+            key = CaseKey(base, nodeid)
             if test.verdict.kind is VerdictKind.PASSED and test.verdict.rule is Rule.PASSED and not test.earlier:
                 self._add_passed(job, cell, key, test)
             else:
                 self._add_notable(job, cell, key, test, suite)
+        self._team = None  # it holds the results of the whole job
 
     def write(self, merged: MergedRun) -> None:
         """Write the page to its place, replacing what is there in one step.
@@ -102,9 +105,9 @@ class PageWriter:
         finally:
             unfinished.unlink(missing_ok=True)
 
-    def _add_passed(self, job: int, cell: int, key: TestKey, test: TestVerdict) -> None:
+    def _add_passed(self, job: int, cell: int, key: CaseKey, test: TestVerdict) -> None:
         # A test that a rank has more to say of than that it passed is not among PassedRanks, and may be alone in that.
-        ranks = compact(test.ranks)
+        ranks = self._compact_passed(test.ranks)
         usual = self._usual.setdefault(job, ranks) if isinstance(test.ranks, PassedRanks) else self._usual.get(job)
         extra = {"r": ranks} if ranks != usual else None
         self._index.add_passed(job, key.nodeid, test.time, extra)
@@ -112,7 +115,15 @@ class PageWriter:
             self._evidence.passed(key, cell)
         self._time(job, key.nodeid, "P", test.time)
 
-    def _add_notable(self, job: int, cell: int, key: TestKey, test: TestVerdict, suite: CellSuite) -> None:
+    def _compact_passed(self, ranks: Sequence[RankResult]) -> str:
+        """As ``compact``, which is asked once for all the tests of one team."""
+        if not isinstance(ranks, PassedRanks):
+            return compact(ranks)
+        if self._team is not ranks.team:
+            self._team, self._ranks_of_team = ranks.team, compact(ranks)
+        return self._ranks_of_team
+
+    def _add_notable(self, job: int, cell: int, key: CaseKey, test: TestVerdict, suite: CellSuite) -> None:
         letter = letter_of(test)
         extra: dict[str, Any] = {"r": compact(test.ranks)}
         if test.verdict.is_bad:
@@ -132,7 +143,7 @@ class PageWriter:
         self._index.add(job, key.nodeid, letter, test.time, extra)
         self._time(job, key.nodeid, letter, test.time)
 
-    def _failure(self, cell: int, key: TestKey, test: TestVerdict, suite: CellSuite) -> dict[str, Any]:
+    def _failure(self, cell: int, key: CaseKey, test: TestVerdict, suite: CellSuite) -> dict[str, Any]:
         message = message_of(test)
         group = self._groups.number_of(test, message)
         if test.verdict.rule is not Rule.JOB:
@@ -196,8 +207,18 @@ class PageWriter:
             "cell": readable(row.cell),
             "suite": readable(row.suite),
             "base": readable(base_name(row)),
-            "axes": {readable(axis): value if isinstance(value, int) else readable(value) for axis, value in row.axes.items()},
-            "n": [counts.tests, counts.passed, counts.failed, counts.errors, counts.skipped, counts.skip_but_pass, counts.flaky],
+            "axes": {
+                readable(axis): value if isinstance(value, int) else readable(value) for axis, value in row.axes.items()
+            },
+            "n": [
+                counts.tests,
+                counts.passed,
+                counts.failed,
+                counts.errors,
+                counts.skipped,
+                counts.skip_but_pass,
+                counts.flaky,
+            ],
             "time": round(counts.time if row.elapsed is None else row.elapsed, 3),
             "ranks": self._usual.get(number, ""),
             "runs": bool(row.engine or row.axes),

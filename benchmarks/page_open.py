@@ -1,0 +1,128 @@
+"""Opening ``report.html``: how large the page of a large run is, and how soon a headless Chromium has it ready.
+
+20,000 tests on 64 ranks, of which one in a hundred fails on every rank with 2 kB of text: where all ranks say the same,
+and where no two of them do. Then ten times as many tests. A page is ready when its script has filled the matrix, the
+failures and the list of tests, and they are laid out; the time is the page's own clock, from the start of the
+navigation, and the median of ``--runs`` counts. The browser is started once, and each page is opened in a fresh tab.
+
+    python benchmarks/page_open.py [--runs 5]
+
+Exit status 1 where a page of 20,000 tests has 2 MB or more, or takes more than 2 s.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "report" / "page"), str(ROOT / "src")]
+
+from chromium import Browser, chromium, find_chromium  # noqa: E402 - the tests' own browser
+from runs import case, job, passed, rank, write_page  # noqa: E402
+
+from allranks.report.model import TestVerdict  # noqa: E402
+
+MEGABYTES: Final = 2
+SECONDS: Final = 2
+RANKS: Final = 64
+READY: Final = """new Promise(done => {
+    const look = () => document.documentElement.dataset.ready
+        ? requestAnimationFrame(() => setTimeout(() => done(performance.now()), 0)) : setTimeout(look, 1);
+    look();
+})"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that a page is made of.
+
+    Attributes:
+        text: What a rank of a failing test says, by the numbers of test and rank.
+        is_bounded: Whether the two limits hold for it.
+    """
+
+    name: str
+    tests: int
+    text: Callable[[int, int], str]
+    is_bounded: bool = True
+
+
+def _alike(test: int, _: int) -> str:
+    return "".join(f"E   tensor {place} of {test} differs on this rank: 1.0 != 2.0\n" for place in range(40))
+
+
+def _different(test: int, number: int) -> str:
+    dice = random.Random(test * RANKS + number)  # noqa: S311 - text that does not compress, not a secret
+    return dice.randbytes(1000).hex()
+
+
+RUNS: Final = (
+    Run(name="ranks say the same", tests=20_000, text=_alike),
+    Run(name="no two ranks do", tests=20_000, text=_different),
+    Run(name="ten times as many", tests=200_000, text=_alike, is_bounded=False),
+)
+
+
+def tests_of(run: Run) -> Iterator[TestVerdict]:
+    """The tests of a run."""
+    dice = random.Random(run.name)  # noqa: S311 - times of tests, not secrets
+    good = passed("any", RANKS)
+    for number in range(run.tests):
+        name = f"suites/collectives/test_{number % 40}.py::TestAll::test_case_{number % 97}[{number}-float32]"
+        if number % 100 == 7:
+            yield case(
+                name,
+                [rank(n, "failed", at=1.0 + n, message="1.0 != 2.0", text=run.text(number, n)) for n in range(RANKS)],
+            )
+        else:
+            time = dice.expovariate(3)
+            yield TestVerdict(
+                nodeid=name, classname="", name=name, verdict=good.verdict, ranks=good.ranks, slowest=time
+            )
+
+
+def seconds_to_open(browser: Browser, path: Path) -> float:
+    """From the navigation to a page that is filled and laid out."""
+    page = browser.page()
+    page.size(1400, 900)
+    page.go(path)
+    took = float(page.run(READY)) / 1000
+    page.close()
+    return took
+
+
+def measure(browser: Browser, run: Run, runs: int) -> list[str]:
+    """Make a page, open it, print what it took; what was missed."""
+    with tempfile.TemporaryDirectory(prefix="page-open-") as folder:
+        path = write_page(Path(folder), [job("gloo-w64-g0-env", "collectives", tests_of(run))])
+        megabytes = path.stat().st_size / 1e6
+        took = statistics.median(seconds_to_open(browser, path) for _ in range(runs))
+    print(f"{run.tests:7,} tests x {RANKS} ranks, {run.name:20} {megabytes:6.2f} MB {took:6.2f} s", flush=True)
+    missed = []
+    if run.is_bounded and megabytes >= MEGABYTES:
+        missed.append(f"{run.name}: {MEGABYTES} MB")
+    if run.is_bounded and took > SECONDS:
+        missed.append(f"{run.name}: {SECONDS} s")
+    return missed
+
+
+def main() -> None:
+    """Measure, print, and fail where a limit is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5, help="each page is opened this often, and the median counts")
+    options = parser.parse_args()
+    executable = find_chromium() or sys.exit("there is no Chromium on the PATH")
+    with chromium(executable) as browser:
+        missed = [each for run in RUNS for each in measure(browser, run, options.runs)]
+    print("\n".join(f"MISSED {each}" for each in missed) or "all limits kept")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()
