@@ -96,6 +96,14 @@ def test_nine_cells_of_which_the_three_of_one_world_size_fail_are_evidence() -> 
     assert found.predicate == "world_size >= 4"
 
 
+def test_two_of_six_cells_are_no_evidence() -> None:
+    """One of five pairs of these cells has a value in common: too many to be no accident."""
+    six: list[Axes] = [
+        {"world_size": size, "init_method": init} for size, init in product([2, 4], ["env", "tcp", "file"])
+    ]
+    assert blame(*split([(cell, cell["init_method"] == "file") for cell in six])) is None
+
+
 @pytest.mark.parametrize("backends", [["gloo"], ["gloo", "nccl"]])
 def test_a_handful_of_cells_is_no_evidence(backends: list[str]) -> None:
     few: list[Axes] = [{"backend": backend, "world_size": size} for backend, size in product(backends, [2, 4])]

@@ -22,8 +22,8 @@ LAUNCH = (
 )
 OPTIONS = (
     "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-    "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--hide-scrollbars",
-    "--force-color-profile=srgb", "--disable-sync", "--no-default-browser-check", "about:blank",
+    "--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-component-update",
+    "--disable-extensions", "--disable-sync", "--hide-scrollbars", "--force-color-profile=srgb", "about:blank",
 )  # fmt: skip
 
 
