@@ -22,11 +22,13 @@ from allranks.report.junit import JUnitWriter, refuse_foreign
 from allranks.report.junit_form import JUnitForm
 from allranks.report.model import SkipPolicy
 from allranks.report.page.writer import PageWriter, is_page
+from allranks.report.report_json import JsonWriter, is_report_json
 from allranks.report.summary import write_summary
 from allranks.report.verdict import Setting
 
 JUNIT_NAME: Final = "junit.xml"
 PAGE_NAME: Final = "report.html"
+JSON_NAME: Final = "report.json"
 SUMMARY_NAME: Final = "summary.md"
 LOCK_NAME: Final = ".merge.lock"
 
@@ -86,6 +88,7 @@ def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
         with hold(root / LOCK_NAME):
             refuse_foreign(root / JUNIT_NAME, is_merged_report)
             refuse_foreign(root / PAGE_NAME, is_page)
+            refuse_foreign(root / JSON_NAME, is_report_json)
             judged = _judge(root, policy, environ, baseline)
             return _write(root, judged, observers, junit_form or JUnitForm())
     except OSError as error:
@@ -118,12 +121,21 @@ def _judge(folder: Path, policy: SkipPolicy | None, environ: Mapping[str, str], 
 
 def _write(folder: Path, judged: _Judged, observers: Sequence[Observer], form: JUnitForm) -> MergedRun:
     page = PageWriter(folder / PAGE_NAME)
-    with JUnitWriter(folder / JUNIT_NAME, form) as junit:
-        rows = tuple(_rows(judged.suites, (junit.add, page.add, *observers)))
-    merged = MergedRun(
+    with JsonWriter(folder / JSON_NAME) as machine:
+        with JUnitWriter(folder / JUNIT_NAME, form) as junit:
+            rows = tuple(_rows(judged.suites, (junit.add, machine.add, page.add, *observers)))
+        merged = _merged(folder, judged, rows, junit.files)
+        machine.write(merged)
+    page.write(merged)
+    write_summary(merged)
+    return merged
+
+
+def _merged(folder: Path, judged: _Judged, rows: tuple[SuiteRow, ...], junit_files: tuple[Path, ...]) -> MergedRun:
+    return MergedRun(
         folder=folder,
         junit=folder / JUNIT_NAME,
-        junit_files=junit.files,
+        junit_files=junit_files,
         page=folder / PAGE_NAME,
         summary=folder / SUMMARY_NAME,
         run_id=judged.manifest.run_id if judged.manifest else folder.name,
@@ -131,9 +143,6 @@ def _write(folder: Path, judged: _Judged, observers: Sequence[Observer], form: J
         policy=judged.policy,
         planned=judged.planned,
     )
-    page.write(merged)
-    write_summary(merged)
-    return merged
 
 
 def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterator[SuiteRow]:

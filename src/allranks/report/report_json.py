@@ -1,0 +1,152 @@
+"""report.json: the judged run for programs, written while the merge streams.
+
+One object. ``tests`` stands in each suite in the order of the report; texts and output are in ``junit.xml``. A later
+version adds keys and takes none away, unless ``schema`` grows.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from allranks.report.columns import compact
+from allranks.report.judged import CellSuite, Counts, MergedRun
+from allranks.report.model import EarlierAttempt, TestVerdict, Verdict
+from allranks.report.xml_text import MESSAGE_LIMIT, cut
+
+SCHEMA: Final = 1
+GENERATOR: Final = "allranks"
+
+
+class JsonWriter:
+    """Writes the file; a context manager, which leaves what was there before unless :meth:`write` has been called."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._unfinished = path.with_name(f".{path.name}.unfinished")
+        self._suites = 0
+
+    def __enter__(self) -> Self:
+        """Begin the file.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._file = self._unfinished.open("w", encoding="utf-8", newline="\n")
+        self._file.write(f'{{"generator": "{GENERATOR}", "schema": {SCHEMA},\n"suites": [')
+        return self
+
+    def add(self, suite: CellSuite) -> None:
+        """Write a suite with its tests, a test a line.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._file.write(",\n" if self._suites else "\n")
+        self._suites += 1
+        head = json.dumps(_suite(suite))
+        self._file.write(f'{head[:-1]}, "tests": [')
+        self._file.writelines(_separated(json.dumps(_test(test)) for test in suite.tests))
+        self._file.write("]}")
+
+    def write(self, merged: MergedRun) -> None:
+        """Write what is known at the end, and put the file into its place.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        rest = {
+            "run_id": merged.run_id,
+            "policy": merged.policy,
+            "counts": _counts(merged.counts),
+            "notes": list(merged.notes),
+        }
+        self._file.write(f"\n],\n{json.dumps(rest)[1:]}\n")
+        self._file.close()
+        self._unfinished.replace(self._path)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove what is not finished."""
+        self._file.close()
+        self._unfinished.unlink(missing_ok=True)
+
+
+def is_report_json(path: Path) -> bool:
+    """Whether a file is one that allranks wrote, and may therefore overwrite."""
+    try:
+        with path.open("rb") as file:
+            return f'"generator": "{GENERATOR}"'.encode() in file.read(64)
+    except OSError:
+        return False
+
+
+def _separated(texts: Iterator[str]) -> Iterator[str]:
+    for place, text in enumerate(texts):
+        yield f",\n{text}" if place else f"\n{text}"
+
+
+def _counts(counts: Counts) -> dict[str, Any]:
+    return {**asdict(counts), "time": round(counts.time, 3)}
+
+
+def _suite(suite: CellSuite) -> dict[str, Any]:
+    said: Mapping[str, Any] = {
+        "cell": suite.cell,
+        "suite": suite.suite,
+        "axes": dict(suite.axes),
+        "engine": suite.engine,
+        "image": suite.image,
+        "attempt": suite.attempt,
+        "gpus": list(suite.gpus),
+        "deselected": suite.deselected,
+        "share": asdict(suite.share) if suite.share else None,
+        "started": suite.started,
+        "elapsed": suite.elapsed,
+        "notes": list(suite.notes),
+    }
+    return {**_said(said), "counts": _counts(suite.counts)}
+
+
+def _test(test: TestVerdict) -> dict[str, Any]:
+    said: Mapping[str, Any] = {
+        "nodeid": test.nodeid,
+        "classname": test.classname,
+        "name": test.name,
+        **_verdict(test.verdict),
+        "time": round(test.time, 6),
+        "ranks": compact(test.ranks),
+        "flaky": test.is_flaky,
+        "earlier": [_earlier(attempt) for attempt in test.earlier],
+    }
+    return _said(said)
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "verdict": verdict.kind.value,
+        "rule": verdict.rule.value,
+        "reason": verdict.reason,
+        "message": cut(verdict.message, MESSAGE_LIMIT),
+        "leading": verdict.leading,
+        "executed": verdict.executed,
+        "skip_but_pass": verdict.is_skip_but_pass,
+        "skip_kind": verdict.skip_kind.value if verdict.skip_kind else None,
+        "skip_code": verdict.skip_code,
+    }
+
+
+def _earlier(attempt: EarlierAttempt) -> dict[str, Any]:
+    return {"attempt": attempt.number, **_said(_verdict(attempt.verdict)), "ranks": compact(attempt.ranks)}
+
+
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that say something: a key that is not there is None, empty or false."""
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and value is not False and value not in ("", [], {})
+    }
