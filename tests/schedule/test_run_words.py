@@ -32,7 +32,7 @@ def test_every_rule_that_dropped_cells_is_in_the_manifest_with_its_reason(tmp_pa
 def test_a_policy_that_the_matrix_file_does_not_set_stays_open(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)
-    assert _facts(expand(load(tmp_path)))["policy"] == {"skip": None, "mixed_skip": []}
+    assert _facts(expand(load(tmp_path)))["policy"] == {"skip": None, "mixed_skip": [], "baseline": None}
 
 
 def test_a_path_below_the_current_folder_is_shown_as_one_types_it(tmp_path, monkeypatch):

@@ -106,14 +106,12 @@ class ProcessEngine:
 
     def reap(self) -> list[str]:
         """Kill the processes of this host whose run has no owner any more, and remove its scratch folders."""
-        dead = [(pid, run_id) for pid, run_id in _processes_of_runs() if is_dead(run_id)]
-        for pid, run_id in dead:
-            _kill(pid, (RUN_VARIABLE, run_id))
+        dead = list(_kill_the_dead())
         left = [folder for folder, run_id in _scratch_folders() if is_dead(run_id)]
         for folder in left:
             shutil.rmtree(folder, ignore_errors=True)
         forget_dead_runs()
-        return [f"process {pid}" for pid, _ in dead] + [f"folder {folder}" for folder in left]
+        return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
 
 
 class _Agent:
@@ -370,6 +368,16 @@ def _processes_of_runs() -> Iterator[tuple[int, str]]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (run_id := _run_of(entry)):
             yield int(entry.name), run_id
+
+
+def _kill_the_dead() -> Iterator[int]:
+    """Kill every process whose run has no owner, and then those that these have forked meanwhile; their process ids."""
+    tried: set[int] = set()
+    while found := {pid: run_id for pid, run_id in _processes_of_runs() if pid not in tried and is_dead(run_id)}:
+        for pid, run_id in found.items():
+            _kill(pid, (RUN_VARIABLE, run_id))
+            yield pid
+        tried |= found.keys()
 
 
 def _run_of(process: Path) -> str:

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 from xml.parsers import expat
 
 from allranks.harness.outcome import Outcome, SkipKind
@@ -81,7 +81,7 @@ class _More:
 
     def add(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
         """Take in an element that is one of ``_TOLD_TAGS``."""
-        message = attributes.get("message", "")
+        message = cut(attributes.get("message", ""))
         if tag in _OUTPUT_TAGS:
             self.output[tag] = self.output.get(tag, "") + text
         elif tag in _RERUN_TAGS:
@@ -296,9 +296,7 @@ def _feed(reader: _Reader, path: Path) -> str:
         if path.stat().st_size == 0:
             return "it is empty"
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                reader.parser.Parse(chunk, False)
-        reader.parser.Parse(b"", True)
+            _parse(reader.parser, file)
     except _RefusedError as error:
         return str(error)
     except expat.ExpatError as error:
@@ -308,6 +306,17 @@ def _feed(reader: _Reader, path: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
+
+
+def _parse(parser: expat.XMLParserType, file: BinaryIO) -> None:
+    # An older expat begins anew with each chunk while an attribute goes on, so that 50 MB of one would take minutes:
+    # while nothing comes out, what goes in doubles.
+    size, fed = _CHUNK, 0
+    while chunk := file.read(size):
+        parser.Parse(chunk, False)
+        fed += len(chunk)
+        size = size * 2 if fed - parser.CurrentByteIndex > _CHUNK else _CHUNK
+    parser.Parse(b"", True)
 
 
 def _rank(properties: Mapping[str, str], path: Path) -> int | None:
