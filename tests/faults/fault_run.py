@@ -222,16 +222,24 @@ def _seconds(attempt: Path, record: dict[str, Any]) -> float | None:
     return float(record["finished"] - said.get("go", said.get("imported", record["started"])))
 
 
+def _by_rank(compact: str) -> Iterator[tuple[int, str]]:
+    """Each rank with its outcome, from ``0-2,5:passed 3:failed``."""
+    for group in compact.split():
+        numbers, word = group.split(":")
+        for run in numbers.split(","):
+            first, _, last = run.partition("-")
+            yield from ((rank, word) for rank in range(int(first), int(last or first) + 1))
+
+
 def _case(case: TestCase) -> Case:
     said = {each.name.removeprefix("allranks."): each.value for each in case.child(Properties) or ()}
-    ranks = dict(pair.split(":") for pair in said.get("ranks", "").split())
     [outcome] = case.result or [None]
     captured = [child.text or "" for kind in (SystemOut, SystemErr) if (child := case.child(kind)) is not None]
     return Case(
         name=case.name,
         verdict=("passed", "") if outcome is None else (type(outcome).__name__.lower(), outcome.type),
         leading=int(said["leading"]) if "leading" in said else None,
-        ranks={int(rank): word for rank, word in ranks.items()},
+        ranks=dict(_by_rank(said.get("ranks", ""))),
         message="" if outcome is None else outcome.message or "",
         text="" if outcome is None else outcome.text or "",
         output="\n".join(captured),
