@@ -35,12 +35,12 @@ class BaselineWatch:
 
     def checked(self, job: CellSuite) -> CellSuite:
         """The job, with an error where it is the last of its suite and fewer tests executed than there once did."""
-        place = (job.cell, _suite(job))
+        place = (job.cell, job.whole_suite)
         wanted = self._baseline.get(place[0], {}).get(place[1])
         if wanted is None:
             return job
         executed = self._executed.setdefault(place, {})
-        executed[job.suite] = sum(test.verdict.executed for test in job.tests)
+        executed[job.suite] = job.executed
         if job.deselected or any(test.verdict.rule is Rule.JOB for test in job.tests):
             self._explained.add(place)
         if place in self._explained or not _is_whole(job, executed) or sum(executed.values()) >= wanted:
@@ -95,7 +95,7 @@ def renewed_baseline(known: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
     """What is known after a run: the counts of suites in which all was well, and all else as it was."""
     whole: dict[tuple[str, str], list[SuiteRow]] = {}
     for row in rows:
-        whole.setdefault((row.cell, _suite(row)), []).append(row)
+        whole.setdefault((row.cell, row.whole_suite), []).append(row)
     after = {cell: dict(suites) for cell, suites in known.items()}
     for (cell, suite), shards in whole.items():
         if all(map(_is_good, shards)) and _is_whole(shards[-1], {row.suite: 0 for row in shards}):
@@ -127,11 +127,7 @@ def _write(path: Path, baseline: Baseline) -> None:
 
 
 def _is_good(row: SuiteRow) -> bool:
-    return not row.counts.failed and not row.counts.errors and not row.deselected
-
-
-def _suite(job: JobFacts) -> str:
-    return job.share.suite if job.share else job.suite
+    return not row.counts.bad and not row.deselected
 
 
 def _is_whole(job: JobFacts, seen: Mapping[str, int]) -> bool:

@@ -40,9 +40,9 @@ class Meter:
         backend = job.axes.get("backend")
         if backend is None or not self._counts(job):
             return
-        if job.has_executed:
-            self._ran.add((job.cell, _suite(job)))
-        tests = self._found.setdefault((job.cell, _suite(job), str(backend)), {})
+        if job.executed:
+            self._ran.add((job.cell, job.whole_suite))
+        tests = self._found.setdefault((job.cell, job.whole_suite, str(backend)), {})
         for test in filter(_has_duration, job.tests):
             tests[test.nodeid] = max(tests.get(test.nodeid, 0.0), rounded(test.time))
 
@@ -85,10 +85,6 @@ def _differ(before: float, now: float) -> bool:
 
 def _of(durations: Durations, suite: str, backend: str) -> Mapping[str, float]:
     return durations.get(suite, {}).get(backend, {})
-
-
-def _suite(job: JobFacts) -> str:
-    return job.share.suite if job.share else job.suite
 
 
 def _has_duration(test: TestVerdict) -> bool:

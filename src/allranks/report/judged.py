@@ -6,6 +6,7 @@ them stays behind as a :class:`SuiteRow`.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,11 @@ class Counts:
     skip_but_pass: int = 0
     flaky: int = 0
     time: float = 0.0
+
+    @property
+    def bad(self) -> int:
+        """How many went wrong: failures and errors."""
+        return self.failed + self.errors
 
     def __add__(self, other: "Counts") -> "Counts":
         """The counts of both together."""
@@ -121,6 +127,11 @@ class JobFacts:
         """``<cell> / <suite>``, as reports show it."""
         return f"{self.cell} / {self.suite}"
 
+    @property
+    def whole_suite(self) -> str:
+        """The suite's name, without the shard."""
+        return self.share.suite if self.share else self.suite
+
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRow(JobFacts):
@@ -171,7 +182,7 @@ class CellSuite(JobFacts):
 
     tests: tuple[TestVerdict, ...]
 
-    @property
+    @cached_property
     def counts(self) -> Counts:
         """The counts over the suite's testcases."""
         kinds = [test.verdict.kind for test in self.tests]
@@ -187,9 +198,9 @@ class CellSuite(JobFacts):
         )
 
     @property
-    def has_executed(self) -> bool:
-        """Whether some rank ran some test, however skips are read."""
-        return any(test.verdict.executed for test in self.tests)
+    def executed(self) -> int:
+        """Tests that some rank ran, however skips are read."""
+        return sum(test.verdict.executed for test in self.tests)
 
     @property
     def row(self) -> SuiteRow:
@@ -199,7 +210,7 @@ class CellSuite(JobFacts):
         return SuiteRow(
             **{each.name: getattr(self, each.name) for each in fields(JobFacts)},
             counts=self.counts,
-            executed=sum(test.verdict.executed for test in self.tests),
+            executed=self.executed,
             exit_codes=frozenset(test.verdict.exit_code for test in self.tests),
             failures=tuple(kept),
             more_failures=sum(1 + failure.alike for failure in failures[KEPT_FAILURES:]),

@@ -184,5 +184,5 @@ def _facts(suite: JobFacts) -> Iterator[Fact]:
 def _totals(suite: CellSuite) -> Iterator[Fact]:
     """What is said once of a suite, however many files it is in."""
     yield "deselected", suite.deselected or None
-    yield "skip_but_pass", sum(test.verdict.is_skip_but_pass for test in suite.tests) or None
-    yield "flaky", sum(test.is_flaky for test in suite.tests) or None
+    yield "skip_but_pass", suite.counts.skip_but_pass or None
+    yield "flaky", suite.counts.flaky or None

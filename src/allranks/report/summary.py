@@ -56,8 +56,7 @@ def _within(room: int, lines: Sequence[str], what: str) -> Iterator[str]:
 
 def _head(merged: MergedRun) -> Iterator[str]:
     counts = merged.counts
-    bad = counts.failed + counts.errors
-    yield f"## allranks: {counts.tests} tests, {bad or 'none'} went wrong"
+    yield f"## allranks: {counts.tests} tests, {counts.bad or 'none'} went wrong"
     yield ""
 
 
@@ -95,7 +94,7 @@ def _row(suite: SuiteRow) -> str:
 def _shortened(rows: Sequence[tuple[SuiteRow, str]]) -> Iterator[str]:
     """As many rows as have room, those with something wrong first."""
     room = _ROOM_FOR_ROWS
-    ordered = sorted(rows, key=lambda row: not (row[0].counts.failed + row[0].counts.errors))
+    ordered = sorted(rows, key=lambda row: not row[0].counts.bad)
     for place, (_, row) in enumerate(ordered):
         room -= _size([row])
         if room < 0:

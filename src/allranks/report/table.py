@@ -33,8 +33,7 @@ def failures(merged: MergedRun) -> list[Failure]:
 
 def left_out(merged: MergedRun, shown: Sequence[Failure]) -> int:
     """How many bad testcases there are besides those in a list of failures."""
-    counts = merged.counts
-    return counts.failed + counts.errors - sum(1 + failure.alike for failure in shown)
+    return merged.counts.bad - sum(1 + failure.alike for failure in shown)
 
 
 def shorten(text: str, width: int) -> str:

@@ -64,14 +64,14 @@ class Static:
     @property
     def title(self) -> str:
         """Of the browser's tab."""
-        bad = _bad(self.merged.counts)
+        bad = self.merged.counts.bad
         return f"{f'{bad:,} went wrong' if bad else 'all good'} · {readable(self.merged.run_id)} · allranks"
 
     @property
     def header(self) -> str:
         """What came of the run, in a sentence and in numbers."""
         counts = self.merged.counts
-        bad = _bad(counts)
+        bad = counts.bad
         state = "bad" if bad else "good" if counts.passed else "idle"
         return (
             f'<h1 class="{state}">{_sentence(counts)}</h1>'
@@ -85,8 +85,7 @@ class Static:
         """Cells by suites."""
         places: dict[str, dict[str, list[SuiteRow]]] = {}
         for row in self.merged.suites:
-            base = row.share.suite if row.share else row.suite
-            places.setdefault(row.cell, {}).setdefault(base, []).append(row)
+            places.setdefault(row.cell, {}).setdefault(row.whole_suite, []).append(row)
         suites = list(dict.fromkeys(suite for of_cell in places.values() for suite in of_cell))
         suites, more = suites[:SHOWN_TILES], len(suites) - SHOWN_TILES
         room = max(1, SHOWN_TILES // max(1, len(suites)))
@@ -106,7 +105,7 @@ class Static:
         shown = sorted(self.samples, key=lambda sample: not sample.is_of_job)[:SHOWN_FAILURES]
         if not shown:
             return '<p class="none">No failure.</p>'
-        left = _bad(self.merged.counts) - sum(sample.count for sample in shown)
+        left = self.merged.counts.bad - sum(sample.count for sample in shown)
         more = f"<p>And {left:,} more, in {escaped(self.merged.junit.name)} beside this page.</p>" if left else ""
         return "".join(map(_failure, shown)) + more
 
@@ -137,12 +136,8 @@ def escaped(text: str) -> str:
     return html.escape(readable(text).translate(_UNRULY))
 
 
-def _bad(counts: Counts) -> int:
-    return counts.failed + counts.errors
-
-
 def _sentence(counts: Counts) -> str:
-    bad = _bad(counts)
+    bad = counts.bad
     if bad:
         return f"{bad:,} of {_number(counts.tests, 'test')} went wrong"
     if not counts.tests:
@@ -175,7 +170,7 @@ def _counts(counts: Counts) -> Iterator[str]:
 
 
 def _has_bad(of_cell: Mapping[str, Sequence[SuiteRow]]) -> bool:
-    return any(_bad(row.counts) for rows in of_cell.values() for row in rows)
+    return any(row.counts.bad for rows in of_cell.values() for row in rows)
 
 
 def _cell(cell: str, places: Mapping[str, Sequence[SuiteRow]], suites: Sequence[str]) -> str:
@@ -184,7 +179,7 @@ def _cell(cell: str, places: Mapping[str, Sequence[SuiteRow]], suites: Sequence[
 
 
 def _tile(counts: Counts) -> str:
-    if bad := _bad(counts):
+    if bad := counts.bad:
         return f'<td class="t-bad">{bad:,} bad <small>of {counts.tests:,}</small></td>'
     if counts.passed:
         return f'<td class="t-good">{counts.passed:,} ok</td>'

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from allranks.report.blame import Blame
 from allranks.report.columns import PassedRanks, Team, compact
-from allranks.report.judged import CellSuite, JobFacts, MergedRun, SuiteRow
+from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.model import RankResult, Rule, TestVerdict, VerdictKind
 from allranks.report.page.details import Details
 from allranks.report.page.document import GENERATOR, document
@@ -72,7 +72,7 @@ class PageWriter:
         """Take a job with its tests; the order of the jobs is that of the run's rows."""
         job, cell = self._jobs, self._evidence.cell(suite)
         self._jobs += 1
-        base = readable(base_name(suite))
+        base = readable(suite.whole_suite)
         for test in suite.tests:
             nodeid = readable(test.nodeid)
             key = CaseKey(base, nodeid)
@@ -202,11 +202,11 @@ class PageWriter:
 
     def _job(self, number: int, row: SuiteRow) -> dict[str, Any]:
         counts, folder = row.counts, attempt_folder(row)
-        tells_more = counts.failed + counts.errors + counts.flaky > 0
+        tells_more = counts.bad + counts.flaky > 0
         return {
             "cell": readable(row.cell),
             "suite": readable(row.suite),
-            "base": readable(base_name(row)),
+            "base": readable(row.whole_suite),
             "axes": {
                 readable(axis): value if isinstance(value, int) else readable(value) for axis, value in row.axes.items()
             },
@@ -277,11 +277,6 @@ def is_page(path: Path) -> bool:
             return GENERATOR.encode() in file.read(1024)
     except OSError:
         return False
-
-
-def base_name(facts: JobFacts) -> str:
-    """The suite's name, without the shard."""
-    return facts.share.suite if facts.share else facts.suite
 
 
 def letter_of(test: TestVerdict) -> str:
