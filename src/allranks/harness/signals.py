@@ -1,11 +1,27 @@
 """Holds back the signals that end a job, so that they interrupt a wait and never something half done."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 ENDING = frozenset({signal.SIGTERM, signal.SIGALRM})
 """What ends a job from outside: the order to stop, and the timer of the job's limit."""
+
+
+def raising(make_error: Callable[[], Exception]) -> Callable[[int, object], None]:
+    """A handler that raises an error, in a thread that lets its signal through.
+
+    Signals are sent to a process: while the main thread holds one back, any other thread may take it, a library's own
+    included, and Python runs the handler in the main thread all the same.
+    """
+
+    def handle(number: int, _frame: object) -> None:
+        if number in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+            signal.raise_signal(number)  # to this thread: there it is pending now
+            return
+        raise make_error()
+
+    return handle
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from allranks.harness.gangs.crew import Gone, LocalCrew
 from allranks.harness.gangs.gang import SKIP_GRACES, Gang, HangupError, Patience
 from allranks.harness.gangs.rank_process import fork_ranks
 from allranks.harness.outcome import Outcome
-from allranks.harness.signals import held_back
+from allranks.harness.signals import held_back, raising
 from allranks.testing.skips import skipcodes
 
 LIMITS = TimeLimits(process_group=20, test=20, job=20, peer_grace=0.1)
@@ -137,20 +137,16 @@ def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
     assert outcomes(gang.run(RUN, PATIENCE)) == {0: Outcome.CRASHED}
 
 
-@pytest.mark.alone  # a signal that this thread holds back must find no other
 def test_an_aborted_step_keeps_what_had_arrived(start_gang):
     class Late(Exception):  # noqa: N818 - what breaks the step off
         pass
-
-    def raise_late(*_):
-        raise Late
 
     def fail_and_interrupt(reports):
         send_report(reports, FAILED)
         os.kill(os.getppid(), signal.SIGALRM)
 
     gang = start_gang([fail_and_interrupt], [wait])
-    before = signal.signal(signal.SIGALRM, raise_late)
+    before = signal.signal(signal.SIGALRM, raising(Late))
     try:
         with held_back(), pytest.raises(Late):
             gang.run(RUN, PATIENCE)

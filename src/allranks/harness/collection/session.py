@@ -44,6 +44,7 @@ from allranks.harness.nodes.wire import Wire
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten, skip_reason
 from allranks.harness.ranks.rank import seed_of_test
+from allranks.harness.signals import raising
 from allranks.harness.torch_cases.adapt import adapt_torch_cases
 from allranks.harness.torch_cases.sandcastle import watch_for_sandcastle_skips
 
@@ -379,12 +380,8 @@ def _stop_capture(session: pytest.Session) -> None:
 @contextmanager
 def _job_limit(seconds: float) -> Iterator[None]:
     """Raise :class:`JobLimitError` when the time of the job is up; forks do not inherit the timer."""
-
-    def raise_limit(_number: int, _frame: object) -> None:
-        msg = f"the job's time limit of {seconds:g} s was reached"
-        raise JobLimitError(msg)
-
-    signal.signal(signal.SIGALRM, raise_limit)
+    error = JobLimitError(f"the job's time limit of {seconds:g} s was reached")
+    signal.signal(signal.SIGALRM, raising(lambda: error))
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
@@ -395,11 +392,7 @@ def _job_limit(seconds: float) -> Iterator[None]:
 @contextmanager
 def _orderly_end() -> Iterator[None]:
     """Turn SIGTERM into :class:`HangupError`, so that ranks are stopped and results written."""
-
-    def raise_hangup(_number: int, _frame: object) -> None:
-        raise HangupError
-
-    signal.signal(signal.SIGTERM, raise_hangup)
+    signal.signal(signal.SIGTERM, raising(HangupError))
     try:
         yield
     finally:
