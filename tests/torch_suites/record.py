@@ -5,7 +5,7 @@
 
 A recording is what ``torch_runner.py`` writes; its name says which suite it is of, unless ``SUITE=`` does. Of a test
 that several recordings have, the last one counts; where they differ, the record keeps all that was seen, and calls the
-test flaky. Suites that are not named stay as they are on record.
+test flaky. What is on record already stays, and counts as an earlier recording.
 
 With ``--run``, suites (all, unless some are named) run under torch's own runner first, which takes an hour for all of
 them; what FOLDER has from a run that was broken off is not run again.

@@ -59,10 +59,17 @@ def test_failures_with_different_words_are_not_flaky():
     assert record.seen("torch-rpc", "T::test_x") == (other,)
 
 
-def test_suites_that_are_not_recorded_anew_stay_on_record():
+def test_tests_that_are_not_recorded_anew_stay_on_record():
     base = Record(torch="9.9", suites={"torch-c10d": {"T::old": PASSED}, "torch-rpc": {"T::old": PASSED}})
     record = record_of([("torch-rpc", seen(PASSED))], base)
-    assert record.suites == {"torch-c10d": {"T::old": PASSED}, "torch-rpc": {"T::test_x": PASSED}}
+    assert record.suites == {"torch-c10d": {"T::old": PASSED}, "torch-rpc": {"T::old": PASSED, "T::test_x": PASSED}}
+
+
+def test_what_is_on_record_still_tells_that_a_test_is_flaky():
+    base = Record(torch="9.9", suites={"torch-rpc": {"T::test_x": FAILED}})
+    record = record_of([("torch-rpc", seen(PASSED))], base)
+    assert record.seen("torch-rpc", "T::test_x") == (PASSED, FAILED)
+    assert record_of([("torch-rpc", seen(PASSED))], record) == record
 
 
 def test_a_line_that_is_not_whole_is_left_out(tmp_path):

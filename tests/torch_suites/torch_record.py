@@ -3,12 +3,14 @@
 import importlib.metadata
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from outcomes import Outcome, Recorded
 from suite_files import CELL
+
+T = TypeVar("T")
 
 FOLDER: Final = Path(__file__).with_name("records")
 
@@ -47,19 +49,25 @@ def installed_torch() -> str:
 
 
 def record_of(recordings: Iterable[tuple[str, Iterable[Recorded]]], base: Record) -> Record:
-    """A record of recordings.
+    """A record with what recordings have seen.
 
     Args:
         recordings: Suite and what was seen in it, in order; of several of one test the last counts.
-        base: What else is known: its suites that no recording names are taken over.
+        base: What else is known: the record that they add to. A torch version's tests do not change, so that what no
+            recording names stays, and what was seen earlier still tells that a test is flaky.
     """
     seen: dict[str, dict[str, list[Outcome]]] = {}
     for suite, recording in recordings:
         for each in recording:
-            seen.setdefault(suite, {}).setdefault(each.test, []).append(each.outcome)
+            earlier = list(reversed(base.seen(suite, each.test)))
+            seen.setdefault(suite, {}).setdefault(each.test, earlier).append(each.outcome)
     newest = {suite: {test: all_seen[-1] for test, all_seen in tests.items()} for suite, tests in seen.items()}
     flaky = {suite: dict(_flaky(tests)) for suite, tests in seen.items()}
-    return Record(torch=base.torch, cell=base.cell, suites={**base.suites, **newest}, flaky={**base.flaky, **flaky})
+    return replace(base, suites=_with(base.suites, newest), flaky=_with(base.flaky, flaky))
+
+
+def _with(base: Mapping[str, Mapping[str, T]], added: Mapping[str, Mapping[str, T]]) -> dict[str, dict[str, T]]:
+    return {suite: {**base.get(suite, {}), **added.get(suite, {})} for suite in [*base, *added]}
 
 
 def _flaky(tests: Mapping[str, list[Outcome]]) -> Iterator[tuple[str, tuple[Outcome, ...]]]:
