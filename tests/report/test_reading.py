@@ -1,9 +1,11 @@
 """Reading a job's files on several cores comes to the same as reading them one by one."""
 
+import multiprocessing
+
 import pytest
 
 from allranks.report import reading
-from allranks.report.reading import read_ranks
+from allranks.report.reading import read_jobs, read_ranks
 
 
 def document(tests):
@@ -20,14 +22,35 @@ def files(tmp_path):
     return [tmp_path / f"rank-{rank}.xml" for rank in range(len(contents) + 1)]
 
 
-def test_several_processes_read_what_one_reads(files, monkeypatch):
-    one = read_ranks(files)
-    monkeypatch.setattr(reading, "WORTH_PROCESSES", 0)
-    monkeypatch.setattr(reading, "_cores", lambda: 3)
-    several = read_ranks(files)
-    assert [(file.rank, file.results, file.problem) for file in several] == [
-        (file.rank, file.results, file.problem) for file in one
-    ]
+@pytest.fixture
+def three_cores(monkeypatch):
+    def use(errand):
+        monkeypatch.setattr(reading, "WORTH_PROCESSES", 0)
+        monkeypatch.setattr(reading, "_ERRAND", errand)
+        monkeypatch.setattr(reading, "_cores", lambda: 3)
+
+    return use
+
+
+def told(files):
+    return [(file.rank, file.results, file.problem) for file in files]
+
+
+@pytest.mark.parametrize("errand", [0, 6000, 1 << 20])
+def test_several_processes_read_what_one_reads(files, three_cores, errand):
+    jobs = [files[:3], [], files[3:6], files[:1], files[6:]]
+    one = [told(read) for read in read_jobs(jobs)]
+    three_cores(errand)
+    assert [told(read) for read in read_jobs(jobs)] == one
+
+
+def test_who_stops_reading_leaves_no_process(files, three_cores):
+    three_cores(0)
+    read = read_jobs([[path] for path in files])
+    next(read)
+    assert multiprocessing.active_children()
+    read.close()
+    assert not multiprocessing.active_children()
 
 
 def test_ranks_that_ran_the_same_tests_share_their_names(files):
@@ -36,5 +59,5 @@ def test_ranks_that_ran_the_same_tests_share_their_names(files):
 
 
 def test_small_files_are_read_without_a_process_more(files, monkeypatch):
-    monkeypatch.setattr(reading.multiprocessing, "get_context", lambda _: pytest.fail("a pool was made"))
+    monkeypatch.setattr(reading, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("a pool was made"))
     assert len(read_ranks(files)) == len(files)

@@ -16,7 +16,7 @@ from allranks.report.judged import MANIFEST_PLACE, CellSuite
 from allranks.report.judging import judge
 from allranks.report.model import TestVerdict
 from allranks.report.rank_xml import stray_file
-from allranks.report.reading import read_ranks
+from allranks.report.reading import read_jobs
 from allranks.report.trouble import trouble
 from allranks.report.verdict import Setting
 
@@ -52,7 +52,7 @@ def account(
 ) -> Iterator[CellSuite]:
     """One suite for each planned job, in the order of the plan, then one for each job that nobody planned.
 
-    The results of a job are read when it is its turn, so that no more than one job's tests need be held.
+    The results of a job are read when it is its turn, or little before, so that few jobs' tests need be held.
 
     Args:
         manifest: None where there is no plan.
@@ -72,9 +72,11 @@ def account(
     )
     watch = BaselineWatch(baseline if baseline is not None else manifest.baseline if manifest else {})
     copies = CopyWatch()
-    for place in dict.fromkeys((*planned, *found)):
+    places = tuple(dict.fromkeys((*planned, *found)))
+    read = read_jobs([found[place].files for place in places if place in found])
+    for place in places:
         if place in found:
-            yield watch.checked(_of_attempt(found[place], known, copies))
+            yield watch.checked(_of_attempt(found[place], next(read), known, copies))
         else:
             yield _of_absent_job(planned[place], known.cells)
 
@@ -137,9 +139,9 @@ def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]
     )
 
 
-def _of_attempt(attempt: Attempt, known: _Known, copies: CopyWatch) -> CellSuite:
+def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copies: CopyWatch) -> CellSuite:
     record, job = attempt.record, known.planned.get((attempt.cell, attempt.suite))
-    files, twice = without_copies(read_ranks(attempt.files))
+    files, twice = without_copies(read)
     files += [stray_file(path) for path in attempt.strays]
     return CellSuite(
         cell=attempt.cell,

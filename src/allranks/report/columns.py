@@ -92,9 +92,14 @@ class Team:
         return tuple(file.rank or 0 for file in self.files)
 
     @cached_property
-    def numbers(self) -> str:
-        """The ranks in words: ``0-3``."""
-        return numbers(self.ranks)
+    def passed(self) -> str:
+        """What :func:`compact` says of a test that all of them passed."""
+        return _compact(self.ranks, Outcome.PASSED)
+
+    @cached_property
+    def slowest(self) -> "array[float]":
+        """Seconds of the slowest rank of each test."""
+        return array("d", map(max, zip(*(file.seconds for file in self.files), strict=True)))
 
     @cached_property
     def places(self) -> Mapping[str, int]:
@@ -144,7 +149,7 @@ class PassedRanks(Sequence[RankResult]):
     @property
     def time(self) -> float:
         """Seconds of the slowest rank."""
-        return max(file.seconds[self.place] for file in self.team.files)
+        return self.team.slowest[self.place]
 
 
 def teams_of(files: Iterable[RankFile]) -> tuple[Team, ...]:
@@ -170,8 +175,12 @@ def results_of(nodeid: str, teams: Iterable[Team]) -> list[RankResult]:
 def compact(ranks: Sequence[RankResult]) -> str:
     """``0-2,5:passed 3-4:failed``: every rank with its outcome, for machines."""
     if isinstance(ranks, PassedRanks):
-        return f"{ranks.team.numbers}:passed".replace(" ", "")
-    by_outcome: dict[str, list[int]] = {}
+        return ranks.team.passed
+    by_outcome: dict[Outcome, list[int]] = {}
     for rank in ranks:
-        by_outcome.setdefault(rank.outcome.value, []).append(rank.rank)
-    return " ".join(f"{numbers(group)}:{outcome}".replace(" ", "") for outcome, group in by_outcome.items())
+        by_outcome.setdefault(rank.outcome, []).append(rank.rank)
+    return " ".join(_compact(group, outcome) for outcome, group in by_outcome.items())
+
+
+def _compact(group: Iterable[int], outcome: Outcome) -> str:
+    return f"{numbers(group)}:{outcome.value}".replace(" ", "")

@@ -7,6 +7,7 @@ outcome.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 from allranks.report.columns import compact
@@ -61,7 +62,10 @@ def property_line(name: str, value: object) -> str:
     return f'<property name="allranks.{name}" value={shown}/>'
 
 
-_RULE_PASSED: Final = property_line("rule", Rule.PASSED.value)
+@lru_cache(maxsize=64)
+def _passed(ranks: str) -> str:
+    """What is told of each of a job's tests that simply passed."""
+    return property_line("ranks", ranks) + property_line("rule", Rule.PASSED.value)
 
 
 def is_told(value: object) -> bool:
@@ -72,8 +76,7 @@ def is_told(value: object) -> bool:
 def _wide(test: TestVerdict, _: JobFacts) -> str:
     """Facts are properties; output stands after an outcome and before retries."""
     if _has_just_passed(test):
-        ranks = property_line("ranks", compact(test.ranks))
-        return f"<properties>{property_line('nodeid', test.nodeid)}{ranks}{_RULE_PASSED}</properties>\n"
+        return f"<properties>{property_line('nodeid', test.nodeid)}{_passed(compact(test.ranks))}</properties>\n"
     parts = [properties(_facts(test))]
     if test.verdict.kind in _ELEMENTS or test.earlier:
         told = (*_outcome(test, "wide"), *_output(test, ()), *_before(test), *_retries(test))

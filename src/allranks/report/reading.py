@@ -1,32 +1,53 @@
-"""Reads the files of a job's ranks: one after the other, or large ones on several cores."""
+"""Reads the files of ranks, job by job: one after the other, or where there is much to read on several cores."""
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from allranks.report.columns import Key, RankFile
 from allranks.report.rank_xml import RankReader
 
 WORTH_PROCESSES: Final = 16 << 20
-"""Bytes of a job's files from which on more processes pay: a core reads as much in the time that two need to start."""
+"""Bytes from which on more processes pay: a core reads as much in the time that two need to start."""
 
 MOST_PROCESSES: Final = 8
+
+_ERRAND: Final = 2 << 20
+"""Bytes that a process is sent for at once, about: fewer, and it is asked for more often than it works."""
+
+_AHEAD: Final = 2
+"""Errands for each process that may be done and not yet be wanted."""
 
 
 def read_ranks(paths: Sequence[Path]) -> list[RankFile]:
     """The results in the files of one job, in the order of the files."""
-    texts: dict[str, str] = {}
-    return [_sharing(file, texts) for file in _read(paths)]
+    return next(read_jobs([paths]))
+
+
+def read_jobs(jobs: Sequence[Sequence[Path]]) -> Iterator[list[RankFile]]:
+    """The results in the files of each job, in the order of the jobs; a few jobs may be read ahead.
+
+    Args:
+        jobs: The files of each.
+    """
+    files = _read([path for paths in jobs for path in paths])
+    for paths in jobs:
+        texts: dict[str, str] = {}
+        yield [_sharing(file, texts) for file in islice(files, len(paths))]
 
 
 def _read(paths: Sequence[Path]) -> Iterator[RankFile]:
+    sizes = [_size(path) for path in paths]
     processes = min(_cores(), len(paths), MOST_PROCESSES)
-    if processes > 1 and sum(map(_size, paths)) >= WORTH_PROCESSES:
-        return _read_side_by_side(paths, processes)
+    if processes > 1 and sum(sizes) >= WORTH_PROCESSES:
+        return _read_side_by_side(list(_errands(paths, sizes)), processes)
     return map(RankReader().read, paths)
 
 
@@ -61,14 +82,58 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _read_side_by_side(paths: Sequence[Path], processes: int) -> Iterator[RankFile]:
-    # A run has threads, so its process is not forked.
+def _errands(paths: Sequence[Path], sizes: Sequence[int]) -> Iterator[list[Path]]:
+    """The files in their order, some at a time."""
+    errand: list[Path] = []
+    size = 0
+    for path, more in zip(paths, sizes, strict=True):
+        if errand and size + more > _ERRAND:
+            yield errand
+            errand, size = [], 0
+        errand.append(path)
+        size += more
+    if errand:
+        yield errand
+
+
+class _Read(NamedTuple):
+    """What comes back from an errand.
+
+    Attributes:
+        process: Whose it was.
+        files: Those with the same tests as the one before, of the same process, are without their keys.
+        has_keys: For each file, whether it is with them.
+    """
+
+    process: int
+    files: list[RankFile]
+    has_keys: list[bool]
+
+
+def _read_side_by_side(errands: Iterable[Sequence[Path]], processes: int) -> Iterator[RankFile]:
     known: dict[int, tuple[Key, ...]] = {}
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for process, has_known_keys, file in pool.imap(_read_in_worker, paths):
-            if not has_known_keys:
-                known[process] = next((keys for keys in known.values() if keys == file.keys), file.keys)
-            yield replace(file, keys=known[process])
+    for read in _in_order(errands, processes):
+        for file, has_keys in zip(read.files, read.has_keys, strict=True):
+            if has_keys:
+                known[read.process] = next((keys for keys in known.values() if keys == file.keys), file.keys)
+            yield replace(file, keys=known[read.process])
+
+
+def _in_order(errands: Iterable[Sequence[Path]], processes: int) -> Iterator[_Read]:
+    """What the errands brought, in their order; no more of them are sent out than will soon be wanted."""
+    # A run has threads, so its process is not forked.
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    left = iter(errands)
+    try:
+        sent: deque[Future[_Read]] = deque(
+            pool.submit(_read_in_worker, errand) for errand in islice(left, processes * _AHEAD)
+        )
+        while sent:
+            read = sent.popleft().result()
+            sent.extend(pool.submit(_read_in_worker, errand) for errand in islice(left, 1))
+            yield read
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class _Worker:
@@ -78,12 +143,15 @@ class _Worker:
         self._reader = RankReader()
         self._sent: tuple[Key, ...] | None = None
 
-    def read(self, path: Path) -> tuple[int, bool, RankFile]:
-        file = self._reader.read(path)
-        if file.keys is self._sent:
-            return os.getpid(), True, replace(file, keys=())
-        self._sent = file.keys
-        return os.getpid(), False, file
+    def read(self, paths: Sequence[Path]) -> _Read:
+        read = _Read(os.getpid(), [], [])
+        for path in paths:
+            file = self._reader.read(path)
+            is_sent = file.keys is self._sent
+            read.files.append(replace(file, keys=()) if is_sent else file)
+            read.has_keys.append(not is_sent)
+            self._sent = file.keys
+        return read
 
 
 @cache
@@ -91,5 +159,5 @@ def _worker() -> _Worker:
     return _Worker()
 
 
-def _read_in_worker(path: Path) -> tuple[int, bool, RankFile]:
-    return _worker().read(path)
+def _read_in_worker(paths: Sequence[Path]) -> _Read:
+    return _worker().read(paths)

@@ -5,13 +5,14 @@ version adds keys and takes none away, unless ``schema`` grows.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from allranks.report.columns import compact
+from allranks.report.columns import PassedRanks, compact
 from allranks.report.judged import CellSuite, Counts, MergedRun
 from allranks.report.model import EarlierAttempt, TestVerdict, Verdict
 from allranks.report.xml_text import MESSAGE_LIMIT, cut
@@ -48,7 +49,7 @@ class JsonWriter:
         self._suites += 1
         head = json.dumps(_suite(suite))
         self._file.write(f'{head[:-1]}, "tests": [')
-        self._file.writelines(_separated(json.dumps(_test(test)) for test in suite.tests))
+        self._file.writelines(_separated(_test(test) for test in suite.tests))
         self._file.write("]}")
 
     def write(self, merged: MergedRun) -> None:
@@ -111,18 +112,29 @@ def _suite(suite: CellSuite) -> dict[str, Any]:
     return {**_said(said), "counts": _counts(suite.counts)}
 
 
-def _test(test: TestVerdict) -> dict[str, Any]:
+def _test(test: TestVerdict) -> str:
+    own = f'{{"nodeid": {json.dumps(test.nodeid)}, "name": {json.dumps(test.name)}, "time": {round(test.time, 6)!r}'
+    if test.classname:
+        own += f', "classname": {json.dumps(test.classname)}'
+    if isinstance(test.ranks, PassedRanks) and not test.earlier:
+        return own + _passed(test.verdict, compact(test.ranks))
+    return own + _rest(test.verdict, compact(test.ranks), is_flaky=test.is_flaky, earlier=test.earlier)
+
+
+@lru_cache(maxsize=64)
+def _passed(verdict: Verdict, ranks: str) -> str:
+    """The rest of nearly every test, which is the same for all of a job."""
+    return _rest(verdict, ranks, is_flaky=False, earlier=())
+
+
+def _rest(verdict: Verdict, ranks: str, *, is_flaky: bool, earlier: Sequence[EarlierAttempt]) -> str:
     said: Mapping[str, Any] = {
-        "nodeid": test.nodeid,
-        "classname": test.classname,
-        "name": test.name,
-        **_verdict(test.verdict),
-        "time": round(test.time, 6),
-        "ranks": compact(test.ranks),
-        "flaky": test.is_flaky,
-        "earlier": [_earlier(attempt) for attempt in test.earlier],
+        **_verdict(verdict),
+        "ranks": ranks,
+        "flaky": is_flaky,
+        "earlier": [_earlier(attempt) for attempt in earlier],
     }
-    return _said(said)
+    return f", {json.dumps(_said(said))[1:]}"
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

@@ -1,15 +1,15 @@
 """Takes a run job by job, keeps little of each, and writes ``report.html`` at its end."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from allranks.report.blame import Blame
-from allranks.report.columns import PassedRanks, Team, compact
+from allranks.report.columns import PassedRanks, compact
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
-from allranks.report.model import RankResult, Rule, TestVerdict, VerdictKind
+from allranks.report.model import Rule, TestVerdict, VerdictKind
 from allranks.report.page.details import Details
 from allranks.report.page.document import GENERATOR, document
 from allranks.report.page.evidence import CaseKey, Evidence, tells
@@ -59,8 +59,6 @@ class PageWriter:
         self._path = path
         self._jobs = 0
         self._usual: dict[int, str] = {}
-        self._team: Team | None = None
-        self._ranks_of_team = ""
         self._index, self._details = Index(), Details()
         self._groups, self._evidence = Groups(), Evidence()
         self._samples: dict[int, Sample] = {}
@@ -80,7 +78,6 @@ class PageWriter:
                 self._add_passed(job, cell, key, test)
             else:
                 self._add_notable(job, cell, key, test, suite)
-        self._team = None  # it holds the results of the whole job
 
     def write(self, merged: MergedRun) -> None:
         """Write the page to its place, replacing what is there in one step.
@@ -107,21 +104,13 @@ class PageWriter:
 
     def _add_passed(self, job: int, cell: int, key: CaseKey, test: TestVerdict) -> None:
         # A test that a rank has more to say of than that it passed is not among PassedRanks, and may be alone in that.
-        ranks = self._compact_passed(test.ranks)
+        ranks = compact(test.ranks)
         usual = self._usual.setdefault(job, ranks) if isinstance(test.ranks, PassedRanks) else self._usual.get(job)
         extra = {"r": ranks} if ranks != usual else None
         self._index.add_passed(job, key.nodeid, test.time, extra)
         if test.verdict.executed:
             self._evidence.passed(key, cell)
         self._time(job, key.nodeid, "P", test.time)
-
-    def _compact_passed(self, ranks: Sequence[RankResult]) -> str:
-        """As ``compact``, which is asked once for all the tests of one team."""
-        if not isinstance(ranks, PassedRanks):
-            return compact(ranks)
-        if self._team is not ranks.team:
-            self._team, self._ranks_of_team = ranks.team, compact(ranks)
-        return self._ranks_of_team
 
     def _add_notable(self, job: int, cell: int, key: CaseKey, test: TestVerdict, suite: CellSuite) -> None:
         letter = letter_of(test)
