@@ -27,7 +27,15 @@ class RunFolder:
         """``run.json`` with these job ids (``cell/suite``)."""
         cells = {job.partition("/")[0]: {"backend": "gloo", "world_size": 2} for job in jobs}
         planned = [dict(zip(("cell", "suite"), job.split("/"), strict=True), id=job, image="cpu") for job in jobs]
-        document = {"schema": 1, "run_id": "r1", "policy": policy, "cells": cells, "jobs": planned, **changes}
+        document = {
+            "schema": 1,
+            "run_id": "r1",
+            "allranks": "0",
+            "policy": policy,
+            "cells": cells,
+            "jobs": planned,
+            **changes,
+        }
         (self.path / "run.json").write_text(json.dumps(document))
 
     def attempt(self, job: str, number: int = 1) -> Path:
@@ -91,6 +99,18 @@ def _properties(parent: ET.Element, values: Mapping[str, object]) -> None:
     element = ET.SubElement(parent, "properties")
     for name, value in values.items():
         ET.SubElement(element, "property", name=name, value=legal(str(value)))
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Callable[[str], RunFolder]:
+    """Makes run folders in a folder that several machines' results are gathered in, each at a place of its own."""
+
+    def make(place: str) -> RunFolder:
+        folder = tmp_path / "gathered" / place
+        folder.mkdir(parents=True, exist_ok=True)
+        return RunFolder(folder)
+
+    return make
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Every planned job, collected test and launched rank gets a testcase: what is absent is an error, never a green."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -10,7 +9,8 @@ from allranks.errors import ExitCode
 from allranks.report.baseline import Baseline, BaselineWatch
 from allranks.report.columns import RankFile
 from allranks.report.copies import CopyWatch, contradictions, without_copies
-from allranks.report.folder import Attempt, JobError, JobRecord, Manifest, PlannedJob
+from allranks.report.folder import Attempt, JobError, JobRecord, PlannedJob
+from allranks.report.gathering import Gathered
 from allranks.report.history import bad_attempts, reruns
 from allranks.report.judged import MANIFEST_PLACE, CellSuite
 from allranks.report.judging import judge
@@ -47,19 +47,17 @@ class _Known:
     setting: Setting
 
 
-def account(
-    manifest: Manifest | None, attempts: Sequence[Attempt], setting: Setting, baseline: Baseline | None = None
-) -> Iterator[CellSuite]:
+def account(gathered: Gathered, setting: Setting, baseline: Baseline | None = None) -> Iterator[CellSuite]:
     """One suite for each planned job, in the order of the plan, then one for each job that nobody planned.
 
     The results of a job are read when it is its turn, or little before, so that few jobs' tests need be held.
 
     Args:
-        manifest: None where there is no plan.
-        attempts: What the folder holds.
+        gathered: What the folder holds, and what was planned.
         setting: How skips are read; the GPUs of each cell are filled in here.
         baseline: How many tests executed when all was well; None for that of the manifest.
     """
+    manifest, attempts = gathered.manifest, gathered.attempts
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
     planned = {(job.cell, job.suite): job for job in (manifest.jobs if manifest else ())}
     planned |= _planned_elsewhere(planned, found)
@@ -67,7 +65,7 @@ def account(
         planned=planned,
         cells=manifest.cells if manifest else {},
         torn=_torn_suites(attempts),
-        run_id=manifest.run_id if manifest else _run_of(attempts),
+        run_id=gathered.run_id,
         setting=setting,
     )
     watch = BaselineWatch(baseline if baseline is not None else manifest.baseline if manifest else {})
@@ -79,12 +77,6 @@ def account(
             yield watch.checked(_of_attempt(found[place], next(read), known, copies))
         else:
             yield _of_absent_job(planned[place], known.cells)
-
-
-def _run_of(attempts: Sequence[Attempt]) -> str:
-    """The run that most results say they are of."""
-    said = Counter(attempt.record.run_id for attempt in attempts if attempt.record and attempt.record.run_id)
-    return max(said, key=lambda run_id: (said[run_id], run_id), default="")
 
 
 def _planned_elsewhere(
@@ -122,10 +114,11 @@ def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:
     }
 
 
-def damaged_manifest(problem: str) -> CellSuite:
-    """The suite that says that the plan cannot be read, and that planned jobs may be absent without a trace."""
+def damaged_manifest(problems: Sequence[str]) -> CellSuite:
+    """The suite that says that a plan cannot be read, and that planned jobs may be absent without a trace."""
     cell, suite = MANIFEST_PLACE
-    return CellSuite(cell=cell, suite=suite, tests=(trouble("manifest", problem, ExitCode.UNACCOUNTED),))
+    tests = tuple(trouble("manifest", problem, ExitCode.UNACCOUNTED) for problem in problems)
+    return CellSuite(cell=cell, suite=suite, tests=tests)
 
 
 def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]) -> CellSuite:
@@ -151,9 +144,10 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
         engine=record.engine if record else "",
         image=(job.image if job else "") or (record.image if record else ""),
         attempt=attempt.number,
+        folder=attempt.folder,
         gpus=record.gpus if record else (),
         deselected=record.deselected if record else 0,
-        notes=(*(record.notes if record else ()), *twice, *copies.notes_on(attempt, files)),
+        notes=(*(record.notes if record else ()), *attempt.notes, *twice, *copies.notes_on(attempt, files)),
         started=record.started if record else None,
         elapsed=record.elapsed if record else None,
         share=record.share if record else None,
@@ -178,13 +172,22 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
         yield trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
     elif record is None and (attempt.cell, attempt.suite) in known.planned:
         yield trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
-    if record and record.run_id and record.run_id != known.run_id:
-        text = f"These results are of the run {record.run_id}, and the others of {known.run_id}: two runs are mixed."
-        yield trouble("run", f"{text}\nMerge each run in a folder of its own.", ExitCode.UNACCOUNTED)
+    yield from _troubles_of_mixture(attempt, known.run_id)
     if record and record.error:
         yield _job_trouble(record.error)
     elif record and record.collected == () and not record.deselected and not _elsewhere(record):
         yield trouble("collection", "No test was collected: the suite has none that pytest can find.")
+
+
+def _troubles_of_mixture(attempt: Attempt, run_id: str) -> Iterator[TestVerdict]:
+    """Results of another run: in the place of this one's, or beside them."""
+    record, remedy = attempt.record, "Merge each run in a folder of its own."
+    if record and record.run_id and record.run_id != run_id:
+        text = f"These results are of the run {record.run_id}, and the others of {run_id}: two runs are mixed."
+        yield trouble("run", f"{text}\n{remedy}", ExitCode.UNACCOUNTED)
+    elif attempt.mixed:
+        text = f"There are results of this job of the run {' and '.join(attempt.mixed)} too: they do not count."
+        yield trouble("run", f"{text}\n{remedy}", ExitCode.UNACCOUNTED)
 
 
 def _elsewhere(record: JobRecord) -> int:

@@ -1,11 +1,11 @@
-"""What lies in a run folder: the manifest, each job's newest attempt, and the rank XML.
+"""What lies in a run folder: the manifest, the attempts at each job, and the rank XML.
 
 Files only. A damaged one becomes a sentence in ``problem`` and never stops the rest from being read.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -101,31 +101,54 @@ class Attempt:
     """The files of one attempt at a job, or a folder of rank XML from elsewhere.
 
     Attributes:
+        folder: Where the files are, relative to the folder that is merged; empty where there are no attempts.
         number: None for a folder that has no attempts.
         problem: Why job.json cannot be read; empty where it can, and where there is none.
         strays: Files that would be read if they, or a folder above them, did not lead out of the results folder.
         earlier: The attempts at the same job before this one, the oldest first.
+        mixed: Ids of other runs that left results of the same job.
+        notes: Sentences on how it was found, without their full stops.
     """
 
     cell: str
     suite: str
     files: tuple[Path, ...]
+    folder: str = ""
     number: int | None = None
     record: JobRecord | None = None
     problem: str = ""
     strays: tuple[Path, ...] = ()
     earlier: tuple["Attempt", ...] = ()
+    mixed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def read_manifest(folder: Path) -> tuple[Manifest | None, str]:
-    """The manifest of a run folder (None where there is none), and what is wrong with it (empty for nothing)."""
-    return _read_json(folder / "run.json", _manifest)
+def is_manifest(path: Path) -> bool:
+    """Whether a file with the name of a manifest looks like one: other programs have a run.json too."""
+    try:
+        with path.open("rb") as file:
+            return b'"allranks"' in file.read(1024)
+    except OSError:
+        return False
 
 
-def read_attempts(folder: Path) -> tuple[Attempt, ...]:
-    """The newest attempt of each job below ``cells/``, by cell and suite."""
-    jobs = sorted(path for path in (folder / "cells").glob("*/*") if path.is_dir())
-    return tuple(attempt for job in jobs if (attempt := _newest_attempt(folder, job)))
+def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:
+    """The manifest of a run folder (None where there is none), and what is wrong with it (empty for nothing).
+
+    Args:
+        root: What is merged: files that lead out of it are not read.
+        folder: The run's, in it.
+    """
+    path = folder / "run.json"
+    return _read_json(path, _manifest) if _is_within(root, path) else (None, stray_text(path))
+
+
+def read_attempts(root: Path, folder: Path) -> Iterator[Attempt]:
+    """Every attempt at the jobs below ``cells/``, by cell, suite and number; parameters as :func:`read_manifest`."""
+    for job in sorted(path for path in (folder / "cells").glob("*/*") if path.is_dir()):
+        found = {int(match[1]): path for path in job.iterdir() if (match := _ATTEMPT.fullmatch(path.name))}
+        for number in sorted(found):
+            yield _attempt(root, job, number, found[number])
 
 
 def read_foreign(folder: Path) -> tuple[Attempt, ...]:
@@ -140,7 +163,7 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
             cell, suite, number = _foreign_place(folder, path)
             groups.setdefault((cell, suite), {}).setdefault(number, []).append(path)
     return tuple(
-        _last(
+        newest(
             [
                 Attempt(
                     cell=cell,
@@ -156,7 +179,7 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
     )
 
 
-def _last(attempts: Sequence[Attempt]) -> Attempt:
+def newest(attempts: Sequence[Attempt]) -> Attempt:
     """The newest of several attempts at one job, which are in order, with those before it."""
     return replace(attempts[-1], earlier=tuple(attempts[:-1]))
 
@@ -171,13 +194,6 @@ def is_merged_report(path: Path) -> bool:
         return False
 
 
-def _newest_attempt(root: Path, job: Path) -> Attempt | None:
-    attempts = {int(match[1]): path for path in job.iterdir() if (match := _ATTEMPT.fullmatch(path.name))}
-    if not attempts:
-        return None
-    return _last([_attempt(root, job, number, attempts[number]) for number in sorted(attempts)])
-
-
 def _attempt(root: Path, job: Path, number: int, folder: Path) -> Attempt:
     said = folder / "job.json"
     record, problem = _read_json(said, _job_record) if _is_within(root, said) else (None, stray_text(said))
@@ -185,6 +201,7 @@ def _attempt(root: Path, job: Path, number: int, folder: Path) -> Attempt:
     return Attempt(
         cell=job.parent.name,
         suite=job.name,
+        folder=folder.relative_to(root).as_posix(),
         number=number,
         files=tuple(path for path in files if _is_within(root, path)),
         record=record,

@@ -97,6 +97,7 @@ class JobFacts:
         share: None for a whole suite.
         axes: The cell's value on each axis; empty where the folder does not say.
         attempt: Number of the attempt that counts; None where there are no attempts.
+        folder: Where its files are, relative to the report's folder; empty where there are no attempts.
         gpus: Ids of the GPUs that the job was given.
         deselected: Tests that pytest's own selection (``-k``, ``-m``) left out.
         notes: Sentences about the job, without their full stops.
@@ -110,6 +111,7 @@ class JobFacts:
     engine: str = ""
     image: str = ""
     attempt: int | None = None
+    folder: str = ""
     gpus: tuple[str, ...] = ()
     deselected: int = 0
     notes: tuple[str, ...] = ()

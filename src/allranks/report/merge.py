@@ -16,7 +16,8 @@ from allranks.errors import ResultsError, UsageError
 from allranks.locking import hold
 from allranks.report.accounting import account, damaged_manifest
 from allranks.report.baseline import Baseline
-from allranks.report.folder import Attempt, Manifest, is_merged_report, read_attempts, read_foreign, read_manifest
+from allranks.report.folder import is_merged_report
+from allranks.report.gathering import Gathered, gather
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.junit import JUnitWriter, refuse_foreign
 from allranks.report.junit_form import JUnitForm
@@ -45,14 +46,14 @@ class _Judged:
         suites: To be gone through once.
     """
 
-    manifest: Manifest | None
+    gathered: Gathered
     policy: SkipPolicy
     suites: Iterable[CellSuite]
 
     @property
     def planned(self) -> frozenset[str] | None:
-        jobs = self.manifest.jobs if self.manifest else None
-        return None if jobs is None else frozenset(f"{job.cell}/{job.suite}" for job in jobs)
+        manifest = self.gathered.manifest
+        return frozenset(f"{job.cell}/{job.suite}" for job in manifest.jobs) if manifest else None
 
 
 def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
@@ -64,7 +65,7 @@ def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
     baseline: Baseline | None = None,
     junit_form: JUnitForm | None = None,
 ) -> MergedRun:
-    """Merges a run folder, or any folder with the JUnit XML of ranks below it.
+    """Merges a run folder, a folder with parts of a run below it, or any folder with the JUnit XML of ranks.
 
     Args:
         folder: Where the results lie, and where ``junit.xml``, ``report.html`` and ``summary.md`` are
@@ -101,22 +102,22 @@ def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
 
 
 def _judge(folder: Path, policy: SkipPolicy | None, environ: Mapping[str, str], baseline: Baseline | None) -> _Judged:
-    manifest, problem = read_manifest(folder)
+    gathered = gather(folder)
+    manifest = gathered.manifest
     setting = Setting(
         skip=policy or (manifest.skip if manifest else None) or _sandcastle(environ),
         mixed_skip=manifest.mixed_skip if manifest else (),
     )
-    attempts = _attempts(folder, manifest)
-    if not attempts and manifest is None and not problem:
+    if not gathered.attempts and manifest is None and not gathered.problems:
         msg = f"There is nothing to merge in {folder}."
         raise UsageError(
             msg,
-            why="It has no run.json, and no XML file lies below it.",
+            why="No run.json and no XML file lies below it.",
             remedy="Give the folder of a run (results/latest), or a folder with the JUnit XML of ranks.",
         )
-    damaged = (damaged_manifest(problem),) if problem else ()
-    suites = chain(damaged, account(manifest, attempts, setting, baseline))
-    return _Judged(manifest=manifest, policy=setting.skip, suites=suites)
+    damaged = (damaged_manifest(gathered.problems),) if gathered.problems else ()
+    suites = chain(damaged, account(gathered, setting, baseline))
+    return _Judged(gathered=gathered, policy=setting.skip, suites=suites)
 
 
 def _write(folder: Path, judged: _Judged, observers: Sequence[Observer], form: JUnitForm) -> MergedRun:
@@ -138,7 +139,7 @@ def _merged(folder: Path, judged: _Judged, rows: tuple[SuiteRow, ...], junit_fil
         junit_files=junit_files,
         page=folder / PAGE_NAME,
         summary=folder / SUMMARY_NAME,
-        run_id=judged.manifest.run_id if judged.manifest else folder.name,
+        run_id=judged.gathered.run_id,
         suites=rows,
         policy=judged.policy,
         planned=judged.planned,
@@ -150,11 +151,6 @@ def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterato
         for observer in observers:
             observer(suite)
         yield suite.row
-
-
-def _attempts(folder: Path, manifest: Manifest | None) -> tuple[Attempt, ...]:
-    ours = read_attempts(folder)
-    return ours if ours or manifest else read_foreign(folder)
 
 
 def _sandcastle(environ: Mapping[str, str]) -> SkipPolicy:

@@ -5,25 +5,25 @@ from pathlib import Path
 import pytest
 
 from allranks.report.judged import JobFacts
-from allranks.report.page.files import attempt_folder, files_of_ranks
+from allranks.report.page.files import files_of_ranks, folder_to_link
 
 
 def test_the_folder_of_an_attempt_is_relative_to_the_page() -> None:
-    facts = JobFacts(cell="nccl-w4-g4-env", suite="torch-rpc@2of4", attempt=3)
-    assert attempt_folder(facts) == "cells/nccl-w4-g4-env/torch-rpc@2of4/attempt-3"
+    folder = "node-3/r1/cells/nccl-w4-g4-env/torch-rpc@2of4/attempt-3"
+    assert folder_to_link(JobFacts(cell="nccl-w4-g4-env", suite="torch-rpc@2of4", folder=folder)) == folder
 
 
 @pytest.mark.parametrize(
     "name",
-    ["..", ".", "", "a/b", "a\\b", "javascript:alert(1)", "a?b", "a#b", "a%2e", "a b", "ä", "a\n", "//host", ".hidden"],
+    ["..", ".", "", "a\\b", "javascript:alert(1)", "a?b", "a#b", "a%2e", "a b", "ä", "a\n", "//host", ".hidden"],
 )
 def test_a_name_that_is_not_plain_is_no_part_of_a_link(name: str) -> None:
-    assert attempt_folder(JobFacts(cell=name, suite="s", attempt=1)) == ""
-    assert attempt_folder(JobFacts(cell="c", suite=name, attempt=1)) == ""
+    for folder in (f"cells/{name}/s/attempt-1", f"{name}/cells/c/s/attempt-1"):
+        assert folder_to_link(JobFacts(cell="c", suite="s", folder=folder)) == ""
 
 
 def test_results_without_attempts_have_no_links() -> None:
-    assert attempt_folder(JobFacts(cell="c", suite="s")) == ""
+    assert folder_to_link(JobFacts(cell="c", suite="s")) == ""
 
 
 def test_only_files_of_ranks_that_are_there_are_linked(tmp_path: Path) -> None:

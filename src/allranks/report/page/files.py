@@ -10,15 +10,14 @@ from allranks.report.judged import JobFacts
 from allranks.report.strip import numbers
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_@=+-][A-Za-z0-9_.@=+-]{0,200}")
-"""What a cell or a suite has to look like to become part of a link: no separator, no scheme, not ``..``."""
+"""What the name of a folder has to look like to become part of a link: no separator, no scheme, not ``..``."""
 
 _OF_RANK: Final = re.compile(r"rank-(\d{1,6})\.(xml|log|stacks\.txt)", re.ASCII)
 
 
-def attempt_folder(facts: JobFacts) -> str:
-    """``cells/<cell>/<suite>/attempt-N``; empty where that is not surely a relative path below the page's folder."""
-    plain = _PLAIN.fullmatch(facts.cell) and _PLAIN.fullmatch(facts.suite)
-    return f"cells/{facts.cell}/{facts.suite}/attempt-{facts.attempt:d}" if plain and facts.attempt is not None else ""
+def folder_to_link(facts: JobFacts) -> str:
+    """Where a job's files are; empty where that is not surely a relative path below the page's folder."""
+    return facts.folder if all(map(_PLAIN.fullmatch, facts.folder.split("/"))) else ""
 
 
 def files_of_ranks(root: Path, folder: str) -> Mapping[str, str]:

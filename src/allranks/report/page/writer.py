@@ -13,7 +13,7 @@ from allranks.report.model import Rule, TestVerdict, VerdictKind
 from allranks.report.page.details import Details
 from allranks.report.page.document import GENERATOR, document
 from allranks.report.page.evidence import CaseKey, Evidence, tells
-from allranks.report.page.files import attempt_folder, files_of_ranks
+from allranks.report.page.files import files_of_ranks, folder_to_link
 from allranks.report.page.grouping import Groups, message_of
 from allranks.report.page.index import Index
 from allranks.report.page.static import Sample, Static
@@ -190,7 +190,7 @@ class PageWriter:
         return sorted(self._slowest, key=lambda slow: (-slow.seconds, slow.job, slow.nodeid))
 
     def _job(self, number: int, row: SuiteRow) -> dict[str, Any]:
-        counts, folder = row.counts, attempt_folder(row)
+        counts, folder = row.counts, folder_to_link(row)
         tells_more = counts.bad + counts.flaky > 0
         return {
             "cell": readable(row.cell),

@@ -1,0 +1,147 @@
+"""Results of several machines below one folder: what belongs together is one run, what does not is told apart."""
+
+import json
+import shutil
+
+import pytest
+
+from allranks.report.merge import merge
+
+A, B = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
+SPEC = {"run_id": "r1"}
+
+
+@pytest.fixture
+def gathered(part, tmp_path):
+    """Two machines, each with a plan and a job of its own."""
+    for place, job in (("machine-1/r1", A), ("machine-2/results/r1", B)):
+        part(place).manifest(job)
+        part(place).both(job, {"t.py::test_x": "passed"}, spec=SPEC)
+    return tmp_path / "gathered"
+
+
+@pytest.fixture
+def merged(gathered):
+    """Merges, and gives what each job came to."""
+
+    def of(**options):
+        found = []
+        run = merge(gathered, observers=[found.append], **options)
+        return run, {suite.id: suite for suite in found}
+
+    return of
+
+
+def kinds(suite):
+    return {test.nodeid: test.verdict.kind.value for test in suite.tests}
+
+
+def test_parts_of_one_run_are_one_report(merged, gathered):
+    run, suites = merged()
+    assert [kinds(suite) for suite in suites.values()] == [{"t.py::test_x": "passed"}] * 2
+    assert (run.run_id, run.planned, run.notes) == ("r1", {A, B}, ())
+    assert {job: suite.folder for job, suite in suites.items()} == {
+        A: f"machine-1/r1/cells/{A}/attempt-1",
+        B: f"machine-2/results/r1/cells/{B}/attempt-1",
+    }
+    assert (gathered / "junit.xml").exists()
+
+
+def test_axes_come_from_the_part_that_says_them(merged):
+    _, suites = merged()
+    assert all(suite.axes == {"backend": "gloo", "world_size": 2} for suite in suites.values())
+
+
+def test_a_job_that_a_part_planned_and_lost_is_an_error(merged, gathered):
+    shutil.rmtree(gathered / "machine-2/results/r1/cells")
+    _, suites = merged()
+    assert "left no results" in suites[B].tests[0].verdict.message
+
+
+def test_a_plan_above_the_parts_says_what_should_have_come(merged, gathered, part):
+    part(".").manifest(A, B)
+    shutil.rmtree(gathered / "machine-2")
+    _, suites = merged()
+    assert "left no results" in suites[B].tests[0].verdict.message
+    assert kinds(suites[A]) == {"t.py::test_x": "passed"}
+
+
+def test_a_part_that_was_gathered_twice_counts_once(merged, gathered):
+    shutil.copytree(gathered / "machine-1", gathered / "machine-1 (1)")
+    run, suites = merged()
+    assert suites[A].counts.tests == 1
+    assert [note for note in run.notes if "is a copy of" in note]
+    assert not suites[A].counts.bad
+
+
+@pytest.mark.parametrize("again", ["again/r1", "a-first/r1"])
+def test_of_two_machines_attempts_at_one_job_the_later_counts(merged, part, again):
+    machine = part(again)
+    machine.manifest(A)
+    machine.both(A, {"t.py::test_x": "failed"}, spec=SPEC, started=2000.0)
+    _, suites = merged()
+    assert kinds(suites[A]) == {"t.py::test_x": "failure"}
+    assert (suites[A].attempt, suites[A].folder) == (2, f"{again}/cells/{A}/attempt-1")
+
+
+@pytest.mark.parametrize("again", ["again/r1", "a-first/r1"])
+def test_what_failed_on_the_machine_before_is_flaky(merged, part, again):
+    machine = part(again)
+    machine.both(A, {"t.py::test_x": "failed"}, spec=SPEC, started=500.0)
+    _, suites = merged()
+    [test] = suites[A].tests
+    assert test.is_flaky
+    assert [attempt.number for attempt in test.earlier] == [1]
+
+
+def test_another_run_in_the_folder_is_said_and_not_counted(merged, part):
+    other = part("old/r0")
+    other.manifest(A, run_id="r0")
+    other.both(A, {"t.py::test_x": "failed"}, spec={"run_id": "r0"}, started=9000.0)
+    run, suites = merged()
+    assert run.run_id == "r1"
+    messages = {test.nodeid: test.verdict.message for test in suites[A].tests}
+    assert "of the run r0 too" in messages["allranks::run"]
+    assert kinds(suites[A])["t.py::test_x"] == "passed"
+
+
+def test_a_job_of_another_run_alone_is_an_error(merged, part):
+    job = "gloo-w2-g0-file/s"
+    part("old/r0").both(job, {"t.py::test_x": "passed"}, spec={"run_id": "r0"})
+    _, suites = merged()
+    assert [test.verdict.message for test in suites[job].tests if test.name == "run"]
+
+
+def test_parts_with_different_policies_are_not_of_one_matrix_file(merged, part):
+    part("machine-2/results/r1").manifest(B, policy={"skip": "pass"})
+    _, suites = merged()
+    [problem] = suites["run/manifest"].tests
+    assert "machine-2/results/r1/run.json and machine-1/r1/run.json have different policies" in problem.verdict.text
+
+
+def test_a_damaged_plan_of_a_part_is_named(merged, gathered):
+    path = gathered / "machine-2/results/r1/run.json"
+    path.write_text(path.read_text()[:-30])
+    _, suites = merged()
+    assert "In machine-2/results/r1: run.json is damaged" in suites["run/manifest"].tests[0].verdict.text
+    assert kinds(suites[B]) == {"t.py::test_x": "passed"}
+
+
+def test_a_plan_that_leads_out_of_the_folder_is_not_read(merged, gathered, tmp_path):
+    path = gathered / "machine-2/results/r1/run.json"
+    shutil.move(path, tmp_path / "secret.json")
+    path.symlink_to(tmp_path / "secret.json")
+    _, suites = merged()
+    assert "leads out of the results folder" in suites["run/manifest"].tests[0].verdict.text
+
+
+def test_a_link_to_a_part_is_not_followed(merged, gathered):
+    (gathered / "machine-2/results/latest").symlink_to("r1")
+    run, suites = merged()
+    assert (len(suites), run.notes) == (2, ())
+
+
+def test_a_run_json_of_another_program_is_none_of_ours(merged, part):
+    (part("tool").path / "run.json").write_text(json.dumps({"tool": "other"}))
+    _, suites = merged()
+    assert set(suites) == {A, B}
