@@ -372,6 +372,37 @@ def test_merge_names_every_file_of_a_split_report(allranks, ranks, monkeypatch):
     assert f"report: {folder}/junit.xml\n        {folder}/junit-2.xml\n" in out
 
 
+@pytest.fixture
+def newest(tmp_path, ranks, monkeypatch):
+    """A folder of all runs beside, whose newest run has a test that passed."""
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "latest").symlink_to(ranks(""), target_is_directory=True)
+    return results / "latest"
+
+
+def test_report_is_of_the_newest_run(allranks, newest):
+    code, out, _ = allranks("report")
+    assert code == 0
+    assert f"page: {newest.resolve() / 'report.html'}" in out
+
+
+def test_report_opens_the_page(allranks, newest, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or len(opened) > 1)
+    assert "no browser could be started" in allranks("report", "--open")[1]
+    assert "browser" not in allranks("report", str(newest), "--open")[1]
+    assert opened == [(newest.resolve() / "report.html").as_uri()] * 2
+
+
+def test_report_without_a_run_says_what_to_do(allranks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = allranks("report")
+    assert code == 2
+    assert "There is no results folder results/latest" in err
+
+
 def test_merge_takes_durations_from_the_results(allranks, repository, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(repository / "cache"))
     jobs = [{"cell": "gloo-w1", "suite": "s", "id": "gloo-w1/s"}]

@@ -1,4 +1,4 @@
-"""The command line: ``allranks plan | run | merge | clean``."""
+"""The command line: ``allranks plan | run | merge | report | clean``."""
 
 import argparse
 import io
@@ -86,10 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="allranks", description=allranks.__doc__)
     parser.add_argument("--version", action="version", version=f"allranks {allranks.__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="plan | run | merge | clean")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="plan | run | merge | report | clean")
     _add_plan(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
     _add_run(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
-    _add_merge(commands.add_parser("merge", help="make the report of a results folder again"))
+    _add_merge(commands.add_parser("merge", help="make one report of results, from this machine or from many"))
+    _add_report(commands.add_parser("report", help="make the report of the newest run again, and show it"))
     _add_clean(commands.add_parser("clean", help="remove what dead runs left behind on this host"))
     return parser
 
@@ -154,7 +155,27 @@ def _engine(name: str) -> str:
 
 
 def _add_merge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a run's folder, or any folder with ranks' JUnit XML")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="a run's folder, one with parts of a run from several machines, or any with ranks' JUnit XML",
+    )
+    _add_form(parser)
+    parser.set_defaults(command=_merge)
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    newest = Path(os.environ.get(RESULTS_VARIABLE) or "results", "latest")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, metavar="DIR", default=newest, help=f"as of merge (default: {newest})"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    _add_form(parser)
+    parser.set_defaults(command=_report)
+
+
+def _add_form(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="fewer executed tests than it has are an error")
     parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="renew this file by what executed")
@@ -176,7 +197,6 @@ def _add_merge(parser: argparse.ArgumentParser) -> None:
     )
     _add_durations(parser, "renew this file by what tests took, for even shards (default: none)")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
-    parser.set_defaults(command=_merge)
 
 
 def _add_durations(parser: argparse.ArgumentParser, meaning: str) -> None:
@@ -275,6 +295,20 @@ def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.
 
 
 def _merge(options: argparse.Namespace) -> ExitCode:
+    return _merged(options)[1]
+
+
+def _report(options: argparse.Namespace) -> ExitCode:
+    import webbrowser  # noqa: PLC0415 - it takes as long as a small plan
+
+    page, code = _merged(options)
+    if options.open and not webbrowser.open(page.as_uri()):
+        _say(f"no browser could be started: open {page}")
+    return code
+
+
+def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
+    """The page and the exit code of what has been merged, reported and shown."""
     from allranks.report.baseline import update_baseline  # noqa: PLC0415 - no plan needs it
     from allranks.report.durations import Meter  # noqa: PLC0415
     from allranks.report.durations_file import keep_durations  # noqa: PLC0415
@@ -299,7 +333,7 @@ def _merge(options: argparse.Namespace) -> ExitCode:
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     report = "\n        ".join(map(str, merged.junit_files))
     _say(f"{render_results(merged)}\n\nreport: {report}\npage: {merged.page}\nexit code {code:d}: {MEANING[code]}")
-    return code
+    return merged.page, code
 
 
 def _baseline(options: argparse.Namespace) -> "Baseline | None":
