@@ -41,6 +41,14 @@ def test_default_resources_grow_with_the_world():
     assert large.pids > small.pids
 
 
+def test_tests_that_overlap_have_room_for_the_ranks_of_each():
+    """torch's RPC suite in six lanes: 24 ranks with some 40 threads each, where 768 were allowed."""
+    one, six = (resources(world_size=2, memory_mib=None, seconds=10, overlap=overlap) for overlap in (1, 6))
+    assert six.pids >= 6 * 4 * 512
+    assert six.shm_bytes - one.shm_bytes == (24 - 2) * 256 * MIB
+    assert six.memory_bytes == 8192 * MIB
+
+
 def test_memory_of_the_matrix_file_wins():
     assert resources(world_size=8, memory_mib=512, seconds=10).memory_bytes == 512 * MIB
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from allranks.engine.ownership import RUN_LABEL
 from allranks.harness.config import AgentConfig
@@ -108,19 +108,26 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value in, any JSON val
     return value
 
 
-def resources(*, world_size: int, memory_mib: int | None, seconds: float) -> Resources:
+LAUNCHED: Final = 4
+"""Ranks that a launcher test may start whatever the world size of its cell: torch's classes start four."""
+
+
+def resources(*, world_size: int, memory_mib: int | None, seconds: float, overlap: int = 1) -> Resources:
     """What a job gets unless its matrix file says otherwise.
 
     Args:
         world_size: Number of ranks.
-        memory_mib: Memory in MiB; None for 2 GiB and 1 GiB more for each rank.
+        memory_mib: Memory in MiB; None for 2 GiB and 1 GiB more for each rank, or for each test that overlaps.
         seconds: The job's time limit; the agent keeps it, the engine allows up to a minute more.
+        overlap: How many of its launcher tests may run at a time.
     """
     mib = 1 << 20
+    ranks = world_size if overlap == 1 else max(world_size, LAUNCHED) * overlap
     return Resources(
-        memory_bytes=(memory_mib or 2048 + 1024 * world_size) * mib,
+        memory_bytes=(memory_mib or 2048 + 1024 * max(world_size, overlap)) * mib,
         # NCCL and gloo share buffers here, DataLoader workers too; only what is used costs memory.
-        shm_bytes=(64 + 256 * world_size) * mib,
-        pids=256 + 256 * world_size,
+        shm_bytes=(64 + 256 * ranks) * mib,
+        # A rank has a hundred threads where RPC, autograd and gloo each have theirs; a fork bomb has no end.
+        pids=1024 + 512 * max(ranks, LAUNCHED),
         seconds=seconds + min(60.0, 20.0 + seconds / 10),
     )

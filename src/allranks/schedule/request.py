@@ -65,7 +65,10 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
         environment=dict(job.environment),
         gpus=attempt.gpus,
         resources=resources(
-            world_size=job.cell.world_size, memory_mib=matrix.limits.memory_mib, seconds=_seconds(matrix, job)
+            world_size=job.cell.world_size,
+            memory_mib=matrix.limits.memory_mib,
+            seconds=_seconds(matrix, job),
+            overlap=job.suite.overlap,
         ),
     )
 
