@@ -1,0 +1,1 @@
+"""Which job begins when: pure, and the same for a run and for the simulator."""
