@@ -141,9 +141,20 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
     _add_durations(parser, "file of what tests took, for even shards (default: the one that the matrix file names)")
+    parser.add_argument(
+        "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
+    )
+    parser.add_argument("--gpus", metavar="0,2-3", help="only these GPUs, by number or id (default: all of the host's)")
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_run)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        msg = f"{text!r} is no number of jobs: take 1 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
 
 
 def _engine(name: str) -> str:
@@ -255,6 +266,8 @@ def _run(options: argparse.Namespace) -> ExitCode:
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
         durations=options.durations,
+        jobs=options.jobs,
+        gpus=options.gpus,
     )
     code = run(expansion, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -219,6 +220,24 @@ def test_a_job_stopped_in_the_middle_leaves_its_results_and_nothing_else(bench, 
             job.wait(interrupt_at_first_outcome)
         job.stop()
         job.collect(results)
+    found = {case.name: [type(result).__name__ for result in case.result] for case in cases_of(results / "rank-0.xml")}
+    assert found == {"test_that_ends": [], "test_that_never_ends": ["Error"]}
+
+
+def test_a_job_that_is_told_to_end_while_somebody_waits_for_it_ends_soon(bench, tmp_path):
+    (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
+    results = tmp_path / "results"
+    results.mkdir()
+    with bench.make().start(bench.spec) as job:
+
+        def hang_up_at_first_outcome(event):
+            if event["event"] == "arrived":
+                threading.Thread(target=job.hang_up).start()
+
+        job.go()
+        ending = job.wait(hang_up_at_first_outcome)
+        job.collect(results)
+    assert not ending.timed_out
     found = {case.name: [type(result).__name__ for result in case.result] for case in cases_of(results / "rank-0.xml")}
     assert found == {"test_that_ends": [], "test_that_never_ends": ["Error"]}
 

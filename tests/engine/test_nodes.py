@@ -236,7 +236,7 @@ def test_an_agent_that_ends_before_the_leader_has_met_it_ends_the_job(engine, sp
 def test_an_agent_that_ends_after_the_leader_has_met_it_is_the_leaders_business(engine, spec):
     leader = "print('\\x1e' + json.dumps({'event': 'nodes_met'}), flush=True)\nsys.stdin.readline(); sys.exit(7)\n"
     with engine(NODE + f"if not node:\n {leader.replace(chr(10), chr(10) + ' ')}").start(spec) as job:
-        job._read_until(lambda: job._have_met and job._followers[0].has_ended, NEVER, lambda _event: None)
+        job._read_until(lambda: job._have_met and job._followers[0].has_ended, lambda: NEVER, lambda _event: None)
         job.go()
         assert job.wait(lambda _event: None).status == 7
 
@@ -252,7 +252,7 @@ def test_what_ranks_of_another_node_print_is_passed_on_and_its_journal_is_not(en
     says = "print('\\x1e' + json.dumps({'event': kind, 'at': node}), flush=True)"
     with engine(f"{NODE}for kind in ('nodes_met', 'output', 'arrived'): {says}\n").start(spec) as job:
         events = []
-        job._read_until(lambda: all(agent.has_ended for agent in job._agents), NEVER, events.append)
+        job._read_until(lambda: all(agent.has_ended for agent in job._agents), lambda: NEVER, events.append)
     assert {(event["event"], event["at"]) for event in events} == {
         ("nodes_met", 0), ("output", 0), ("arrived", 0), ("output", 1),
     }  # fmt: skip

@@ -1,16 +1,13 @@
-import fcntl
 import os
 import subprocess
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from allranks.engine.ownership import open_lock
-from allranks.schedule import gpus
-from allranks.schedule.gpus import host_gpus, try_lease, wait_for_lease
+from allranks.errors import UsageError
+from allranks.schedule.gpus import chosen_gpus, count_free, host_gpus, try_lease
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))
 
@@ -26,7 +23,9 @@ chance = random.Random(seed)
 for _ in range(60):
     count = chance.randint(1, 4)
     order = chance.sample(names, 4)
-    with gpus.wait_for_lease(order, count, lambda line: None) as lease:
+    while (lease := gpus.try_lease(order, count)) is None:
+        pass
+    with lease:
         assert len(set(lease.gpus)) == count
         for gpu in lease.gpus:
             # Fails when somebody else is in there: the kernel makes it for one process alone.
@@ -134,47 +133,42 @@ def test_an_owners_other_children_do_not_keep_the_gpu():
         assert lease.gpus == ("GPU-0",)
 
 
-def test_waiting_ends_when_the_holder_does(holder, lines):
-    told = threading.Event()
-
-    def waiting(line: str) -> None:
-        lines.append(line)
-        told.set()
-
-    def end() -> None:
-        told.wait()
-        holder.kill()
-
-    helper = threading.Thread(target=end)
-    helper.start()
-    with wait_for_lease(["GPU-0", "GPU-1"], 2, waiting) as lease:
-        assert lease.gpus == ("GPU-0", "GPU-1")
-    helper.join()
-    assert lines == ["waiting for 2 of 2 GPUs: another run holds them"]
-
-
-def test_who_waits_holds_nothing(locks, monkeypatch):
-    """Or two runs that each hold what the other needs would wait for ever."""
-    descriptor = open_lock(locks / "gpu-GPU-1")
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    free_while_waiting = []
-
-    def look_then_release(gpus_wanted):
-        with try_lease(["GPU-0"], 1) as lease:
-            free_while_waiting.append((tuple(gpus_wanted), lease.gpus))
-        os.close(descriptor)
-
-    monkeypatch.setattr(gpus, "_wait_for_any", look_then_release)
-    with wait_for_lease(["GPU-0", "GPU-1"], 2, lambda _line: None):
-        assert free_while_waiting == [(("GPU-0", "GPU-1"), ("GPU-0",))]
-
-
-def test_waiting_leaves_no_descriptor_open(locks):
+def test_the_free_ones_are_counted_and_none_is_kept(holder, locks):
     before = set(Path("/proc/self/fd").iterdir())
-    with wait_for_lease(GPUS, 2, lambda _line: None):
-        assert try_lease(GPUS, 3) is None
+    assert count_free(GPUS) == 3
+    holder.kill()
+    holder.wait()
+    assert count_free(GPUS) == 4
+    assert try_lease(GPUS, 5) is None
     assert set(Path("/proc/self/fd").iterdir()) == before
     assert len(list(locks.iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("0,2-3", (0, 2, 3)),
+        ("GPU-1", (1,)),
+        (" 3 , GPU-0 ,3", (3, 0)),
+        ("1-1", (1,)),
+        ("", ()),
+    ],
+)
+def test_gpus_are_chosen_by_number_and_by_id(wanted, found):
+    assert chosen_gpus(GPUS, wanted) == tuple(GPUS[number] for number in found)
+
+
+@pytest.mark.parametrize("wanted", ["4", "3-4", "2-1", "GPU-9", "-1", "all"])
+def test_a_gpu_that_is_not_there_is_refused(wanted):
+    with pytest.raises(UsageError, match=f"There is no GPU {wanted} on this host") as caught:
+        chosen_gpus(GPUS, f"0,{wanted}")
+    assert "numbers 0 to 3" in caught.value.why
+
+
+def test_of_no_gpus_none_can_be_chosen():
+    with pytest.raises(UsageError, match="no GPU 0") as caught:
+        chosen_gpus((), "0")
+    assert "There are: none" in caught.value.why
 
 
 def test_strange_names_of_gpus_are_files_in_the_folder_all_the_same(locks):

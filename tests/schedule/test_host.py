@@ -1,3 +1,4 @@
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,11 @@ class FakeEngine:
         return self.left
 
 
+class Client:
+    def info(self):
+        return {"NCPU": 64, "MemTotal": 256 << 30}
+
+
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch, tmp_path):
     """No GPU, no daemon's socket, no DOCKER_HOST; engines that do nothing."""
@@ -32,7 +38,7 @@ def fakes(monkeypatch, tmp_path):
 @pytest.fixture
 def daemon(monkeypatch):
     monkeypatch.setattr(schedule_host, "_SOCKET", Path("/"))
-    monkeypatch.setattr(engine_docker, "connect", lambda: "client")
+    monkeypatch.setattr(engine_docker, "connect", Client)
 
 
 @pytest.fixture
@@ -54,6 +60,18 @@ def test_auto_without_a_socket_is_processes_and_says_why(matrix, lines, tmp_path
 def test_auto_with_a_daemon_that_does_not_answer_is_processes_and_says_why(matrix, lines):
     assert choose_host("auto", matrix, lines).engine.name == "process"
     assert lines == ["engine: process (no Docker daemon answers: connection refused); GPUs: none"]
+
+
+@pytest.mark.usefixtures("daemon")
+def test_the_host_of_containers_is_the_daemons(matrix, lines):
+    host = choose_host("docker", matrix, lines)
+    assert (host.cores, host.memory) == (64, 256 << 10)
+
+
+def test_the_host_of_processes_is_this_one(matrix, lines):
+    host = choose_host("process", matrix, lines)
+    assert host.cores == len(os.sched_getaffinity(0))
+    assert host.memory > 256
 
 
 @pytest.mark.usefixtures("daemon")
@@ -96,7 +114,7 @@ def test_what_dead_runs_left_is_removed_and_named(matrix, lines, monkeypatch):
 def test_cleaning_up_covers_processes_always_and_containers_where_a_daemon_answers(monkeypatch):
     assert [engine.name for engine in engines()] == ["process"]
     monkeypatch.setattr(schedule_host, "_SOCKET", Path("/"))
-    monkeypatch.setattr(engine_docker, "connect", lambda: "client")
+    monkeypatch.setattr(engine_docker, "connect", Client)
     assert [engine.name for engine in engines()] == ["process", "docker"]
 
 

@@ -1,7 +1,10 @@
 """The runner against an engine that is a script: what happens in which order, and what is written down."""
 
 import json
+import os
 import signal
+import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +35,8 @@ class ScriptedEngine:
     Attributes:
         events: What the job of a cell says.
         failures: What a step of a cell's job raises: ``("start", "gloo-w1-g0-env")``.
+        acts: What happens at a step of a cell's job.
+        endless: Cells whose jobs end only when they are told to.
     """
 
     log: list = field(default_factory=list)
@@ -39,10 +44,14 @@ class ScriptedEngine:
     events: dict = field(default_factory=dict)
     failures: dict = field(default_factory=dict)
     files: dict = field(default_factory=dict)
+    acts: dict = field(default_factory=dict)
+    endless: set = field(default_factory=set)
     name: str = "scripted"
 
     def note(self, step, cell):
         self.log.append(f"{step} {cell}")
+        if (step, cell) in self.acts:
+            self.acts[step, cell]()
         if (step, cell) in self.failures:
             raise self.failures[step, cell]
 
@@ -64,6 +73,10 @@ class ScriptedEngine:
 class ScriptedJob:
     engine: ScriptedEngine
     cell: str
+    told: threading.Event = field(default_factory=threading.Event)
+
+    def hang_up(self):
+        self.told.set()
 
     def go(self):
         self.engine.note("go", self.cell)
@@ -72,6 +85,8 @@ class ScriptedJob:
         for event in self.engine.events.get(self.cell, WELL):
             sink(event)
         self.engine.note("wait", self.cell)
+        if self.cell in self.engine.endless:
+            assert self.told.wait(20)
         return JobExit(status=0)
 
     def stop(self):
@@ -90,9 +105,9 @@ def engine():
 
 @pytest.fixture
 def runner(matrix, make_folder, engine, lines):
-    def make(wanted, *, gpus=(), surroundings=lambda job: Surroundings(image=job.image.name)):
-        host = Host(engine=engine, gpus=gpus, surroundings=surroundings)
-        return Runner(matrix, host, make_folder(wanted), LiveView(lines), ("-k", "x"))
+    def make(wanted, *, gpus=(), cores=1, most=None, surroundings=lambda job: Surroundings(image=job.image.name)):
+        host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, surroundings=surroundings)
+        return Runner(matrix, host, make_folder(wanted), LiveView(lines), ("-k", "x"), most)
 
     return make
 
@@ -116,12 +131,43 @@ def pair(jobs):
 ONE, TWO = "gloo-w1-g0-env", "gloo-w2-g0-env"
 
 
-def test_the_next_job_is_started_before_the_current_one_is_awaited(runner, engine, pair):
+def interrupt():
+    """As a person's Ctrl-C: a signal to the process, which the main thread takes."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+class Together:
+    """A step that several jobs have to reach at the same time."""
+
+    def __init__(self, count):
+        self._barrier = threading.Barrier(count)
+
+    def __call__(self):
+        self._barrier.wait(20)
+
+
+def test_the_next_job_is_started_while_the_current_one_runs_and_goes_when_that_is_over(runner, engine, pair):
+    is_started = threading.Event()
+    engine.acts["start", TWO] = is_started.set
+    engine.acts["wait", ONE] = lambda: is_started.wait(20)
     runner(pair).run(pair)
-    assert engine.log == [
-        f"start {ONE}", f"go {ONE}", f"start {TWO}", f"wait {ONE}", f"go {TWO}", f"collect {ONE}", f"close {ONE}",
-        f"wait {TWO}", f"collect {TWO}", f"close {TWO}",
-    ]  # fmt: skip
+    before = [f"start {ONE}", f"go {ONE}"]
+    assert engine.log[:2] == before
+    assert engine.log.index(f"start {TWO}") < engine.log.index(f"collect {ONE}")
+    assert engine.log.index(f"wait {ONE}") < engine.log.index(f"go {TWO}")
+    assert engine.log.index(f"start {TWO}") < engine.log.index(f"go {TWO}") < engine.log.index(f"collect {TWO}")
+
+
+def test_jobs_run_side_by_side_where_there_are_cores_for_all_ranks(runner, engine, pair):
+    engine.acts["wait", ONE] = engine.acts["wait", TWO] = Together(2)
+    runner(pair, cores=3).run(pair)
+    assert engine.log.count(f"close {ONE}") == engine.log.count(f"close {TWO}") == 1
+
+
+@pytest.mark.parametrize("room", [{"cores": 2}, {"cores": 8, "most": 1}])
+def test_jobs_run_one_by_one_where_there_is_no_room_for_both_or_that_is_asked_for(runner, engine, pair, room):
+    runner(pair, **room).run(pair)
+    assert engine.log.index(f"wait {ONE}") < engine.log.index(f"go {TWO}")
 
 
 def test_no_jobs_are_no_trouble(runner, engine):
@@ -129,24 +175,35 @@ def test_no_jobs_are_no_trouble(runner, engine):
     assert engine.log == []
 
 
-def test_a_job_of_another_image_waits_for_the_current_one(runner, engine, jobs, pair):
-    """Making an image can take minutes, in which nobody would listen to the current job."""
-    other = [pair[0], jobs["nccl-w1-g1-env"]]
-    runner(other).run(other)
-    assert engine.log.index("wait gloo-w1-g0-env") < engine.log.index("start nccl-w1-g1-env")
-
-
 def test_a_job_that_needs_the_current_ones_gpus_waits_for_it(runner, engine, jobs):
     wanted = [jobs["nccl-w1-g1-env"], jobs["nccl-w2-g2-env"]]
-    runner(wanted, gpus=("GPU-a", "GPU-b")).run(wanted)
-    assert engine.log.index("close nccl-w1-g1-env") < engine.log.index("start nccl-w2-g2-env")
+    runner(wanted, gpus=("GPU-a", "GPU-b"), cores=8).run(wanted)
+    first, second = "nccl-w2-g2-env", "nccl-w1-g1-env"  # who needs more GPUs finds them free at the beginning
+    assert engine.log.index(f"close {first}") < engine.log.index(f"start {second}")
     assert [engine.specs[job.cell.id][0].gpus for job in wanted] == [("GPU-a",), ("GPU-a", "GPU-b")]
 
 
 def test_jobs_that_fit_on_the_gpus_together_overlap(runner, engine, jobs):
     wanted = [jobs["nccl-w1-g1-env"], replace(jobs["nccl-w1-g1-env"], environment={"A": "1"})]
-    runner(wanted, gpus=("GPU-a", "GPU-b")).run(wanted)
-    assert engine.log[:3] == ["start nccl-w1-g1-env", "go nccl-w1-g1-env", "start nccl-w1-g1-env"]
+    engine.acts["wait", "nccl-w1-g1-env"] = Together(2)
+    runner(wanted, gpus=("GPU-a", "GPU-b"), cores=2).run(wanted)
+    assert engine.log.count("close nccl-w1-g1-env") == 2
+
+
+def test_a_job_waits_for_gpus_that_another_run_holds(runner, engine, jobs, lines):
+    wanted = [jobs["nccl-w1-g1-env"], jobs["gloo-w1-g0-env"]]
+    lease = try_lease(("GPU-a",), 1)
+
+    def release():
+        deadline = time.monotonic() + 20
+        while not any("waiting" in line for line in lines) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        lease.__exit__(None, None, None)
+
+    engine.acts["close", "gloo-w1-g0-env"] = release
+    runner(wanted, gpus=("GPU-a",), cores=8).run(wanted)
+    assert engine.log.index("close gloo-w1-g0-env") < engine.log.index("start nccl-w1-g1-env")
+    assert [line for line in lines if "waiting for 1 of 1 GPUs: another run holds them" in line]
 
 
 def test_a_job_holds_its_gpus_until_it_is_put_away(runner, engine, jobs):
@@ -218,47 +275,69 @@ def test_an_agent_that_died_is_an_error_of_its_job(runner, engine, pair, records
     assert records()[ONE]["error"]["kind"] == "agent"
 
 
-def test_an_interrupt_while_a_job_runs_writes_its_record_and_closes_everything(runner, engine, pair, records):
-    engine.failures["wait", ONE] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        runner(pair).run(pair)
+@pytest.fixture
+def run_interrupted(runner):
+    def run(wanted, **room):
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            runner(wanted, **room).run(wanted)
+
+    return run
+
+
+def test_an_interrupt_while_a_job_runs_writes_its_record_and_closes_everything(run_interrupted, engine, pair, records):
+    engine.endless.add(ONE)
+    engine.acts["start", TWO] = interrupt
+    run_interrupted(pair)
     assert records()[ONE]["error"]["kind"] == "interrupted"
-    assert engine.log[-4:] == [f"stop {ONE}", f"collect {ONE}", f"close {ONE}", f"close {TWO}"]
+    assert [line for line in engine.log if ONE in line][-2:] == [f"collect {ONE}", f"close {ONE}"]
+    assert engine.log.count(f"close {TWO}") == 1
+    assert threading.active_count() == 1
 
 
-def test_a_job_that_was_only_started_ahead_leaves_no_attempt(runner, engine, pair, tmp_path):
-    engine.failures["wait", ONE] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        runner(pair).run(pair)
+def test_an_interrupt_ends_all_jobs_that_run_and_each_has_its_record(run_interrupted, engine, pair, records):
+    engine.endless |= {ONE, TWO}
+    together = Together(2)
+    engine.acts["wait", ONE] = together
+    engine.acts["wait", TWO] = lambda: (together(), interrupt())
+    run_interrupted(pair, cores=8)
+    assert {cell: record["error"]["kind"] for cell, record in records().items()} == dict.fromkeys(
+        (ONE, TWO), "interrupted"
+    )
+
+
+def test_a_job_that_was_only_started_ahead_leaves_no_attempt(run_interrupted, engine, pair, tmp_path):
+    engine.endless.add(ONE)
+    engine.acts["start", TWO] = interrupt
+    run_interrupted(pair)
     assert list((tmp_path / "results" / "r1" / "cells" / TWO / "tiny").iterdir()) == []
 
 
-def test_an_interrupt_while_the_next_job_is_started_ends_the_current_one_well(runner, engine, pair, records):
-    engine.failures["start", TWO] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        runner(pair).run(pair)
+def test_an_interrupt_while_an_image_is_made_ends_the_current_job_well(runner, engine, pair, records):
+    def surroundings(job):
+        if job is pair[1]:
+            interrupt()
+        return Surroundings(image="i")
+
+    engine.endless.add(ONE)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        runner(pair, surroundings=surroundings).run(pair)
     assert records()[ONE]["error"]["kind"] == "interrupted"
     assert f"close {ONE}" in engine.log
 
 
-def test_an_interrupt_while_a_job_is_put_away_loses_nothing_of_it(runner, engine, pair, records):
-    def interrupt_while_collecting(step, cell):
-        engine.log.append(f"{step} {cell}")
-        if (step, cell) == ("collect", ONE):
-            signal.raise_signal(signal.SIGINT)
-
-    engine.note = interrupt_while_collecting
-    with pytest.raises(KeyboardInterrupt), interruptible():
-        runner(pair).run(pair)
+def test_an_interrupt_while_a_job_is_put_away_loses_nothing_of_it(run_interrupted, engine, pair, records):
+    engine.acts["collect", ONE] = interrupt
+    engine.endless.add(TWO)
+    run_interrupted(pair)
     assert records()[ONE]["error"] is None
-    assert engine.log[-3:] == [f"collect {ONE}", f"close {ONE}", f"close {TWO}"]
+    assert engine.log.count(f"close {ONE}") == 1
 
 
-def test_an_interrupt_frees_the_gpus(runner, engine, jobs):
+def test_an_interrupt_frees_the_gpus(run_interrupted, engine, jobs):
     wanted = [jobs["nccl-w2-g2-env"]]
-    engine.failures["wait", "nccl-w2-g2-env"] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        runner(wanted, gpus=("GPU-a", "GPU-b")).run(wanted)
+    engine.endless.add("nccl-w2-g2-env")
+    engine.acts["wait", "nccl-w2-g2-env"] = interrupt
+    run_interrupted(wanted, gpus=("GPU-a", "GPU-b"))
     with try_lease(("GPU-a", "GPU-b"), 2) as lease:
         assert lease is not None
 
@@ -295,7 +374,8 @@ def test_a_record_that_cannot_be_written_ends_the_run_and_closes_everything(runn
     )
     with pytest.raises(ResultsError):
         runner(pair).run(pair)
-    assert engine.log[-2:] == [f"close {TWO}", f"close {ONE}"]
+    assert [line for line in engine.log if "start" in line and line.replace("start", "close") not in engine.log] == []
+    assert threading.active_count() == 1
 
 
 def test_the_user_is_told_where_each_job_runs_and_what_came_of_it(runner, pair, lines):

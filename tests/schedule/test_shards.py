@@ -131,7 +131,7 @@ def test_a_whole_suite_costs_no_snapshot(make_folder, jobs, repository, lines):
     (repository / ".allranks-durations.json").write_text("broken")
     folder = make_folder(jobs.values())
     before = sorted(folder.path.iterdir())
-    assert take_snapshot(folder, jobs.values(), repository / ".allranks-durations.json", lines) is folder
+    assert take_snapshot(folder, jobs.values(), repository / ".allranks-durations.json", lines) == folder
     assert cache_to_start_with(folder, jobs[CELL], 1) == folder.cache_of(jobs[CELL])
     assert sorted(folder.path.iterdir()) == before
     assert lines == []
@@ -286,7 +286,7 @@ def engine():
 
 @pytest.fixture(autouse=True)
 def host(engine, monkeypatch):
-    host = Host(engine=engine, gpus=(), surroundings=lambda _job: Surroundings(image="i"))
+    host = Host(engine=engine, gpus=(), cores=1, memory=4000, surroundings=lambda _job: Surroundings(image="i"))
     monkeypatch.setattr("allranks.schedule.run.choose_host", lambda *_: host)
     return host
 

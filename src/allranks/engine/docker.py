@@ -4,12 +4,13 @@ Docker SDK for Python, API 1.41 (Docker 20.10) or newer. Code goes in and result
 the API, so a remote daemon, a rootless one and one whose user differs from ours all work alike.
 """
 
+import os
 import re
 import selectors
 import socket
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,7 @@ class DockerJob:
         self._stream = EventStream()
         self._frames = FrameReader()
         self._is_over = True
+        self._bell = os.eventfd(0)
 
     def attach_and_start(self) -> None:
         """Attach first, so that nothing of what the agent says is lost, then start."""
@@ -196,7 +198,7 @@ class DockerJob:
 
     def wait(self, sink: EventSink) -> JobExit:
         """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
-        timed_out = not self._pump(self._deadline, sink)
+        timed_out = not self._pump(lambda: self._deadline, sink)
         if timed_out:
             self.stop()
         with _as_engine_error("The daemon lost a job."):
@@ -214,12 +216,19 @@ class DockerJob:
         state: dict[str, Any] = self._client.inspect_container(self._identifier)["State"]
         return state
 
+    def hang_up(self) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.hang_up`."""
+        self._deadline = min(self._deadline, time.monotonic() + STOP_GRACE)
+        self._end_stdin()
+        os.eventfd_write(self._bell, 1)  # whoever reads has a new deadline
+
     def stop(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
         if self._is_over:
             return
         self._end_stdin()
-        if not self._pump(time.monotonic() + STOP_GRACE, lambda _event: None):
+        deadline = time.monotonic() + STOP_GRACE
+        if not self._pump(lambda: deadline, lambda _event: None):
             self._kill()
         self._is_over = True
 
@@ -250,6 +259,7 @@ class DockerJob:
     def close(self) -> None:
         """Stop what runs and let go of the connection."""
         self.stop()
+        os.close(self._bell)
         if self._attached is not None:
             connection = self._socket
             response = getattr(self._attached, "_response", None)
@@ -259,12 +269,16 @@ class DockerJob:
             self._attached.close()
             connection.close()
 
-    def _pump(self, deadline: float, sink: EventSink) -> bool:
-        """Read the attach stream to its end, which is the container's; False when the deadline came first."""
+    def _pump(self, deadline: Callable[[], float], sink: EventSink) -> bool:
+        """Read the attach stream to its end, the container's; False when the deadline, which may change, came first."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
-            while (remaining := deadline - time.monotonic()) > 0:
-                if not selector.select(remaining):
+            selector.register(self._bell, selectors.EVENT_READ)
+            while (remaining := deadline() - time.monotonic()) > 0:
+                ready = {key.fd for key, _ in selector.select(remaining)}
+                if self._bell in ready:
+                    os.eventfd_read(self._bell)
+                if self._socket.fileno() not in ready:
                     continue
                 data = self._receive()
                 if not data:

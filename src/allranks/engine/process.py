@@ -180,15 +180,22 @@ class ProcessJob:
         self._meeting = meeting
         self._deadline = time.monotonic() + limit
         self._have_met = False
+        self._bell = os.eventfd(0)
 
     def go(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.go`."""
         self._deadline = time.monotonic() + self._limit
         self._leader.go()
 
+    def hang_up(self) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.hang_up`."""
+        self._deadline = min(self._deadline, time.monotonic() + STOP_GRACE)
+        self._leader.hang_up()
+        os.eventfd_write(self._bell, 1)  # whoever reads has a new deadline
+
     def wait(self, sink: EventSink) -> JobExit:
         """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
-        timed_out = not self._read_until(self._is_over, self._deadline, sink)
+        timed_out = not self._read_until(self._is_over, lambda: self._deadline, sink)
         self.stop()
         return JobExit(status=self._leader.process.returncode, timed_out=timed_out, output=self._output)
 
@@ -221,7 +228,7 @@ class ProcessJob:
                 agent.resume()
         deadline = time.monotonic() + STOP_GRACE
         # An agent whose last events nobody reads would wait for room in the pipe until it is killed.
-        self._read_until(lambda: all(agent.has_ended for agent in agents), deadline, _ignore)
+        self._read_until(lambda: all(agent.has_ended for agent in agents), lambda: deadline, _ignore)
         for agent in agents:
             agent.end(deadline)
 
@@ -237,18 +244,23 @@ class ProcessJob:
         """Let go of agents that have ended."""
         for agent in self._agents:
             agent.close()
+        os.close(self._bell)
         if self._meeting is not None:
             self._meeting.close()
 
-    def _read_until(self, is_over: Callable[[], bool], deadline: float, sink: EventSink) -> bool:
-        """Read events until something is the case; False when the deadline came first."""
+    def _read_until(self, is_over: Callable[[], bool], deadline: Callable[[], float], sink: EventSink) -> bool:
+        """Read events until something is the case; False when the deadline, which may change, came first."""
         with selectors.DefaultSelector() as selector:
+            selector.register(self._bell, selectors.EVENT_READ)
             for agent in self._agents:
                 if not agent.has_ended:
                     selector.register(agent.output, selectors.EVENT_READ, agent)
                     selector.register(agent.pidfd, selectors.EVENT_READ, agent)
-            while not is_over() and (remaining := deadline - time.monotonic()) > 0:
-                for agent, ready in _by_agent(selector.select(remaining)).items():
+            while not is_over() and (remaining := deadline() - time.monotonic()) > 0:
+                found = selector.select(remaining)
+                if any(key.fd == self._bell for key, _ in found):
+                    os.eventfd_read(self._bell)
+                for agent, ready in _by_agent(found).items():
                     self._read(agent, ready, sink)
                     if agent.has_ended:
                         selector.unregister(agent.output)
@@ -269,7 +281,8 @@ class ProcessJob:
 def _by_agent(ready: Iterable[tuple[selectors.SelectorKey, int]]) -> dict[_Agent, set[int]]:
     found: dict[_Agent, set[int]] = {}
     for key, _ in ready:
-        found.setdefault(key.data, set()).add(key.fd)
+        if key.data is not None:
+            found.setdefault(key.data, set()).add(key.fd)
     return found
 
 

@@ -42,6 +42,9 @@ class RunningJob(Protocol):
             EngineError: The engine lost the job.
         """
 
+    def hang_up(self) -> None:
+        """Have the job end soon, and :meth:`wait` return; from any thread, while another one waits."""
+
     def stop(self) -> None:
         """Have the agent stop its ranks and write its results; kill it when it does not. Idempotent."""
 

@@ -21,6 +21,7 @@ from allranks.harness.nodes.gate import NodesError, meet
 from allranks.harness.nodes.roll import Roll, read_failures
 from allranks.harness.nodes.wire import Wire, WireError
 from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
+from allranks.harness.signals import let_in
 
 STDIN = 0
 
@@ -33,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     The exit status is 0 when the agent did its work, 130 when it was told to stop, 1 when it could not do it.
     """
+    let_in()
     # What is imported and collected here lives as long as the job: looking for garbage in it would only
     # cost time and, in the forks, memory. Ranks turn the collector on again.
     gc.disable()

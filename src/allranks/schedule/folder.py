@@ -67,6 +67,11 @@ class RunFolder:
         """What the tests of a shard's suite had taken under its backend, by node id; nothing for a whole suite."""
         return self.durations.get(job.suite.name, {}).get(job.cell.backend, {}) if job.shard else {}
 
+    def expected(self, job: Job) -> float | None:
+        """Seconds that a job may take, by what its suite's tests took under its backend; None where nobody knows."""
+        tests = self.durations.get(job.suite.name, {}).get(job.cell.backend, {})
+        return sum(tests.values()) / (job.shard.count if job.shard else 1) if tests else None
+
     def new_attempt(self, job: Job) -> tuple[int, Path]:
         """The number and the folder of a new attempt at a job; earlier ones stay as they are.
 

@@ -9,12 +9,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 
 from allranks.engine.ownership import lock_folder, open_lock
+from allranks.errors import UsageError
 
 GPUS_VARIABLE = "ALLRANKS_GPUS"
 """Names the GPUs, comma-separated, where they cannot be asked for: those of a remote daemon."""
@@ -34,6 +35,32 @@ def host_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+
+
+def chosen_gpus(gpus: Sequence[str], wanted: str) -> tuple[str, ...]:
+    """Some of a host's GPUs.
+
+    Args:
+        gpus: All of them, in the driver's order.
+        wanted: Numbers from 0, ranges of them and ids, comma-separated: ``0,2-3``. Empty for none.
+
+    Raises:
+        UsageError: One of them is not there.
+    """
+    parts = [part.strip() for part in wanted.split(",") if part.strip()]
+    return tuple(dict.fromkeys(gpu for part in parts for gpu in _chosen(gpus, part)))
+
+
+def _chosen(gpus: Sequence[str], part: str) -> Sequence[str]:
+    if part in gpus:
+        return (part,)
+    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+    if first <= last < len(gpus):
+        return gpus[first : last + 1]
+    there = f"numbers 0 to {len(gpus) - 1}, or {', '.join(gpus)}" if gpus else "none"
+    msg = f"There is no GPU {part} on this host."
+    raise UsageError(msg, why=f"There are: {there}.", remedy="Name some of them: --gpus 0,2-3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,27 +99,17 @@ def try_lease(gpus: Sequence[str], count: int) -> Lease | None:
         return None
 
 
-def wait_for_lease(gpus: Sequence[str], count: int, waiting: Callable[[str], None]) -> Lease:
-    """A lease on `count` of these GPUs; `waiting` is told when somebody else holds what is needed.
-
-    While it waits it holds nothing, so that two waiting runs cannot block each other.
-    """
-    while (lease := try_lease(gpus, count)) is None:
-        waiting(f"waiting for {count} of {len(gpus)} GPUs: another run holds them")
-        _wait_for_any(gpus)
-    return lease
+def count_free(gpus: Iterable[str]) -> int:
+    """How many of these GPUs nobody holds at this moment."""
+    return sum(_is_free(gpu) for gpu in gpus)
 
 
-def _wait_for_any(gpus: Iterable[str]) -> None:
-    """Block until a GPU that is busy now is free."""
-    for gpu in gpus:
-        descriptor = _try_lock(gpu)
-        if descriptor is None:
-            descriptor = open_lock(_lock_path(gpu))
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            os.close(descriptor)
-            return
-        os.close(descriptor)
+def _is_free(gpu: str) -> bool:
+    descriptor = _try_lock(gpu)
+    if descriptor is None:
+        return False
+    os.close(descriptor)
+    return True
 
 
 def _try_lock(gpu: str) -> int | None:

@@ -1,5 +1,6 @@
 """What a person sees while jobs run: one plain line for each thing that happened."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,23 +15,32 @@ _SHOWN = 160  # characters of a message: one or two lines of a terminal
 
 @dataclass
 class LiveView:
-    """Says what happens, as it happens.
+    """Says what happens, as it happens; jobs that run side by side are told apart.
 
     Args:
         say: Prints one line.
     """
 
     say: Callable[[str], None]
+    _running: set[str] = field(default_factory=set)
     _has_failed: set[str] = field(default_factory=set)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def job_started(self, job_id: str, where: str) -> None:
         """A job has its turn."""
-        self.say(f"{job_id}: running in {where}")
+        with self._lock:
+            self._running.add(job_id)
+            self.say(f"{job_id}: running in {where}")
 
     def event(self, job_id: str, event: Event) -> None:
         """Something arrived from a job: the first bad outcome of each is worth a line at once, and what ranks print."""
+        with self._lock:
+            self._tell(job_id, event)
+
+    def _tell(self, job_id: str, event: Event) -> None:
         if event["event"] == "output":
-            self.say(f"[rank {event['rank']}] {event['line']}")
+            whose = f"{job_id}: " if len(self._running) > 1 else ""
+            self.say(f"{whose}[rank {event['rank']}] {event['line']}")
         if event["event"] != "arrived" or job_id in self._has_failed:
             return
         if Outcome(event["outcome"]).is_bad:
@@ -41,10 +51,12 @@ class LiveView:
 
     def job_ended(self, job_id: str, events: Sequence[Event], seconds: float, error: JobError | None) -> None:
         """A job is over; what befell the job as a whole is said in full, as far as a person would read."""
-        self.say(f"{job_id}: {error.what if error else _summary(events)} ({seconds:.1f} s)")
-        for text in (error.why, error.remedy) if error else ():
-            for line in _last_lines(text):
-                self.say(f"    {line}")
+        with self._lock:
+            self._running.discard(job_id)
+            self.say(f"{job_id}: {error.what if error else _summary(events)} ({seconds:.1f} s)")
+            for text in (error.why, error.remedy) if error else ():
+                for line in _last_lines(text):
+                    self.say(f"    {line}")
 
 
 def _last_lines(text: str) -> list[str]:

@@ -51,6 +51,8 @@ class RunOptions:
         pytest_args: Arguments for pytest inside the ranks.
         nothing_ran_allowed: Whether a run in which no test executed is good.
         durations: The file of durations; None for the one that the matrix names.
+        jobs: Jobs that may run at a time; None for as many as there are GPUs, cores and memory for.
+        gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
     """
 
     run_id: str
@@ -60,6 +62,8 @@ class RunOptions:
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool
     durations: Path | None = None
+    jobs: int | None = None
+    gpus: str | None = None
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
@@ -79,9 +83,9 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
         durations = options.durations or expansion.matrix.root / expansion.matrix.durations
         try:
             folder = take_snapshot(folder, jobs, durations, say)
-            host = choose_host(options.engine, expansion.matrix, say)
+            host = choose_host(options.engine, expansion.matrix, say, options.gpus)
             _refuse_several_nodes(host.engine, jobs)
-            Runner(expansion.matrix, host, folder, LiveView(say), options.pytest_args).run(jobs)
+            Runner(expansion.matrix, host, folder, LiveView(say), options.pytest_args, options.jobs).run(jobs)
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")
             _show(folder, {job.id for job in jobs}, say)
@@ -124,7 +128,7 @@ def _conclude(
 ) -> ExitCode:
     """The exit code of these jobs alone: other sessions that share the run answer for theirs, in whatever order."""
     ids = {job.id for job in jobs}
-    meter = Meter(lambda facts: facts.share is not None and facts.id in ids)
+    meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
     own = _show(folder, ids, say, meter.add)
     keep_durations(durations, meter.durations, say)
     return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)

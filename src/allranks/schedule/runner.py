@@ -1,30 +1,35 @@
-"""Runs jobs one at a time, the next one already started: its agent imports torch and collects meanwhile."""
+"""Runs jobs side by side, as many as fit, and the next one already started: its agent imports torch and collects.
 
+Each job has a thread that does nothing but see it through. The main thread decides what begins, makes images, and is
+the only one that an interrupt reaches.
+"""
+
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
-from itertools import zip_longest
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from allranks.engine.protocol import Engine, JobExit, RunningJob
+from allranks.engine.protocol import Engine
 from allranks.engine.spec import JobSpec
 from allranks.errors import AllranksError
-from allranks.harness.events import JOURNAL, Event, append_events, read_events
-from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job, Matrix
-from allranks.schedule import journal
-from allranks.schedule.cache import carried_files, keep_cache, keep_cache_of_shard
-from allranks.schedule.folder import SCHEMA, RunFolder, as_results_error, write_json
-from allranks.schedule.gpus import Lease, try_lease, wait_for_lease
+from allranks.schedule.cache import carried_files
+from allranks.schedule.folder import RunFolder
+from allranks.schedule.gpus import Lease, count_free, try_lease
 from allranks.schedule.journal import JobError
 from allranks.schedule.live import LiveView
-from allranks.schedule.request import Attempt, Surroundings, job_spec
+from allranks.schedule.packing.backlog import Backlog
+from allranks.schedule.packing.order import ordered
+from allranks.schedule.packing.task import Room, Running, Task
+from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
 from allranks.schedule.snapshot import cache_to_start_with
+from allranks.schedule.turn import Attendant, Turn
 
-_NOBODY_KNOWS = JobExit(status=None)
-_INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
+_POLL = 0.25
+"""Seconds between two looks at GPUs that another run holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,35 +38,46 @@ class Host:
 
     Attributes:
         gpus: UUIDs of the GPUs that jobs may lease.
+        cores: CPU cores that ranks share.
+        memory: MiB.
         surroundings: Where each job's Python comes from, made on first use.
     """
 
     engine: Engine
     gpus: tuple[str, ...]
+    cores: int
+    memory: int
     surroundings: Callable[[Job], Surroundings]
 
+    @property
+    def room(self) -> Room:
+        """All that jobs share."""
+        return Room(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
 
-@dataclass(kw_only=True)
-class Turn:
-    """One attempt, from its start to its record.
+
+class _News(NamedTuple):
+    """What a thread tells the main one.
 
     Attributes:
-        started: When it got its turn, in seconds since the epoch.
-        stack: Ends the job and its lease.
-        running: None when the job could not be started.
+        is_away: Whether the job is put away, and not only over.
+        error: What went wrong with the thread, and ends the run.
     """
 
-    job: Job
-    number: int
-    folder: Path
-    lease: Lease
-    stack: ExitStack
-    spec: JobSpec | None = None
-    running: RunningJob | None = None
-    error: JobError | None = None
-    ending: JobExit = _NOBODY_KNOWS
-    events: list[Event] = field(default_factory=list)
-    started: float = 0.0
+    place: int
+    is_away: bool
+    error: BaseException | None = None
+
+
+@dataclass(eq=False)
+class _Seat:
+    """A job that has been started, and what it holds of the host."""
+
+    task: Task
+    turn: Turn
+    thread: threading.Thread
+    began: float
+    held: Room
+    is_going: bool = field(default=False)
 
 
 class Runner:
@@ -73,83 +89,144 @@ class Runner:
         folder: Where results go.
         live: Who is told.
         pytest_args: Arguments of this run for pytest.
+        most: Jobs that may run at a time; None for as many as fit.
     """
 
-    def __init__(
-        self, matrix: Matrix, host: Host, folder: RunFolder, live: LiveView, pytest_args: tuple[str, ...]
+    def __init__(  # noqa: PLR0913, PLR0917 - each is something else
+        self,
+        matrix: Matrix,
+        host: Host,
+        folder: RunFolder,
+        live: LiveView,
+        pytest_args: tuple[str, ...],
+        most: int | None = None,
     ) -> None:
         self._matrix = matrix
         self._host = host
         self._folder = folder
         self._live = live
         self._pytest_args = pytest_args
+        self._most = most
+        self._attendant = Attendant(host.engine, folder, live)
+        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        self._jobs: Sequence[Job] = ()
+        self._seats: dict[int, _Seat] = {}
+        self._free = host.room
+        self._has_told = False
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Run all jobs, in order.
+        """Run all jobs.
 
         Raises:
-            KeyboardInterrupt: The user wants the run to end; the job that was running has its record.
+            KeyboardInterrupt: The user wants the run to end; the jobs that were running have their records.
             ResultsError: Nothing can be written any more.
         """
-        with ExitStack() as stack:
-            ahead: Turn | None = None
-            for job, following in zip_longest(jobs, jobs[1:]):
-                current = ahead
-                if current is None:
-                    current = self._start(job, stack)
-                    self._go(current)
-                ahead = self._see_through(current, following, stack)
-
-    def _see_through(self, current: Turn, following: Job | None, stack: ExitStack) -> Turn | None:
-        """Start the next job, wait for the current one, let the next one go, and only then put the current one away.
-
-        Returns:
-            The next turn, gone already; None where there is none, or where it needs the current one's GPUs or
-            another image.
-        """
-        ahead = None
+        self._jobs = jobs
+        backlog = Backlog(self._in_order(jobs), self._host.room)
         try:
-            # Making another image can take minutes, in which nobody would listen to the current job.
-            if following is not None and following.image == current.job.image:
-                ahead = self._start_ahead(following, stack)
-            self._wait(current)
-        except KeyboardInterrupt:
-            current.error = _INTERRUPTED
-            if current.running is not None:
-                current.running.stop()
-            self._finish(current)
-            raise
-        with uninterrupted():
-            if ahead is not None:
-                self._go(ahead)
-            self._finish(current)
-        return ahead
+            while backlog or self._seats:
+                self._begin_what_fits(backlog)
+                self._listen(backlog)
+        finally:
+            with uninterrupted():
+                self._end_all()
 
-    def _start_ahead(self, job: Job, stack: ExitStack) -> Turn | None:
-        """Start a job while another one runs, unless it has to wait for that one's GPUs."""
-        lease = try_lease(self._host.gpus, self._gpus_of(job))
-        return None if lease is None else self._start_with(job, lease, stack)
-
-    def _start(self, job: Job, stack: ExitStack) -> Turn:
-        lease = wait_for_lease(self._host.gpus, self._gpus_of(job), self._live.say)
-        if lease.gpus:
-            # Its last owner may have been killed, and its container not be gone yet.
-            self._host.engine.reap()
-        return self._start_with(job, lease, stack)
+    def _in_order(self, jobs: Sequence[Job]) -> list[Task]:
+        seconds = [self._folder.expected(job) for job in jobs]
+        known = sorted(each for each in seconds if each is not None)
+        usual = known[len(known) // 2] if known else 1.0
+        tasks = [
+            Task(number, room_of(self._matrix, job, gpus=self._gpus_of(job)), usual if expected is None else expected)
+            for number, (job, expected) in enumerate(zip(jobs, seconds, strict=True))
+        ]
+        return ordered(tasks, self._host.room) if known else sorted(tasks, key=lambda task: -task.room.gpus)
 
     def _gpus_of(self, job: Job) -> int:
         """How many GPUs a job leases: none where the host lacks them, since all its tests will be skipped."""
         return job.cell.gpu_count if job.cell.gpu_count <= len(self._host.gpus) else 0
 
-    def _start_with(self, job: Job, lease: Lease, outer: ExitStack) -> Turn:
-        stack = outer.enter_context(ExitStack())
-        stack.enter_context(lease)
+    def _begin_what_fits(self, backlog: Backlog) -> None:
+        """Let jobs go as long as there is room; then start the next one, if cores are all that it has to wait for."""
+        self._let_go_who_waits()
+        while not self._waiting and self._has_place and (task := self._take(backlog)):
+            if not self._seat(task, goes=True):
+                backlog.put_back(task)
+                return
+        following = backlog.first
+        if not self._waiting and following and self._seats and self._fits_but_for_cores(following):
+            backlog.take_first()
+            if not self._seat(following, goes=False):
+                backlog.put_back(following)
+
+    @property
+    def _waiting(self) -> list[_Seat]:
+        return [seat for seat in self._seats.values() if not seat.is_going]
+
+    @property
+    def _has_place(self) -> bool:
+        return self._most is None or len(self._seats) - len(self._waiting) < self._most
+
+    def _let_go_who_waits(self) -> None:
+        for seat in self._waiting:
+            cores = Room(cores=self._room(seat.task).cores)
+            if self._has_place and self._free.holds(cores):
+                self._hold(seat, cores)
+                seat.is_going = True
+                seat.began = time.monotonic()
+                seat.turn.let_go()
+
+    def _take(self, backlog: Backlog) -> Task | None:
+        running = [Running(seat.task, seat.began) for seat in self._seats.values()]
+        return backlog.take(time.monotonic(), self._free_now(backlog), running)
+
+    def _free_now(self, backlog: Backlog) -> Room:
+        """What nobody uses: of the GPUs, other runs on this host may hold some."""
+        first = backlog.first
+        if first is None or not self._host.gpus:
+            return self._free
+        return self._free._replace(gpus=min(self._free.gpus, count_free(self._host.gpus)))
+
+    def _fits_but_for_cores(self, task: Task) -> bool:
+        return self._free._replace(cores=self._host.cores).holds(self._room(task))
+
+    def _room(self, task: Task) -> Room:
+        return task.room.within(self._host.room)
+
+    def _hold(self, seat: _Seat, room: Room) -> None:
+        seat.held = seat.held.plus(room)
+        self._free = self._free.minus(room)
+
+    def _let_off(self, seat: _Seat, room: Room) -> None:
+        seat.held = seat.held.minus(room)
+        self._free = self._free.plus(room)
+
+    def _seat(self, task: Task, *, goes: bool) -> bool:
+        """Start a job in a thread of its own; False where another run was quicker with its GPUs."""
+        job = self._jobs[task.number]
+        lease = try_lease(self._host.gpus, self._gpus_of(job))
+        if lease is None:
+            return False
+        turn = self._turn(job, lease)
+        thread = threading.Thread(target=self._attend, args=(task.number, turn), name=job.id)
+        seat = _Seat(task, turn, thread, time.monotonic(), Room(), goes)
+        # A thread takes over which signals are held back: an interrupt is for this one.
+        with uninterrupted():
+            self._seats[task.number] = seat
+            room = self._room(task)
+            self._hold(seat, room if goes else room._replace(cores=0))
+            if goes:
+                turn.let_go()
+            thread.start()
+        return True
+
+    def _turn(self, job: Job, lease: Lease) -> Turn:
+        if lease.gpus:
+            # Its last owner may have been killed, and its container not be gone yet.
+            self._host.engine.reap()
         number, folder = self._folder.new_attempt(job)
-        stack.callback(_remove_if_empty, folder)
-        turn = Turn(job=job, number=number, folder=folder, lease=lease, stack=stack, started=time.time())
+        turn = Turn(job=job, number=number, folder=folder, lease=lease)
         try:
             turn.spec = self._spec(turn)
-            turn.running = stack.enter_context(self._host.engine.start(turn.spec, lease.descriptors))
         except AllranksError as error:
             turn.error = JobError.from_exception(error)
         return turn
@@ -166,132 +243,47 @@ class Runner:
         )
         return job_spec(self._matrix, turn.job, self._host.surroundings(turn.job), attempt)
 
-    def _go(self, turn: Turn) -> None:
-        if turn.running is not None and turn.spec is not None:
-            self._live.job_started(turn.job.id, _place(turn.spec))
-            turn.started = time.time()
-            turn.running.go()
-
-    def _wait(self, turn: Turn) -> None:
-        def take(event: Event) -> None:
-            if event["event"] != "output":
-                turn.events.append(event)
-            self._live.event(turn.job.id, event)
-
-        if turn.running is None:
-            return
+    def _attend(self, place: int, turn: Turn) -> None:
+        """What a job's thread does."""
         try:
-            turn.ending = turn.running.wait(take)
-        except AllranksError as error:
-            turn.error = JobError.from_exception(error)
-        except Exception as error:  # noqa: BLE001 - a job's words are not ours: they may end that job, never the run
-            turn.error = _not_understood(error)
-            turn.running.stop()
-
-    def _finish(self, turn: Turn) -> None:
-        """Bring the results home, write the record, and remove the job."""
-        if turn.running is not None:
-            self._collect(turn, turn.running)
-        with as_results_error(turn.folder):
-            _complete_results(turn)
-            turn.events = _whole_journal(turn)
-            self._keep_cache(turn)
-            try:
-                record = _record(turn, self._host.engine.name)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
-                turn.error, turn.events = _not_understood(error), []
-                record = _record(turn, self._host.engine.name)
-            write_json(turn.folder / "job.json", record)
-        turn.stack.close()
-        self._live.job_ended(turn.job.id, turn.events, time.time() - turn.started, turn.error)
-
-    def _keep_cache(self, turn: Turn) -> None:
-        cache = self._folder.cache_of(turn.job)
-        if turn.job.shard:
-            began_with = self._folder.cache_for(turn.job, turn.number)
-            keep_cache_of_shard(turn.folder, cache, began_with, _own_tests(turn.events))
+            self._attendant.see_through(turn, lambda: self._news.put(_News(place, is_away=False)))
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._news.put(_News(place, is_away=True, error=error))
         else:
-            keep_cache(turn.folder, cache)
+            self._news.put(_News(place, is_away=True))
 
-    def _collect(self, turn: Turn, running: RunningJob) -> None:
+    def _listen(self, backlog: Backlog) -> None:
+        """Wait until there is more room, and take note of it.
+
+        Raises:
+            BaseException: What a thread has raised.
+        """
+        wanted = backlog.first
+        is_others = bool(wanted and wanted.room.gpus and self._free.holds(self._room(wanted)) and self._has_place)
+        if is_others and not self._has_told:
+            self._has_told = True
+            count, there = wanted.room.gpus if wanted else 0, len(self._host.gpus)
+            self._live.say(f"waiting for {count} of {there} GPUs: another run holds them")
         try:
-            running.collect(turn.folder)
-        except AllranksError as error:
-            turn.error = turn.error or JobError.from_exception(error)
+            news = self._news.get(timeout=_POLL if is_others else None)
+        except queue.Empty:
+            return
+        self._take_note(news)
+        if news.error is not None:
+            raise news.error
 
+    def _take_note(self, news: _News) -> None:
+        seat = self._seats[news.place]
+        if not news.is_away:
+            self._let_off(seat, Room(cores=seat.held.cores))
+            return
+        seat.thread.join()
+        self._let_off(seat, seat.held)
+        del self._seats[news.place]
 
-def _place(spec: JobSpec) -> str:
-    """Where a job runs, in words."""
-    where = spec.image or f"processes of {spec.python}"
-    return where if spec.agent.nodes == 1 else f"{spec.agent.nodes} nodes of {where}"
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Forget an attempt that never came to anything: its job counts as not started."""
-    with suppress(OSError):
-        folder.rmdir()
-
-
-def _complete_results(turn: Turn) -> None:
-    """Write what a dead agent could not: its journal, as far as it was heard, and the ranks' XML."""
-    if turn.events and not (turn.folder / JOURNAL).exists():
-        append_events(turn.folder / JOURNAL, turn.events)
-    cell = turn.job.cell
-    for rank in ranks_with_events(turn.folder):
-        if not (turn.folder / f"rank-{rank}.xml").exists():
-            write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.name, world_size=cell.world_size)
-
-
-def _whole_journal(turn: Turn) -> list[Event]:
-    """The file is the truth: what came while the job was being stopped is only there. A full disk is told only here."""
-    kept = read_events(turn.folder / JOURNAL) or turn.events
-    heard = journal.find(turn.events, "agent_failed")
-    return kept if heard is None or journal.find(kept, "agent_failed") else [*kept, heard]
-
-
-def _not_understood(error: Exception) -> JobError:
-    what = f"What the job said cannot be understood: {type(error).__name__}: {error}"
-    return JobError(kind="agent", what=what, remedy="See events-agent.jsonl in the job's results folder.")
-
-
-def _record(turn: Turn, engine: str) -> dict[str, object]:
-    """What job.json says; a job that ran and has no error yet is judged by its events first."""
-    if turn.running is not None:
-        turn.error = turn.error or journal.job_error(turn.events, turn.ending)
-    collected, deselected = journal.collected(turn.events)
-    return {
-        "schema": SCHEMA,
-        "id": turn.job.id,
-        "cell": turn.job.cell.id,
-        "suite": turn.job.name,
-        "attempt": turn.number,
-        "engine": engine,
-        "spec": turn.spec.to_json() if turn.spec else None,
-        "gpus": list(turn.lease.gpus),
-        "world_size": turn.job.cell.world_size,
-        "nodes": turn.job.cell.nodes,
-        "exit_status": turn.ending.status,
-        "error": asdict(turn.error) if turn.error else None,
-        "started": turn.started,
-        "finished": time.time(),
-        "collected": collected,
-        "deselected": deselected,
-        **journal.not_run(turn.events),
-        "notes": journal.notes(turn.events),
-        **_share(turn),
-    }
-
-
-def _own_tests(events: Sequence[Event]) -> frozenset[str]:
-    """The tests that a job has collected; none where its words cannot be understood, which its record will say."""
-    try:
-        return frozenset(journal.collected(events)[0] or ())
-    except (LookupError, TypeError, ValueError):
-        return frozenset()
-
-
-def _share(turn: Turn) -> dict[str, object]:
-    """Of a shard: which one it is, and how its agent split the suite."""
-    if turn.job.shard is None:
-        return {}
-    return {"share": {"suite": turn.job.suite.name, **asdict(turn.job.shard), **journal.shared(turn.events)}}
+    def _end_all(self) -> None:
+        """End whatever runs, and wait until all of it is put away."""
+        for seat in self._seats.values():
+            seat.turn.interrupt()
+        while self._seats:
+            self._take_note(self._news.get())

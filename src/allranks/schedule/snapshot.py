@@ -25,7 +25,7 @@ def take_snapshot(folder: RunFolder, jobs: Iterable[Job], durations: Path, say: 
 
     Args:
         folder: The run's folder.
-        jobs: What is to run; nothing is read or written for whole suites.
+        jobs: What is to run; for whole suites alone, whose lengths only help to pack them, nothing is kept.
         durations: The file of durations.
         say: Prints one line.
 
@@ -36,9 +36,13 @@ def take_snapshot(folder: RunFolder, jobs: Iterable[Job], durations: Path, say: 
         ResultsError: The folder cannot be written.
     """
     if not any(job.shard for job in jobs):
-        return folder
+        return replace(folder, durations=read_durations(durations, _to_nobody))
     with as_results_error(folder.path), hold(folder.lock):
         return replace(folder, durations=_kept(folder.path / DURATIONS, durations, say))
+
+
+def _to_nobody(_line: str) -> None:
+    """Keep quiet about a file that nothing depends on."""
 
 
 def _kept(kept: Path, durations: Path, say: Callable[[str], None]) -> Durations:

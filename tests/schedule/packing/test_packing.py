@@ -75,10 +75,21 @@ def test_a_task_that_is_late_is_expected_to_take_longer_yet():
     assert backlog.take(9.0, HOST.minus(Room(gpus=3)), late).number == 1
 
 
+def test_a_task_that_is_not_late_is_expected_to_end_in_time():
+    backlog = Backlog([task(0, 5, gpus=4), task(1, 2, gpus=2)], HOST)
+    running = [Running(task(9, 100, gpus=2), 0.0)]
+    assert backlog.take(99.0, HOST.minus(Room(gpus=2)), running) is None
+
+
 def test_nothing_overtakes_a_task_that_waits_for_somebody_elses_gpus():
     """Nobody knows when those are free: whatever took the GPUs that are free now might have them for ever."""
     backlog = Backlog([task(0, 5, gpus=4), task(1, 2, gpus=1)], HOST)
     assert backlog.take(0.0, Room(gpus=2, cores=8, memory=1000), []) is None
+
+
+def test_what_needs_no_gpu_overtakes_a_task_that_waits_for_somebody_elses():
+    backlog = Backlog([task(0, 5, gpus=4, cores=2), task(1, 2, cores=7), task(2, 2, cores=6)], HOST)
+    assert backlog.take(0.0, Room(gpus=2, cores=8, memory=1000), []).number == 2
 
 
 def test_what_asks_for_more_than_there_is_runs_alone():

@@ -33,6 +33,18 @@ class Backlog:
         """Put a task at the end."""
         self._tasks.append(task)
 
+    def put_back(self, task: Task) -> None:
+        """Put a task back to the front."""
+        self._tasks.insert(0, task)
+
+    def take_first(self) -> Task:
+        """Take out the first task, whether or not it fits.
+
+        Raises:
+            IndexError: There is none.
+        """
+        return self._tasks.pop(0)
+
     def clear(self) -> list[Task]:
         """Take out all that wait."""
         left, self._tasks = self._tasks, []
@@ -79,9 +91,10 @@ class Backlog:
             free = free.plus(self._room(each.task))
             if free.holds(wanted):
                 return ends, free.minus(wanted)
-        # Others hold what it needs, and nobody knows for how long: whatever begins now may hold it up.
-        return now, Room()
+        # Others hold what it needs, and nobody knows for how long: whatever takes of that may hold it up.
+        return now, Room(*(max(have - want, 0) for have, want in zip(free, wanted, strict=True)))
 
 
 def _end(each: Running, now: float) -> float:
-    return max(each.began + each.task.seconds, now + _OVERTIME * (now - each.began))
+    expected = each.began + each.task.seconds
+    return expected if now < expected else now + _OVERTIME * (now - each.began)

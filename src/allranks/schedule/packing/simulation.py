@@ -41,8 +41,9 @@ def simulate(tasks: Iterable[Task], total: Room, seconds: Callable[[Task], float
             stays.append(Stay(task, now, now + seconds(task)))
             running[len(stays)] = Running(task, now)
             heapq.heappush(ends, (stays[-1].ended, len(stays)))
-        now, place = heapq.heappop(ends)
-        free = free.plus(running.pop(place).task.room.within(total))
+        now = ends[0][0]
+        while ends and ends[0][0] == now:
+            free = free.plus(running.pop(heapq.heappop(ends)[1]).task.room.within(total))
     return stays
 
 
