@@ -220,7 +220,9 @@ def _add_clean(parser: argparse.ArgumentParser) -> None:
 
 def _say(line: str) -> None:
     try:
-        print(line, flush=True)
+        # In one piece: jobs that run side by side have a thread each.
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
     except BrokenPipeError:
         # `allranks run | head` must not end the run: what is printed is lost, the report is not.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
