@@ -11,6 +11,7 @@ from allranks import cli
 from allranks.cli import main
 from allranks.errors import EngineError, ExitCode
 from allranks.report.junit_form import JUnitForm
+from allranks.schedule.gpus import Holder, try_lease
 
 MATRIX = """\
 [matrix]
@@ -402,6 +403,28 @@ def test_report_without_a_run_says_what_to_do(allranks, tmp_path, monkeypatch):
     code, _, err = allranks("report")
     assert code == 2
     assert "There is no results folder results/latest" in err
+
+
+def test_leases_are_shown_with_their_holders(allranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_GPUS", "GPU-a,GPU-b")
+    monkeypatch.setattr("allranks.schedule.gpus.lock_folder", lambda: tmp_path)
+    with try_lease(("GPU-b",), 1, Holder(run_id="r1", job_id="cell/suite", pid=7, since=0.0)):
+        _, out, _ = allranks("leases")
+    assert out == ("GPU-a: free\nGPU-b: held by cell/suite of run r1 (process 7) since 1970-01-01 00:00:00+00:00\n")
+
+
+def test_a_host_without_gpus_has_no_leases(allranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_GPUS", "")
+    monkeypatch.setattr("allranks.schedule.gpus.lock_folder", lambda: tmp_path)
+    code, out, _ = allranks("leases")
+    assert (code, out) == (0, "this host has no GPUs that allranks could lease\n")
+
+
+@pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--jobs", "many"], ["--jobs", "-1"]])
+def test_a_number_of_jobs_that_is_none_is_refused(allranks, arguments):
+    code, _, err = allranks("run", *arguments)
+    assert code == 2
+    assert "is no number of jobs" in err
 
 
 def test_merge_takes_durations_from_the_results(allranks, repository, monkeypatch):

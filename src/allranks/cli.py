@@ -1,4 +1,4 @@
-"""The command line: ``allranks plan | run | merge | report | clean``."""
+"""The command line: ``allranks plan | run | merge | report | leases | clean``."""
 
 import argparse
 import io
@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
+    from allranks.schedule.gpus import Holder
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"
 RESULTS_VARIABLE = "ALLRANKS_RESULTS"
@@ -86,11 +88,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="allranks", description=allranks.__doc__)
     parser.add_argument("--version", action="version", version=f"allranks {allranks.__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="plan | run | merge | report | clean")
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="plan | run | merge | report | leases | clean"
+    )
     _add_plan(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
     _add_run(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
     _add_merge(commands.add_parser("merge", help="make one report of results, from this machine or from many"))
     _add_report(commands.add_parser("report", help="make the report of the newest run again, and show it"))
+    leases = commands.add_parser("leases", help="show which run and which job holds each GPU of this host")
+    leases.set_defaults(command=_leases)
     _add_clean(commands.add_parser("clean", help="remove what dead runs left behind on this host"))
     return parser
 
@@ -358,6 +364,24 @@ def _baseline(options: argparse.Namespace) -> "Baseline | None":
     if options.update_baseline:
         return {}
     return read_baseline(options.baseline) if options.baseline else None
+
+
+def _leases(_options: argparse.Namespace) -> ExitCode:
+    from allranks.schedule.gpus import holders, host_gpus  # noqa: PLC0415
+
+    found = holders(host_gpus())
+    for gpu, holder in found.items():
+        _say(f"{gpu}: {_held_by(holder) if holder else 'free'}")
+    if not found:
+        _say("this host has no GPUs that allranks could lease")
+    return ExitCode.OK
+
+
+def _held_by(holder: "Holder") -> str:
+    if not holder.run_id:
+        return "held, and nobody knows by whom"
+    began = datetime.fromtimestamp(holder.since, UTC).isoformat(sep=" ", timespec="seconds")
+    return f"held by {holder.job_id} of run {holder.run_id} (process {holder.pid}) since {began}"
 
 
 def _clean(_options: argparse.Namespace) -> ExitCode:

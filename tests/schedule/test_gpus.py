@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import UsageError
-from allranks.schedule.gpus import chosen_gpus, count_free, host_gpus, try_lease
+from allranks.schedule.gpus import Holder, chosen_gpus, count_free, holders, host_gpus, try_lease
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))
 
@@ -142,6 +142,22 @@ def test_the_free_ones_are_counted_and_none_is_kept(holder, locks):
     assert try_lease(GPUS, 5) is None
     assert set(Path("/proc/self/fd").iterdir()) == before
     assert len(list(locks.iterdir())) == 4
+
+
+def test_who_holds_what_is_known_as_long_as_it_is_held():
+    mine = Holder(run_id="r1", job_id="cell/suite", pid=7, since=5.0)
+    with try_lease(GPUS[:2], 1, mine) as lease:
+        assert holders(GPUS[:2]) == {lease.gpus[0]: mine, GPUS[1]: None}
+        assert holders(()) == {lease.gpus[0]: mine}
+    assert holders(GPUS[:1]) == {GPUS[0]: None}
+    assert holders(()) == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"gpu": "GPU-0", "colour": "red"}'])
+def test_a_lock_file_that_says_nothing_is_somebodys_all_the_same(locks, text):
+    with try_lease(GPUS, 1):
+        (locks / "gpu-GPU-0").write_text(text)
+        assert holders(GPUS[:1]) == {GPUS[0]: Holder()}
 
 
 @pytest.mark.parametrize(

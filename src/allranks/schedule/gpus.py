@@ -1,21 +1,26 @@
 """The GPUs of this host, and leases on them that two runs never hold at once.
 
 A lease is a lock (flock(2)) on one file for each GPU, in one folder for the whole host. It lasts as long as any
-process holds its descriptor: the orchestrator, and every process of a job on the process engine.
+process holds its descriptor: the orchestrator, and every process of a job on the process engine. The file says whose the
+lease is or was.
 """
 
 import fcntl
+import json
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 
 from allranks.engine.ownership import lock_folder, open_lock
 from allranks.errors import UsageError
+
+_PREFIX = "gpu-"
 
 GPUS_VARIABLE = "ALLRANKS_GPUS"
 """Names the GPUs, comma-separated, where they cannot be asked for: those of a remote daemon."""
@@ -83,8 +88,28 @@ class Lease(AbstractContextManager["Lease"]):
             os.close(descriptor)
 
 
-def try_lease(gpus: Sequence[str], count: int) -> Lease | None:
-    """A lease on `count` of these GPUs, all of them or none; None when too few are free."""
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Whose a lease is.
+
+    Attributes:
+        since: Seconds since the epoch.
+    """
+
+    run_id: str = ""
+    job_id: str = ""
+    pid: int = 0
+    since: float = 0.0
+
+
+def try_lease(gpus: Sequence[str], count: int, holder: Holder | None = None) -> Lease | None:
+    """A lease on `count` of these GPUs, all of them or none; None when too few are free.
+
+    Args:
+        gpus: To choose from.
+        count: How many.
+        holder: Who asks, for :func:`holders`.
+    """
     held: dict[str, int] = {}
     for gpu in gpus:
         if len(held) == count:
@@ -94,9 +119,32 @@ def try_lease(gpus: Sequence[str], count: int) -> Lease | None:
             held[gpu] = descriptor
     lease = Lease(gpus=tuple(held), descriptors=tuple(held.values()))
     if len(held) == count:
+        for gpu, descriptor in held.items():
+            _sign(descriptor, gpu, holder or Holder())
         return lease
     with lease:
         return None
+
+
+def _sign(descriptor: int, gpu: str, holder: Holder) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps({"gpu": gpu, **asdict(holder)}).encode(), 0)
+
+
+def holders(gpus: Iterable[str]) -> dict[str, Holder | None]:
+    """Who holds each of these GPUs, and each that a job of this host holds besides; None for nobody."""
+    signed = dict(_signed(path) for path in lock_folder().glob(f"{_PREFIX}*"))
+    others = [gpu for gpu in signed if gpu not in gpus and not _is_free(gpu)]
+    return {gpu: None if _is_free(gpu) else signed.get(gpu, Holder()) for gpu in dict.fromkeys((*gpus, *others))}
+
+
+def _signed(path: Path) -> tuple[str, Holder]:
+    """What a lock file says; nothing but a name where somebody is about to write it."""
+    try:
+        said = json.loads(path.read_bytes())
+        return str(said.pop("gpu")), Holder(**said)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return path.name.removeprefix(_PREFIX), Holder()
 
 
 def count_free(gpus: Iterable[str]) -> int:
@@ -123,4 +171,4 @@ def _try_lock(gpu: str) -> int | None:
 
 
 def _lock_path(gpu: str) -> str:
-    return str(lock_folder() / f"gpu-{re.sub(r'[^A-Za-z0-9._-]', '_', gpu)}")
+    return str(lock_folder() / f"{_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', gpu)}")

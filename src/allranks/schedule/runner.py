@@ -4,6 +4,7 @@ Each job has a thread that does nothing but see it through. The main thread deci
 the only one that an interrupt reaches.
 """
 
+import os
 import queue
 import threading
 import time
@@ -18,7 +19,7 @@ from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.cache import carried_files
 from allranks.schedule.folder import RunFolder
-from allranks.schedule.gpus import Lease, count_free, try_lease
+from allranks.schedule.gpus import Holder, Lease, count_free, try_lease
 from allranks.schedule.journal import JobError
 from allranks.schedule.live import LiveView
 from allranks.schedule.packing.backlog import Backlog
@@ -203,7 +204,8 @@ class Runner:
     def _seat(self, task: Task, *, goes: bool) -> bool:
         """Start a job in a thread of its own; False where another run was quicker with its GPUs."""
         job = self._jobs[task.number]
-        lease = try_lease(self._host.gpus, self._gpus_of(job))
+        holder = Holder(run_id=self._folder.run_id, job_id=job.id, pid=os.getpid(), since=time.time())
+        lease = try_lease(self._host.gpus, self._gpus_of(job), holder)
         if lease is None:
             return False
         turn = self._turn(job, lease)
