@@ -1,8 +1,8 @@
 """The GPUs of this host, and leases on them that two runs never hold at once.
 
 A lease is a lock (flock(2)) on one file for each GPU, in one folder for the whole host. It lasts as long as any
-process holds its descriptor: the orchestrator, and every process of a job on the process engine. The file says whose the
-lease is or was.
+process holds its descriptor: the orchestrator, and every process of a job on the process engine. The file
+says whose the lease is or was.
 """
 
 import fcntl
