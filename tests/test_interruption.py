@@ -1,4 +1,6 @@
 import signal
+import threading
+import time
 
 import pytest
 
@@ -44,4 +46,26 @@ def test_an_interrupt_waits_until_things_are_put_away():
     done = []
     with pytest.raises(KeyboardInterrupt):
         put_away()
+    assert done == [True]
+
+
+def test_an_interrupt_that_another_thread_takes_waits_too():
+    """A library may have threads of its own, which hold nothing back."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    done = []
+
+    def put_away():
+        with interruptible(), uninterrupted():
+            signal.pthread_kill(thread.ident, signal.SIGINT)
+            time.sleep(0.1)  # here Python runs the handler of what any thread was told
+            done.append(True)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            put_away()
+    finally:
+        over.set()
+        thread.join()
     assert done == [True]

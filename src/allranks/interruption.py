@@ -23,7 +23,11 @@ def uninterrupted() -> Iterator[None]:
 def interruptible() -> Iterator[None]:
     """Turn the first of the signals into :class:`KeyboardInterrupt`, and ignore the rest while things are put away."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
+    def interrupt(told: int, _frame: FrameType | None) -> None:
+        if told in signal.pthread_sigmask(signal.SIG_BLOCK, []):
+            # Held back here, so that another thread took it, and Python came here all the same.
+            signal.raise_signal(told)  # to this thread: there it is pending now
+            return
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt

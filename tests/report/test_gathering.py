@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from allranks.errors import ResultsError
 from allranks.report.merge import merge
 
 A, B = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
@@ -92,6 +93,59 @@ def test_what_failed_on_the_machine_before_is_flaky(merged, part, again):
     [test] = suites[A].tests
     assert test.is_flaky
     assert [attempt.number for attempt in test.earlier] == [1]
+
+
+def test_an_attempt_without_a_record_is_not_outdone_by_one_of_another_machine(merged, part):
+    """Nobody knows that the good one came after it."""
+    part("again/r1").rank(A, 0, {"t.py::test_x": "passed"})
+    _, suites = merged()
+    assert "job.json is missing" in suites[A].tests[0].verdict.message
+
+
+def test_the_order_on_a_machine_stays_where_several_have_attempts(merged, part):
+    machine = part("machine-1/r1")
+    machine.rank(A, 0, {"t.py::test_x": "passed"}, number=2)
+    part("another/r1").both(A, {"t.py::test_x": "passed"}, spec=SPEC, started=5.0)
+    _, suites = merged()
+    assert suites[A].folder == f"machine-1/r1/cells/{A}/attempt-2"
+    assert "job.json is missing" in suites[A].tests[0].verdict.message
+
+
+def test_a_later_attempt_counts_whatever_its_machine_calls_it(merged, part):
+    part("machine-3/r1").both(A, {"t.py::test_x": "failed"}, spec=SPEC, started=2000.0)
+    part("machine-1/r1").job(A, number=2, spec=SPEC, started=1500.0, collected=[])
+    _, suites = merged()
+    assert suites[A].folder == f"machine-3/r1/cells/{A}/attempt-1"
+
+
+@pytest.mark.parametrize(("here", "lost"), [((1, 2, 4), (3,)), ((1, 4), (2, 3)), ((1,), ())])
+def test_a_shard_whose_machine_is_lost_is_missed_as_soon_as_two_have_come(part, tmp_path, here, lost):
+    """Each machine plans its own shard; one alone may be all that was meant to run."""
+    for number in here:
+        job = f"gloo-w2-g0-env/s@{number}of4"
+        machine = part(f"machine-{number}/r1")
+        machine.manifest(job)
+        share = {"suite": "s", "number": number, "count": 4, "split": "same", "elsewhere": 3}
+        machine.both(job, {f"t.py::test_{number}": "passed"}, spec=SPEC, share=share)
+    run = merge(tmp_path / "gathered")
+    missed = [suite.suite for suite in run.suites if suite.counts.bad]
+    assert missed == [f"s@{number}of4" for number in lost]
+
+
+def test_an_empty_plan_of_a_part_is_damaged(merged, part):
+    (part("machine-4/r1").path / "run.json").write_text("")
+    _, suites = merged()
+    assert "In machine-4/r1: run.json is damaged" in suites["run/manifest"].tests[0].verdict.text
+
+
+def test_a_folder_that_cannot_be_read_ends_the_merge(merged, monkeypatch):
+    def refuse(root, onerror):
+        onerror(PermissionError(13, "Permission denied", f"{root}/machine-2"))
+
+    monkeypatch.setattr("os.walk", refuse)
+    with pytest.raises(ResultsError) as caught:
+        merged()
+    assert "machine-2: Permission denied" in caught.value.why
 
 
 def test_another_run_in_the_folder_is_said_and_not_counted(merged, part):

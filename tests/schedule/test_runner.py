@@ -291,7 +291,7 @@ def test_an_interrupt_while_a_job_runs_writes_its_record_and_closes_everything(r
     assert records()[ONE]["error"]["kind"] == "interrupted"
     assert [line for line in engine.log if ONE in line][-2:] == [f"collect {ONE}", f"close {ONE}"]
     assert engine.log.count(f"close {TWO}") == 1
-    assert threading.active_count() == 1
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith("/tiny")]
 
 
 def test_an_interrupt_ends_all_jobs_that_run_and_each_has_its_record(run_interrupted, engine, pair, records):
@@ -312,17 +312,51 @@ def test_a_job_that_was_only_started_ahead_leaves_no_attempt(run_interrupted, en
     assert list((tmp_path / "results" / "r1" / "cells" / TWO / "tiny").iterdir()) == []
 
 
-def test_an_interrupt_while_an_image_is_made_ends_the_current_job_well(runner, engine, pair, records):
+def test_an_interrupt_while_an_image_is_made_ends_the_current_job_well(runner, engine, jobs, records, tmp_path):
+    wanted = [jobs[ONE], jobs["nccl-w1-g1-env"]]
+
     def surroundings(job):
-        if job is pair[1]:
+        if job is wanted[0]:
             interrupt()
         return Surroundings(image="i")
 
-    engine.endless.add(ONE)
+    engine.endless.add("nccl-w1-g1-env")
     with pytest.raises(KeyboardInterrupt), interruptible():
-        runner(pair, surroundings=surroundings).run(pair)
+        runner(wanted, cores=8, gpus=("GPU-a",), surroundings=surroundings).run(wanted)
+    assert list(records()) in ([], ["nccl-w1-g1-env"])  # the thread may not even have started its job
+    assert not (tmp_path / "results" / "r1" / "cells" / ONE).exists()
+    assert engine.log.count("start nccl-w1-g1-env") == engine.log.count("close nccl-w1-g1-env")
+    with try_lease(("GPU-a",), 1) as lease:
+        assert lease is not None
+
+
+def test_a_thread_that_cannot_be_started_ends_the_run_and_leaves_nothing(runner, jobs, tmp_path, monkeypatch):
+    def refuse(_thread):
+        msg = "can't start new thread"
+        raise RuntimeError(msg)
+
+    wanted = [jobs["nccl-w1-g1-env"]]
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError):
+        runner(wanted, gpus=("GPU-a",)).run(wanted)
+    assert list((tmp_path / "results" / "r1" / "cells" / "nccl-w1-g1-env" / "tiny").iterdir()) == []
+    with try_lease(("GPU-a",), 1) as lease:
+        assert lease is not None
+
+
+def test_an_interrupt_that_comes_just_before_a_job_goes_is_not_undone_by_it(runner, engine, pair, records):
+    """Its time begins when it goes, and with it a limit that is far away."""
+    work = runner(pair[:1])
+    said = work._live.job_started
+
+    def interrupted_meanwhile(*told):
+        said(*told)
+        next(iter(work._seats.values())).turn.interrupt()
+
+    work._live.job_started = interrupted_meanwhile
+    work.run(pair[:1])
+    assert f"go {ONE}" not in engine.log
     assert records()[ONE]["error"]["kind"] == "interrupted"
-    assert f"close {ONE}" in engine.log
 
 
 def test_an_interrupt_while_a_job_is_put_away_loses_nothing_of_it(run_interrupted, engine, pair, records):
@@ -375,7 +409,7 @@ def test_a_record_that_cannot_be_written_ends_the_run_and_closes_everything(runn
     with pytest.raises(ResultsError):
         runner(pair).run(pair)
     assert [line for line in engine.log if "start" in line and line.replace("start", "close") not in engine.log] == []
-    assert threading.active_count() == 1
+    assert not [thread for thread in threading.enumerate() if thread.name.endswith("/tiny")]
 
 
 def test_the_user_is_told_where_each_job_runs_and_what_came_of_it(runner, pair, lines):

@@ -78,11 +78,12 @@ class ProcessEngine:
                     agents.append(self._start_agent(replace(spec, agent=config), spec.python, scratch, held))
                     undo.callback(agents[-1].close)
                     undo.callback(agents[-1].end, 0.0)
+                job = ProcessJob(agents, spec.resources.seconds, meeting)
             except OSError as error:
                 msg = f"The agent of {spec.job_id} could not be started."
                 raise EngineError(msg, why=str(error), remedy="Check process.python in the matrix file.") from error
             undo.pop_all()
-        return ProcessJob(agents, spec.resources.seconds, meeting)
+        return job
 
     def _start_agent(self, spec: JobSpec, python: str, scratch: Path, held: Sequence[int]) -> "_Agent":
         """Start the agent of the node that the spec's config names."""

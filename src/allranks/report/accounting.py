@@ -1,6 +1,6 @@
 """Every planned job, collected test and launched rank gets a testcase: what is absent is an error, never a green."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -60,7 +60,8 @@ def account(gathered: Gathered, setting: Setting, baseline: Baseline | None = No
     manifest, attempts = gathered.manifest, gathered.attempts
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
     planned = {(job.cell, job.suite): job for job in (manifest.jobs if manifest else ())}
-    planned |= _planned_elsewhere(planned, found)
+    for place, job in _planned_elsewhere(gathered.plans, found).items():
+        planned.setdefault(place, job)
     known = _Known(
         planned=planned,
         cells=manifest.cells if manifest else {},
@@ -80,20 +81,19 @@ def account(gathered: Gathered, setting: Setting, baseline: Baseline | None = No
 
 
 def _planned_elsewhere(
-    planned: Mapping[tuple[str, str], PlannedJob], found: Mapping[tuple[str, str], Attempt]
+    plans: Sequence[Collection[tuple[str, str]]], found: Mapping[tuple[str, str], Attempt]
 ) -> dict[tuple[str, str], PlannedJob]:
-    """The shards that the plans of other machines must have named, where results of several were put together.
+    """All shards of a suite, where results of several machines were put together.
 
-    A folder has one plan. A shard beside it that it does not name comes from elsewhere, and then all of its suite's
-    shards were meant to come.
+    A machine plans the shards that it runs. Where no plan has all of those that came, others were meant to come from
+    elsewhere, and then all of them were.
     """
-    places = {
-        (cell, name)
-        for (cell, suite), attempt in found.items()
-        if planned and (cell, suite) not in planned and attempt.record and attempt.record.share
-        for name in attempt.record.share.all_names
-    }
-    return {place: PlannedJob(cell=place[0], suite=place[1]) for place in sorted(places - planned.keys())}
+    groups: dict[tuple[str, tuple[str, ...]], set[tuple[str, str]]] = {}
+    for place, attempt in found.items():
+        if attempt.record and attempt.record.share:
+            groups.setdefault((attempt.cell, attempt.record.share.all_names), set()).add(place)
+    missed = [group for group, here in groups.items() if plans and not any(here <= set(plan) for plan in plans)]
+    return {(cell, name): PlannedJob(cell=cell, suite=name) for cell, names in sorted(missed) for name in names}
 
 
 def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:

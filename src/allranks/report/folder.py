@@ -127,9 +127,10 @@ def is_manifest(path: Path) -> bool:
     """Whether a file with the name of a manifest looks like one: other programs have a run.json too."""
     try:
         with path.open("rb") as file:
-            return b'"allranks"' in file.read(1024)
+            start = file.read(1024)
+            return not start or b'"allranks"' in start
     except OSError:
-        return False
+        return True  # reading it says why that fails
 
 
 def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +23,14 @@ class Gathered:
     Attributes:
         run_id: The run that the results should be of.
         manifest: What the parts planned, together; None where none of them says.
+        plans: The jobs of each plan, by cell and suite.
         problems: Why a plan cannot be read, or does not go with the others; a sentence or a few for each.
         attempts: The newest attempt of each job, by cell and suite.
     """
 
     run_id: str
     manifest: Manifest | None
+    plans: tuple[frozenset[tuple[str, str]], ...]
     problems: tuple[str, ...]
     attempts: tuple[Attempt, ...]
 
@@ -36,13 +39,14 @@ def gather(root: Path) -> Gathered:
     """The results below a folder, which is a resolved path."""
     parts = list(_parts(root))
     said = [_Said(_shown(root, part), *read_manifest(root, part)) for part in parts]
-    attempts = [attempt for part in parts for attempt in read_attempts(root, part)]
-    run_id = _run_of(root, said, attempts)
+    attempts = [_Found(number, attempt) for number, part in enumerate(parts) for attempt in read_attempts(root, part)]
+    run_id = _run_of(root, said, [found.attempt for found in attempts])
     problems = [f"In {part.place}: {part.problem}" if part.place else part.problem for part in said if part.problem]
     known = [part for part in said if part.manifest]
     return Gathered(
         run_id=run_id,
         manifest=_together([part.manifest for part in known if part.manifest], run_id) if known else None,
+        plans=tuple(frozenset((job.cell, job.suite) for job in part.manifest.jobs) for part in known if part.manifest),
         problems=(*problems, *_disagreements(known)),
         attempts=tuple(_newest_of_each(attempts, run_id)) if attempts or known else read_foreign(root),
     )
@@ -56,12 +60,27 @@ class _Said(NamedTuple):
     problem: str
 
 
+class _Found(NamedTuple):
+    """An attempt, and the number of the part that it is in."""
+
+    part: int
+    attempt: Attempt
+
+
 def _parts(root: Path) -> Iterator[Path]:
-    """The folders of runs, those above first; no link is followed."""
-    for path, folders, files in os.walk(root):
+    """The folders of runs, those above first; no link is followed.
+
+    Raises:
+        OSError: A folder cannot be read: what is in it might be missed by nobody.
+    """
+    for path, folders, files in os.walk(root, onerror=_raise):
         if "cells" in folders or ("run.json" in files and (path == str(root) or is_manifest(Path(path, "run.json")))):
             yield Path(path)
         folders[:] = sorted(name for name in folders if name != "cells" and not name.startswith("."))
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _shown(root: Path, part: Path) -> str:
@@ -121,25 +140,20 @@ def _rules(manifest: Manifest) -> tuple[object, ...]:
     return manifest.skip, manifest.mixed_skip
 
 
-def _newest_of_each(attempts: Iterable[Attempt], run_id: str) -> Iterator[Attempt]:
-    by_job: dict[tuple[str, str], list[Attempt]] = {}
-    for attempt in attempts:
-        by_job.setdefault((attempt.cell, attempt.suite), []).append(attempt)
+def _newest_of_each(attempts: Iterable[_Found], run_id: str) -> Iterator[Attempt]:
+    by_job: dict[tuple[str, str], list[_Found]] = {}
+    for found in attempts:
+        by_job.setdefault((found.attempt.cell, found.attempt.suite), []).append(found)
     for place in sorted(by_job):
         yield _newest(by_job[place], run_id)
 
 
-def _newest(attempts: Sequence[Attempt], run_id: str) -> Attempt:
+def _newest(attempts: Sequence[_Found], run_id: str) -> Attempt:
     """The attempt that counts, with those before it; attempts of another run are none at this one."""
-    own = [attempt for attempt in attempts if _is_of(attempt, run_id)] or attempts
-    others = {attempt.record.run_id for attempt in attempts if attempt.record and attempt not in own}
+    own = [found for found in attempts if _is_of(found.attempt, run_id)] or attempts
+    others = {found.attempt.record.run_id for found in attempts if found.attempt.record and found not in own}
     own, copies = _without_copies(own)
-    if len({attempt.number for attempt in own}) == len(own):
-        ordered = sorted(own, key=lambda attempt: attempt.number or 0)
-    else:
-        # Each machine counts from 1.
-        in_time = sorted(own, key=lambda attempt: (_started(attempt), attempt.number or 0))
-        ordered = [replace(attempt, number=number) for number, attempt in enumerate(in_time, 1)]
+    ordered = [found.attempt for found in own] if len({found.part for found in own}) == 1 else _in_time(own)
     return replace(newest(ordered), mixed=tuple(sorted(others)), notes=copies)
 
 
@@ -147,20 +161,32 @@ def _is_of(attempt: Attempt, run_id: str) -> bool:
     return attempt.record is None or attempt.record.run_id in {"", run_id}
 
 
-def _started(attempt: Attempt) -> float:
-    return attempt.record.started or 0.0 if attempt.record else 0.0
+def _in_time(attempts: Sequence[_Found]) -> list[Attempt]:
+    """Attempts of several machines, each of which counts from 1, by when they began, and numbered anew.
+
+    One that does not say when came after the one before it on its machine; where there is none, nobody knows that a
+    good one came after it, and it is the newest.
+    """
+    began: dict[int, float] = {}
+    times: list[float] = []
+    for part, attempt in attempts:
+        said = attempt.record.started if attempt.record else None
+        began[part] = began.get(part, inf) if said is None else said
+        times.append(began[part])
+    ordered = sorted(range(len(attempts)), key=lambda place: (times[place], place))
+    return [replace(attempts[place].attempt, number=number) for number, place in enumerate(ordered, 1)]
 
 
-def _without_copies(attempts: Sequence[Attempt]) -> tuple[list[Attempt], tuple[str, ...]]:
+def _without_copies(attempts: Sequence[_Found]) -> tuple[list[_Found], tuple[str, ...]]:
     """The attempts, those that were gathered twice once, and a note on each of these."""
-    kept: list[Attempt] = []
+    kept: list[_Found] = []
     notes: list[str] = []
-    for attempt in attempts:
-        same = next((other for other in kept if _is_copy(attempt, other)), None)
+    for found in attempts:
+        same = next((other for other in kept if _is_copy(found.attempt, other.attempt)), None)
         if same is None:
-            kept.append(attempt)
+            kept.append(found)
         else:
-            notes.append(f"{attempt.folder} is a copy of {same.folder}, and counts once")
+            notes.append(f"{found.attempt.folder} is a copy of {same.attempt.folder}, and counts once")
     return kept, tuple(notes)
 
 

@@ -9,7 +9,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from allranks.engine.protocol import Engine
@@ -27,7 +28,7 @@ from allranks.schedule.packing.order import ordered
 from allranks.schedule.packing.task import Room, Running, Task
 from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
 from allranks.schedule.snapshot import cache_to_start_with
-from allranks.schedule.turn import Attendant, Turn
+from allranks.schedule.turn import Attendant, Turn, remove_if_empty
 
 _POLL = 0.25
 """Seconds between two looks at GPUs that another run holds."""
@@ -113,6 +114,7 @@ class Runner:
         self._jobs: Sequence[Job] = ()
         self._seats: dict[int, _Seat] = {}
         self._free = host.room
+        self._made: set[str] = set()
         self._has_told = False
 
     def run(self, jobs: Sequence[Job]) -> None:
@@ -129,8 +131,7 @@ class Runner:
                 self._begin_what_fits(backlog)
                 self._listen(backlog)
         finally:
-            with uninterrupted():
-                self._end_all()
+            self._end_all()
 
     def _in_order(self, jobs: Sequence[Job]) -> list[Task]:
         seconds = [self._folder.expected(job) for job in jobs]
@@ -149,15 +150,16 @@ class Runner:
     def _begin_what_fits(self, backlog: Backlog) -> None:
         """Let jobs go as long as there is room; then start the next one, if cores are all that it has to wait for."""
         self._let_go_who_waits()
-        while not self._waiting and self._has_place and (task := self._take(backlog)):
+        while self._has_place and (task := self._take(backlog)):
             if not self._seat(task, goes=True):
                 backlog.put_back(task)
                 return
         following = backlog.first
-        if not self._waiting and following and self._seats and self._fits_but_for_cores(following):
+        if not self._waiting and following and self._seats and self._can_stand_by(following):
             backlog.take_first()
             if not self._seat(following, goes=False):
                 backlog.put_back(following)
+        self._let_go_who_waits()
 
     @property
     def _waiting(self) -> list[_Seat]:
@@ -177,8 +179,11 @@ class Runner:
                 seat.turn.let_go()
 
     def _take(self, backlog: Backlog) -> Task | None:
-        running = [Running(seat.task, seat.began) for seat in self._seats.values()]
-        return backlog.take(time.monotonic(), self._free_now(backlog), running)
+        running = [
+            Running(replace(seat.task, room=seat.held), seat.began) for seat in self._seats.values() if seat.is_going
+        ]
+        before = next((Room(cores=self._room(seat.task).cores) for seat in self._waiting), None)
+        return backlog.take(time.monotonic(), self._free_now(backlog), running, before)
 
     def _free_now(self, backlog: Backlog) -> Room:
         """What nobody uses: of the GPUs, other runs on this host may hold some."""
@@ -187,8 +192,10 @@ class Runner:
             return self._free
         return self._free._replace(gpus=min(self._free.gpus, count_free(self._host.gpus)))
 
-    def _fits_but_for_cores(self, task: Task) -> bool:
-        return self._free._replace(cores=self._host.cores).holds(self._room(task))
+    def _can_stand_by(self, task: Task) -> bool:
+        """Whether cores are all that it lacks: making its image may take minutes, in which nobody hears the others."""
+        fits = self._free._replace(cores=self._host.cores).holds(self._room(task))
+        return fits and self._jobs[task.number].image.name in self._made
 
     def _room(self, task: Task) -> Room:
         return task.room.within(self._host.room)
@@ -204,36 +211,51 @@ class Runner:
     def _seat(self, task: Task, *, goes: bool) -> bool:
         """Start a job in a thread of its own; False where another run was quicker with its GPUs."""
         job = self._jobs[task.number]
+        made = self._surroundings(job)
         holder = Holder(run_id=self._folder.run_id, job_id=job.id, pid=os.getpid(), since=time.time())
         lease = try_lease(self._host.gpus, self._gpus_of(job), holder)
         if lease is None:
             return False
-        turn = self._turn(job, lease)
-        thread = threading.Thread(target=self._attend, args=(task.number, turn), name=job.id)
-        seat = _Seat(task, turn, thread, time.monotonic(), Room(), goes)
-        # A thread takes over which signals are held back: an interrupt is for this one.
-        with uninterrupted():
-            self._seats[task.number] = seat
-            room = self._room(task)
-            self._hold(seat, room if goes else room._replace(cores=0))
-            if goes:
-                turn.let_go()
-            thread.start()
+        with ExitStack() as undo:
+            undo.enter_context(lease)
+            turn = self._turn(job, lease, made, undo)
+            thread = threading.Thread(target=self._attend, args=(task.number, turn), name=job.id)
+            # A thread takes over which signals are held back: an interrupt is for this one.
+            with uninterrupted():
+                thread.start()
+                undo.pop_all()
+                seat = self._seats[task.number] = _Seat(task, turn, thread, time.monotonic(), Room(), goes)
+                room = self._room(task)
+                self._hold(seat, room if goes else room._replace(cores=0))
+                if goes:
+                    turn.let_go()
         return True
 
-    def _turn(self, job: Job, lease: Lease) -> Turn:
-        if lease.gpus:
-            # Its last owner may have been killed, and its container not be gone yet.
-            self._host.engine.reap()
+    def _surroundings(self, job: Job) -> Surroundings | AllranksError:
+        """What the job's Python is, or why there is none; made before GPUs are leased for it."""
+        try:
+            return self._host.surroundings(job)
+        except AllranksError as error:
+            return error
+        finally:
+            self._made.add(job.image.name)
+
+    def _turn(self, job: Job, lease: Lease, made: Surroundings | AllranksError, undo: ExitStack) -> Turn:
         number, folder = self._folder.new_attempt(job)
+        undo.callback(remove_if_empty, folder)
         turn = Turn(job=job, number=number, folder=folder, lease=lease)
         try:
-            turn.spec = self._spec(turn)
+            if isinstance(made, AllranksError):
+                raise made
+            if lease.gpus:
+                # Its last owner may have been killed, and its container not be gone yet.
+                self._host.engine.reap()
+            turn.spec = self._spec(turn, made)
         except AllranksError as error:
             turn.error = JobError.from_exception(error)
         return turn
 
-    def _spec(self, turn: Turn) -> JobSpec:
+    def _spec(self, turn: Turn, surroundings: Surroundings) -> JobSpec:
         attempt = Attempt(
             run_id=self._folder.run_id,
             number=turn.number,
@@ -243,7 +265,7 @@ class Runner:
             carried=tuple(carried_files(cache_to_start_with(self._folder, turn.job, turn.number))),
             seconds=self._folder.seconds_of(turn.job),
         )
-        return job_spec(self._matrix, turn.job, self._host.surroundings(turn.job), attempt)
+        return job_spec(self._matrix, turn.job, surroundings, attempt)
 
     def _attend(self, place: int, turn: Turn) -> None:
         """What a job's thread does."""
@@ -261,7 +283,8 @@ class Runner:
             BaseException: What a thread has raised.
         """
         wanted = backlog.first
-        is_others = bool(wanted and wanted.room.gpus and self._free.holds(self._room(wanted)) and self._has_place)
+        fits = wanted is not None and self._has_place and not self._waiting and self._free.holds(self._room(wanted))
+        is_others = fits and bool(wanted and wanted.room.gpus)
         if is_others and not self._has_told:
             self._has_told = True
             count, there = wanted.room.gpus if wanted else 0, len(self._host.gpus)
@@ -284,8 +307,17 @@ class Runner:
         del self._seats[news.place]
 
     def _end_all(self) -> None:
-        """End whatever runs, and wait until all of it is put away."""
+        """End whatever runs, and wait until all of it is put away; the first interrupt may come even now."""
+        try:
+            with uninterrupted():
+                self._interrupt_all()
+        except KeyboardInterrupt:
+            self._interrupt_all()
+            raise
+
+    def _interrupt_all(self) -> None:
         for seat in self._seats.values():
             seat.turn.interrupt()
-        while self._seats:
-            self._take_note(self._news.get())
+        for seat in self._seats.values():
+            seat.thread.join()
+        self._seats.clear()

@@ -69,6 +69,12 @@ class Turn:
             if self._is_over:
                 running.hang_up()
 
+    def go(self) -> None:
+        """Let the started job begin, unless it is to end: whoever ends it may do so at this moment."""
+        with self._lock:
+            if self.running is not None and not self._is_over:
+                self.running.go()
+
     def forget(self) -> None:
         """Note that the job is being removed: whoever interrupts must not touch it any more."""
         with self._lock:
@@ -112,7 +118,7 @@ class Attendant:
         """
         with ExitStack() as stack:
             stack.enter_context(turn.lease)
-            stack.callback(_remove_if_empty, turn.folder)
+            stack.callback(remove_if_empty, turn.folder)
             self._start(turn, stack)
             if not turn.wait_for_turn():
                 return
@@ -135,7 +141,7 @@ class Attendant:
         if turn.running is not None and turn.spec is not None:
             self._live.job_started(turn.job.id, _place(turn.spec))
             turn.started = time.time()
-            turn.running.go()
+            turn.go()
 
     def _wait(self, turn: Turn) -> None:
         def take(event: Event) -> None:
@@ -192,7 +198,7 @@ def _place(spec: JobSpec) -> str:
     return where if spec.agent.nodes == 1 else f"{spec.agent.nodes} nodes of {where}"
 
 
-def _remove_if_empty(folder: Path) -> None:
+def remove_if_empty(folder: Path) -> None:
     """Forget an attempt that never came to anything: its job counts as not started."""
     with suppress(OSError):
         folder.rmdir()

@@ -92,6 +92,21 @@ def test_what_needs_no_gpu_overtakes_a_task_that_waits_for_somebody_elses():
     assert backlog.take(0.0, Room(gpus=2, cores=8, memory=1000), []).number == 2
 
 
+def test_beside_one_that_has_been_taken_out_and_waits_begins_what_does_not_hold_it_up():
+    backlog = Backlog([task(0, 500, cores=2), task(1, 30, cores=1)], HOST)
+    running = [Running(task(9, 100, cores=4), 0.0)]
+    free = HOST.minus(Room(cores=4))
+    assert backlog.take(0.0, free, running, Room(cores=8)).number == 1
+    assert backlog.take(0.0, free, running, Room(cores=8)) is None
+
+
+def test_a_task_is_put_back_to_where_it_was():
+    backlog = Backlog([task(0, 5, gpus=4), task(1, 2), task(2)], HOST)
+    taken = backlog.take(0.0, Room(cores=8, memory=1000), [])
+    backlog.put_back(taken)
+    assert [each.number for each in backlog.clear()] == [0, 1, 2]
+
+
 def test_what_asks_for_more_than_there_is_runs_alone():
     stays = simulate([task(0, 1, cores=99), task(1, 1, cores=1)], HOST)
     assert [stay.began for stay in stays] == [0.0, 1.0]

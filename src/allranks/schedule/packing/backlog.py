@@ -24,6 +24,7 @@ class Backlog:
     def __init__(self, tasks: Iterable[Task], total: Room) -> None:
         self._tasks = list(tasks)
         self._total = total
+        self._taken_from = 0
 
     def __len__(self) -> int:
         """How many wait."""
@@ -34,8 +35,8 @@ class Backlog:
         self._tasks.append(task)
 
     def put_back(self, task: Task) -> None:
-        """Put a task back to the front."""
-        self._tasks.insert(0, task)
+        """Put the task that was taken last back to its place."""
+        self._tasks.insert(self._taken_from, task)
 
     def take_first(self) -> Task:
         """Take out the first task, whether or not it fits.
@@ -43,7 +44,7 @@ class Backlog:
         Raises:
             IndexError: There is none.
         """
-        return self._tasks.pop(0)
+        return self._pop(0)
 
     def clear(self) -> list[Task]:
         """Take out all that wait."""
@@ -55,38 +56,47 @@ class Backlog:
         """The task that everything else must not hold up."""
         return self._tasks[0] if self._tasks else None
 
-    def take(self, now: float, free: Room, running: Collection[Running]) -> Task | None:
+    def _pop(self, place: int) -> Task:
+        self._taken_from = place
+        return self._tasks.pop(place)
+
+    def take(self, now: float, free: Room, running: Collection[Running], before: Room | None = None) -> Task | None:
         """Take out the task that is to begin now; None where the next one has to wait.
 
         Args:
             now: Seconds, on the clock of `running`.
             free: What nobody uses. Less than the rest of all, where others use the host too.
             running: What has begun and not ended.
+            before: What a task waits for that is before all of these, and has been taken out already.
         """
         if not self._tasks:
             return None
-        first = self._tasks[0]
-        if free.holds(self._room(first)):
-            return self._tasks.pop(0)
-        place = self._of_those_behind(now, free, running)
-        return None if place is None else self._tasks.pop(place)
+        if before is None and free.holds(self._room(self._tasks[0])):
+            return self._pop(0)
+        if before is None:
+            place = self._behind(self._room(self._tasks[0]), 1, now, free, running)
+        else:
+            place = self._behind(before, 0, now, free, running)
+        return None if place is None else self._pop(place)
 
     def _room(self, task: Task) -> Room:
         return task.room.within(self._total)
 
-    def _of_those_behind(self, now: float, free: Room, running: Collection[Running]) -> int | None:
+    def _behind(
+        self, wanted: Room, place_from: int, now: float, free: Room, running: Collection[Running]
+    ) -> int | None:
+        """The place of a task that does not hold up the one that wants so much."""
         if not any(free):
             return None
-        turn, beside = self._turn_of_first(now, free, running)
-        for place, task in enumerate(self._tasks[1:], 1):
+        turn, beside = self._turn_of(wanted, now, free, running)
+        for place, task in enumerate(self._tasks[place_from:], place_from):
             room = self._room(task)
             if free.holds(room) and (now + task.seconds <= turn or beside.holds(room)):
                 return place
         return None
 
-    def _turn_of_first(self, now: float, free: Room, running: Collection[Running]) -> tuple[float, Room]:
-        """When the first in line is expected to fit, and what is free beside it then."""
-        wanted = self._room(self._tasks[0])
+    def _turn_of(self, wanted: Room, now: float, free: Room, running: Collection[Running]) -> tuple[float, Room]:
+        """When so much is expected to be free, and what is free beside it then."""
         for ends, each in sorted(((_end(each, now), each) for each in running), key=lambda pair: pair[0]):
             free = free.plus(self._room(each.task))
             if free.holds(wanted):
