@@ -66,9 +66,9 @@ def skipped(
 
 
 def job(cell: str, suite: str, tests: Iterable[TestVerdict], **said: Any) -> CellSuite:
-    return CellSuite(
-        cell=cell, suite=suite, tests=tuple(tests), **{"engine": "process", "attempt": 1, "elapsed": 3.5, **said}
-    )
+    facts = {"engine": "process", "attempt": 1, "elapsed": 3.5, **said}
+    folder = f"cells/{cell}/{suite}/attempt-{facts['attempt']}"
+    return CellSuite(cell=cell, suite=suite, tests=tuple(tests), **{"folder": folder, **facts})
 
 
 def gloo_matrix(tests: Callable[[int, str], Iterable[TestVerdict]], suite: str = "collectives") -> list[CellSuite]:
