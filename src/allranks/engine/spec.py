@@ -112,6 +112,11 @@ LAUNCHED: Final = 4
 """Ranks that a launcher test may start whatever the world size of its cell: torch's classes start four."""
 
 
+def ranks_at_once(world_size: int, overlap: int) -> int:
+    """How many ranks a job may have at a time, where so many of its launcher tests overlap."""
+    return world_size if overlap == 1 else max(world_size, LAUNCHED) * overlap
+
+
 def resources(*, world_size: int, memory_mib: int | None, seconds: float, overlap: int = 1) -> Resources:
     """What a job gets unless its matrix file says otherwise.
 
@@ -122,7 +127,7 @@ def resources(*, world_size: int, memory_mib: int | None, seconds: float, overla
         overlap: How many of its launcher tests may run at a time.
     """
     mib = 1 << 20
-    ranks = world_size if overlap == 1 else max(world_size, LAUNCHED) * overlap
+    ranks = ranks_at_once(world_size, overlap)
     return Resources(
         memory_bytes=(memory_mib or 2048 + 1024 * max(world_size, overlap)) * mib,
         # NCCL and gloo share buffers here, DataLoader workers too; only what is used costs memory.

@@ -1,26 +1,35 @@
 """Results that are there twice: a file beside its copy, two files that claim one rank, a job beside its copy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeVar
 
 from allranks.report.columns import RankFile
 from allranks.report.folder import Attempt
+
+T = TypeVar("T")
 
 TELLING: Final = 3
 """Different durations that a job needs to be known again by them: no two runs take the same milliseconds twice."""
 
 
+def told_apart(items: Sequence[T], is_copy: Callable[[T, T], bool]) -> tuple[list[T], list[tuple[T, T]]]:
+    """The items without copies of those before them, and each copy with what it is one of."""
+    kept: list[T] = []
+    copies: list[tuple[T, T]] = []
+    for item in items:
+        same = next((other for other in kept if is_copy(item, other)), None)
+        if same is None:
+            kept.append(item)
+        else:
+            copies.append((item, same))
+    return kept, copies
+
+
 def without_copies(files: Sequence[RankFile]) -> tuple[list[RankFile], tuple[str, ...]]:
     """The files without those that say exactly what another of them says, and a note on each that was left out."""
-    kept: list[RankFile] = []
-    notes: list[str] = []
-    for file in files:
-        same = next((other for other in kept if _is_copy(file, other)), None)
-        if same is None:
-            kept.append(file)
-        else:
-            notes.append(f"{file.path.name} says the same as {same.path.name}, and counts once")
+    kept, copies = told_apart(files, _is_copy)
+    notes = (f"{file.path.name} says the same as {same.path.name}, and counts once" for file, same in copies)
     return kept, tuple(notes)
 
 

@@ -13,6 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from allranks.report.copies import told_apart
 from allranks.report.folder import Attempt, Manifest, is_manifest, newest, read_attempts, read_foreign, read_manifest
 
 
@@ -179,18 +180,13 @@ def _in_time(attempts: Sequence[_Found]) -> list[Attempt]:
 
 def _without_copies(attempts: Sequence[_Found]) -> tuple[list[_Found], tuple[str, ...]]:
     """The attempts, those that were gathered twice once, and a note on each of these."""
-    kept: list[_Found] = []
-    notes: list[str] = []
-    for found in attempts:
-        same = next((other for other in kept if _is_copy(found.attempt, other.attempt)), None)
-        if same is None:
-            kept.append(found)
-        else:
-            notes.append(f"{found.attempt.folder} is a copy of {same.attempt.folder}, and counts once")
+    kept, copies = told_apart(attempts, _is_copy)
+    notes = (f"{one.attempt.folder} is a copy of {same.attempt.folder}, and counts once" for one, same in copies)
     return kept, tuple(notes)
 
 
-def _is_copy(one: Attempt, other: Attempt) -> bool:
+def _is_copy(found: _Found, other_found: _Found) -> bool:
+    one, other = found.attempt, other_found.attempt
     same_record = one.record is not None and one.record.started is not None and one.record == other.record
     names = [[path.name for path in attempt.files] for attempt in (one, other)]
     return same_record and one.number == other.number and names[0] == names[1]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.engine.spec import LAUNCHED, FileCopy, JobSpec, resources
+from allranks.engine.spec import FileCopy, JobSpec, ranks_at_once, resources
 from allranks.harness.config import AgentConfig, Share, TimeLimits
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.packing.task import Room
@@ -76,7 +76,7 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
 
 def room_of(matrix: Matrix, job: Job, *, gpus: int) -> Room:
     """What a job takes of its host: a core for each rank that may run at once, and the memory that it may use."""
-    ranks = job.cell.world_size if job.suite.overlap == 1 else max(job.cell.world_size, LAUNCHED) * job.suite.overlap
+    ranks = ranks_at_once(job.cell.world_size, job.suite.overlap)
     limits = resources(
         world_size=job.cell.world_size, memory_mib=matrix.limits.memory_mib, seconds=0, overlap=job.suite.overlap
     )

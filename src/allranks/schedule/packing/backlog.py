@@ -30,10 +30,6 @@ class Backlog:
         """How many wait."""
         return len(self._tasks)
 
-    def add(self, task: Task) -> None:
-        """Put a task at the end."""
-        self._tasks.append(task)
-
     def put_back(self, task: Task) -> None:
         """Put the task that was taken last back to its place."""
         self._tasks.insert(self._taken_from, task)
@@ -45,11 +41,6 @@ class Backlog:
             IndexError: There is none.
         """
         return self._pop(0)
-
-    def clear(self) -> list[Task]:
-        """Take out all that wait."""
-        left, self._tasks = self._tasks, []
-        return left
 
     @property
     def first(self) -> Task | None:
