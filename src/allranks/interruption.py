@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from allranks.harness.signals import put_off
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -24,9 +26,7 @@ def interruptible() -> Iterator[None]:
     """Turn the first of the signals into :class:`KeyboardInterrupt`, and ignore the rest while things are put away."""
 
     def interrupt(told: int, _frame: FrameType | None) -> None:
-        if told in signal.pthread_sigmask(signal.SIG_BLOCK, []):
-            # Held back here, so that another thread took it, and Python came here all the same.
-            signal.raise_signal(told)  # to this thread: there it is pending now
+        if put_off(told):
             return
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)

@@ -8,18 +8,24 @@ ENDING = frozenset({signal.SIGTERM, signal.SIGALRM})
 """What ends a job from outside: the order to stop, and the timer of the job's limit."""
 
 
-def raising(make_error: Callable[[], Exception]) -> Callable[[int, object], None]:
-    """A handler that raises an error, in a thread that lets its signal through.
+def put_off(number: int) -> bool:
+    """For a handler: whether this thread holds the signal back; then it is pending again, for when it no longer does.
 
     Signals are sent to a process: while the main thread holds one back, any other thread may take it, a library's own
     included, and Python runs the handler in the main thread all the same.
     """
+    is_held_back = number in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    if is_held_back:
+        signal.raise_signal(number)  # to this thread
+    return is_held_back
+
+
+def raising(make_error: Callable[[], Exception]) -> Callable[[int, object], None]:
+    """A handler that raises an error, in a thread that lets its signal through."""
 
     def handle(number: int, _frame: object) -> None:
-        if number in signal.pthread_sigmask(signal.SIG_BLOCK, []):
-            signal.raise_signal(number)  # to this thread: there it is pending now
-            return
-        raise make_error()
+        if not put_off(number):
+            raise make_error()
 
     return handle
 

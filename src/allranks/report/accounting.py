@@ -1,6 +1,7 @@
 """Every planned job, collected test and launched rank gets a testcase: what is absent is an error, never a green."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -59,7 +60,7 @@ def account(gathered: Gathered, setting: Setting, baseline: Baseline | None = No
     """
     manifest, attempts = gathered.manifest, gathered.attempts
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
-    planned = {(job.cell, job.suite): job for job in (manifest.jobs if manifest else ())}
+    planned = {job.place: job for job in (manifest.jobs if manifest else ())}
     for place, job in _planned_elsewhere(gathered.plans, found).items():
         planned.setdefault(place, job)
     known = _Known(
@@ -81,7 +82,7 @@ def account(gathered: Gathered, setting: Setting, baseline: Baseline | None = No
 
 
 def _planned_elsewhere(
-    plans: Sequence[Collection[tuple[str, str]]], found: Mapping[tuple[str, str], Attempt]
+    plans: Sequence[AbstractSet[tuple[str, str]]], found: Mapping[tuple[str, str], Attempt]
 ) -> dict[tuple[str, str], PlannedJob]:
     """All shards of a suite, where results of several machines were put together.
 
@@ -92,7 +93,7 @@ def _planned_elsewhere(
     for place, attempt in found.items():
         if attempt.record and attempt.record.share:
             groups.setdefault((attempt.cell, attempt.record.share.all_names), set()).add(place)
-    missed = [group for group, here in groups.items() if plans and not any(here <= set(plan) for plan in plans)]
+    missed = [group for group, here in groups.items() if plans and not any(here <= plan for plan in plans)]
     return {(cell, name): PlannedJob(cell=cell, suite=name) for cell, names in sorted(missed) for name in names}
 
 

@@ -33,6 +33,11 @@ class PlannedJob:
     suite: str
     image: str = ""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Cell and suite, by which results are found."""
+        return self.cell, self.suite
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allranks.report.copies import told_apart
-from allranks.report.folder import Attempt, Manifest, is_manifest, newest, read_attempts, read_foreign, read_manifest
+from allranks.report.folder import (
+    Attempt,
+    Manifest,
+    PlannedJob,
+    is_manifest,
+    newest,
+    read_attempts,
+    read_foreign,
+    read_manifest,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,26 +48,34 @@ class Gathered:
 def gather(root: Path) -> Gathered:
     """The results below a folder, which is a resolved path."""
     parts = list(_parts(root))
-    said = [_Said(_shown(root, part), *read_manifest(root, part)) for part in parts]
+    said = [(part.relative_to(root) / "run.json", *read_manifest(root, part)) for part in parts]
+    plans = [_Plan(place.as_posix(), manifest) for place, manifest, _ in said if manifest]
+    problems = [_located(place, problem) for place, _, problem in said if problem]
     attempts = [_Found(number, attempt) for number, part in enumerate(parts) for attempt in read_attempts(root, part)]
-    run_id = _run_of(root, said, [found.attempt for found in attempts])
-    problems = [f"In {part.place}: {part.problem}" if part.place else part.problem for part in said if part.problem]
-    known = [part for part in said if part.manifest]
+    run_id = _run_of(root, plans, [found.attempt for found in attempts])
     return Gathered(
         run_id=run_id,
-        manifest=_together([part.manifest for part in known if part.manifest], run_id) if known else None,
-        plans=tuple(frozenset((job.cell, job.suite) for job in part.manifest.jobs) for part in known if part.manifest),
-        problems=(*problems, *_disagreements(known)),
-        attempts=tuple(_newest_of_each(attempts, run_id)) if attempts or known else read_foreign(root),
+        manifest=_together([plan.manifest for plan in plans], run_id) if plans else None,
+        plans=tuple(frozenset(job.place for job in plan.manifest.jobs) for plan in plans),
+        problems=(*problems, *_disagreements(plans)),
+        attempts=tuple(_newest_of_each(attempts, run_id)) if attempts or plans else read_foreign(root),
     )
 
 
-class _Said(NamedTuple):
-    """A part's plan."""
+def _located(place: Path, problem: str) -> str:
+    """What is wrong with a plan, and in which part; the folder's own needs no place."""
+    return problem if place.parent == Path() else f"In {place.parent.as_posix()}: {problem}"
 
-    place: str
-    manifest: Manifest | None
-    problem: str
+
+class _Plan(NamedTuple):
+    """What a part planned.
+
+    Attributes:
+        file: Its ``run.json``, relative to the folder that is merged.
+    """
+
+    file: str
+    manifest: Manifest
 
 
 class _Found(NamedTuple):
@@ -84,30 +101,27 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _shown(root: Path, part: Path) -> str:
-    return "" if part == root else part.relative_to(root).as_posix()
-
-
-def _run_of(root: Path, said: Sequence[_Said], attempts: Iterable[Attempt]) -> str:
+def _run_of(root: Path, plans: Sequence[_Plan], attempts: Iterable[Attempt]) -> str:
     """The run that the results should be of: what the folder itself says, else what most of them say."""
-    if said and not said[0].place and said[0].manifest:
-        return said[0].manifest.run_id
+    if plans and plans[0].file == "run.json":
+        return plans[0].manifest.run_id
     ids = [attempt.record.run_id for attempt in attempts if attempt.record and attempt.record.run_id]
-    ids = ids or [part.manifest.run_id for part in said if part.manifest]
+    ids = ids or [plan.manifest.run_id for plan in plans]
     counts = Counter(ids)
     return max(counts, key=lambda run_id: (counts[run_id], run_id), default=root.name)
 
 
 def _together(manifests: Sequence[Manifest], run_id: str) -> Manifest:
     """One plan for all; where they disagree, the first counts."""
-    jobs = {(job.cell, job.suite): job for manifest in reversed(manifests) for job in manifest.jobs}
-    places = dict.fromkeys((job.cell, job.suite) for manifest in manifests for job in manifest.jobs)
+    jobs: dict[tuple[str, str], PlannedJob] = {}
+    for job in chain.from_iterable(manifest.jobs for manifest in manifests):
+        jobs.setdefault(job.place, job)
     return Manifest(
         run_id=run_id,
         cells={cell: axes for manifest in reversed(manifests) for cell, axes in manifest.cells.items()},
-        jobs=tuple(jobs[place] for place in places),
-        skip=next((manifest.skip for manifest in manifests if manifest.skip), None),
-        mixed_skip=tuple(dict.fromkeys(chain.from_iterable(manifest.mixed_skip for manifest in manifests))),
+        jobs=tuple(jobs.values()),
+        skip=manifests[0].skip,
+        mixed_skip=manifests[0].mixed_skip,
         baseline=_most([manifest.baseline for manifest in manifests]),
     )
 
@@ -122,19 +136,14 @@ def _most(baselines: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dic
     return most
 
 
-def _disagreements(known: Sequence[_Said]) -> Iterator[str]:
+def _disagreements(plans: Sequence[_Plan]) -> Iterator[str]:
     """What parts of one run cannot both say: they ran with different matrix files."""
-    for part in known[1:]:
-        first = known[0]
-        if part.manifest and first.manifest and _rules(part.manifest) != _rules(first.manifest):
+    for plan in plans[1:]:
+        if _rules(plan.manifest) != _rules(plans[0].manifest):
             yield (
-                f"{part.place}/run.json and {_file_of(first)} have different policies: they are of different matrix "
-                f"files.\nThat of {_file_of(first)} was applied. Run all parts from one commit."
+                f"{plan.file} and {plans[0].file} have different policies: they are of different matrix files.\n"
+                f"That of {plans[0].file} was applied. Run all parts from one commit."
             )
-
-
-def _file_of(part: _Said) -> str:
-    return f"{part.place}/run.json" if part.place else "run.json"
 
 
 def _rules(manifest: Manifest) -> tuple[object, ...]:

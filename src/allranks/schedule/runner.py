@@ -183,13 +183,10 @@ class Runner:
             Running(replace(seat.task, room=seat.held), seat.began) for seat in self._seats.values() if seat.is_going
         ]
         before = next((Room(cores=self._room(seat.task).cores) for seat in self._waiting), None)
-        return backlog.take(time.monotonic(), self._free_now(backlog), running, before)
+        return backlog.take(time.monotonic(), self._free_now(), running, before)
 
-    def _free_now(self, backlog: Backlog) -> Room:
+    def _free_now(self) -> Room:
         """What nobody uses: of the GPUs, other runs on this host may hold some."""
-        first = backlog.first
-        if first is None or not self._host.gpus:
-            return self._free
         return self._free._replace(gpus=min(self._free.gpus, count_free(self._host.gpus)))
 
     def _can_stand_by(self, task: Task) -> bool:
