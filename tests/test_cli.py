@@ -420,6 +420,15 @@ def test_a_host_without_gpus_has_no_leases(allranks, tmp_path, monkeypatch):
     assert (code, out) == (0, "this host has no GPUs that allranks could lease\n")
 
 
+def test_a_gpu_that_is_not_there_is_refused_before_there_is_a_run(allranks, repository, monkeypatch):
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("ALLRANKS_GPUS", "")
+    code, _, err = allranks("run", "--gpus", "0", "--engine", "process")
+    assert code == 2
+    assert "There is no GPU 0 on this host" in err
+    assert not (repository / "results").exists()
+
+
 @pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--jobs", "many"], ["--jobs", "-1"]])
 def test_a_number_of_jobs_that_is_none_is_refused(allranks, arguments):
     code, _, err = allranks("run", *arguments)

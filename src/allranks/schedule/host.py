@@ -13,7 +13,7 @@ from allranks.engine.protocol import Engine
 from allranks.errors import AllranksError, EngineError, MatrixError
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.matrix.plan import image_for
-from allranks.schedule.gpus import chosen_gpus, host_gpus
+from allranks.schedule.gpus import host_gpus
 from allranks.schedule.interpreter import surroundings_of
 from allranks.schedule.request import Surroundings
 from allranks.schedule.runner import Host
@@ -29,20 +29,19 @@ MakeSurroundings = Callable[[Image], Surroundings]
 _SOCKET = Path("/var/run/docker.sock")
 
 
-def choose_host(engine: EngineName, matrix: Matrix, say: Say, wanted_gpus: str | None = None) -> Host:
+def choose_host(engine: EngineName, matrix: Matrix, say: Say, gpus: tuple[str, ...] | None = None) -> Host:
     """The host of a run, with what dead runs left on it removed.
 
     Args:
         engine: The engine that was asked for; ``auto`` takes docker where a daemon answers.
         matrix: Says what jobs need.
         say: Told which engine, and why.
-        wanted_gpus: See :func:`allranks.schedule.gpus.chosen_gpus`; None for all.
+        gpus: Those that jobs may use; None for all of this host's.
 
     Raises:
         EngineError: The docker engine was asked for, and no daemon answers.
-        UsageError: A GPU that was asked for is not there.
     """
-    gpus = host_gpus() if wanted_gpus is None else chosen_gpus(host_gpus(), wanted_gpus)
+    gpus = host_gpus() if gpus is None else gpus
     client, why = _client(engine)
     say(f"engine: {'process' if client is None else 'docker'} ({why}); GPUs: {len(gpus) or 'none'}")
     chosen, make = _processes(matrix, say) if client is None else _containers(matrix, say, client)

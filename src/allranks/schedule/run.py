@@ -23,6 +23,7 @@ from allranks.report.judged import MergedRun
 from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
 from allranks.schedule.folder import RunFolder, open_run
+from allranks.schedule.gpus import chosen_gpus, host_gpus
 from allranks.schedule.host import EngineName, choose_host
 from allranks.schedule.live import LiveView
 from allranks.schedule.runner import Runner
@@ -78,12 +79,14 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     Raises:
         AllranksError: The run could not begin, or nothing can be written.
     """
+    # Before there is a run: what cannot be asked for is no run that failed.
+    gpus = None if options.gpus is None else chosen_gpus(host_gpus(), options.gpus)
     with own_run(options.run_id), interruptible():
         folder = open_run(options.results, options.run_id, jobs, _facts(expansion), options.seed)
         durations = options.durations or expansion.matrix.root / expansion.matrix.durations
         try:
             folder = take_snapshot(folder, jobs, durations, say)
-            host = choose_host(options.engine, expansion.matrix, say, options.gpus)
+            host = choose_host(options.engine, expansion.matrix, say, gpus)
             _refuse_several_nodes(host.engine, jobs)
             Runner(expansion.matrix, host, folder, LiveView(say), options.pytest_args, options.jobs).run(jobs)
         except KeyboardInterrupt:
