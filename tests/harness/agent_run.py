@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 from allranks.harness.config import AgentConfig, TimeLimits
 from allranks.harness.events import parse_lines, read_events
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds that any wait may take: only a broken harness uses them up."""
 
 CONFIG = AgentConfig(
@@ -116,7 +116,7 @@ class AgentRun:
 
     def wait(self):
         """The agent's exit status, when it has ended."""
-        assert wait_for_end(self._pidfd, self._stdout), "the agent does not end"
+        assert wait_for_end(self._pidfd, self._stdout), f"the agent does not end: {self.log}"
         return self._exit_status()
 
     @property
