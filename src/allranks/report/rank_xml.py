@@ -17,10 +17,12 @@ from allranks.harness.outcome import Outcome, SkipKind
 from allranks.report.columns import Key, RankFile
 from allranks.report.folder import stray_text
 from allranks.report.model import RankResult, Rerun
+from allranks.report.plain_cases import PlainCases
 from allranks.report.severity import fold, severity
 from allranks.report.xml_text import cut
 
 _CHUNK: Final = 1 << 18
+_FIRST_CHUNK: Final = 1 << 10  # nothing can be taken out of the one with the declaration and the root
 _ROOTS: Final = ("testsuites", "testsuite")
 _RANK_TOKEN: Final = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _OUTCOME_TAGS: Final[Mapping[str, Outcome]] = {
@@ -109,8 +111,11 @@ class _Reader:
         self._room = PASSED_OUTPUT
         self._suite = ""
         self._more: _More | None = None
+        self._plain = PlainCases()
+        self._has_begun = False
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
+        self.parser.XmlDeclHandler = lambda _, encoding, __: self._plain.see_encoding(encoding)
         self.parser.StartDoctypeDeclHandler = self._refuse_doctype
         self.parser.StartElementHandler = self._root
 
@@ -121,6 +126,15 @@ class _Reader:
             return tuple(self._keys)
         return self._known if len(self.times) == len(self._known) else self._known[: len(self.times)]
 
+    def feed(self, chunk: bytes) -> int:
+        """Take in the next bytes of the document; how many of them were left for expat."""
+        if self._has_begun:
+            chunk = self._plain.take(chunk)
+        else:
+            self._plain.see(chunk)
+        self.parser.Parse(chunk, False)
+        return len(chunk)
+
     def _refuse_doctype(self, *_: object) -> None:
         msg = "it declares a document type, which can declare entities"
         raise _RefusedError(msg)
@@ -129,6 +143,7 @@ class _Reader:
         if tag not in _ROOTS:
             msg = f"its root element is <{tag[:40]}>, and JUnit XML begins with <testsuites> or <testsuite>"
             raise _RefusedError(msg)
+        self._has_begun = True
         self._listen()
 
     def _listen(self) -> None:
@@ -138,12 +153,15 @@ class _Reader:
         hence functions that share their variables, which is a third quicker than methods that share an object's.
         """
         case: Mapping[str, str] | None = None
-        known, times = self._known, self.times
+        known, times, marker = self._known, self.times, self._plain.marker
 
         def start(tag: str, attributes: Mapping[str, str]) -> None:
             nonlocal case
             if tag == "testcase":
                 case, self._more = attributes, None
+            elif tag == marker:
+                case, self._more = None, None
+                self._add_plain(self._plain.run(attributes))
             elif case is not None:
                 self._inside(tag, attributes)
             else:
@@ -168,6 +186,17 @@ class _Reader:
 
         self._start, self._end = start, end
         self.parser.StartElementHandler, self.parser.EndElementHandler = start, end
+
+    def _add_plain(self, cases: Sequence[tuple[str, ...]]) -> None:
+        known, times = self._known, self.times
+        for classname, name, time, said, world_size, at in cases:
+            place = len(times)
+            times.append(time)
+            if said:
+                self.world_sizes[place], self.at[place] = int(world_size), float(at)
+            key = known[place] if place < len(known) else _NO_KEY
+            if self._keys is not None or key[1] != name or key[0] != classname or key[2] != said:
+                self._name(place, Key(classname, name, said))
 
     def _outside(self, tag: str, attributes: Mapping[str, str]) -> None:
         """An element begins that is in no testcase: what went wrong with a whole suite is written there by some."""
@@ -211,13 +240,15 @@ class _Reader:
     def _end_case(self, place: int, case: Mapping[str, str], more: _More | None) -> None:
         """A testcase has ended that has a name of its own, or something inside."""
         said = more.properties.get("allranks.nodeid", "") if more else ""
-        key = Key(case.get("classname", ""), case.get("name", ""), said)
+        self._name(place, Key(case.get("classname", ""), case.get("name", ""), said))
+        if more:
+            self._keep(place, more)
+
+    def _name(self, place: int, key: Key) -> None:
         if self._keys is None and (place >= len(self._known) or key != self._known[place]):
             self._keys = list(self._known[:place])
         if self._keys is not None:
             self._keys.append(key)
-        if more:
-            self._keep(place, more)
 
     def _keep(self, place: int, more: _More) -> None:
         said = more.properties.get
@@ -296,7 +327,7 @@ def _feed(reader: _Reader, path: Path) -> str:
         if path.stat().st_size == 0:
             return "it is empty"
         with path.open("rb") as file:
-            _parse(reader.parser, file)
+            _parse(reader, file)
     except _RefusedError as error:
         return str(error)
     except expat.ExpatError as error:
@@ -308,15 +339,14 @@ def _feed(reader: _Reader, path: Path) -> str:
     return ""
 
 
-def _parse(parser: expat.XMLParserType, file: BinaryIO) -> None:
+def _parse(reader: _Reader, file: BinaryIO) -> None:
     # An older expat begins anew with each chunk while an attribute goes on, so that 50 MB of one would take minutes:
     # while nothing comes out, what goes in doubles.
-    size, fed = _CHUNK, 0
+    size, fed = _FIRST_CHUNK, 0
     while chunk := file.read(size):
-        parser.Parse(chunk, False)
-        fed += len(chunk)
-        size = size * 2 if fed - parser.CurrentByteIndex > _CHUNK else _CHUNK
-    parser.Parse(b"", True)
+        fed += reader.feed(chunk)
+        size = max(size * 2, _CHUNK) if fed - reader.parser.CurrentByteIndex > _CHUNK else _CHUNK
+    reader.parser.Parse(b"", True)
 
 
 def _rank(properties: Mapping[str, str], path: Path) -> int | None:
@@ -411,16 +441,12 @@ def _severity_of_element(element: tuple[Outcome, str, str]) -> int:
 def _seconds(times: Sequence[str | None]) -> "array[float]":
     """The durations that testcases state: 0 where one states none, or none that can be."""
     try:
-        seconds = array("d", [float(time) for time in times if time is not None])
-    except ValueError:
-        seconds = array("d")
-    if len(seconds) == len(times) and all(map(_is_duration, seconds)):
+        seconds = array("d", map(float, times))  # type: ignore[arg-type]  # what is None is a TypeError
+    except (TypeError, ValueError):
+        return array("d", map(_duration, times))
+    if math.isfinite(sum(seconds)) and min(seconds, default=0.0) >= 0:
         return seconds
     return array("d", map(_duration, times))
-
-
-def _is_duration(seconds: float) -> bool:
-    return 0 <= seconds < math.inf
 
 
 def _duration(time: str | None) -> float:
