@@ -199,3 +199,15 @@ def test_a_run_json_of_another_program_is_none_of_ours(merged, part):
     (part("tool").path / "run.json").write_text(json.dumps({"tool": "other"}))
     _, suites = merged()
     assert set(suites) == {A, B}
+
+
+def test_results_that_lie_in_no_jobs_folder_are_missed_by_name(merged, gathered):
+    lost = gathered / "machine-3"
+    shutil.copytree(gathered / f"machine-1/r1/cells/{A}", lost)
+    shutil.copy(lost / "attempt-1/rank-0.xml", lost / "rank-7.xml")
+    shutil.copytree(lost / "attempt-1", lost / "again")
+    _, suites = merged()
+    [test] = suites["run/manifest"].tests
+    said = "machine-3/rank-7.xml, machine-3/again/rank-0.xml, machine-3/again/rank-1.xml and 2 more"
+    assert said in test.verdict.message
+    assert test.verdict.is_bad

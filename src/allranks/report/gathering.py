@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -47,7 +48,7 @@ class Gathered:
 
 def gather(root: Path) -> Gathered:
     """The results below a folder, which is a resolved path."""
-    parts = list(_parts(root))
+    parts, loose = _parts(root)
     said = [(part.relative_to(root) / "run.json", *read_manifest(root, part)) for part in parts]
     plans = [_Plan(place.as_posix(), manifest) for place, manifest, _ in said if manifest]
     problems = [_located(place, problem) for place, _, problem in said if problem]
@@ -57,7 +58,7 @@ def gather(root: Path) -> Gathered:
         run_id=run_id,
         manifest=_together([plan.manifest for plan in plans], run_id) if plans else None,
         plans=tuple(frozenset(job.place for job in plan.manifest.jobs) for plan in plans),
-        problems=(*problems, *_disagreements(plans)),
+        problems=(*problems, *_disagreements(plans), *(_nobodys(root, loose) if attempts or plans else ())),
         attempts=tuple(_newest_of_each(attempts, run_id)) if attempts or plans else read_foreign(root),
     )
 
@@ -85,16 +86,31 @@ class _Found(NamedTuple):
     attempt: Attempt
 
 
-def _parts(root: Path) -> Iterator[Path]:
-    """The folders of runs, those above first; no link is followed.
+def _parts(root: Path) -> tuple[list[Path], list[Path]]:
+    """The folders of runs, those above first, and the files of ranks that are in none; no link is followed.
 
     Raises:
         OSError: A folder cannot be read: what is in it might be missed by nobody.
     """
+    parts: list[Path] = []
+    loose: list[Path] = []
     for path, folders, files in os.walk(root, onerror=_raise):
         if "cells" in folders or ("run.json" in files and (path == str(root) or is_manifest(Path(path, "run.json")))):
-            yield Path(path)
+            parts.append(Path(path))
+        loose.extend(Path(path, name) for name in sorted(files) if fnmatchcase(name, "rank-*.xml"))
         folders[:] = sorted(name for name in folders if name != "cells" and not name.startswith("."))
+    return parts, loose
+
+
+def _nobodys(root: Path, loose: Sequence[Path]) -> Iterator[str]:
+    """That results lie where no job of a run is: somebody moved them, and whatever they say would be lost."""
+    if loose:
+        places = ", ".join(path.relative_to(root).as_posix() for path in loose[:3])
+        yield (
+            f"{places}{f' and {len(loose) - 3} more' if len(loose) > 3 else ''}: "
+            "results of ranks that lie in no job's folder, so they were not read.\n"
+            "Keep the folder cells/ of each machine whole when you gather them, or merge these on their own."
+        )
 
 
 def _raise(error: OSError) -> None:
