@@ -10,7 +10,11 @@ import pytest
 from allranks import cli
 from allranks.cli import main
 from allranks.errors import EngineError, ExitCode
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import expand
+from allranks.matrix.plan import plan
 from allranks.report.junit_form import JUnitForm
+from allranks.schedule.folder import open_run
 from allranks.schedule.gpus import Holder, try_lease
 
 MATRIX = """\
@@ -279,6 +283,69 @@ def test_a_run_gets_the_shards_and_the_durations_that_it_is_told(allranks, runs,
     [(jobs, options)] = runs
     assert jobs == ["gloo-w2-g0-env/tiny@2of2"]
     assert options.durations == Path("mine.json")
+
+
+def test_a_run_gets_the_rules_of_its_jobs(allranks, runs):
+    allranks("run", "--jobs", "3", "--retries", "2", "--fail-fast", "--shuffle", "7")
+    [(_, options)] = runs
+    rules = options.rules
+    assert (rules.most, rules.retries, rules.fail_fast, rules.shuffle) == (3, 2, True, 7)
+    assert options.left is None
+
+
+@pytest.mark.parametrize("option", ["--retries", "--shuffle"])
+@pytest.mark.parametrize("value", ["-1", "x", "\u00b2", "9" * 40])
+def test_a_number_that_is_none_is_told(allranks, runs, option, value):
+    code, _, err = allranks("run", f"{option}={value}")
+    assert (code, runs) == (2, [])
+    assert "is no number: take 0 or more" in err
+
+
+@pytest.fixture
+def earlier(repository):
+    """A run of which one job is good and the others have not begun."""
+    expansion = expand(load(repository))
+    jobs = plan(expansion.matrix, expansion.cells)
+    folder = open_run(repository / "results", "r1", jobs, {}, 7, ("-k", "x"))
+    _, attempt = folder.new_attempt(jobs[0])
+    case = "<testsuites><testsuite><testcase classname='t' name='x'/></testsuite></testsuites>"
+    (attempt / "rank-0.xml").write_text(case)
+    record = {"schema": 1, "world_size": 1, "collected": ["t::x"], "error": None}
+    (attempt / "job.json").write_text(json.dumps(record))
+    return [job.id for job in jobs]
+
+
+@pytest.mark.parametrize("option", ["--resume", "--rerun-failed"])
+def test_a_run_is_gone_on_with_in_its_folder_and_with_its_arguments(allranks, runs, earlier, option):
+    code, out, _ = allranks("run", option)
+    [(jobs, options)] = runs
+    assert jobs == earlier
+    assert (options.run_id, options.pytest_args, set(options.left)) == ("r1", ("-k", "x"), set(earlier[1:]))
+    assert f"{len(earlier) - 1} of its {len(earlier)} jobs have something left to do" in out
+    assert code == 0
+
+
+def test_a_part_of_a_run_is_gone_on_with(allranks, runs, earlier):
+    allranks("run", "--resume", "gloo-w2-g0-env", "--suite", "other", "--", "-k", "y")
+    [(jobs, options)] = runs
+    assert jobs == ["gloo-w2-g0-env/other"]
+    assert (options.run_id, options.pytest_args, list(options.left)) == ("r1", ("-k", "y"), jobs)
+    assert jobs[0] in earlier
+
+
+def test_what_a_run_had_not_planned_cannot_be_gone_on_with(allranks, runs, repository):
+    expansion = expand(load(repository))
+    [job] = [job for job in plan(expansion.matrix, expansion.cells) if job.id == "gloo-w1-g0-env/tiny"]
+    open_run(repository / "results", "r1", [job], {}, 7)
+    code, _, err = allranks("run", "--resume", "gloo-w2-g0-env")
+    assert (code, runs) == (2, [])
+    assert "The run r1 had planned none of these cells and suites." in err
+
+
+def test_without_an_earlier_run_there_is_nothing_to_go_on_with(allranks, runs):
+    code, _, err = allranks("run", "--rerun-failed")
+    assert (code, runs) == (2, [])
+    assert "There is no run to go on with" in err
 
 
 def test_a_run_without_options_has_the_defaults(allranks, runs, repository):

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +24,14 @@ from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
+    from allranks.schedule.again import Again
     from allranks.schedule.gpus import Holder
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"
 RESULTS_VARIABLE = "ALLRANKS_RESULTS"
+
+_DIGITS = 18
+"""Of the largest number that is taken: nobody means more."""
 
 _ENGINES = ("auto", "process", "docker")
 
@@ -151,14 +155,54 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
     )
     parser.add_argument("--gpus", metavar="0,2-3", help="only these GPUs, by number or id (default: all of the host's)")
+    _add_repetition(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_run)
 
 
+def _add_repetition(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fail-fast", action="store_true", help="end the run with the first job that is not good")
+    parser.add_argument(
+        "--retries",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="try what failed of a job again, up to N times: a pass after that is reported as flaky",
+    )
+    parser.add_argument(
+        "--shuffle",
+        type=_number,
+        metavar="SEED",
+        help="draw the order of jobs and tests by this number (default: the order of the files)",
+    )
+    goes_on = parser.add_mutually_exclusive_group()
+    goes_on.add_argument(
+        "--resume",
+        dest="wanted",
+        action="store_const",
+        const="missing",
+        help=f"go on with the newest run (or ${RUN_ID_VARIABLE}): what has no result yet",
+    )
+    goes_on.add_argument(
+        "--rerun-failed",
+        dest="wanted",
+        action="store_const",
+        const="failed",
+        help="go on with it: what failed, and what has no result yet",
+    )
+
+
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         msg = f"{text!r} is no number of jobs: take 1 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > _DIGITS:
+        msg = f"{text!r} is no number: take 0 or more"
         raise argparse.ArgumentTypeError(msg)
     return int(text)
 
@@ -257,29 +301,78 @@ def _selected(expansion: Expansion, options: argparse.Namespace) -> Sequence[Cel
 
 def _run(options: argparse.Namespace) -> ExitCode:
     expansion = expand(load(options.matrix))
+    if options.wanted:
+        return _go_on(expansion, options)
     cells, suites = _selected(expansion, options), _suites(expansion.matrix, options)
     jobs = plan(expansion.matrix, cells, suites)
     if not jobs:
         raise _nothing_to_run(expansion.matrix, cells, suites)
     if options.dry_run:
         return _show_requests(expansion, jobs, options)
-    # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
-    from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
+    return _run_jobs(expansion, jobs, options, run_id=_run_id())
 
+
+def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
+    """Go on with an earlier run: in its folder, and with its arguments where there are no others."""
+    from allranks.schedule.earlier import earlier_run  # noqa: PLC0415 - see _run_jobs
+
+    earlier = earlier_run(_results(expansion, options), _run_id() if RUN_ID_VARIABLE in os.environ else None)
+    everything = plan(expansion.matrix, expansion.cells, earlier.suites)
+    if not (options.cells or options.where or options.suite):
+        earlier.refuse_lost(everything)
+    cells, suites = _selected(expansion, options), options.suite or earlier.suites
+    jobs = earlier.own(plan(expansion.matrix, cells, suites))
+    if not jobs:
+        msg = f"The run {earlier.run_id} had planned none of these cells and suites."
+        raise UsageError(msg, remedy="Leave them away, to go on with all that it had planned.")
+    options.pytest_args = options.pytest_args or earlier.arguments_of(jobs)
+    left = earlier.left(expansion.matrix, jobs, options.wanted)
+    _say(f"going on with the run {earlier.run_id}: {len(left)} of its {len(jobs)} jobs have something left to do")
+    if options.dry_run:
+        return _show_requests(expansion, [job for job in jobs if job.id in left], options)
+    return _run_jobs(expansion, jobs, options, run_id=earlier.run_id, left=left)
+
+
+def _run_jobs(
+    expansion: Expansion,
+    jobs: Sequence[Job],
+    options: argparse.Namespace,
+    *,
+    run_id: str,
+    left: "Mapping[str, Again] | None" = None,
+) -> ExitCode:
+    # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
+    from allranks.schedule.earlier import setting_of  # noqa: PLC0415
+    from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
+    from allranks.schedule.runner import Rules  # noqa: PLC0415
+
+    rules = Rules(
+        most=options.jobs,
+        retries=options.retries,
+        fail_fast=options.fail_fast,
+        shuffle=options.shuffle,
+        judges=setting_of(expansion.matrix),
+    )
     run_options = RunOptions(
-        run_id=_run_id(),
-        results=options.results or expansion.matrix.root / "results",
+        run_id=run_id,
+        results=_results(expansion, options),
         engine=options.engine,
         seed=options.seed,
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
         durations=options.durations,
-        jobs=options.jobs,
+        rules=rules,
+        left=left,
         gpus=options.gpus,
     )
     code = run(expansion, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")
     return code
+
+
+def _results(expansion: Expansion, options: argparse.Namespace) -> Path:
+    results: Path = options.results or expansion.matrix.root / "results"
+    return results
 
 
 def _suites(matrix: Matrix, options: argparse.Namespace) -> Sequence[str] | None:

@@ -281,3 +281,45 @@ def test_what_a_killed_run_left_is_cleaned_up(launch, scratch, engine, left_of):
     clean = [sys.executable, "-m", "allranks", "clean"]
     done = subprocess.run(clean, capture_output=True, text=True, env=os.environ, check=True)
     assert launch.run_id in done.stdout
+
+
+def test_a_run_that_was_killed_is_gone_on_with_and_what_failed_in_it_is_run_again(launch, scratch, engine):
+    folder = scratch(ENDLESS)
+    with launch.start(folder, "--engine", engine) as process:
+        wait_for(process, "first failure")
+        process.kill()
+        process.wait()
+    suite = folder / "suite" / "test_tiny.py"
+    suite.write_text(TWO_ENDS)
+    resumed = launch(folder, "--engine", engine, "--resume")
+    assert resumed.code == 1, resumed.output
+    assert set(resumed.cases) == {"test_green", "test_red_on_one_rank"}
+    suite.write_text(TWO_ENDS.replace("rank == 0", "rank >= 0"))
+    mended = launch(folder, "--engine", engine, "--rerun-failed")
+    assert mended.code == 0, mended.output
+    assert set(mended.cases) == set(resumed.cases)
+    assert "1 flaky test(s)" in mended.output
+
+
+FLAKY = """\
+import pathlib
+
+
+def test_good():
+    pass
+
+
+def test_passes_the_second_time():
+    once = pathlib.Path({once!r})
+    if not once.exists():
+        once.touch()
+        raise AssertionError
+"""
+
+
+def test_what_passes_when_tried_again_is_good_and_flaky(launch, scratch, tmp_path):
+    done = launch(scratch(FLAKY.format(once=str(tmp_path / "once"))), "--engine", "process", "--retries", "1")
+    assert done.code == 0, done.output
+    assert set(done.cases) == {"test_good", "test_passes_the_second_time"}
+    assert "1 test again (1 of 1)" in done.output
+    assert "1 flaky test(s)" in done.output

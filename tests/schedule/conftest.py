@@ -1,15 +1,24 @@
-"""A small matrix, its jobs, and a run's folder."""
+"""A small matrix, its jobs, a run's folder, and an engine that is a script."""
 
+import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helper, which pytest's importlib mode does not find
+
+from scripted_engine import ScriptedEngine
 
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.model import Job, Matrix
 from allranks.matrix.plan import plan
 from allranks.schedule.folder import RunFolder, open_run
+from allranks.schedule.live import LiveView
+from allranks.schedule.request import Surroundings
+from allranks.schedule.runner import Host, Rules, Runner
 
 DOCUMENT = """\
 [matrix]
@@ -87,3 +96,33 @@ def lines() -> list[str]:
         __call__ = list.append
 
     return Lines()
+
+
+@pytest.fixture
+def engine():
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def runner(matrix, make_folder, engine, lines):
+    def make(wanted, *, gpus=(), cores=1, surroundings=lambda job: Surroundings(image=job.image.name), **rules):
+        host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, surroundings=surroundings)
+        return Runner(matrix, host, make_folder(wanted), LiveView(lines), ("-k", "x"), Rules(**rules))
+
+    return make
+
+
+@pytest.fixture
+def records(tmp_path):
+    """The records of a run by cell, read from its files."""
+
+    def read():
+        found = (tmp_path / "results" / "r1" / "cells").glob("*/tiny/attempt-*/job.json")
+        return {path.parents[2].name: json.loads(path.read_text()) for path in found}
+
+    return read
+
+
+@pytest.fixture
+def pair(jobs):
+    return [jobs["gloo-w1-g0-env"], jobs["gloo-w2-g0-env"]]

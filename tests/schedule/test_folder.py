@@ -44,7 +44,7 @@ def test_manifest_announces_jobs_and_their_cells_before_any_runs(make_folder, jo
         "backend": "nccl", "world_size": 2, "gpu_count": 2, "init_method": "env", "nodes": 1,
     }  # fmt: skip
     assert manifest["jobs"][0] == {
-        "id": "gloo-w1-g0-env/tiny", "cell": "gloo-w1-g0-env", "suite": "tiny", "image": "cpu",
+        "id": "gloo-w1-g0-env/tiny", "cell": "gloo-w1-g0-env", "suite": "tiny", "image": "cpu", "pytest_args": [],
     }  # fmt: skip
     assert len(manifest["jobs"]) == len(jobs)
 

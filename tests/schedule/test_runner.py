@@ -5,127 +5,17 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
+from scripted_engine import ARRIVED, COLLECTED, FINISHED, WELL
 
-from allranks.engine.protocol import JobExit
 from allranks.errors import EngineError, ImageError, ResultsError
 from allranks.interruption import interruptible
 from allranks.schedule.gpus import try_lease
-from allranks.schedule.live import LiveView
 from allranks.schedule.request import Surroundings
-from allranks.schedule.runner import Host, Runner
-
-COLLECTED = {"event": "collected", "tests": ["t"], "deselected": 1}
-ARRIVED = {
-    "event": "arrived", "at": 2.0, "nodeid": "t", "rank": 0, "outcome": "passed", "message": "", "consequence": False,
-}  # fmt: skip
-FINISHED = {"event": "agent_finished"}
-WELL = (COLLECTED, ARRIVED, FINISHED)
 
 pytestmark = pytest.mark.usefixtures("locks")
-
-
-@dataclass
-class ScriptedEngine:
-    """An engine that writes down what it is asked, and does as told for each cell.
-
-    Attributes:
-        events: What the job of a cell says.
-        failures: What a step of a cell's job raises: ``("start", "gloo-w1-g0-env")``.
-        acts: What happens at a step of a cell's job.
-        endless: Cells whose jobs end only when they are told to.
-    """
-
-    log: list = field(default_factory=list)
-    specs: dict = field(default_factory=dict)
-    events: dict = field(default_factory=dict)
-    failures: dict = field(default_factory=dict)
-    files: dict = field(default_factory=dict)
-    acts: dict = field(default_factory=dict)
-    endless: set = field(default_factory=set)
-    name: str = "scripted"
-
-    def note(self, step, cell):
-        self.log.append(f"{step} {cell}")
-        if (step, cell) in self.acts:
-            self.acts[step, cell]()
-        if (step, cell) in self.failures:
-            raise self.failures[step, cell]
-
-    @contextmanager
-    def start(self, spec, held=()):
-        cell = spec.agent.cell
-        self.specs[cell] = (spec, tuple(held))
-        self.note("start", cell)
-        try:
-            yield ScriptedJob(self, cell)
-        finally:
-            self.note("close", cell)
-
-    def reap(self):
-        return []
-
-
-@dataclass
-class ScriptedJob:
-    engine: ScriptedEngine
-    cell: str
-    told: threading.Event = field(default_factory=threading.Event)
-
-    def hang_up(self):
-        self.told.set()
-
-    def go(self):
-        self.engine.note("go", self.cell)
-
-    def wait(self, sink):
-        for event in self.engine.events.get(self.cell, WELL):
-            sink(event)
-        self.engine.note("wait", self.cell)
-        if self.cell in self.engine.endless:
-            assert self.told.wait(20)
-        return JobExit(status=0)
-
-    def stop(self):
-        self.engine.note("stop", self.cell)
-
-    def collect(self, results):
-        self.engine.note("collect", self.cell)
-        for name, text in self.engine.files.get(self.cell, {}).items():
-            (results / name).write_text(text)
-
-
-@pytest.fixture
-def engine():
-    return ScriptedEngine()
-
-
-@pytest.fixture
-def runner(matrix, make_folder, engine, lines):
-    def make(wanted, *, gpus=(), cores=1, most=None, surroundings=lambda job: Surroundings(image=job.image.name)):
-        host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, surroundings=surroundings)
-        return Runner(matrix, host, make_folder(wanted), LiveView(lines), ("-k", "x"), most)
-
-    return make
-
-
-@pytest.fixture
-def records(tmp_path):
-    """The records of a run by cell, read from its files."""
-
-    def read():
-        found = (tmp_path / "results" / "r1" / "cells").glob("*/tiny/attempt-*/job.json")
-        return {path.parents[2].name: json.loads(path.read_text()) for path in found}
-
-    return read
-
-
-@pytest.fixture
-def pair(jobs):
-    return [jobs["gloo-w1-g0-env"], jobs["gloo-w2-g0-env"]]
 
 
 ONE, TWO = "gloo-w1-g0-env", "gloo-w2-g0-env"
@@ -231,8 +121,8 @@ def test_a_record_says_all_about_its_attempt(runner, pair, records):
     spec = record.pop("spec")
     started, finished = record.pop("started"), record.pop("finished")
     assert record == {
-        "schema": 1, "id": f"{ONE}/tiny", "cell": ONE, "suite": "tiny", "attempt": 1, "engine": "scripted", "gpus": [],
-        "world_size": 1,
+        "schema": 1, "id": f"{ONE}/tiny", "cell": ONE, "suite": "tiny", "attempt": 1, "continues": 0,
+        "engine": "scripted", "gpus": [], "world_size": 1,
         "nodes": 1, "exit_status": 0, "error": None, "collected": ["t"], "deselected": 1, "notes": [],
     }  # fmt: skip
     assert spec["agent"]["pytest_args"] == ["--strict-markers", "-k", "x"]

@@ -86,6 +86,8 @@ class AgentConfig:
         overlap: How many launcher tests may run at a time.
         post: This agent's place among those of the nodes; None where there is one node. The engine makes it.
         share: None where this job runs the whole suite.
+        only: Node ids of the tests that an attempt runs again; None where it runs all that are collected.
+        shuffle: What the order of the tests is drawn by; None for the order of their collection.
     """
 
     cell: str
@@ -105,6 +107,8 @@ class AgentConfig:
     overlap: int = 1
     post: Post | None = None
     share: Share | None = None
+    only: tuple[str, ...] | None = None
+    shuffle: int | None = None
 
     @property
     def node(self) -> int:
@@ -134,7 +138,8 @@ class AgentConfig:
             lists = {name: tuple(fields[name]) for name in ("pytest_args", "mixed_skip")}
             post = Post(**fields["post"]) if fields["post"] else None
             share = Share(**fields["share"]) if fields["share"] else None
-            return cls(**{**fields, **lists, "limits": limits, "post": post, "share": share})
+            only = None if fields["only"] is None else tuple(fields["only"])
+            return cls(**{**fields, **lists, "limits": limits, "post": post, "share": share, "only": only})
         except (KeyError, TypeError) as error:
             msg = f"{path} is not an agent config of this version of allranks: {error}"
             raise ValueError(msg) from error

@@ -12,9 +12,8 @@ from allranks.report.columns import RankFile
 from allranks.report.copies import CopyWatch, contradictions, without_copies
 from allranks.report.folder import Attempt, JobError, JobRecord, PlannedJob
 from allranks.report.gathering import Gathered
-from allranks.report.history import bad_attempts, reruns
+from allranks.report.history import bad_attempts, reruns, with_base
 from allranks.report.judged import MANIFEST_PLACE, CellSuite
-from allranks.report.judging import judge
 from allranks.report.model import TestVerdict
 from allranks.report.rank_xml import stray_file
 from allranks.report.reading import read_jobs
@@ -27,6 +26,7 @@ _EXIT_CODES: Final = MappingProxyType(
         "interrupted": ExitCode.INTERRUPTED,
         "collection": ExitCode.TESTS_FAILED,
         "timeout": ExitCode.TESTS_FAILED,
+        "stopped": ExitCode.TESTS_FAILED,
         "agent": ExitCode.UNACCOUNTED,
     }
 )
@@ -148,11 +148,22 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
         folder=attempt.folder,
         gpus=record.gpus if record else (),
         deselected=record.deselected if record else 0,
-        notes=(*(record.notes if record else ()), *attempt.notes, *twice, *copies.notes_on(attempt, files)),
+        notes=(
+            *(record.notes if record else ()),
+            *attempt.notes,
+            *_note_on_base(attempt),
+            *twice,
+            *copies.notes_on(attempt, files),
+        ),
         started=record.started if record else None,
         elapsed=record.elapsed if record else None,
         share=record.share if record else None,
     )
+
+
+def _note_on_base(attempt: Attempt) -> Iterator[str]:
+    if attempt.base:
+        yield f"attempt {attempt.number} ran a part of the job again; what it did not run is of {attempt.base.folder}"
 
 
 def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Iterator[TestVerdict]:
@@ -176,7 +187,7 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
     yield from _troubles_of_mixture(attempt, known.run_id)
     if record and record.error:
         yield _job_trouble(record.error)
-    elif record and record.collected == () and not record.deselected and not _elsewhere(record):
+    elif record and record.collected == () and not record.deselected and not _elsewhere(record) and not attempt.base:
         yield trouble("collection", "No test was collected: the suite has none that pytest can find.")
 
 
@@ -207,6 +218,7 @@ def _job_trouble(error: JobError) -> TestVerdict:
 def _tests(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterator[TestVerdict]:
     """The attempt's tests, each with what earlier attempts have to tell of it."""
     earlier = bad_attempts(attempt.earlier, setting)
-    for test in judge(attempt, files, setting):
-        past = (*earlier.get(test.nodeid, ()), *reruns(test, setting))
+    for test, of in with_base(attempt, files, setting):
+        before = (each for each in earlier.get(test.nodeid, ()) if each.number != of.number)
+        past = (*before, *reruns(test, setting))
         yield replace(test, earlier=past) if past else test

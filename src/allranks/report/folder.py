@@ -83,6 +83,7 @@ class JobRecord:
         started: Seconds since the epoch.
         share: None where the job had the whole suite.
         run_id: The run that it is of; empty where the file does not say.
+        continues: The number of the attempt that this one goes on with, where it ran a part of the job again; else 0.
     """
 
     world_size: int
@@ -99,6 +100,7 @@ class JobRecord:
     started: float | None = None
     elapsed: float | None = None
     share: Share | None = None
+    continues: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,7 @@ class Attempt:
         earlier: The attempts at the same job before this one, the oldest first.
         mixed: Ids of other runs that left results of the same job.
         notes: Sentences on how it was found, without their full stops.
+        base: The attempt that this one goes on with: it ran a part of the job again, and the other tests are there.
     """
 
     cell: str
@@ -126,6 +129,7 @@ class Attempt:
     earlier: tuple["Attempt", ...] = ()
     mixed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    base: "Attempt | None" = None
 
 
 def is_manifest(path: Path) -> bool:
@@ -152,9 +156,32 @@ def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:
 def read_attempts(root: Path, folder: Path) -> Iterator[Attempt]:
     """Every attempt at the jobs below ``cells/``, by cell, suite and number; parameters as :func:`read_manifest`."""
     for job in sorted(path for path in (folder / "cells").glob("*/*") if path.is_dir()):
-        found = {int(match[1]): path for path in job.iterdir() if (match := _ATTEMPT.fullmatch(path.name))}
-        for number in sorted(found):
-            yield _attempt(root, job, number, found[number])
+        yield from _attempts_at(root, job)
+
+
+def read_attempts_at(run: Path, cell: str, suite: str) -> tuple[Attempt, ...]:
+    """Every attempt at one job in a run's folder, in order."""
+    root, job = run.resolve(), run.resolve() / "cells" / cell / suite
+    return tuple(_attempts_at(root, job)) if job.is_dir() else ()
+
+
+def _attempts_at(root: Path, job: Path) -> Iterable[Attempt]:
+    found = {int(match[1]): path for path in job.iterdir() if (match := _ATTEMPT.fullmatch(path.name))}
+    attempts: dict[int, Attempt] = {}
+    for number in sorted(found):
+        attempts[number] = _on_its_base(_attempt(root, job, number, found[number]), attempts)
+    return attempts.values()
+
+
+def _on_its_base(attempt: Attempt, before: Mapping[int, Attempt]) -> Attempt:
+    """The attempt with the one that it goes on with, if it goes on with one."""
+    number = attempt.record.continues if attempt.record else 0
+    if not number:
+        return attempt
+    if number not in before:
+        gone = f"attempt-{number}, with which this attempt goes on, is gone: the tests that passed in it are not known."
+        return replace(attempt, problem=gone)
+    return replace(attempt, base=before[number])
 
 
 def read_foreign(folder: Path) -> tuple[Attempt, ...]:
@@ -289,6 +316,7 @@ def _job_record(value: Mapping[str, Any]) -> JobRecord:
         started=None if started is None else float(started),
         elapsed=None if started is None or finished is None else float(finished) - float(started),
         share=_share(value.get("share")),
+        continues=int(value.get("continues") or 0),
     )
 
 

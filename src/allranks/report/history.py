@@ -3,11 +3,33 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from allranks.report.columns import RankFile
 from allranks.report.folder import Attempt
 from allranks.report.judging import judge
 from allranks.report.model import EarlierAttempt, RankResult, Rerun, TestVerdict
 from allranks.report.reading import read_ranks
 from allranks.report.verdict import Setting, verdict
+
+
+def with_base(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterator[tuple[TestVerdict, Attempt]]:
+    """The tests of a job, each with the attempt whose verdict counts.
+
+    An attempt that ran a part of the job again has new verdicts for these tests; the others are those of the attempt
+    that it goes on with.
+
+    Args:
+        attempt: The newest.
+        files: What its ranks left.
+        setting: How skips are read.
+    """
+    if attempt.base is None:
+        yield from ((test, attempt) for test in judge(attempt, files, setting))
+        return
+    again = {test.nodeid: test for test in judge(attempt, files, setting)}
+    for test, of in with_base(attempt.base, read_ranks(attempt.base.files), setting):
+        newer = again.pop(test.nodeid, None)
+        yield (newer, attempt) if newer else (test, of)
+    yield from ((test, attempt) for test in again.values())
 
 
 def bad_attempts(attempts: Sequence[Attempt], setting: Setting) -> Mapping[str, tuple[EarlierAttempt, ...]]:

@@ -12,7 +12,7 @@ from allranks.report.model import RankResult, Rule, TestVerdict, Verdict, Verdic
 from allranks.report.verdict import Setting, verdict
 from allranks.report.xml_text import first_line
 
-_EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interrupted"})
+_EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interrupted", "stopped"})
 """Errors after which it is known that no rank began the tests without results; the error itself is reported once."""
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -81,7 +81,8 @@ class RunFolder:
         suite = self.path / "cells" / job.cell.id / job.name
         with as_results_error(suite):
             suite.mkdir(parents=True, exist_ok=True)
-            number = 1
+            numbers = [path.name.removeprefix("attempt-") for path in suite.glob("attempt-*")]
+            number = max((int(each) for each in numbers if each.isdecimal()), default=0) + 1
             while True:
                 folder = suite / f"attempt-{number}"
                 try:
@@ -92,7 +93,14 @@ class RunFolder:
                 return number, folder
 
 
-def open_run(results: Path, run_id: str, jobs: Iterable[Job], facts: Mapping[str, Any], seed: int | None) -> RunFolder:
+def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
+    results: Path,
+    run_id: str,
+    jobs: Iterable[Job],
+    facts: Mapping[str, Any],
+    seed: int | None,
+    pytest_args: Sequence[str] = (),
+) -> RunFolder:
     """Make a run's folder, or join it, and announce jobs in its manifest before the first of them runs.
 
     Args:
@@ -101,6 +109,7 @@ def open_run(results: Path, run_id: str, jobs: Iterable[Job], facts: Mapping[str
         jobs: What is to run.
         facts: What else the manifest says: command, policy, dropped cells.
         seed: Asked-for seed; None for a random one, or that of the run that is joined.
+        pytest_args: What the jobs give to pytest, for those who go on with the run.
 
     Raises:
         ResultsError: The folder cannot be written.
@@ -110,7 +119,7 @@ def open_run(results: Path, run_id: str, jobs: Iterable[Job], facts: Mapping[str
         path.mkdir(parents=True, exist_ok=True)
         with hold(path / _LOCK):
             manifest = _read(path / "run.json") or _fresh_manifest(run_id, facts, seed)
-            _announce(manifest, jobs)
+            _announce(manifest, jobs, pytest_args)
             write_json(path / "run.json", manifest)
         _point_latest(results, run_id)
     return RunFolder(path=path, run_id=run_id, seed=int(manifest["seed"]))
@@ -130,13 +139,13 @@ def _fresh_manifest(run_id: str, facts: Mapping[str, Any], seed: int | None) -> 
     }
 
 
-def _announce(manifest: dict[str, Any], jobs: Iterable[Job]) -> None:
+def _announce(manifest: dict[str, Any], jobs: Iterable[Job], pytest_args: Sequence[str]) -> None:
     known = {job["id"] for job in manifest["jobs"]}
     for job in jobs:
         manifest["cells"].setdefault(job.cell.id, job.cell.axes())
         if job.id not in known:
             entry = {"id": job.id, "cell": job.cell.id, "suite": job.name, "image": job.image.name}
-            manifest["jobs"].append(entry)
+            manifest["jobs"].append({**entry, "pytest_args": list(pytest_args)})
 
 
 def _read(path: Path) -> dict[str, Any] | None:

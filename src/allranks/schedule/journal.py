@@ -18,7 +18,7 @@ class JobError:
     """Why a job did not do all its work.
 
     Attributes:
-        kind: ``infrastructure``, ``timeout``, ``interrupted``, ``collection`` or ``agent``.
+        kind: ``infrastructure``, ``timeout``, ``interrupted``, ``stopped``, ``collection`` or ``agent``.
     """
 
     kind: str

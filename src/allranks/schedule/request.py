@@ -39,6 +39,8 @@ class Attempt:
         pytest_args: Arguments of this run for pytest.
         carried: What an earlier job of the same cell and suite has left for this one.
         seconds: What the tests of the suite have taken before, by node id; for a shard.
+        only: Node ids of the tests that it runs again; None for all.
+        shuffle: What the order of its tests is drawn by; None for the order of their collection.
     """
 
     run_id: str
@@ -48,6 +50,8 @@ class Attempt:
     pytest_args: tuple[str, ...] = ()
     carried: tuple[FileCopy, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    only: tuple[str, ...] | None = None
+    shuffle: int | None = None
 
 
 def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
@@ -113,6 +117,8 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
         mixed_skip=matrix.policy.mixed_skip,
         nodes=job.cell.nodes,
         share=Share(number=job.shard.number, count=job.shard.count, seconds=attempt.seconds) if job.shard else None,
+        only=attempt.only,
+        shuffle=attempt.shuffle,
     )
 
 

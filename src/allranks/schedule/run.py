@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from allranks.report.exit_code import exit_code
 from allranks.report.judged import MergedRun
 from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
+from allranks.schedule.again import Again
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.gpus import chosen_gpus, host_gpus
-from allranks.schedule.host import EngineName, choose_host
+from allranks.schedule.host import EngineName, choose_host, engines
 from allranks.schedule.live import LiveView
-from allranks.schedule.runner import Runner
+from allranks.schedule.runner import NOTHING_BEFORE, Rules, Runner
 from allranks.schedule.snapshot import take_snapshot
 
 MEANING: Mapping[ExitCode, str] = {
@@ -52,7 +53,8 @@ class RunOptions:
         pytest_args: Arguments for pytest inside the ranks.
         nothing_ran_allowed: Whether a run in which no test executed is good.
         durations: The file of durations; None for the one that the matrix names.
-        jobs: Jobs that may run at a time; None for as many as there are GPUs, cores and memory for.
+        rules: How its jobs follow each other.
+        left: What is left of the jobs of a run that is gone on with, by their ids; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
     """
 
@@ -63,7 +65,8 @@ class RunOptions:
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool
     durations: Path | None = None
-    jobs: int | None = None
+    rules: Rules = field(default_factory=Rules)
+    left: Mapping[str, Again] | None = None
     gpus: str | None = None
 
 
@@ -72,7 +75,7 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
 
     Args:
         expansion: The matrix that the jobs come from, with what was dropped from it.
-        jobs: What to run, in order.
+        jobs: What to run, in order; of a run that is gone on with, all whose results are shown.
         options: How to run it.
         say: Prints one line.
 
@@ -81,14 +84,18 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     """
     # Before there is a run: what cannot be asked for is no run that failed.
     gpus = None if options.gpus is None else chosen_gpus(host_gpus(), options.gpus)
+    if options.left is not None:
+        _remove_remains()
     with own_run(options.run_id), interruptible():
-        folder = open_run(options.results, options.run_id, jobs, _facts(expansion), options.seed)
+        facts = _facts(expansion)
+        folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
         durations = options.durations or expansion.matrix.root / expansion.matrix.durations
         try:
             folder = take_snapshot(folder, jobs, durations, say)
             host = choose_host(options.engine, expansion.matrix, say, gpus)
             _refuse_several_nodes(host.engine, jobs)
-            Runner(expansion.matrix, host, folder, LiveView(say), options.pytest_args, options.jobs).run(jobs)
+            runner = Runner(expansion.matrix, host, folder, LiveView(say), options.pytest_args, options.rules)
+            runner.run(*_to_do(jobs, options.left))
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")
             _show(folder, {job.id for job in jobs}, say)
@@ -99,6 +106,18 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
                 merge(folder.path)
             raise
         return _conclude(folder, jobs, options, durations, say)
+
+
+def _remove_remains() -> None:
+    """Remove what a killed process has left of the run that is gone on with: when we own it, it has an owner."""
+    for engine in engines():
+        engine.reap()
+
+
+def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Sequence[Job], Mapping[str, Again]]:
+    if left is None:
+        return jobs, NOTHING_BEFORE
+    return [job for job in jobs if job.id in left], left
 
 
 def _refuse_several_nodes(engine: Engine, jobs: Sequence[Job]) -> None:

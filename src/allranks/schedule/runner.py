@@ -8,16 +8,21 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from allranks.engine.protocol import Engine
 from allranks.engine.spec import JobSpec
 from allranks.errors import AllranksError
+from allranks.harness.collection.shuffling import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job, Matrix
+from allranks.report.verdict import Setting
+from allranks.schedule.again import WHOLE, Again
 from allranks.schedule.cache import carried_files
 from allranks.schedule.folder import RunFolder
 from allranks.schedule.gpus import Holder, Lease, count_free, try_lease
@@ -28,7 +33,10 @@ from allranks.schedule.packing.order import ordered
 from allranks.schedule.packing.task import Room, Running, Task
 from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
 from allranks.schedule.snapshot import cache_to_start_with
-from allranks.schedule.turn import Attendant, Turn, remove_if_empty
+from allranks.schedule.turn import Attendant, Turn, record_unstarted, remove_if_empty
+
+NOTHING_BEFORE: Final[Mapping[str, Again]] = MappingProxyType({})
+"""What is left of the jobs of a new run: all."""
 
 _POLL = 0.25
 """Seconds between two looks at GPUs that another run holds."""
@@ -57,6 +65,25 @@ class Host:
         return Room(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How the jobs of a run follow each other.
+
+    Attributes:
+        most: Jobs that may run at a time; None for as many as fit.
+        retries: How often a job may be tried again for tests that went wrong, and as often for the infrastructure.
+        fail_fast: Whether the run ends with the first job that is not good.
+        shuffle: What the order of jobs, and of the tests of each, is drawn by; None for one that ends soonest.
+        judges: How the results of a job are judged, for the next two.
+    """
+
+    most: int | None = None
+    retries: int = 0
+    fail_fast: bool = False
+    shuffle: int | None = None
+    judges: Setting = field(default_factory=lambda: Setting(skip="skip"))
+
+
 class _News(NamedTuple):
     """What a thread tells the main one.
 
@@ -82,6 +109,9 @@ class _Seat:
     is_going: bool = field(default=False)
 
 
+_USUAL: Final = Rules()
+
+
 class Runner:
     """Runs jobs, and leaves a record of each in the run's folder.
 
@@ -91,7 +121,7 @@ class Runner:
         folder: Where results go.
         live: Who is told.
         pytest_args: Arguments of this run for pytest.
-        most: Jobs that may run at a time; None for as many as fit.
+        rules: How they follow each other.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is something else
@@ -101,30 +131,39 @@ class Runner:
         folder: RunFolder,
         live: LiveView,
         pytest_args: tuple[str, ...],
-        most: int | None = None,
+        rules: Rules = _USUAL,
     ) -> None:
         self._matrix = matrix
         self._host = host
         self._folder = folder
         self._live = live
         self._pytest_args = pytest_args
-        self._most = most
-        self._attendant = Attendant(host.engine, folder, live)
+        self._rules = rules
+        looks = rules.retries > 0 or rules.fail_fast
+        self._attendant = Attendant(host.engine, folder, live, rules.judges if looks else None)
         self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self._jobs: Sequence[Job] = ()
+        self._again: dict[int, Again] = {}
+        self._tries: Counter[tuple[int, bool]] = Counter()
+        self._stopped: JobError | None = None
         self._seats: dict[int, _Seat] = {}
         self._free = host.room
         self._made: set[str] = set()
         self._has_told = False
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Sequence[Job], again: Mapping[str, Again] = NOTHING_BEFORE) -> None:
         """Run all jobs.
+
+        Args:
+            jobs: What to run.
+            again: What of a job is left to do, by its id; of the others, all is.
 
         Raises:
             KeyboardInterrupt: The user wants the run to end; the jobs that were running have their records.
             ResultsError: Nothing can be written any more.
         """
         self._jobs = jobs
+        self._again = {number: again[job.id] for number, job in enumerate(jobs) if job.id in again}
         backlog = Backlog(self._in_order(jobs), self._host.room)
         try:
             while backlog or self._seats:
@@ -141,6 +180,9 @@ class Runner:
             Task(number, room_of(self._matrix, job, gpus=self._gpus_of(job)), usual if expected is None else expected)
             for number, (job, expected) in enumerate(zip(jobs, seconds, strict=True))
         ]
+        if self._rules.shuffle is not None:
+            seed = self._rules.shuffle
+            return sorted(tasks, key=lambda task: drawn(seed, jobs[task.number].id))
         return ordered(tasks, self._host.room) if known else sorted(tasks, key=lambda task: -task.room.gpus)
 
     def _gpus_of(self, job: Job) -> int:
@@ -167,10 +209,11 @@ class Runner:
 
     @property
     def _has_place(self) -> bool:
-        return self._most is None or len(self._seats) - len(self._waiting) < self._most
+        most = self._rules.most
+        return most is None or len(self._seats) - len(self._waiting) < most
 
     def _let_go_who_waits(self) -> None:
-        for seat in self._waiting:
+        for seat in self._waiting if self._stopped is None else ():
             cores = Room(cores=self._room(seat.task).cores)
             if self._has_place and self._free.holds(cores):
                 self._hold(seat, cores)
@@ -215,7 +258,7 @@ class Runner:
             return False
         with ExitStack() as undo:
             undo.enter_context(lease)
-            turn = self._turn(job, lease, made, undo)
+            turn = self._turn(task, lease, made, undo)
             thread = threading.Thread(target=self._attend, args=(task.number, turn), name=job.id)
             # A thread takes over which signals are held back: an interrupt is for this one.
             with uninterrupted():
@@ -237,10 +280,12 @@ class Runner:
         finally:
             self._made.add(job.image.name)
 
-    def _turn(self, job: Job, lease: Lease, made: Surroundings | AllranksError, undo: ExitStack) -> Turn:
+    def _turn(self, task: Task, lease: Lease, made: Surroundings | AllranksError, undo: ExitStack) -> Turn:
+        job = self._jobs[task.number]
         number, folder = self._folder.new_attempt(job)
         undo.callback(remove_if_empty, folder)
-        turn = Turn(job=job, number=number, folder=folder, lease=lease)
+        again = self._again.get(task.number, WHOLE)
+        turn = Turn(job=job, number=number, folder=folder, lease=lease, again=again)
         try:
             if isinstance(made, AllranksError):
                 raise made
@@ -261,6 +306,8 @@ class Runner:
             pytest_args=self._pytest_args,
             carried=tuple(carried_files(cache_to_start_with(self._folder, turn.job, turn.number))),
             seconds=self._folder.seconds_of(turn.job),
+            only=turn.again.tests,
+            shuffle=self._rules.shuffle,
         )
         return job_spec(self._matrix, turn.job, surroundings, attempt)
 
@@ -290,11 +337,11 @@ class Runner:
             news = self._news.get(timeout=_POLL if is_others else None)
         except queue.Empty:
             return
-        self._take_note(news)
+        self._take_note(news, backlog)
         if news.error is not None:
             raise news.error
 
-    def _take_note(self, news: _News) -> None:
+    def _take_note(self, news: _News, backlog: Backlog) -> None:
         seat = self._seats[news.place]
         if not news.is_away:
             self._let_off(seat, Room(cores=seat.held.cores))
@@ -302,6 +349,38 @@ class Runner:
         seat.thread.join()
         self._let_off(seat, seat.held)
         del self._seats[news.place]
+        if self._stopped is not None and not seat.turn.has_record:
+            self._record_unstarted(seat.task, self._stopped)
+        elif seat.turn.left is not None and self._stopped is None:
+            self._try_again(seat, seat.turn.left, backlog)
+
+    def _try_again(self, seat: _Seat, left: Again, backlog: Backlog) -> None:
+        """See that what is left of a job runs again, if it may; else the job is not good."""
+        turn, number = seat.turn, seat.task.number
+        kind = turn.error.kind if turn.error else ""
+        counted = (number, kind == "infrastructure")
+        if kind != "collection" and turn.spec is not None and self._tries[counted] < self._rules.retries:
+            self._tries[counted] += 1
+            self._again[number] = left
+            backlog.add(seat.task)
+            self._live.say(f"{turn.job.id}: {_words(left)} again ({self._tries[counted]} of {self._rules.retries})")
+        elif self._rules.fail_fast:
+            self._stop(turn.job, backlog)
+
+    def _stop(self, failed: Job, backlog: Backlog) -> None:
+        """End the run: those that run are ended, and of those that wait it is written down why they did not run."""
+        what = f"Not run to its end: --fail-fast ended the run when {failed.id} was not good."
+        self._stopped = JobError(kind="stopped", what=what, remedy="Go on with it: allranks run --resume.")
+        self._live.say(f"{failed.id} is not good, and --fail-fast ends the run")
+        for seat in self._seats.values():
+            seat.turn.interrupt(self._stopped)
+        for task in backlog.clear():
+            self._record_unstarted(task, self._stopped)
+
+    def _record_unstarted(self, task: Task, why: JobError) -> None:
+        """Say why a job did not run; one that was to run again has results already."""
+        if task.number not in self._again:
+            record_unstarted(self._folder, self._jobs[task.number], self._host.engine.name, why)
 
     def _end_all(self) -> None:
         """End whatever runs, and wait until all of it is put away; the first interrupt may come even now."""
@@ -318,3 +397,7 @@ class Runner:
         for seat in self._seats.values():
             seat.thread.join()
         self._seats.clear()
+
+
+def _words(again: Again) -> str:
+    return "the whole job" if again.tests is None else f"{len(again.tests)} test{'s' if len(again.tests) > 1 else ''}"

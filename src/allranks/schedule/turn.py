@@ -13,7 +13,9 @@ from allranks.errors import AllranksError
 from allranks.harness.events import JOURNAL, Event, append_events, read_events
 from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
 from allranks.matrix.model import Job
+from allranks.report.verdict import Setting
 from allranks.schedule import journal
+from allranks.schedule.again import WHOLE, Again, newest_attempt, to_run_again
 from allranks.schedule.cache import keep_cache, keep_cache_of_shard
 from allranks.schedule.folder import SCHEMA, RunFolder, as_results_error, write_json
 from allranks.schedule.gpus import Lease
@@ -21,7 +23,7 @@ from allranks.schedule.journal import JobError
 from allranks.schedule.live import LiveView
 
 _NOBODY_KNOWS = JobExit(status=None)
-_INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
+INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -30,34 +32,40 @@ class Turn:
 
     Attributes:
         folder: Where its results go.
+        again: What of the job it runs.
         spec: None where it could not be made, which `error` says.
         lease: Its GPUs, until it has been put away.
         started: When it got its turn, in seconds since the epoch.
         running: None when the job has not been started, or could not be.
+        has_record: Whether it came to anything that has been written down.
+        left: When it has been put away, what would have to run again; None where all is well.
     """
 
     job: Job
     number: int
     folder: Path
     lease: Lease
+    again: Again = WHOLE
     spec: JobSpec | None = None
     error: JobError | None = None
     running: RunningJob | None = None
     ending: JobExit = _NOBODY_KNOWS
     events: list[Event] = field(default_factory=list)
     started: float = field(default_factory=time.time)
+    left: Again | None = None
+    has_record: bool = False
     _may_go: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _is_over: bool = False
+    _end: JobError | None = None
 
     def let_go(self) -> None:
         """Give it its turn; from any thread."""
         self._may_go.set()
 
-    def interrupt(self) -> None:
+    def interrupt(self, why: JobError = INTERRUPTED) -> None:
         """Have it end now, wherever it is; from any thread."""
         with self._lock:
-            self._is_over = True
+            self._end = why
             if self.running is not None:
                 self.running.hang_up()
         self._may_go.set()
@@ -66,13 +74,13 @@ class Turn:
         """Note that the job has been started."""
         with self._lock:
             self.running = running
-            if self._is_over:
+            if self._end:
                 running.hang_up()
 
     def go(self) -> None:
         """Let the started job begin, unless it is to end: whoever ends it may do so at this moment."""
         with self._lock:
-            if self.running is not None and not self._is_over:
+            if self.running is not None and not self._end:
                 self.running.go()
 
     def forget(self) -> None:
@@ -83,12 +91,12 @@ class Turn:
     def wait_for_turn(self) -> bool:
         """Wait until it may go; False where it is to end instead."""
         self._may_go.wait()
-        return not self._is_over
+        return not self._end
 
     @property
-    def is_interrupted(self) -> bool:
-        """Whether it was told to end."""
-        return self._is_over
+    def end(self) -> JobError | None:
+        """Why it was told to end; None where nobody did."""
+        return self._end
 
 
 class Attendant:
@@ -98,12 +106,14 @@ class Attendant:
         engine: Where the jobs run.
         folder: The run's.
         live: Who is told.
+        judges: How results are judged, where something depends on them before the run is over; else None.
     """
 
-    def __init__(self, engine: Engine, folder: RunFolder, live: LiveView) -> None:
+    def __init__(self, engine: Engine, folder: RunFolder, live: LiveView, judges: Setting | None = None) -> None:
         self._engine = engine
         self._folder = folder
         self._live = live
+        self._judges = judges
         self._caches = threading.Lock()
 
     def see_through(self, turn: Turn, has_ended: Callable[[], None]) -> None:
@@ -158,8 +168,7 @@ class Attendant:
         except Exception as error:  # noqa: BLE001 - a job's words are not ours: they may end that job, never the run
             turn.error = _not_understood(error)
             turn.running.stop()
-        if turn.is_interrupted:
-            turn.error = _INTERRUPTED
+        turn.error = turn.end or turn.error
 
     def _put_away(self, turn: Turn) -> None:
         """Bring the results home, and write the record."""
@@ -176,6 +185,10 @@ class Attendant:
                 turn.error, turn.events = _not_understood(error), []
                 record = _record(turn, self._engine.name)
             write_json(turn.folder / "job.json", record)
+            turn.has_record = True
+            if self._judges is not None:
+                newest = newest_attempt(self._folder.path, turn.job)
+                turn.left = to_run_again(newest, self._judges, "failed")
 
     def _keep_cache(self, turn: Turn) -> None:
         cache = self._folder.cache_of(turn.job)
@@ -237,6 +250,7 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "cell": turn.job.cell.id,
         "suite": turn.job.name,
         "attempt": turn.number,
+        "continues": turn.again.base,
         "engine": engine,
         "spec": turn.spec.to_json() if turn.spec else None,
         "gpus": list(turn.lease.gpus),
@@ -252,6 +266,18 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "notes": journal.notes(turn.events),
         **_share(turn),
     }
+
+
+def record_unstarted(folder: RunFolder, job: Job, engine: str, why: JobError) -> None:
+    """Write down why a job was never started.
+
+    Raises:
+        ResultsError: Nothing can be written any more.
+    """
+    number, path = folder.new_attempt(job)
+    turn = Turn(job=job, number=number, folder=path, lease=Lease(), error=why)
+    with as_results_error(path):
+        write_json(path / "job.json", _record(turn, engine))
 
 
 def _own_tests(events: Sequence[Event]) -> frozenset[str]:

@@ -28,6 +28,7 @@ from allranks.harness.collection.pytest_options import (
     take_over_reports,
 )
 from allranks.harness.collection.shares import take_share
+from allranks.harness.collection.shuffling import shuffled
 from allranks.harness.conductor import Conductor, Job, Program
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.events import JOURNAL, EventLog, rank_events, read_events
@@ -43,6 +44,7 @@ from allranks.harness.nodes.roll import Roll, read_failures
 from allranks.harness.nodes.wire import Wire
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten, skip_reason
+from allranks.harness.rank_xml import legal
 from allranks.harness.ranks.rank import seed_of_test
 from allranks.harness.signals import raising
 from allranks.harness.torch_cases.adapt import adapt_torch_cases
@@ -133,7 +135,11 @@ class AgentPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Have Hypothesis do the same on all ranks."""
+        """Put the tests in another order, if that is asked for, and have Hypothesis do the same on all ranks."""
+        if self._config.shuffle is not None:
+            items[:] = shuffled(items, self._config.shuffle)
+            text = f"The order of the tests is that of --shuffle {self._config.shuffle}."
+            self._journal.write("notice", nodeid="", text=text)
         settle_hypothesis(items, lambda nodeid: seed_of_test(self._config.seed, nodeid))
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
@@ -187,6 +193,7 @@ class AgentPlugin:
         self.has_collected = True
         self._look_at_process("", "A hook of a plugin or a conftest file")
         self._keep_own_share(session)
+        self._keep_what_runs_again(session)
         nodeids = [*self._skipped, *(item.nodeid for item in session.items)]
         self._journal.write("collected", tests=nodeids, deselected=self._deselected)
         self._record_skipped()
@@ -220,6 +227,14 @@ class AgentPlugin:
         session.items[:] = own.items
         self._skipped = {nodeid: self._skipped[nodeid] for nodeid in own.skipped}
         self._journal.write("shared", split=own.split, elsewhere=own.elsewhere)
+
+    def _keep_what_runs_again(self, session: pytest.Session) -> None:
+        """Leave out what an earlier attempt has settled."""
+        if self._config.only is None:
+            return
+        wanted = frozenset(self._config.only)
+        session.items[:] = [item for item in session.items if legal(item.nodeid) in wanted]
+        self._skipped = {nodeid: phase for nodeid, phase in self._skipped.items() if legal(nodeid) in wanted}
 
     def _record_skipped(self) -> None:
         """Give a module that skipped itself, with tests that nobody knows, an outcome on every rank."""

@@ -30,6 +30,15 @@ class Backlog:
         """How many wait."""
         return len(self._tasks)
 
+    def add(self, task: Task) -> None:
+        """Put a task at the end of the line."""
+        self._tasks.append(task)
+
+    def clear(self) -> list[Task]:
+        """Take out all tasks, in their order."""
+        tasks, self._tasks = self._tasks, []
+        return tasks
+
     def put_back(self, task: Task) -> None:
         """Put the task that was taken last back to its place."""
         self._tasks.insert(self._taken_from, task)

@@ -1,0 +1,85 @@
+"""What of a job has to run again: all of it, the tests that went wrong or have no result, or nothing."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from allranks.harness.outcome import Outcome
+from allranks.matrix.model import Job
+from allranks.report.folder import Attempt, newest, read_attempts_at
+from allranks.report.history import with_base
+from allranks.report.model import Rule, TestVerdict
+from allranks.report.reading import read_ranks
+from allranks.report.verdict import Setting
+
+Wanted = Literal["failed", "missing"]
+"""Which tests run again: all that are not good, or those alone that have no result of their own."""
+
+_ENDED_IN_TIME: Final = frozenset({"timeout", "interrupted", "stopped"})
+"""Errors of jobs whose tests so far have sound results."""
+
+_NO_RESULT: Final = frozenset({Outcome.MISSING, Outcome.ABORTED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """What of a job runs again.
+
+    Attributes:
+        tests: Node ids; None for the whole job.
+        base: The number of the attempt that has the other tests; 0 where the whole job runs.
+    """
+
+    tests: tuple[str, ...] | None = None
+    base: int = 0
+
+
+WHOLE: Final = Again()
+"""The whole job."""
+
+
+def newest_attempt(run: Path, job: Job) -> Attempt | None:
+    """The newest attempt at a job in a run's folder; None where there is none."""
+    attempts = list(read_attempts_at(run, job.cell.id, job.name))
+    return newest(attempts) if attempts else None
+
+
+def to_run_again(attempt: Attempt | None, setting: Setting, wanted: Wanted) -> Again | None:
+    """What of a job has to run again; None for nothing.
+
+    Where the job itself went wrong, it is not known what its tests would have come to, and all of it runs again;
+    unless it ran out of time, or was ended: then its tests so far stand.
+
+    Args:
+        attempt: The newest; None where there is none.
+        setting: How skips are read.
+        wanted: Which tests.
+    """
+    if attempt is None or attempt.record is None or attempt.problem or attempt.number is None:
+        return WHOLE
+    error = attempt.record.error
+    if error and error.kind == "collection" and wanted == "missing":
+        return None
+    if error and (error.kind not in _ENDED_IN_TIME or attempt.record.collected is None):
+        return WHOLE
+    tests = [test for test, _ in with_base(attempt, read_ranks(attempt.files), setting)]
+    return _part(attempt.number, tests, [test for test in tests if _is_wanted(test, wanted)])
+
+
+def _part(number: int, tests: Sequence[TestVerdict], wanted: Sequence[TestVerdict]) -> Again | None:
+    if not wanted:
+        return None
+    return WHOLE if len(wanted) == len(tests) else Again(tests=tuple(test.nodeid for test in wanted), base=number)
+
+
+def _is_wanted(test: TestVerdict, wanted: Wanted) -> bool:
+    if not test.verdict.executed and test.verdict.rule is Rule.JOB:
+        return True
+    return test.verdict.is_bad and (wanted == "failed" or _has_no_result(rank.outcome for rank in test.ranks))
+
+
+def _has_no_result(outcomes: Iterable[Outcome]) -> bool:
+    """Whether nothing is known but that it was cut short: a rank that failed by itself is a result."""
+    bad = {outcome for outcome in outcomes if outcome.is_bad}
+    return bool(bad) and bad <= _NO_RESULT

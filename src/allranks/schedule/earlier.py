@@ -1,0 +1,98 @@
+"""A run of before that is gone on with: what it had planned, and what of that is left."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.engine.ownership import is_dead
+from allranks.errors import UsageError
+from allranks.matrix.model import Job, Matrix
+from allranks.report.verdict import Setting
+from allranks.schedule.again import Again, Wanted, newest_attempt, to_run_again
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierRun:
+    """What is known of a run that has ended, however it did.
+
+    Attributes:
+        run_id: The run.
+        folder: Its results.
+        arguments: What pytest was given in each of its jobs, by cell and suite.
+    """
+
+    run_id: str
+    folder: Path
+    arguments: Mapping[tuple[str, str], tuple[str, ...]]
+
+    @property
+    def suites(self) -> tuple[str, ...]:
+        """The suites, and the shards of suites, that it had planned."""
+        return tuple(dict.fromkeys(suite for _, suite in self.arguments))
+
+    def own(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those of some jobs that it had planned."""
+        return [job for job in jobs if (job.cell.id, job.name) in self.arguments]
+
+    def refuse_lost(self, jobs: Sequence[Job]) -> None:
+        """See that all that it had planned is among these jobs.
+
+        Raises:
+            UsageError: The matrix has changed since, and some of it cannot be run any more.
+        """
+        there = {(job.cell.id, job.name) for job in jobs}
+        lost = next((place for place in self.arguments if place not in there), None)
+        if lost:
+            msg = f"The run {self.run_id} had planned {'/'.join(lost)}, and the matrix has no such job any more."
+            raise UsageError(msg, remedy="Name the cells that are to go on, or begin a new run.")
+
+    def arguments_of(self, jobs: Sequence[Job]) -> tuple[str, ...]:
+        """What pytest was given in all of these jobs.
+
+        Raises:
+            UsageError: They were run with different arguments.
+        """
+        found = {self.arguments[job.cell.id, job.name] for job in jobs}
+        if len(found) > 1:
+            msg = f"The jobs of the run {self.run_id} had different arguments for pytest."
+            raise UsageError(msg, remedy="Name the cells of one kind, or give the arguments, after --.")
+        return next(iter(found), ())
+
+    def left(self, matrix: Matrix, jobs: Sequence[Job], wanted: Wanted) -> dict[str, Again]:
+        """What of its jobs has to run again, by their ids; nothing of those that are done."""
+        setting = setting_of(matrix)
+        left = {job.id: to_run_again(newest_attempt(self.folder, job), setting, wanted) for job in jobs}
+        return {job_id: again for job_id, again in left.items() if again}
+
+
+def setting_of(matrix: Matrix) -> Setting:
+    """How the results of a run are judged while it goes on; environment skips are good, whatever they count as."""
+    return Setting(skip=matrix.policy.skip or "skip", mixed_skip=matrix.policy.mixed_skip)
+
+
+def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
+    """The run to go on with.
+
+    Args:
+        results: The folder of all runs.
+        run_id: The run; None for the newest.
+
+    Raises:
+        UsageError: There is no such run, its plan cannot be read, or it has not ended.
+    """
+    folder = results / (run_id or "latest")
+    try:
+        manifest = json.loads((folder / "run.json").read_bytes())
+        arguments = {(job["cell"], job["suite"]): tuple(job.get("pytest_args", ())) for job in manifest["jobs"]}
+        found = EarlierRun(run_id=str(manifest["run_id"]), folder=folder.resolve(), arguments=arguments)
+    except FileNotFoundError:
+        msg = f"There is no run to go on with: {folder} has no run.json."
+        raise UsageError(msg, remedy="Name the folder of all runs with --results, or begin a run.") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        msg = f"{folder / 'run.json'} cannot be read, so nobody knows what the run had planned."
+        raise UsageError(msg, why=f"{type(error).__name__}: {error}", remedy="Begin a new run.") from error
+    if not is_dead(found.run_id):
+        msg = f"The run {found.run_id} has not ended yet."
+        raise UsageError(msg, remedy="Wait for it, or end it with Ctrl-C where it runs.")
+    return found

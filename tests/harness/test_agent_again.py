@@ -1,0 +1,84 @@
+"""Agents that run a part of their suite again, or in another order."""
+
+from itertools import groupby
+
+import pytest
+from agent_run import AgentRun
+
+FILES = {
+    "test_a.py": """
+        class TestA:
+            def test_1(self): pass
+            def test_2(self): pass
+            def test_3(self): pass
+        def test_4(): pass
+        def test_5(): pass
+    """,
+    "test_b.py": "def test_1(): pass\ndef test_2(): pass\n",
+    "test_c.py": "import pytest\npytest.skip('not here', allow_module_level=True)\n",
+}
+A1, A5, B2, C = "test_a.py::TestA::test_1", "test_a.py::test_5", "test_b.py::test_2", "test_c.py"
+
+
+def ran(agent):
+    names = dict.fromkeys(event["nodeid"] for event in agent.journal("arrived"))
+    return [name.removeprefix("suite/") for name in names]
+
+
+def collected(agent):
+    return [name.removeprefix("suite/") for name in agent.journal("collected")[0]["tests"]]
+
+
+def test_only_what_is_named_runs_and_is_collected(run_agent):
+    agent = run_agent(FILES, world_size=1, only=(f"suite/{B2}", f"suite/{A1}", "suite/test_b.py::test_gone"))
+    assert (ran(agent), collected(agent)) == ([A1, B2], [A1, B2])
+    assert agent.journal("collected")[0]["deselected"] == 0
+
+
+def test_a_module_that_skips_itself_is_named_by_its_own_name(run_agent):
+    agent = run_agent(FILES, world_size=1, only=(f"suite/{C}",))
+    assert (ran(agent), collected(agent)) == ([], [C])
+    assert agent.journal("agent_finished")
+
+
+def test_nothing_is_collected_where_all_that_is_named_is_gone(run_agent):
+    agent = run_agent(FILES, world_size=1, only=("suite/test_b.py::test_gone",))
+    assert collected(agent) == []
+    assert agent.journal("agent_finished")
+
+
+@pytest.fixture
+def order(launch_fork, tmp_path_factory):
+    """The order in which an agent runs the tests."""
+
+    def order(**changes):
+        agent = AgentRun(tmp_path_factory.mktemp("agent"), FILES, launch_fork, **{"world_size": 1, **changes}).go()
+        assert agent.wait() == 0, agent.log
+        agent.close()
+        return ran(agent)
+
+    return order
+
+
+def test_another_order_keeps_files_and_classes_together_and_is_the_same_for_a_part(order):
+    usual = order()
+    everything = order(shuffle=3)
+    assert everything != usual
+    assert sorted(everything) == sorted(usual)
+    files = [name for name, _ in groupby(everything, lambda name: name.split("::")[0])]
+    assert len(files) == len(set(files))
+    of_class = [place for place, name in enumerate(everything) if "TestA" in name]
+    assert of_class == list(range(of_class[0], of_class[0] + 3))
+    part = {A1, A5, B2}
+    assert order(shuffle=3, only=tuple(f"suite/{name}" for name in part)) == [
+        each for each in everything if each in part
+    ]
+
+
+def test_orders_differ_by_their_seed_and_all_ranks_have_the_same(order):
+    assert len({tuple(order(shuffle=seed, world_size=2)) for seed in range(4)}) > 1
+
+
+def test_the_report_says_which_order_it_was(run_agent):
+    notices = [event["text"] for event in run_agent(FILES, world_size=1, shuffle=3).journal("notice")]
+    assert "The order of the tests is that of --shuffle 3." in notices
