@@ -16,7 +16,7 @@ from typing import Final
 from allranks.report.judged import JobFacts
 from allranks.report.junit_form import JUnitForm
 from allranks.report.model import TestVerdict
-from allranks.report.xml_text import readable
+from allranks.report.xml_text import readable, remembered
 
 NAME_LIMIT: Final = 2000
 """Characters that a name may have: parameters end up in names, and pytest has no limit for them."""
@@ -111,6 +111,7 @@ def _folded(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
+@remembered
 def _hash(text: str) -> int:
     """Java's hash of a text, before its last bits are taken, as xunit-viewer has it (src/cli/parse.js)."""
     units = _units(text)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -121,8 +122,9 @@ def _read_side_by_side(errands: Iterable[Sequence[Path]], processes: int) -> Ite
 
 def _in_order(errands: Iterable[Sequence[Path]], processes: int) -> Iterator[_Read]:
     """What the errands brought, in their order; no more of them are sent out than will soon be wanted."""
-    # A run has threads, so its process is not forked.
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
+    # A fork has all modules already; a process with threads, as a run is, must not be forked.
+    method = "fork" if threading.active_count() == 1 else "spawn"
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context(method))
     left = iter(errands)
     try:
         sent: deque[Future[_Read]] = deque(

@@ -15,7 +15,9 @@ from typing import Any, Final, Self
 from allranks.report.columns import PassedRanks, compact
 from allranks.report.judged import CellSuite, Counts, MergedRun
 from allranks.report.model import EarlierAttempt, TestVerdict, Verdict
-from allranks.report.xml_text import MESSAGE_LIMIT, cut
+from allranks.report.xml_text import MESSAGE_LIMIT, cut, remembered
+
+_quoted: Final = remembered(json.dumps)
 
 SCHEMA: Final = 1
 GENERATOR: Final = "allranks"
@@ -113,9 +115,9 @@ def _suite(suite: CellSuite) -> dict[str, Any]:
 
 
 def _test(test: TestVerdict) -> str:
-    own = f'{{"nodeid": {json.dumps(test.nodeid)}, "name": {json.dumps(test.name)}, "time": {round(test.time, 6)!r}'
+    own = f'{{"nodeid": {_quoted(test.nodeid)}, "name": {_quoted(test.name)}, "time": {round(test.time, 6)!r}'
     if test.classname:
-        own += f', "classname": {json.dumps(test.classname)}'
+        own += f', "classname": {_quoted(test.classname)}'
     if isinstance(test.ranks, PassedRanks) and not test.earlier:
         return own + _passed(test.verdict, compact(test.ranks))
     return own + _rest(test.verdict, compact(test.ranks), is_flaky=test.is_flaky, earlier=test.earlier)

@@ -1,7 +1,9 @@
 """Text made safe for XML and short enough to read."""
 
 import re
-from typing import Final
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, TypeVar
 
 from allranks.harness.rank_xml import legal
 
@@ -26,11 +28,24 @@ _IN_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"}
 _IN_ATTRIBUTE = {**_IN_TEXT, **str.maketrans({'"': "&quot;", "\n": "&#10;", "\t": "&#9;"})}
 
 
+_REMEMBERED: Final = 1 << 14
+_SHORT: Final = 200
+
+_T = TypeVar("_T")
+
+
+def remembered(function: Callable[[str], _T]) -> Callable[[str], _T]:
+    """A function that remembers what it gave for short texts: the same names come in every cell."""
+    known = lru_cache(maxsize=_REMEMBERED)(function)
+    return lambda text: known(text) if len(text) <= _SHORT else function(text)
+
+
 def readable(text: str) -> str:
     """``text`` without terminal colours and cursor movements, and legal in XML."""
     return text if _CLEAN(text) else legal(_ANSI.sub("", text))
 
 
+@remembered
 def attribute(text: str) -> str:
     """``text`` as the value of an attribute, with its quotation marks; made readable."""
     if _PLAIN(text):
