@@ -158,6 +158,39 @@ def test_cell_of_an_impossible_include_is_refused_even_outside_the_axes(load_tex
         load_text(document + "[[matrix.include]]\nbackend = 'mine'\nworld_size = 1\nnodes = 2")
 
 
+SHARED = """
+[matrix]
+backend = ["nccl"]
+world_size = [2, 4]
+gpu_count = [1, 2]
+
+[images.cuda]
+image = "x"
+
+[suites.s]
+path = "suites/collectives"
+"""
+
+
+def test_nccl_with_fewer_gpus_than_ranks_is_refused_with_what_can_be_done(load_text):
+    with pytest.raises(MatrixError) as refused:
+        load_text(SHARED)
+    assert "nccl-w2-g1-env can never run, and 2 others like it" in refused.value.what
+    assert 'set = { NCCL_MULTI_RANK_GPU_ENABLE = "1" }' in refused.value.remedy
+
+
+def test_ranks_may_share_a_gpu_where_the_file_says_so(load_text):
+    rule = '[[env]]\nset = { NCCL_MULTI_RANK_GPU_ENABLE = "1" }\n'
+    assert len(expand(load_text(SHARED + rule)).cells) == 4
+    off = '[[env]]\nwhen = "world_size == 4"\nset = { NCCL_MULTI_RANK_GPU_ENABLE = "0" }\n'
+    with pytest.raises(MatrixError, match="nccl-w4-g1-env can never run, and 1 others like it"):
+        load_text(SHARED + rule + off)
+    with pytest.raises(MatrixError, match="nccl-w2-g0-env can never run"):
+        load_text(SHARED.replace("[1, 2]", "[0, 1]") + rule)
+    included = "[[matrix.include]]\nbackend = 'nccl'\nworld_size = 16\ngpu_count = 1\n"
+    assert len(expand(load_text(SHARED + rule + included)).cells) == 5
+
+
 def test_id_names_the_nodes_only_where_there_are_several():
     cell = Cell(backend="nccl", world_size=4, gpu_count=4, init_method="env")
     assert (cell.id, replace(cell, nodes=2).id) == ("nccl-w4-g4-env", "nccl-w4-g4-env-n2")

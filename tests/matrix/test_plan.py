@@ -10,7 +10,7 @@ from allranks.errors import MatrixError, UsageError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.model import Image, Matrix, Suite
-from allranks.matrix.plan import environment_for, image_for, plan, suites_holding, unnamed_suites
+from allranks.matrix.plan import image_for, plan, suites_holding, unnamed_suites
 from allranks.matrix.select import select, select_id
 from allranks.matrix.when import parse_condition
 
@@ -110,9 +110,9 @@ def test_of_two_environment_rules_the_later_wins(load_text, document):
     text = document + "[[env]]\nset = { A = '1' }\n[[env]]\nwhen = 'world_size == 2'\nset = { NCCL_DEBUG = 'INFO' }\n"
     matrix = load_text(text)
     expansion = expand(matrix)
-    assert environment_for(matrix, select_id(expansion, "nccl-w1-g1-env")) == {"NCCL_DEBUG": "WARN", "A": "1"}
-    assert environment_for(matrix, select_id(expansion, "nccl-w2-g2-env")) == {"NCCL_DEBUG": "INFO", "A": "1"}
-    assert environment_for(matrix, select_id(expansion, "gloo-w1-g0-env")) == {"A": "1"}
+    assert matrix.environment_of(select_id(expansion, "nccl-w1-g1-env")) == {"NCCL_DEBUG": "WARN", "A": "1"}
+    assert matrix.environment_of(select_id(expansion, "nccl-w2-g2-env")) == {"NCCL_DEBUG": "INFO", "A": "1"}
+    assert matrix.environment_of(select_id(expansion, "gloo-w1-g0-env")) == {"A": "1"}
     assert plan(matrix, expansion.cells)[0].environment == {"A": "1"}
 
 

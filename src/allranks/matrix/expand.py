@@ -20,14 +20,30 @@ MOST_POINTS = 20_000_000
 
 @dataclass(frozen=True)
 class Impossible:
-    """Cells that no host can run, and the rule that would leave them out."""
+    """Cells that no host can run, and the rule that would leave them out.
+
+    Attributes:
+        unless: A variable that makes them possible where the file sets it to 1; empty for none.
+        remark: How, for who is told that they cannot run.
+    """
 
     when: Condition
     reason: str
+    unless: str = ""
+    remark: str = ""
 
+
+SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""Has NCCL put several ranks on one GPU (2.30, an experiment; older ones refuse at run time)."""
 
 IMPOSSIBLE = (
-    Impossible(parse_condition("backend == 'nccl' and gpu_count < world_size"), "NCCL needs a GPU for each rank"),
+    Impossible(
+        parse_condition("backend == 'nccl' and gpu_count < world_size"),
+        "NCCL needs a GPU for each rank",
+        unless=SHARED_GPU_VARIABLE,
+        remark=f'NCCL 2.30 can share GPUs, as an experiment: [[env]]  set = {{ {SHARED_GPU_VARIABLE} = "1" }}',
+    ),
+    Impossible(parse_condition("backend == 'nccl' and gpu_count == 0"), "NCCL needs a GPU"),
     Impossible(parse_condition("nodes > world_size"), "each node needs a rank"),
 )
 
@@ -200,13 +216,24 @@ def _included(matrix: Matrix, grid: Grid, kept: PointSet) -> PointSet:
 def _check_possible(expansion: Expansion) -> None:
     """Refuses cells that no host can run: they belong out of the file, where the reader sees why."""
     for impossible in IMPOSSIBLE:
-        bad = expansion.grid.where(impossible.when) & expansion.kept
+        bad = expansion.grid.where(impossible.when) & expansion.kept & ~_made_possible(expansion, impossible)
         if bad:
             raise _impossible(expansion, impossible, bad)
         for include in expansion.matrix.includes:
-            if impossible.when.holds(include.cell.axes()):
+            environment = expansion.matrix.environment_of(include.cell)
+            if impossible.when.holds(include.cell.axes()) and environment.get(impossible.unless) != "1":
                 what = f"can never run: {impossible.reason}"
                 raise _include_error(expansion.matrix, include, what, "Remove the include, or change its numbers.")
+
+
+def _made_possible(expansion: Expansion, impossible: Impossible) -> PointSet:
+    """The points at which the file sets the variable to 1; of two rules the later wins."""
+    points = 0
+    for rule in expansion.matrix.env:
+        if impossible.unless in rule.set:
+            there = expansion.grid.where(rule.when)
+            points = points | there if rule.set[impossible.unless] == "1" else points & ~there
+    return points
 
 
 def _impossible(expansion: Expansion, impossible: Impossible, bad: PointSet) -> MatrixError:
@@ -216,7 +243,7 @@ def _impossible(expansion: Expansion, impossible: Impossible, bad: PointSet) -> 
     return matrix_error(
         expansion.matrix,
         f"the cell {cell.id} can never run{others}",
-        remedy,
+        f"{remedy}\n{impossible.remark}".rstrip(),
         why=f"{impossible.reason[0].upper()}{impossible.reason[1:]}.",
     )
 

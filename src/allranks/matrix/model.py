@@ -240,6 +240,15 @@ class Matrix:
         """The folder that every relative path of the file starts from."""
         return self.path.parent
 
+    def environment_of(self, cell: Cell) -> dict[str, str]:
+        """The variables that the file sets for a cell; of two rules for one variable the later wins."""
+        values = cell.axes()
+        environment: dict[str, str] = {}
+        for rule in self.env:
+            if rule.when is None or rule.when.holds(values):
+                environment.update(rule.set)
+        return environment
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

@@ -110,16 +110,6 @@ def image_for(matrix: Matrix, cell: Cell) -> Image:
     return images[0]
 
 
-def environment_for(matrix: Matrix, cell: Cell) -> dict[str, str]:
-    """The variables that the file sets for a cell; of two rules for one variable the later wins."""
-    values = cell.axes()
-    environment: dict[str, str] = {}
-    for rule in matrix.env:
-        if _holds(rule.when, values):
-            environment.update(rule.set)
-    return environment
-
-
 def check_images(expansion: Expansion) -> None:
     """Sees to it that each cell has exactly one image.
 
@@ -139,7 +129,7 @@ def check_images(expansion: Expansion) -> None:
 
 def _jobs(matrix: Matrix, cell: Cell, shards_of_suites: Shards) -> list[Job]:
     values = cell.axes()
-    image, environment = image_for(matrix, cell), environment_for(matrix, cell)
+    image, environment = image_for(matrix, cell), matrix.environment_of(cell)
     return [
         Job(cell=cell, suite=suite, image=image, environment=environment, shard=shard)
         for suite, shards in shards_of_suites

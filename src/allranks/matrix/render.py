@@ -7,7 +7,7 @@ from itertools import islice
 from allranks.matrix.axes import AXES
 from allranks.matrix.expand import Dropped, Expansion, cell_at
 from allranks.matrix.model import Cell, Job, Matrix
-from allranks.matrix.plan import chosen_suites, environment_for, image_for, plan, unnamed_suites
+from allranks.matrix.plan import chosen_suites, image_for, plan, unnamed_suites
 
 MOST_DROPPED_SHOWN = 200
 """Dropped cells that are named one by one; beyond them a count per rule says more than the names."""
@@ -106,7 +106,7 @@ def _cell_object(matrix: Matrix, cell: Cell, suite_names: Sequence[str] | None) 
         "image": image_for(matrix, cell).name,
         "suites": list(dict.fromkeys(job.suite.name for job in jobs)),
         "by_name": [suite.name for suite in unnamed_suites(matrix, [cell])],
-        "environment": environment_for(matrix, cell),
+        "environment": matrix.environment_of(cell),
         "jobs": [job.id for job in jobs],
     }
 
