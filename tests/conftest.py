@@ -86,7 +86,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "locks"
     folder.mkdir()
     monkeypatch.setattr(ownership, "lock_folder", lambda: folder)
-    monkeypatch.setattr("allranks.schedule.gpus.lock_folder", lambda: folder)
+    monkeypatch.setattr("allranks.schedule.leases.lock_folder", lambda: folder)
     return folder
 
 

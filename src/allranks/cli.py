@@ -25,15 +25,17 @@ from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
     from allranks.schedule.again import Again
-    from allranks.schedule.gpus import Holder
+    from allranks.schedule.leases import Holder
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"
 RESULTS_VARIABLE = "ALLRANKS_RESULTS"
+GPU_MODE_VARIABLE = "ALLRANKS_GPU_MODE"
 
 _DIGITS = 18
 """Of the largest number that is taken: nobody means more."""
 
 _ENGINES = ("auto", "process", "docker")
+_GPU_MODES = ("auto", "nvidia", "cdi", "rocm", "none")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -155,6 +157,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
     )
     parser.add_argument("--gpus", metavar="0,2-3", help="only these GPUs, by number or id (default: all of the host's)")
+    parser.add_argument(
+        "--gpu-mode",
+        type=_gpu_mode,
+        metavar="|".join(_GPU_MODES),
+        default=environ.get(GPU_MODE_VARIABLE) or "auto",
+        help=f"whose GPUs, and how containers are given them (default: ${GPU_MODE_VARIABLE}, or auto)",
+    )
     _add_repetition(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
@@ -208,9 +217,17 @@ def _number(text: str) -> int:
 
 
 def _engine(name: str) -> str:
-    # argparse checks no default against `choices`, and this one comes from the environment.
-    if name not in _ENGINES:
-        msg = f"{name!r} is no engine: choose from {', '.join(_ENGINES)}"
+    return _one_of(_ENGINES, name, "engine")
+
+
+def _gpu_mode(name: str) -> str:
+    return _one_of(_GPU_MODES, name, "GPU mode")
+
+
+def _one_of(names: Sequence[str], name: str, what: str) -> str:
+    # argparse checks no default against `choices`, and these come from the environment.
+    if name not in names:
+        msg = f"{name!r} is no {what}: choose from {', '.join(names)}"
         raise argparse.ArgumentTypeError(msg)
     return name
 
@@ -364,6 +381,7 @@ def _run_jobs(
         rules=rules,
         left=left,
         gpus=options.gpus,
+        gpu_mode=options.gpu_mode,
     )
     code = run(expansion, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")
@@ -460,9 +478,10 @@ def _baseline(options: argparse.Namespace) -> "Baseline | None":
 
 
 def _leases(_options: argparse.Namespace) -> ExitCode:
-    from allranks.schedule.gpus import holders, host_gpus  # noqa: PLC0415
+    from allranks.schedule.inventory import take_inventory  # noqa: PLC0415
+    from allranks.schedule.leases import holders  # noqa: PLC0415
 
-    found = holders(host_gpus())
+    found = holders(take_inventory().gpus)
     for gpu, holder in found.items():
         _say(f"{gpu}: {_held_by(holder) if holder else 'free'}")
     if not found:

@@ -18,11 +18,11 @@ from allranks.engine.docker import (
     container_environment,
     container_name,
     creation_request,
-    gpu_requests,
+    gpu_settings,
     job_archive,
 )
 from allranks.engine.ownership import own_run
-from allranks.engine.spec import Resources
+from allranks.engine.spec import Passthrough, Resources
 from allranks.errors import EngineError
 
 ID = "c0ffee"
@@ -188,8 +188,21 @@ def test_containers_get_exactly_the_leased_gpus_by_id(request_of):
     assert (gpus["Driver"], gpus["Capabilities"]) == ("nvidia", [["gpu"]])
 
 
-def test_containers_without_a_lease_ask_for_no_device():
-    assert gpu_requests(()) == []
+def test_containers_without_a_lease_ask_for_no_device(make_spec):
+    assert gpu_settings(make_spec(image="i")) == {"device_requests": []}
+
+
+def test_cdi_devices_are_asked_for_by_their_names(make_spec):
+    spec = make_spec(image="i", gpus=("GPU-a", "example.com/gpu=7"), passthrough=Passthrough(driver="cdi"))
+    [request] = gpu_settings(spec)["device_requests"]
+    assert (request["Driver"], request["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=GPU-a", "example.com/gpu=7"])
+
+
+def test_gpus_of_amd_are_device_nodes_with_the_groups_that_may_use_them(make_spec):
+    nodes = ("/dev/kfd", "/dev/dri/renderD129")
+    passthrough = Passthrough(driver="rocm", nodes=nodes, groups=(44, 110))
+    settings = gpu_settings(make_spec(image="i", gpus=("GPU-a",), passthrough=passthrough))
+    assert settings == {"devices": [f"{node}:{node}:rw" for node in nodes], "group_add": ["44", "110"]}
 
 
 def test_logs_are_not_kept_by_the_daemon(request_of):

@@ -12,7 +12,7 @@ import pytest
 from allranks.engine import process as engine_process
 from allranks.engine.ownership import RUN_VARIABLE, own_run
 from allranks.engine.process import ProcessEngine, command, environment
-from allranks.engine.spec import Resources
+from allranks.engine.spec import Passthrough, Resources
 from allranks.errors import EngineError
 
 SCRATCH = Path("/scratch")
@@ -96,6 +96,13 @@ def test_environment_has_no_empty_entry_on_the_path(make_spec):
 def test_environment_shows_exactly_the_leased_gpus(make_spec):
     made = environment(make_spec(gpus=("GPU-a", "GPU-b")), SCRATCH, PACKAGE, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
     assert made["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+
+
+def test_rocm_shows_a_job_its_own_gpus_by_their_numbers(make_spec):
+    for gpus, numbers, shown in ((("a", "b"), (2, 0), "2,0"), ((), (), "-1")):
+        spec = make_spec(gpus=gpus, passthrough=Passthrough(driver="rocm", numbers=numbers))
+        made = environment(spec, SCRATCH, PACKAGE, {"HIP_VISIBLE_DEVICES": "0,1,2,3"})
+        assert (made["HIP_VISIBLE_DEVICES"], made["CUDA_VISIBLE_DEVICES"]) == (shown, shown)
 
 
 def test_environment_shows_no_gpu_to_a_job_without_a_lease(make_spec):

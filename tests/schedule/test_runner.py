@@ -12,7 +12,7 @@ from scripted_engine import ARRIVED, COLLECTED, FINISHED, WELL
 
 from allranks.errors import EngineError, ImageError, ResultsError
 from allranks.interruption import interruptible
-from allranks.schedule.gpus import try_lease
+from allranks.schedule.leases import try_lease
 from allranks.schedule.request import Surroundings
 
 pytestmark = pytest.mark.usefixtures("locks")

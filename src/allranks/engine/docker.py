@@ -345,7 +345,7 @@ def creation_request(spec: JobSpec, host: str) -> dict[str, Any]:
             "memswap_limit": spec.resources.memory_bytes,
             "shm_size": spec.resources.shm_bytes,
             "log_config": {"type": "none"},
-            "device_requests": gpu_requests(spec.gpus),
+            **gpu_settings(spec),
         },
     }
 
@@ -377,9 +377,24 @@ def container_environment(spec: JobSpec) -> dict[str, str]:
     }
 
 
-def gpu_requests(gpus: tuple[str, ...]) -> list[DeviceRequest]:
-    """A request for exactly these GPUs, by id; a count would be the daemon's choice."""
-    return [DeviceRequest(driver="nvidia", device_ids=list(gpus), capabilities=[["gpu"]])] if gpus else []
+CDI_KIND = "nvidia.com/gpu"
+"""What NVIDIA's toolkit calls its GPUs in the specifications that it writes."""
+
+
+def gpu_settings(spec: JobSpec) -> dict[str, Any]:
+    """What gives a container exactly the GPUs of its job, by id; a count would be the daemon's choice."""
+    if not spec.gpus:
+        return {"device_requests": []}
+    match spec.passthrough.driver:
+        case "nvidia":
+            requests = [DeviceRequest(driver="nvidia", device_ids=list(spec.gpus), capabilities=[["gpu"]])]
+            return {"device_requests": requests}
+        case "cdi":
+            names = [gpu if "=" in gpu else f"{CDI_KIND}={gpu}" for gpu in spec.gpus]
+            return {"device_requests": [DeviceRequest(driver="cdi", device_ids=names)]}
+        case "rocm":
+            devices = [f"{node}:{node}:rw" for node in spec.passthrough.nodes]
+            return {"devices": devices, "group_add": [str(group) for group in spec.passthrough.groups]}
 
 
 def job_archive(spec: JobSpec, package: tuple[FileCopy, ...]) -> bytes:

@@ -351,10 +351,19 @@ def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[
     own = {
         "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
         **dict([temporary_folder(scratch)]),
-        "CUDA_VISIBLE_DEVICES": ",".join(gpus_of(spec.agent.node, spec.gpus, spec.agent.nodes)),
+        **_visible_gpus(spec),
         RUN_VARIABLE: spec.run_id,
     }
     return {**_of_no_rank(host), "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}
+
+
+def _visible_gpus(spec: JobSpec) -> dict[str, str]:
+    """The variables by which CUDA, or HIP, shows a job its own GPUs alone, in their order."""
+    node, nodes = spec.agent.node, spec.agent.nodes
+    if spec.passthrough.driver != "rocm":
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus_of(node, spec.gpus, nodes))}
+    own = ",".join(gpus_of(node, tuple(map(str, spec.passthrough.numbers)), nodes)) or "-1"
+    return {"HIP_VISIBLE_DEVICES": own, "CUDA_VISIBLE_DEVICES": own}
 
 
 def _of_no_rank(host: Mapping[str, str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from allranks.engine.ownership import RUN_LABEL
 from allranks.harness.config import AgentConfig
@@ -41,6 +41,27 @@ class Resources:
     seconds: float
 
 
+GpuDriver = Literal["nvidia", "cdi", "rocm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passthrough:
+    """How a job is given its GPUs.
+
+    Attributes:
+        driver: ``nvidia`` is a request for ids that NVIDIA's toolkit grants, ``cdi`` one for names that the engine's
+            CDI specifications have, ``rocm`` gives device nodes.
+        nodes: Those nodes, as paths on the engine's host.
+        groups: Numbers of the groups that may use them.
+        numbers: Their places among the host's GPUs, by which ROCm knows them.
+    """
+
+    driver: GpuDriver = "nvidia"
+    nodes: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """All that an engine needs to run one attempt at one job.
@@ -58,6 +79,7 @@ class JobSpec:
         agent: What the agent is told.
         environment: Variables for the agent and its ranks.
         gpus: Identifiers of the GPUs that the job holds; empty for none.
+        passthrough: How it is given them.
     """
 
     run_id: str
@@ -72,6 +94,7 @@ class JobSpec:
     python_path: tuple[Path, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
+    passthrough: Passthrough = Passthrough()
     resources: Resources
 
     @property

@@ -13,8 +13,8 @@ from allranks.engine.protocol import Engine
 from allranks.errors import AllranksError, EngineError, MatrixError
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.matrix.plan import image_for
-from allranks.schedule.gpus import host_gpus
 from allranks.schedule.interpreter import surroundings_of
+from allranks.schedule.inventory import Inventory, take_inventory
 from allranks.schedule.request import Surroundings
 from allranks.schedule.runner import Host
 from allranks.user_cache import cache_folder
@@ -29,26 +29,34 @@ MakeSurroundings = Callable[[Image], Surroundings]
 _SOCKET = Path("/var/run/docker.sock")
 
 
-def choose_host(engine: EngineName, matrix: Matrix, say: Say, gpus: tuple[str, ...] | None = None) -> Host:
+def choose_host(engine: EngineName, matrix: Matrix, say: Say, inventory: Inventory | None = None) -> Host:
     """The host of a run, with what dead runs left on it removed.
 
     Args:
         engine: The engine that was asked for; ``auto`` takes docker where a daemon answers.
         matrix: Says what jobs need.
         say: Told which engine, and why.
-        gpus: Those that jobs may use; None for all of this host's.
+        inventory: The GPUs that jobs may use; None for all of this host's.
 
     Raises:
         EngineError: The docker engine was asked for, and no daemon answers.
     """
-    gpus = host_gpus() if gpus is None else gpus
+    inventory = take_inventory() if inventory is None else inventory
+    gpus = inventory.gpus
     client, why = _client(engine)
     say(f"engine: {'process' if client is None else 'docker'} ({why}); GPUs: {len(gpus) or 'none'}")
     chosen, make = _processes(matrix, say) if client is None else _containers(matrix, say, client)
     for name in chosen.reap():
         say(f"removed {name}, which a dead run had left")
     cores, memory = _size_of_this_host() if client is None else _size_of_daemon(client)
-    return Host(engine=chosen, gpus=gpus, cores=cores, memory=memory, surroundings=_ForHost(gpus, matrix, say, make))
+    return Host(
+        engine=chosen,
+        gpus=gpus,
+        cores=cores,
+        memory=memory,
+        surroundings=_ForHost(gpus, matrix, say, make),
+        inventory=inventory,
+    )
 
 
 def _size_of_this_host() -> tuple[int, int]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.engine.spec import FileCopy, JobSpec, ranks_at_once, resources
+from allranks.engine.spec import FileCopy, JobSpec, Passthrough, ranks_at_once, resources
 from allranks.harness.config import AgentConfig, Share, TimeLimits
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.packing.task import Room
@@ -35,6 +35,7 @@ class Attempt:
     Attributes:
         number: From 1.
         gpus: The GPUs of its lease.
+        passthrough: How a container is given them.
         seed: What every rank of every test starts from.
         pytest_args: Arguments of this run for pytest.
         carried: What an earlier job of the same cell and suite has left for this one.
@@ -47,6 +48,7 @@ class Attempt:
     number: int
     seed: int
     gpus: tuple[str, ...] = ()
+    passthrough: Passthrough = field(default_factory=Passthrough)
     pytest_args: tuple[str, ...] = ()
     carried: tuple[FileCopy, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -69,6 +71,7 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
         python_path=surroundings.python_path,
         environment=dict(job.environment),
         gpus=attempt.gpus,
+        passthrough=attempt.passthrough,
         resources=resources(
             world_size=job.cell.world_size,
             memory_mib=matrix.limits.memory_mib,

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,8 @@ from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
 from allranks.schedule.again import Again
 from allranks.schedule.folder import RunFolder, open_run
-from allranks.schedule.gpus import chosen_gpus, host_gpus
 from allranks.schedule.host import EngineName, choose_host, engines
+from allranks.schedule.inventory import GpuMode, chosen_gpus, take_inventory
 from allranks.schedule.live import LiveView
 from allranks.schedule.runner import NOTHING_BEFORE, Rules, Runner
 from allranks.schedule.snapshot import take_snapshot
@@ -56,6 +56,7 @@ class RunOptions:
         rules: How its jobs follow each other.
         left: What is left of the jobs of a run that is gone on with, by their ids; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
+        gpu_mode: Whose GPUs, and how containers are given them.
     """
 
     run_id: str
@@ -68,6 +69,7 @@ class RunOptions:
     rules: Rules = field(default_factory=Rules)
     left: Mapping[str, Again] | None = None
     gpus: str | None = None
+    gpu_mode: GpuMode = "auto"
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
@@ -83,7 +85,9 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
         AllranksError: The run could not begin, or nothing can be written.
     """
     # Before there is a run: what cannot be asked for is no run that failed.
-    gpus = None if options.gpus is None else chosen_gpus(host_gpus(), options.gpus)
+    inventory = take_inventory(options.gpu_mode)
+    if options.gpus is not None:
+        inventory = replace(inventory, gpus=chosen_gpus(inventory.gpus, options.gpus))
     if options.left is not None:
         _remove_remains()
     with own_run(options.run_id), interruptible():
@@ -92,7 +96,7 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
         durations = options.durations or expansion.matrix.root / expansion.matrix.durations
         try:
             folder = take_snapshot(folder, jobs, durations, say)
-            host = choose_host(options.engine, expansion.matrix, say, gpus)
+            host = choose_host(options.engine, expansion.matrix, say, inventory)
             _refuse_several_nodes(host.engine, jobs)
             runner = Runner(expansion.matrix, host, folder, LiveView(say), options.pytest_args, options.rules)
             runner.run(*_to_do(jobs, options.left))

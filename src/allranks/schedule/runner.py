@@ -25,8 +25,9 @@ from allranks.report.verdict import Setting
 from allranks.schedule.again import WHOLE, Again
 from allranks.schedule.cache import carried_files
 from allranks.schedule.folder import RunFolder
-from allranks.schedule.gpus import Holder, Lease, count_free, try_lease
+from allranks.schedule.inventory import Inventory
 from allranks.schedule.journal import JobError
+from allranks.schedule.leases import Holder, Lease, count_free, try_lease
 from allranks.schedule.live import LiveView
 from allranks.schedule.packing.backlog import Backlog
 from allranks.schedule.packing.order import ordered
@@ -38,6 +39,8 @@ from allranks.schedule.turn import Attendant, Turn, record_unstarted, remove_if_
 NOTHING_BEFORE: Final[Mapping[str, Again]] = MappingProxyType({})
 """What is left of the jobs of a new run: all."""
 
+_NO_GPUS = Inventory()
+
 _POLL = 0.25
 """Seconds between two looks at GPUs that another run holds."""
 
@@ -47,7 +50,8 @@ class Host:
     """Where the jobs of a run are run.
 
     Attributes:
-        gpus: UUIDs of the GPUs that jobs may lease.
+        gpus: Ids of the GPUs that jobs may lease.
+        inventory: How containers are given them.
         cores: CPU cores that ranks share.
         memory: MiB.
         surroundings: Where each job's Python comes from, made on first use.
@@ -58,6 +62,7 @@ class Host:
     cores: int
     memory: int
     surroundings: Callable[[Job], Surroundings]
+    inventory: Inventory = _NO_GPUS
 
     @property
     def room(self) -> Room:
@@ -303,6 +308,7 @@ class Runner:
             number=turn.number,
             seed=self._folder.seed,
             gpus=turn.lease.gpus,
+            passthrough=self._host.inventory.of(turn.lease.gpus),
             pytest_args=self._pytest_args,
             carried=tuple(carried_files(cache_to_start_with(self._folder, turn.job, turn.number))),
             seconds=self._folder.seconds_of(turn.job),

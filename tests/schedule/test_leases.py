@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -6,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from allranks.errors import UsageError
-from allranks.schedule.gpus import Holder, chosen_gpus, count_free, holders, host_gpus, try_lease
+from allranks.schedule.leases import Holder, count_free, holders, try_lease
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))
 
 COMPETITOR = """
 import os, random, sys
 from pathlib import Path
-from allranks.schedule import gpus
+from allranks.schedule import leases as gpus
 
 folder, seed = Path(sys.argv[1]), int(sys.argv[2])
 gpus.lock_folder = lambda: folder
@@ -37,7 +35,7 @@ for _ in range(60):
 HOLDER = """
 import sys
 from pathlib import Path
-from allranks.schedule import gpus
+from allranks.schedule import leases as gpus
 
 gpus.lock_folder = lambda: Path(sys.argv[1])
 lease = gpus.try_lease(["GPU-0"], 1)
@@ -160,70 +158,6 @@ def test_a_lock_file_that_says_nothing_is_somebodys_all_the_same(locks, text):
         assert holders(GPUS[:1]) == {GPUS[0]: Holder()}
 
 
-@pytest.mark.parametrize(
-    ("wanted", "found"),
-    [
-        ("0,2-3", (0, 2, 3)),
-        ("GPU-1", (1,)),
-        (" 3 , GPU-0 ,3", (3, 0)),
-        ("1-1", (1,)),
-        ("", ()),
-    ],
-)
-def test_gpus_are_chosen_by_number_and_by_id(wanted, found):
-    assert chosen_gpus(GPUS, wanted) == tuple(GPUS[number] for number in found)
-
-
-@pytest.mark.parametrize("wanted", ["4", "3-4", "2-1", "GPU-9", "-1", "all"])
-def test_a_gpu_that_is_not_there_is_refused(wanted):
-    with pytest.raises(UsageError, match=f"There is no GPU {wanted} on this host") as caught:
-        chosen_gpus(GPUS, f"0,{wanted}")
-    assert "numbers 0 to 3" in caught.value.why
-
-
-def test_of_no_gpus_none_can_be_chosen():
-    with pytest.raises(UsageError, match="no GPU 0") as caught:
-        chosen_gpus((), "0")
-    assert "There are: none" in caught.value.why
-
-
 def test_strange_names_of_gpus_are_files_in_the_folder_all_the_same(locks):
     with try_lease(["../../etc/x y"], 1):
         assert [path.name for path in locks.iterdir()] == ["gpu-.._.._etc_x_y"]
-
-
-def test_gpus_of_a_remote_daemon_come_from_the_environment():
-    assert host_gpus({"ALLRANKS_GPUS": " GPU-a, GPU-b ,"}) == ("GPU-a", "GPU-b")
-
-
-def test_an_empty_list_in_the_environment_means_none():
-    assert host_gpus({"ALLRANKS_GPUS": ""}) == ()
-
-
-@pytest.fixture
-def driver(tmp_path, monkeypatch):
-    """Put a stand-in for nvidia-smi first on the path."""
-
-    def install(script: str) -> None:
-        tool = tmp_path / "bin" / "nvidia-smi"
-        tool.parent.mkdir()
-        tool.write_text(f"#!/bin/sh\n{script}\n")
-        tool.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-
-    return install
-
-
-def test_gpus_of_this_host_come_from_the_driver(driver):
-    driver("printf 'GPU-a\\nGPU-b\\n'")
-    assert host_gpus({}) == ("GPU-a", "GPU-b")
-
-
-def test_a_driver_that_does_not_answer_has_no_gpus(driver):
-    driver("echo 'NVIDIA-SMI has failed'; exit 9")
-    assert host_gpus({}) == ()
-
-
-def test_no_driver_is_no_gpus(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert host_gpus({}) == ()

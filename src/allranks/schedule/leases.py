@@ -1,4 +1,4 @@
-"""The GPUs of this host, and leases on them that two runs never hold at once.
+"""Leases on GPUs, which two runs on one host never hold at once.
 
 A lease is a lock (flock(2)) on one file for each GPU, in one folder for the whole host. It lasts as long as any
 process holds its descriptor: the orchestrator, and every process of a job on the process engine. The file
@@ -9,63 +9,15 @@ import fcntl
 import json
 import os
 import re
-import shutil
-import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
 from allranks.engine.ownership import lock_folder, open_lock
-from allranks.errors import UsageError
 
 _PREFIX = "gpu-"
-
-GPUS_VARIABLE = "ALLRANKS_GPUS"
-"""Names the GPUs, comma-separated, where they cannot be asked for: those of a remote daemon."""
-
-
-def host_gpus(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The UUIDs of this host's NVIDIA GPUs, in the driver's order; empty where there is no driver."""
-    if GPUS_VARIABLE in environ:
-        names = (name.strip() for name in environ[GPUS_VARIABLE].split(","))
-        return tuple(dict.fromkeys(name for name in names if name))
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    query = [tool, "--query-gpu=uuid", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
-
-
-def chosen_gpus(gpus: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """Some of a host's GPUs.
-
-    Args:
-        gpus: All of them, in the driver's order.
-        wanted: Numbers from 0, ranges of them and ids, comma-separated: ``0,2-3``. Empty for none.
-
-    Raises:
-        UsageError: One of them is not there.
-    """
-    parts = [part.strip() for part in wanted.split(",") if part.strip()]
-    return tuple(dict.fromkeys(gpu for part in parts for gpu in _chosen(gpus, part)))
-
-
-def _chosen(gpus: Sequence[str], part: str) -> Sequence[str]:
-    if part in gpus:
-        return (part,)
-    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
-    if first <= last < len(gpus):
-        return gpus[first : last + 1]
-    there = f"numbers 0 to {len(gpus) - 1}, or {', '.join(gpus)}" if gpus else "none"
-    msg = f"There is no GPU {part} on this host."
-    raise UsageError(msg, why=f"There are: {there}.", remedy="Name some of them: --gpus 0,2-3")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,139 @@
+"""The GPUs of this host, and how containers are given some of them.
+
+NVIDIA's are asked for by ``nvidia-smi``, which speaks NVML; AMD's are in the kernel's topology (amdgpu's
+``/sys/class/kfd``). Those of a remote daemon nobody here can ask for: ``ALLRANKS_GPUS`` names them.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from allranks.engine.spec import GpuDriver, Passthrough
+from allranks.errors import UsageError
+
+GpuMode = Literal["auto", "nvidia", "cdi", "rocm", "none"]
+
+GPU_MODES: Final[tuple[GpuMode, ...]] = ("auto", "nvidia", "cdi", "rocm", "none")
+
+GPUS_VARIABLE = "ALLRANKS_GPUS"
+"""Names the GPUs, comma-separated, where they cannot be asked for: those of a remote daemon."""
+
+_ROOT: Final = Path("/")
+_KFD: Final = Path("dev/kfd")
+_TOPOLOGY: Final = Path("sys/class/kfd/kfd/topology/nodes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """The GPUs that jobs may lease.
+
+    Attributes:
+        driver: How containers are given them.
+        gpus: Their ids, in the driver's order: UUIDs where they have some.
+        nodes: For AMD's, the device node of each, by id.
+        root: Where ``/dev`` is.
+    """
+
+    driver: GpuDriver = "nvidia"
+    gpus: tuple[str, ...] = ()
+    nodes: Mapping[str, Path] | None = None
+    root: Path = _ROOT
+
+    def of(self, gpus: Sequence[str]) -> Passthrough:
+        """How a container is given these of its GPUs."""
+        if not gpus or self.driver != "rocm":
+            return Passthrough(driver=self.driver)
+        paths = [_KFD, *((self.nodes or {}).get(gpu, Path("dev/dri", gpu)) for gpu in gpus)]
+        return Passthrough(
+            driver="rocm",
+            nodes=tuple(f"/{path}" for path in paths),
+            groups=tuple(sorted(set(_groups(self.root / path for path in paths)))),
+            numbers=tuple(map(tuple(self.nodes or self.gpus).index, gpus)),
+        )
+
+
+def _groups(paths: Iterator[Path]) -> Iterator[int]:
+    """The groups that may use device nodes; by number, since a container's names for them are its own."""
+    for path in paths:
+        with suppress(OSError):  # a remote daemon's
+            yield path.stat().st_gid
+
+
+def take_inventory(mode: GpuMode = "auto", environ: Mapping[str, str] = os.environ, root: Path = _ROOT) -> Inventory:
+    """The GPUs of this host.
+
+    Args:
+        mode: Whose; ``auto`` for NVIDIA's, and where there are none for AMD's.
+        environ: May name the GPUs itself.
+        root: Where ``/dev`` and ``/sys`` are.
+    """
+    if mode == "none":
+        return Inventory()
+    if GPUS_VARIABLE in environ:
+        names = (name.strip() for name in environ[GPUS_VARIABLE].split(","))
+        gpus = tuple(dict.fromkeys(name for name in names if name))
+        return Inventory(driver="nvidia" if mode == "auto" else mode, gpus=gpus, root=root)
+    nvidia = _nvidia_gpus() if mode != "rocm" else ()
+    if nvidia or mode in {"nvidia", "cdi"}:
+        return Inventory(driver="cdi" if mode == "cdi" else "nvidia", gpus=nvidia, root=root)
+    nodes = dict(_amd_gpus(root))
+    return Inventory(driver="rocm" if nodes or mode == "rocm" else "nvidia", gpus=tuple(nodes), nodes=nodes, root=root)
+
+
+def _nvidia_gpus() -> tuple[str, ...]:
+    """Their UUIDs; empty where there is no driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    query = [tool, "--query-gpu=uuid", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+
+
+def _amd_gpus(root: Path) -> Iterator[tuple[str, Path]]:
+    """Their ids, and the device node of each; nodes of the topology without SIMD units are CPUs."""
+    folders = (root / _TOPOLOGY).glob("[0-9]*")
+    for folder in sorted(folders, key=lambda folder: int(folder.name)):
+        try:
+            lines = (folder / "properties").read_text(encoding="ascii").splitlines()
+        except OSError:
+            continue  # the kernel hides those that this user's cgroup may not use
+        said = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdecimal()}
+        if said.get("simd_count") and said.get("drm_render_minor"):
+            node = Path("dev/dri", f"renderD{said['drm_render_minor']}")
+            yield (f"GPU-{said['unique_id']:016x}" if said.get("unique_id") else node.name), node
+
+
+def chosen_gpus(gpus: Sequence[str], wanted: str) -> tuple[str, ...]:
+    """Some of a host's GPUs.
+
+    Args:
+        gpus: All of them, in the driver's order.
+        wanted: Numbers from 0, ranges of them and ids, comma-separated: ``0,2-3``. Empty for none.
+
+    Raises:
+        UsageError: One of them is not there.
+    """
+    parts = [part.strip() for part in wanted.split(",") if part.strip()]
+    return tuple(dict.fromkeys(gpu for part in parts for gpu in _chosen(gpus, part)))
+
+
+def _chosen(gpus: Sequence[str], part: str) -> Sequence[str]:
+    if part in gpus:
+        return (part,)
+    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+    if first <= last < len(gpus):
+        return gpus[first : last + 1]
+    there = f"numbers 0 to {len(gpus) - 1}, or {', '.join(gpus)}" if gpus else "none"
+    msg = f"There is no GPU {part} on this host."
+    raise UsageError(msg, why=f"There are: {there}.", remedy="Name some of them: --gpus 0,2-3")
