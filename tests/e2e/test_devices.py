@@ -1,0 +1,184 @@
+"""Each container gets exactly the GPUs that its job holds, while many run at a time: what a real engine was asked for.
+
+There are no GPUs here. A stand-in for NVIDIA's hook writes down which ones the engine wants it to give (see
+``stand_ins``); AMD's are device nodes that lead to nothing.
+"""
+
+import json
+import os
+import stat
+import time
+from dataclasses import replace
+from itertools import chain, combinations
+from pathlib import Path
+
+import pytest
+from docker.errors import APIError
+from docker.types import DeviceRequest
+
+from allranks.engine.ownership import own_run
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import expand
+from allranks.matrix.plan import plan
+from allranks.schedule.folder import open_run
+from allranks.schedule.host import choose_host
+from allranks.schedule.inventory import Inventory
+from allranks.schedule.live import LiveView
+from allranks.schedule.runner import Runner
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
+
+RECORD = Path("/run/allranks-gpu-hook.jsonl")
+REQUIRE_HOOK = "ALLRANKS_REQUIRE_GPU_HOOK"
+
+MATRIX = """\
+[matrix]
+backend = ["gloo"]
+world_size = [1]
+gpu_count = {gpu_count}
+
+{suites}
+
+[images.cpu]
+torch = "2.13.0"
+packages = ["numpy", "expecttest"]
+"""
+
+SUITE = """\
+import json
+import os
+from pathlib import Path
+
+NODES = sorted(Path("/dev/dri").iterdir()) if Path("/dev/dri").exists() else []
+
+
+def is_usable(node):
+    try:
+        os.close(os.open(node, os.O_RDWR))
+    except OSError:
+        return False
+    return True
+
+
+seen = {
+    "nvidia": os.environ.get("NVIDIA_VISIBLE_DEVICES"),
+    "nodes": {node.name: is_usable(node) for node in NODES},
+    "kfd": is_usable("/dev/kfd"),
+}
+Path("/job/results/seen.json").write_text(json.dumps(seen))
+
+
+def test_nothing():
+    pass
+"""
+
+
+@pytest.fixture
+def run_jobs(tmp_path, docker_client, run_id):
+    """Runs suites that look at what they are given: by job what it leased and saw, and the lives of the containers."""
+
+    def run(inventory, gpu_count, suites):
+        tables = "\n".join(f'[suites.s{number}]\npath = "suite"' for number in range(suites))
+        (tmp_path / "suite").mkdir()
+        (tmp_path / "suite" / "test_seen.py").write_text(SUITE)
+        (tmp_path / "matrix.toml").write_text(MATRIX.format(gpu_count=gpu_count, suites=tables))
+        expansion = expand(load(tmp_path))
+        jobs = plan(expansion.matrix, expansion.cells)
+        folder = open_run(tmp_path / "results", run_id, jobs, {}, 7)
+        host = replace(choose_host("docker", expansion.matrix, print, inventory), cores=64, memory=1 << 20)
+        began = int(time.time())
+        with own_run(run_id):
+            Runner(expansion.matrix, host, folder, LiveView(print), ()).run(jobs)
+        return found_of(folder.path), lives(docker_client, run_id, began)
+
+    return run
+
+
+def found_of(folder):
+    return {
+        record["id"]: (record["gpus"], json.loads(path.with_name("seen.json").read_text()))
+        for path in folder.glob("cells/*/*/attempt-1/job.json")
+        if (record := json.loads(path.read_text()))["error"] is None
+    }
+
+
+def lives(client, run_id, began):
+    """For each container of a run, by id: its job, and when it started and died."""
+    found = {}
+    filters = {"label": f"allranks.run={run_id}", "type": "container"}
+    for event in client.events(since=began, until=int(time.time()) + 1, filters=filters, decode=True):
+        life = found.setdefault(event["id"], {"job": event["Actor"]["Attributes"]["allranks.job"]})
+        life[event["Action"]] = event["timeNano"]
+    return found
+
+
+def at_once(lives):
+    """The most containers that ran at any moment."""
+    starts = [life["start"] for life in lives.values()]
+    return max(sum(life["start"] <= moment < life["die"] for life in lives.values()) for moment in starts)
+
+
+@pytest.fixture
+def hook(docker_client):
+    """What the stand-in for NVIDIA's hook wrote down, by container."""
+    request = DeviceRequest(driver="nvidia", device_ids=["GPU-x"], capabilities=[["gpu"]])
+    config = docker_client.api.create_host_config(device_requests=[request], network_mode="none")
+    container = docker_client.api.create_container("allranks/base:bookworm", ["true"], host_config=config)
+    try:
+        docker_client.api.start(container)
+    except APIError as error:
+        if os.environ.get(REQUIRE_HOOK):
+            pytest.fail(str(error))
+        pytest.skip("the engine was started without the stand-in for NVIDIA's hook")
+    finally:
+        docker_client.api.remove_container(container, force=True)
+
+    def read():
+        lines = [json.loads(line) for line in RECORD.read_text().splitlines()]
+        return {line["container"]: line["gpus"] for line in lines}
+
+    return read
+
+
+def test_each_container_is_given_exactly_its_leased_gpus_while_eight_overlap(run_jobs, hook):
+    gpus = tuple(f"GPU-{number:02}" for number in range(13))
+    found, containers = run_jobs(Inventory(gpus=gpus), [1, 2], 5)
+    assert len(found) == len(containers) == 10
+    assert at_once(containers) >= 8
+    given = {identifier: hook()[identifier].split(",") for identifier in containers}
+    for identifier, life in containers.items():
+        leased, seen = found[life["job"]]
+        assert given[identifier] == leased == seen["nvidia"].split(",")
+        assert len(leased) == int(life["job"].split("-g")[1][0])
+    for one, other in combinations(containers, 2):
+        overlap = containers[one]["start"] < containers[other]["die"] and (
+            containers[other]["start"] < containers[one]["die"]
+        )
+        assert not overlap or not set(given[one]) & set(given[other])
+
+
+@pytest.fixture
+def render_nodes():
+    """Device nodes like AMD's, which only their group may use; they lead where /dev/null does."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make device nodes")
+    Path("/dev/dri").mkdir(exist_ok=True)
+    made = [Path(f"/dev/dri/renderD{number}") for number in range(240, 244)]
+    made += [kfd for kfd in (Path("/dev/kfd"),) if not kfd.exists()]
+    for number, node in enumerate(made):
+        os.mknod(node, stat.S_IFCHR | 0o660, os.makedev(1, 3))
+        node.chmod(0o660)
+        os.chown(node, 0, 54000 + number)
+    yield [node.name for node in made[:4]]
+    for node in made:
+        node.unlink()
+
+
+def test_each_container_has_the_device_nodes_of_its_own_gpus_and_may_use_them(run_jobs, render_nodes):
+    found, containers = run_jobs(Inventory(driver="rocm", gpus=tuple(render_nodes)), [0, 2], 2)
+    assert at_once(containers) >= 2
+    leased = {job: gpus for job, (gpus, _) in found.items()}
+    assert sorted(chain.from_iterable(leased.values())) == render_nodes
+    for gpus, seen in found.values():
+        assert seen["nodes"] == dict.fromkeys(gpus, True)
+        assert seen["kfd"] == bool(gpus)
