@@ -36,7 +36,7 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     session.run("pytest", "-m", "not docker and not alone", "-n", "auto", "--dist", "loadfile")
-    session.run("pytest", "-m", "docker or alone")
+    session.run("pytest", "-m", "docker or alone", "--durations", "12")
 
 
 @nox.session(default=False)
