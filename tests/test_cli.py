@@ -9,6 +9,7 @@ import pytest
 
 from allranks import cli
 from allranks.cli import main
+from allranks.doctor import Finding
 from allranks.errors import EngineError, ExitCode
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
@@ -569,3 +570,13 @@ def test_a_bug_of_ours_is_told_without_a_traceback(allranks, monkeypatch):
     assert err.startswith("allranks: error: allranks broke down: AttributeError: no such thing\n")
     assert "Traceback" not in err
     assert "--debug" in err
+
+
+def test_the_doctors_findings_are_printed_and_a_problem_is_exit_code_4(allranks, monkeypatch):
+    found = [Finding("disk", "full", "Make room.")]
+    monkeypatch.setattr("allranks.doctor.examine", lambda *_: [Finding("GPUs", "none"), *found])
+    code, out, _ = allranks("doctor")
+    assert code == 4
+    assert out == "ok       GPUs: none\nPROBLEM  disk: full\n         -> Make room.\n1 problem(s)\n"
+    found.clear()
+    assert allranks("doctor")[:2] == (0, "ok       GPUs: none\nno problem was found\n")

@@ -1,4 +1,4 @@
-"""The command line: ``allranks plan | run | merge | report | leases | clean``."""
+"""The command line: ``allranks plan | run | merge | report | leases | doctor | clean``."""
 
 import argparse
 import io
@@ -95,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"allranks {allranks.__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     commands = parser.add_subparsers(
-        title="commands", required=True, metavar="plan | run | merge | report | leases | clean"
+        title="commands", required=True, metavar="plan | run | merge | report | leases | doctor | clean"
     )
     _add_plan(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
     _add_run(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands.add_parser("report", help="make the report of the newest run again, and show it"))
     leases = commands.add_parser("leases", help="show which run and which job holds each GPU of this host")
     leases.set_defaults(command=_leases)
+    _add_doctor(commands.add_parser("doctor", help="see whether this host can run jobs, and what is to be done"))
     _add_clean(commands.add_parser("clean", help="remove what dead runs left behind on this host"))
     return parser
 
@@ -136,38 +137,49 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_selection(parser)
     parser.usage = "allranks run [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
-    environ = os.environ
-    parser.add_argument(
-        "--engine",
-        type=_engine,
-        metavar="|".join(_ENGINES),
-        default=environ.get(ENGINE_VARIABLE) or "auto",
-        help=f"where to run: docker where a daemon answers, else process (default: ${ENGINE_VARIABLE}, or auto)",
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=environ.get(RESULTS_VARIABLE) or None,
-        metavar="DIR",
-        help=f"folder of all runs (default: ${RESULTS_VARIABLE}, or results beside the matrix file)",
-    )
+    _add_engine(parser)
+    _add_results(parser)
     parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
     _add_durations(parser, "file of what tests took, for even shards (default: the one that the matrix file names)")
     parser.add_argument(
         "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
     )
     parser.add_argument("--gpus", metavar="0,2-3", help="only these GPUs, by number or id (default: all of the host's)")
-    parser.add_argument(
-        "--gpu-mode",
-        type=_gpu_mode,
-        metavar="|".join(_GPU_MODES),
-        default=environ.get(GPU_MODE_VARIABLE) or "auto",
-        help=f"whose GPUs, and how containers are given them (default: ${GPU_MODE_VARIABLE}, or auto)",
-    )
+    _add_gpu_mode(parser)
     _add_repetition(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_run)
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        type=_engine,
+        metavar="|".join(_ENGINES),
+        default=os.environ.get(ENGINE_VARIABLE) or "auto",
+        help=f"where to run: docker where a daemon answers, else process (default: ${ENGINE_VARIABLE}, or auto)",
+    )
+
+
+def _add_gpu_mode(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpu-mode",
+        type=_gpu_mode,
+        metavar="|".join(_GPU_MODES),
+        default=os.environ.get(GPU_MODE_VARIABLE) or "auto",
+        help=f"whose GPUs, and how containers are given them (default: ${GPU_MODE_VARIABLE}, or auto)",
+    )
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=os.environ.get(RESULTS_VARIABLE) or None,
+        metavar="DIR",
+        help=f"folder of all runs (default: ${RESULTS_VARIABLE}, or results beside the matrix file)",
+    )
 
 
 def _add_repetition(parser: argparse.ArgumentParser) -> None:
@@ -279,6 +291,13 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
 
 def _add_durations(parser: argparse.ArgumentParser, meaning: str) -> None:
     parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    _add_engine(parser)
+    _add_gpu_mode(parser)
+    _add_results(parser)
+    parser.set_defaults(command=_doctor)
 
 
 def _add_clean(parser: argparse.ArgumentParser) -> None:
@@ -487,6 +506,17 @@ def _leases(_options: argparse.Namespace) -> ExitCode:
     if not found:
         _say("this host has no GPUs that allranks could lease")
     return ExitCode.OK
+
+
+def _doctor(options: argparse.Namespace) -> ExitCode:
+    from allranks.doctor import examine  # noqa: PLC0415 - no plan needs it
+
+    problems = 0
+    for finding in examine(options.engine, options.gpu_mode, options.results or Path("results")):
+        _say(finding.line)
+        problems += bool(finding.remedy)
+    _say(f"{problems} problem(s)" if problems else "no problem was found")
+    return ExitCode.INFRASTRUCTURE if problems else ExitCode.OK
 
 
 def _held_by(holder: "Holder") -> str:

@@ -428,6 +428,15 @@ def test_reaping_removes_what_dead_owners_left_and_nothing_else(fake):
 
 
 @pytest.mark.usefixtures("locks")
+def test_remains_are_named_and_stay(fake):
+    client = fake()
+    client.listed = client.volumes_listed = [left("dead"), left("alive")]
+    with own_run("alive"):
+        assert engine_of(client).remains() == ["container allranks-dead", "volume volume-dead"]
+    assert not [call for call in client.calls if call[0].startswith("remove")]
+
+
+@pytest.mark.usefixtures("locks")
 def test_reaping_asks_for_objects_of_this_host_alone(fake):
     client = fake()
     engine_of(client).reap()

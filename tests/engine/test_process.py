@@ -307,6 +307,17 @@ def test_reaping_removes_scratch_folders_of_dead_owners_alone(reap, scratch_root
     assert sorted(path.name for path in scratch_root.iterdir()) == [f"allranks-job-{run_id}-alive.x2", "somebody-elses"]
 
 
+def test_remains_are_named_and_stay(engine, sleeper, scratch_root, run_id):
+    process = sleeper(run_id)
+    folder = scratch_root / f"allranks-job-{run_id}.x1"
+    folder.mkdir()
+    with own_run(run_id):
+        assert not {f"process {process.pid}", f"folder {folder}"} & set(engine("").remains())
+    assert {f"process {process.pid}", f"folder {folder}"} <= set(engine("").remains())
+    assert process.poll() is None
+    assert folder.exists()
+
+
 def test_reaping_survives_a_folder_that_goes_at_that_moment(reap, scratch_root, run_id, monkeypatch):
     gone = scratch_root / f"allranks-job-{run_id}.x1"
     monkeypatch.setattr(engine_process.Path, "glob", lambda *_: iter([gone]))

@@ -132,23 +132,26 @@ class DockerEngine:
 
     def reap(self) -> list[str]:
         """Remove the containers of this host whose run has no owner any more, with their volumes."""
-        mine = {"label": ["allranks=1", f"{HOST_LABEL}={host_id()}"]}
-        try:
-            containers = self._client.containers(all=True, filters=mine)
-            dead = [each for each in containers if is_dead(each["Labels"].get(RUN_LABEL, ""))]
+        with _as_listing_error():
+            dead = self._dead_containers()
             for each in dead:
                 self._remove(each["Id"])
-            volumes = self._reap_volumes(mine)
-        except _FAILURES as error:
-            msg = "What earlier runs left behind could not be listed."
-            raise EngineError(msg, why=str(error), remedy="Check that the Docker daemon runs.") from error
+            volumes = [name for name in self._dead_volumes() if self._remove_volume(name)]
         forget_dead_runs()
-        return [f"container {each['Names'][0].lstrip('/')}" for each in dead] + volumes
+        return _names(dead, volumes)
 
-    def _reap_volumes(self, mine: Mapping[str, list[str]]) -> list[str]:
-        volumes = self._client.volumes(filters={**mine, "dangling": True})["Volumes"] or []
-        dead = [each["Name"] for each in volumes if is_dead(each["Labels"].get(RUN_LABEL, ""))]
-        return [f"volume {name}" for name in dead if self._remove_volume(name)]
+    def remains(self) -> list[str]:
+        """See :meth:`allranks.engine.protocol.Engine.remains`."""
+        with _as_listing_error():
+            return _names(self._dead_containers(), self._dead_volumes())
+
+    def _dead_containers(self) -> list[dict[str, Any]]:
+        containers: list[dict[str, Any]] = self._client.containers(all=True, filters=_of_this_host())
+        return [each for each in containers if is_dead(each["Labels"].get(RUN_LABEL, ""))]
+
+    def _dead_volumes(self) -> list[str]:
+        volumes = self._client.volumes(filters={**_of_this_host(), "dangling": True})["Volumes"] or []
+        return [each["Name"] for each in volumes if is_dead(each["Labels"].get(RUN_LABEL, ""))]
 
     def _remove_volume(self, name: str) -> bool:
         try:
@@ -300,6 +303,26 @@ class DockerJob:
                 continue
             for event in self._stream.feed(payload):
                 sink(event)
+
+
+def _of_this_host() -> dict[str, list[str]]:
+    return {"label": ["allranks=1", f"{HOST_LABEL}={host_id()}"]}
+
+
+def _names(containers: Sequence[Mapping[str, Any]], volumes: Sequence[str]) -> list[str]:
+    return [
+        *(f"container {each['Names'][0].lstrip('/')}" for each in containers),
+        *(f"volume {name}" for name in volumes),
+    ]
+
+
+@contextmanager
+def _as_listing_error() -> Iterator[None]:
+    try:
+        yield
+    except _FAILURES as error:
+        msg = "What earlier runs left behind could not be listed."
+        raise EngineError(msg, why=str(error), remedy="Check that the Docker daemon runs.") from error
 
 
 @contextmanager

@@ -105,6 +105,12 @@ class ProcessEngine:
         )
         return _Agent(process, own)
 
+    def remains(self) -> list[str]:
+        """See :meth:`allranks.engine.protocol.Engine.remains`."""
+        dead = [pid for pid, run_id in _processes_of_runs() if is_dead(run_id)]
+        left = [folder for folder, run_id in _scratch_folders() if is_dead(run_id)]
+        return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
+
     def reap(self) -> list[str]:
         """Kill the processes of this host whose run has no owner any more, and remove its scratch folders."""
         dead = list(_kill_the_dead())

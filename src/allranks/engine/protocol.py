@@ -79,5 +79,12 @@ class Engine(Protocol):
             EngineError: It could not be started; nothing of it is left.
         """
 
+    def remains(self) -> list[str]:
+        """What dead owners left behind on this host, by name; nothing is touched.
+
+        Raises:
+            EngineError: Nobody can tell.
+        """
+
     def reap(self) -> list[str]:
         """Remove what dead owners left behind on this host; names of what was removed."""

@@ -97,11 +97,16 @@ def _process_engine() -> ProcessEngine:
     return ProcessEngine(package_path(cache_folder() / "package"))
 
 
+def is_daemon_expected(engine: EngineName) -> bool:
+    """Whether a run would look for a Docker daemon at all."""
+    return engine == "docker" or (engine == "auto" and ("DOCKER_HOST" in os.environ or _SOCKET.exists()))
+
+
 def _client(engine: EngineName) -> "tuple[DockerClient | None, str]":
     """A client, or None for the process engine; and why."""
     if engine == "process":
         return None, "asked for"
-    if engine == "auto" and "DOCKER_HOST" not in os.environ and not _SOCKET.exists():
+    if not is_daemon_expected(engine):
         return None, f"no Docker daemon: there is no {_SOCKET}"
     # The SDK takes a tenth of a second to import: who has no daemon need not wait for it.
     from allranks.engine.docker import connect  # noqa: PLC0415

@@ -1,0 +1,151 @@
+"""What the doctor says of hosts that are made of a few files and of what a daemon would say."""
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+
+from allranks import doctor
+from allranks.doctor import Finding, examine, examine_daemon, examine_folders, examine_gpus
+from allranks.errors import EngineError
+from allranks.schedule.inventory import Inventory
+
+NOW = datetime(2026, 11, 22, 1, 6, 41, tzinfo=UTC).timestamp()
+WELL = {
+    "ServerVersion": "28.3.1",
+    "NCPU": 8,
+    "MemoryLimit": True,
+    "SwapLimit": True,
+    "PidsLimit": True,
+    "CgroupVersion": "2",
+    "SystemTime": "2026-11-22T01:06:41.123456789Z",
+    "Runtimes": {"nvidia": {}, "runc": {}},
+    "CDISpecDirs": ["/nowhere"],
+    "DockerRootDir": "/nowhere",
+}
+NVIDIA, CDI = Inventory(gpus=("GPU-a",)), Inventory(driver="cdi", gpus=("GPU-a",))
+
+
+def problems(findings):
+    return {finding.subject: finding for finding in findings if finding.remedy}
+
+
+def test_a_host_where_all_is_well_has_no_problem(tmp_path):
+    assert not problems(examine_gpus(NVIDIA, tmp_path))
+    assert not problems(examine_daemon(WELL, NVIDIA, NOW))
+    assert not problems(examine_daemon(WELL, Inventory(), NOW))
+
+
+def test_a_driver_without_a_gpu_is_a_problem(tmp_path):
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    (tmp_path / "proc/driver/nvidia/version").touch()
+    assert "nvidia-smi lists no GPU" in problems(examine_gpus(Inventory(), tmp_path))["GPUs"].text
+
+
+def test_a_card_without_a_driver_is_a_problem_and_named(tmp_path):
+    for address, vendor, kind in (("0000:01:00.0", "0x10de", "0x030200"), ("0000:02:00.0", "0x8086", "0x030000")):
+        device = tmp_path / "sys/bus/pci/devices" / address
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+    (tmp_path / "sys/bus/pci/devices/0000:03:00.0").mkdir()
+    [problem] = problems(examine_gpus(Inventory(), tmp_path)).values()
+    assert "(0000:01:00.0), and no driver" in problem.text
+    assert "Install NVIDIA's driver" in problem.remedy
+
+
+def test_a_host_without_cards_has_no_problem(tmp_path):
+    assert [finding.text for finding in examine_gpus(Inventory(), tmp_path)] == [
+        "none: tests that need some are skipped"
+    ]
+
+
+def test_device_nodes_that_this_user_may_not_use_are_named(tmp_path):
+    inventory = Inventory(driver="rocm", gpus=("renderD128",), root=tmp_path)
+    problem = problems(examine_gpus(inventory, tmp_path))["groups"]
+    assert problem.text == "this user may not use /dev/kfd, /dev/dri/renderD128"
+    assert "usermod -aG render,video" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("said", "inventory", "subject", "remedy"),
+    [
+        ({"Runtimes": {"runc": {}}}, NVIDIA, "toolkit", "nvidia-ctk runtime configure"),
+        ({"ServerVersion": "20.10.24+dfsg1"}, CDI, "CDI", "Install Docker 25"),
+        ({}, CDI, "CDI", "nvidia-ctk cdi generate"),
+        ({"CDISpecDirs": None}, CDI, "CDI", "nvidia-ctk cdi generate"),
+        ({"SwapLimit": False, "CgroupVersion": "1"}, NVIDIA, "cgroups", "swapaccount=1"),
+        ({"SystemTime": "2026-11-22T01:07:41.123456789Z"}, NVIDIA, "clock", "set-ntp"),
+    ],
+)
+def test_what_a_daemon_lacks_is_told_with_the_one_thing_to_do(monkeypatch, said, inventory, subject, remedy):
+    monkeypatch.setenv("PATH", "/nowhere")
+    [problem] = problems(examine_daemon({**WELL, **said}, inventory, NOW)).values()
+    assert problem.subject == subject
+    assert remedy in problem.remedy
+
+
+def test_a_cdi_specification_is_found(tmp_path):
+    (tmp_path / "nvidia.yaml").touch()
+    assert not problems(examine_daemon({**WELL, "CDISpecDirs": [str(tmp_path)]}, CDI, NOW))
+
+
+@pytest.mark.parametrize("said", ["", "yesterday", "2026-11-22T09:00:00+08:00"])
+def test_a_daemon_whose_time_is_no_utc_says_nothing_of_clocks(said):
+    assert "clock" not in [finding.subject for finding in examine_daemon({**WELL, "SystemTime": said}, NVIDIA, NOW)]
+
+
+def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 30))
+    assert not problems(examine_folders(tmp_path / "not/yet", tmp_path))
+    there = {**WELL, "DockerRootDir": str(tmp_path)}
+    assert not problems(examine_daemon(there, Inventory(), NOW))
+    assert "Make room for 20 GiB" in problems(examine_daemon(there, NVIDIA, NOW))["images"].remedy
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    found = problems(examine_folders(tmp_path / "not/yet", tmp_path))
+    assert set(found) == {"results", "cache", "shared memory"}
+    assert "remount" in found["shared memory"].remedy
+
+
+@pytest.fixture
+def dead_run(monkeypatch):
+    """A run that is dead and has left a process."""
+    engine = SimpleNamespace(name="process", remains=lambda: ["process 7"])
+    monkeypatch.setattr(doctor, "ProcessEngine", lambda _: engine)
+    return engine
+
+
+@pytest.mark.usefixtures("locks", "dead_run")
+def test_what_a_dead_run_has_left_is_named(tmp_path):
+    found = problems(examine("process", "none", tmp_path))
+    assert found == {"remains": Finding("remains", "process 7 is of a run that is dead", "Run: allranks clean")}
+
+
+@pytest.mark.usefixtures("locks")
+def test_remains_that_nobody_can_list_are_a_problem(dead_run, tmp_path):
+    def fail():
+        msg = "Could not be listed."
+        raise EngineError(msg, why="Because.", remedy="Look.")
+
+    dead_run.remains = fail
+    assert problems(examine("process", "none", tmp_path))["remains"].remedy == "Look."
+
+
+@pytest.mark.usefixtures("locks")
+def test_a_daemon_that_was_asked_for_and_does_not_answer_is_a_problem(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    assert "Start one" in problems(examine("docker", "none", tmp_path))["Docker"].remedy
+    assert "Docker" not in problems(examine("process", "none", tmp_path))
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker_client")
+def test_this_machines_engine_is_well(tmp_path):
+    found = list(examine("docker", "none", tmp_path))
+    assert {"Docker", "cgroups", "clock", "remains"} <= {finding.subject for finding in found}
+    assert not problems(finding for finding in found if finding.subject in {"Docker", "clock"})
+
+
+def test_a_folder_that_is_not_writable_is_a_problem(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor.os, "access", lambda path, _: path != tmp_path)  # root may write everywhere
+    assert "not writable" in problems(examine_folders(tmp_path))["results"].text
