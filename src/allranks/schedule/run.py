@@ -22,11 +22,11 @@ from allranks.report.exit_code import exit_code
 from allranks.report.judged import MergedRun
 from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
+from allranks.schedule.actions import Console, console_for
 from allranks.schedule.again import Again
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import EngineName, choose_host, engines
 from allranks.schedule.inventory import GpuMode, chosen_gpus, take_inventory
-from allranks.schedule.live import LiveView
 from allranks.schedule.runner import NOTHING_BEFORE, Rules, Runner
 from allranks.schedule.snapshot import take_snapshot
 
@@ -84,7 +84,13 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     Raises:
         AllranksError: The run could not begin, or nothing can be written.
     """
+    with console_for(say) as console:
+        return _run(expansion, jobs, options, console)
+
+
+def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console: Console) -> ExitCode:
     # Before there is a run: what cannot be asked for is no run that failed.
+    say = console.say
     inventory = take_inventory(options.gpu_mode)
     if options.gpus is not None:
         inventory = replace(inventory, gpus=chosen_gpus(inventory.gpus, options.gpus))
@@ -98,18 +104,18 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
             folder = take_snapshot(folder, jobs, durations, say)
             host = choose_host(options.engine, expansion.matrix, say, inventory)
             _refuse_several_nodes(host.engine, jobs)
-            runner = Runner(expansion.matrix, host, folder, LiveView(say), options.pytest_args, options.rules)
+            runner = Runner(expansion.matrix, host, folder, console.view, options.pytest_args, options.rules)
             runner.run(*_to_do(jobs, options.left))
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")
-            _show(folder, {job.id for job in jobs}, say)
+            _show(folder, {job.id for job in jobs}, console)
             return ExitCode.INTERRUPTED
         except Exception:
             # Whatever broke: what was planned, and what was found so far, is in a report.
             with suppress(AllranksError):
                 merge(folder.path)
             raise
-        return _conclude(folder, jobs, options, durations, say)
+        return _conclude(folder, jobs, options, durations, console)
 
 
 def _remove_remains() -> None:
@@ -150,24 +156,25 @@ def _facts(expansion: Expansion) -> dict[str, Any]:
 
 
 def _conclude(
-    folder: RunFolder, jobs: Sequence[Job], options: RunOptions, durations: Path, say: Callable[[str], None]
+    folder: RunFolder, jobs: Sequence[Job], options: RunOptions, durations: Path, console: Console
 ) -> ExitCode:
     """The exit code of these jobs alone: other sessions that share the run answer for theirs, in whatever order."""
     ids = {job.id for job in jobs}
     meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
-    own = _show(folder, ids, say, meter.add)
-    keep_durations(durations, meter.durations, say)
+    own = _show(folder, ids, console, meter.add)
+    keep_durations(durations, meter.durations, console.say)
     return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
 
 
-def _show(folder: RunFolder, job_ids: AbstractSet[str], say: Callable[[str], None], *observers: Observer) -> MergedRun:
-    own = merge(folder.path, observers=observers).only(job_ids)
+def _show(folder: RunFolder, job_ids: AbstractSet[str], console: Console, *observers: Observer) -> MergedRun:
+    own, say = merge(folder.path, observers=observers).only(job_ids), console.say
     say("")
     say(render_table(own))
     say("")
     report = _lasting(folder.path)
     say("report: " + "\n        ".join(str(_from_here(report / file.name)) for file in own.junit_files))
     say(f"page: {_from_here(report / own.page.name)}")
+    console.annotate(own)
     return own
 
 

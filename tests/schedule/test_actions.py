@@ -1,0 +1,159 @@
+"""The log that GitHub Actions reads."""
+
+import pytest
+
+from allranks.report.judged import Failure
+from allranks.report.merge import merge
+from allranks.report.model import VerdictKind
+from allranks.schedule import actions
+from allranks.schedule.actions import ActionsView, Commands, annotate, console_for, is_on_actions
+from allranks.schedule.journal import JobError
+from allranks.schedule.live import LiveView
+
+NOTHING = "cell/s: no test ran (1.0 s)"
+
+
+@pytest.fixture
+def commands(lines):
+    made = Commands(lines)
+    made.switch_off()
+    return made
+
+
+@pytest.fixture
+def live(lines, commands):
+    return ActionsView(say=lines, commands=commands)
+
+
+def taken(lines):
+    """The commands that a runner would take of a log, as its own parser finds them (ActionCommandManager.cs)."""
+    word, found = "", []
+    for line in map(str.lstrip, lines):
+        if word:
+            word = "" if line == f"::{word}::" else word
+        elif line.startswith("::stop-commands::"):
+            word = line.removeprefix("::stop-commands::")
+        elif line.startswith("::"):
+            found.append(line)
+    return found
+
+
+def shown(lines):
+    """The rest: what a person reads."""
+    return [line for line in lines if not line.startswith("::")]
+
+
+def output(line, rank=0):
+    return {"event": "output", "rank": rank, "line": line}
+
+
+def test_what_jobs_print_is_a_group_of_each_when_it_ends(live, lines):
+    live.event("cell/s", output("one"))
+    live.event("cell/t", output("other"))
+    live.event("cell/s", output("two", 1))
+    assert shown(lines) == []
+    live.job_ended("cell/s", [], 1.0, None)
+    assert taken(lines) == ["::group::cell/s: what its ranks printed", "::endgroup::"]
+    assert shown(lines) == ["[rank 0] one", "[rank 1] two", NOTHING]
+    assert lines[-1] == NOTHING
+
+
+def test_a_job_that_prints_nothing_has_no_group(live, lines):
+    live.job_ended("cell/s", [], 1.0, None)
+    assert (taken(lines), shown(lines)) == ([], [NOTHING])
+
+
+def test_no_test_can_give_commands_or_guess_the_word_that_switches_them_on(live, lines, commands):
+    error = JobError(kind="collection", what="No.", why="::add-mask::x\n  ::error::y")
+    for job in ("cell/s", "cell/t"):
+        live.event(job, output("x"))
+        live.job_ended(job, [], 1.0, error)
+    assert "    ::add-mask::x" in lines
+    assert [command.split("::")[1] for command in taken(lines)] == ["group", "endgroup"] * 2
+    words = [line for line in lines if line.startswith("::stop-commands::")]
+    assert len(set(words)) == len(words) == 5
+    commands.switch_on()
+    commands.switch_on()
+    lines("::warning::ours")
+    assert taken(lines)[-1] == "::warning::ours"
+
+
+def test_a_flood_is_cut(live, lines, monkeypatch):
+    monkeypatch.setattr(actions, "_KEPT", 2)
+    for number in range(5):
+        live.event("cell/s", output(str(number)))
+    live.job_ended("cell/s", [], 1.0, None)
+    assert shown(lines)[:3] == ["[rank 0] 0", "[rank 0] 1", "(cut here; the ranks' own logs have all)"]
+
+
+def test_the_first_failure_is_said_at_once(live, lines):
+    event = {"event": "arrived", "nodeid": "t", "rank": 1, "outcome": "failed", "message": "no"}
+    live.event("cell/s", event)
+    assert shown(lines) == ["cell/s: first failure: rank 1 failed in t: no"]
+
+
+@pytest.fixture
+def merged(tmp_path):
+    """A run of as many tests as wanted that fail in ways of their own."""
+
+    def make(count):
+        cases = "".join(
+            f"<testcase classname='a' name='t{number}'><failure message='no {number}, 50%: a&#10;b'/></testcase>"
+            for number in range(count)
+        )
+        (tmp_path / "rank-0.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+        return merge(tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, 0), (3, 3), (10, 10), (25, 10)])
+def test_failures_are_annotations_as_many_as_are_shown(merged, lines, commands, count, told):
+    annotate(merged(count), commands)
+    found = taken(lines)
+    assert len(found) == told
+    assert all(line.startswith("::error title=") and "\n" not in line for line in found)
+    if count > told:
+        assert found[-1] == "::error title=allranks::16 more are in the report"
+
+
+def test_an_annotation_names_the_file_and_ends_nowhere_early():
+    failure = Failure(
+        place="gloo-w2 / s", nodeid="suite/test_a.py::test_x[a,b::c]", kind=VerdictKind.FAILURE,
+        message="rank 0 failed: 50%\n::error::x", alike=2,
+    )  # fmt: skip
+    assert actions._annotation(failure) == (
+        "::error title=gloo-w2 / s%3A suite/test_a.py%3A%3Atest_x[a%2Cb%3A%3Ac],file=suite/test_a.py"
+        "::rank 0 failed: 50%25%0A::error::x (and 2 more like it)"
+    )
+
+
+def test_what_befell_a_job_has_no_file():
+    failure = Failure(place="c / s", nodeid="allranks::job", kind=VerdictKind.ERROR, message="lost")
+    assert actions._annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"
+
+
+def test_a_run_outside_of_actions_says_what_it_says(lines, merged):
+    with console_for(lines, {}) as console:
+        assert type(console.view) is LiveView
+        console.annotate(merged(3))
+    assert lines == []
+
+
+def test_a_step_has_its_commands_again_when_the_run_is_over_whatever_happened(lines, merged):
+    def run():
+        with console_for(lines, {"GITHUB_ACTIONS": "true"}) as console:
+            assert isinstance(console.view, ActionsView)
+            console.annotate(merged(1))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        run()
+    lines("::warning::ours")
+    assert [command.split("::")[1].split()[0] for command in taken(lines)] == ["error", "warning"]
+
+
+def test_a_step_of_a_workflow_is_known_by_its_environment():
+    assert is_on_actions({"GITHUB_ACTIONS": "true"})
+    assert not is_on_actions({"GITHUB_ACTIONS": ""})
+    assert not is_on_actions({})
