@@ -327,11 +327,18 @@ def test_a_run_is_gone_on_with_in_its_folder_and_with_its_arguments(allranks, ru
 
 
 def test_a_part_of_a_run_is_gone_on_with(allranks, runs, earlier):
-    allranks("run", "--resume", "gloo-w2-g0-env", "--suite", "other", "--", "-k", "y")
+    allranks("run", "--resume", "gloo-w2-g0-env", "--suite", "other", "--", "-k", "x")
     [(jobs, options)] = runs
     assert jobs == ["gloo-w2-g0-env/other"]
-    assert (options.run_id, options.pytest_args, list(options.left)) == ("r1", ("-k", "y"), jobs)
+    assert (options.run_id, options.pytest_args, list(options.left)) == ("r1", ("-k", "x"), jobs)
     assert jobs[0] in earlier
+
+
+def test_a_run_is_not_gone_on_with_under_another_selection(allranks, runs, earlier):
+    code, _, err = allranks("run", "--rerun-failed", "--", "-k", "y")
+    assert (code, runs) == (2, [])
+    assert "had other arguments for pytest: -k x" in err
+    assert earlier
 
 
 def test_what_a_run_had_not_planned_cannot_be_gone_on_with(allranks, runs, repository):

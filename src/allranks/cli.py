@@ -24,6 +24,7 @@ from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
+    from allranks.report.verdict import Setting
     from allranks.schedule.again import Again
     from allranks.schedule.leases import Holder
 
@@ -361,12 +362,12 @@ def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     if not jobs:
         msg = f"The run {earlier.run_id} had planned none of these cells and suites."
         raise UsageError(msg, remedy="Leave them away, to go on with all that it had planned.")
-    options.pytest_args = options.pytest_args or earlier.arguments_of(jobs)
-    left = earlier.left(expansion.matrix, jobs, options.wanted)
+    options.pytest_args = earlier.arguments_of(jobs, options.pytest_args)
+    left = earlier.left(jobs, options.wanted)
     _say(f"going on with the run {earlier.run_id}: {len(left)} of its {len(jobs)} jobs have something left to do")
     if options.dry_run:
         return _show_requests(expansion, [job for job in jobs if job.id in left], options)
-    return _run_jobs(expansion, jobs, options, run_id=earlier.run_id, left=left)
+    return _run_jobs(expansion, jobs, options, run_id=earlier.run_id, going_on=(earlier.setting, left))
 
 
 def _run_jobs(
@@ -375,19 +376,20 @@ def _run_jobs(
     options: argparse.Namespace,
     *,
     run_id: str,
-    left: "Mapping[str, Again] | None" = None,
+    going_on: "tuple[Setting, Mapping[str, Again]] | None" = None,
 ) -> ExitCode:
     # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
     from allranks.schedule.earlier import setting_of  # noqa: PLC0415
     from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
     from allranks.schedule.runner import Rules  # noqa: PLC0415
 
+    setting, left = going_on or (setting_of(expansion.matrix), None)
     rules = Rules(
         most=options.jobs,
         retries=options.retries,
         fail_fast=options.fail_fast,
         shuffle=options.shuffle,
-        judges=setting_of(expansion.matrix),
+        judges=setting,
     )
     run_options = RunOptions(
         run_id=run_id,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from allranks.engine.ownership import lock_folder
 from allranks.engine.process import ProcessEngine
@@ -19,9 +19,6 @@ from allranks.errors import EngineError
 from allranks.schedule.host import EngineName, is_daemon_expected
 from allranks.schedule.inventory import GpuMode, Inventory, take_inventory
 from allranks.user_cache import cache_folder
-
-if TYPE_CHECKING:
-    from docker import DockerClient
 
 _GIB: Final = 1 << 30
 _ROOM_FOR_IMAGES: Final = 4 * _GIB
@@ -85,13 +82,13 @@ def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Findin
         yield Finding("Docker", f"{error.what} {error.why}".strip(), error.remedy)
         return
     with closing(client):
-        yield from examine_daemon(_said(client), inventory, time.time())
+        try:
+            said: dict[str, Any] = client.info()
+        except Exception as error:  # noqa: BLE001 - the SDK's, requests' and urllib3's, none of which is ours
+            yield Finding("Docker", f"a daemon is there and does not answer: {error}", "Restart it, and see its log.")
+            return
+        yield from examine_daemon(said, inventory, time.time())
         yield from _remains(DockerEngine(client, ()))
-
-
-def _said(client: "DockerClient") -> dict[str, Any]:
-    said: dict[str, Any] = client.info()
-    return said
 
 
 def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_files, package_folder
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine
-from allranks.engine.spec import FileCopy, JobSpec
+from allranks.engine.spec import FileCopy, JobSpec, Passthrough
 from allranks.errors import EngineError
 from allranks.image import ensure_image
 from allranks.matrix.model import Image
@@ -276,7 +276,8 @@ def test_an_agent_without_torch_says_so(bench, tmp_path):
 @pytest.mark.parametrize("bench", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True)
 def test_a_container_that_the_daemon_cannot_start_leaves_nothing_at_once(bench, monkeypatch):
     monkeypatch.setattr(engine_docker, "STOP_GRACE", 3600)
-    spec = replace(bench.spec, gpus=("GPU-00000000-0000-0000-0000-000000000000",))
+    nowhere = Passthrough(driver="rocm", nodes=("/dev/allranks-has-no-such-device",))
+    spec = replace(bench.spec, gpus=("GPU-0",), passthrough=nowhere)
     with pytest.raises(EngineError, match="could not be started"), bench.make().start(spec):
         pass
 

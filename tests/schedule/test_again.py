@@ -1,13 +1,17 @@
 """What of a job runs again: after a failure, when a run is gone on with, and what is left of a run that ends early."""
 
 import json
+import os
+import signal
 
 import pytest
 from scripted_engine import FINISHED
 
 from allranks.engine.ownership import own_run
 from allranks.errors import EngineError, UsageError
+from allranks.interruption import interruptible
 from allranks.report.merge import merge
+from allranks.report.verdict import Setting
 from allranks.schedule.again import WHOLE, Again, newest_attempt, to_run_again
 from allranks.schedule.earlier import earlier_run, setting_of
 from allranks.schedule.folder import open_run
@@ -17,6 +21,11 @@ pytestmark = pytest.mark.usefixtures("locks")
 ONE, TWO = "gloo-w1-g0-env", "gloo-w2-g0-env"
 GOOD, BAD, FLAKY = "suite/test_tiny.py::test_good", "suite/test_tiny.py::test_bad", "suite/test_tiny.py::test_flaky"
 ALL = {GOOD: "passed", BAD: "failed", FLAKY: "failed"}
+
+
+def interrupt():
+    """As a person's Ctrl-C."""
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def says(outcomes):
@@ -136,13 +145,13 @@ def test_fail_fast_waits_for_retries(runner, play, pair, records):
     assert records()[TWO]["error"] is None
 
 
-def test_a_run_that_ended_early_is_gone_on_with(runner, play, pair, matrix, tmp_path):
+def test_a_run_that_ended_early_is_gone_on_with(runner, play, pair, tmp_path):
     play(ONE, ALL)
     runner(pair, fail_fast=True, most=1).run(pair)
     earlier = earlier_run(tmp_path / "results", None)
-    left = earlier.left(matrix, pair, "failed")
+    left = earlier.left(pair, "failed")
     assert left[pair[0].id] == Again(tests=(BAD, FLAKY), base=1)
-    assert set(left) - {pair[0].id} == set(earlier.left(matrix, pair, "missing"))
+    assert set(left) - {pair[0].id} == set(earlier.left(pair, "missing"))
 
 
 def test_what_is_left_of_a_job_is_all_that_runs(runner, play, pair, done):
@@ -157,6 +166,34 @@ def test_a_gone_base_is_an_error(runner, play, pair, done):
     play(ONE, ALL)
     runner(pair[:1]).run(pair[:1], {pair[0].id: Again(tests=(FLAKY,), base=7)})
     assert done()["allranks::job"][0] == "error"
+
+
+def test_jobs_that_never_began_are_stopped_ones_also_when_a_run_is_gone_on_with(runner, play, pair, records):
+    play(ONE, ALL)
+    runner(pair, fail_fast=True, most=1).run(pair, {job.id: WHOLE for job in pair})
+    assert records()[TWO]["error"]["kind"] == "stopped"
+
+
+def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(runner, engine, pair, records):
+    failed = {"event": "collection_failed", "nodeid": "t.py", "text": "SyntaxError"}
+    engine.events[ONE] = (failed, {"event": "collected", "tests": ["t"], "deselected": 0}, FINISHED)
+    engine.endless.add(ONE)
+    engine.acts["wait", ONE] = interrupt
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        runner(pair[:1]).run(pair[:1])
+    assert records()[ONE]["error"]["kind"] == "collection"
+
+
+def test_a_folder_of_another_name_is_not_gone_on_with(tmp_path, pair):
+    folder = open_run(tmp_path, "r1", pair, {}, 7)
+    folder.path.rename(tmp_path / "copy")
+    with pytest.raises(UsageError, match="is not its own folder"):
+        earlier_run(tmp_path, "copy")
+
+
+def test_a_run_goes_on_with_the_policy_that_it_began_with(tmp_path, pair):
+    open_run(tmp_path, "r1", pair, {"policy": {"skip": "pass", "mixed_skip": ["x"]}}, 7)
+    assert earlier_run(tmp_path, "r1").setting == Setting(skip="pass", mixed_skip=("x",))
 
 
 ENDED = {"schema": 1, "world_size": 1, "collected": list(ALL), "error": None}
@@ -188,6 +225,28 @@ def test_what_is_left_goes_by_how_the_job_ended(attempt, left_of, record, failed
     assert left_of(job, "missing") == missing
 
 
+def test_a_job_that_collected_nothing_runs_again(attempt, left_of):
+    job, folder = attempt
+    (folder / "job.json").write_text(json.dumps({**ENDED, "collected": []}))
+    assert left_of(job, "failed") is WHOLE
+
+
+@pytest.mark.parametrize("text", ["<testsuites><testsuite><testcase", "not XML"])
+def test_a_job_whose_files_are_broken_runs_whole(attempt, left_of, text):
+    job, folder = attempt
+    (folder / "job.json").write_text(json.dumps(ENDED))
+    (folder / "rank-0.xml").write_text(text)
+    assert left_of(job, "missing") is WHOLE
+
+
+def test_a_job_whose_files_contradict_each_other_runs_whole(attempt, left_of):
+    job, folder = attempt
+    (folder / "job.json").write_text(json.dumps(ENDED))
+    (folder / "rank-0.xml").write_text(ranks_xml(ALL)["rank-0.xml"])
+    (folder / "rank-00.xml").write_text(ranks_xml({**ALL, BAD: "passed"})["rank-0.xml"])
+    assert left_of(job, "failed") is WHOLE
+
+
 def test_a_job_that_was_never_begun_runs_whole(pair, left_of):
     assert left_of(pair[0], "missing") is WHOLE
 
@@ -206,9 +265,12 @@ def test_a_run_says_what_it_had_planned_and_with_which_arguments(tmp_path, jobs)
     open_run(tmp_path, "r1", [one, two], {}, 7)
     earlier = earlier_run(tmp_path, "r1")
     assert earlier.own(list(jobs.values())) == [one, two]
-    assert earlier.arguments_of([one]) == ("-k", "x")
+    assert earlier.arguments_of([one], ()) == earlier.arguments_of([one], ("-k", "x")) == ("-k", "x")
+    assert earlier.arguments_of([two], ()) == ()
     with pytest.raises(UsageError, match="different arguments"):
-        earlier.arguments_of([one, two])
+        earlier.arguments_of([one, two], ())
+    with pytest.raises(UsageError, match="had other arguments for pytest: -k x"):
+        earlier.arguments_of([one], ("-k", "y"))
     with pytest.raises(UsageError, match=f"had planned {TWO}/tiny, and the matrix has no such job"):
         earlier.refuse_lost([one])
 

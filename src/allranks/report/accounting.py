@@ -16,7 +16,7 @@ from allranks.report.history import bad_attempts, reruns, with_base
 from allranks.report.judged import MANIFEST_PLACE, CellSuite
 from allranks.report.model import TestVerdict
 from allranks.report.rank_xml import stray_file
-from allranks.report.reading import read_jobs
+from allranks.report.reading import read_jobs, read_ranks
 from allranks.report.trouble import trouble
 from allranks.report.verdict import Setting
 
@@ -171,11 +171,38 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
     yield from _troubles_of_record(attempt, known)
     if text := known.torn.get((attempt.cell, attempt.suite)):
         yield trouble("split", text, ExitCode.UNACCOUNTED)
+    yield from _troubles_of_files(files)
+    base = attempt.base
+    while base:
+        yield from _troubles_of_files(files_of(base))
+        base = base.base
+
+
+def _troubles_of_files(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
     for file in files:
         if file.problem:
             yield trouble(_file_title(file), file.problem, ExitCode.UNACCOUNTED)
     for rank, text in contradictions(files):
         yield trouble(f"rank {rank}", text, ExitCode.UNACCOUNTED)
+
+
+def files_of(attempt: Attempt) -> list[RankFile]:
+    """What the ranks of one attempt left, each file once, those that are not read included."""
+    files, _ = without_copies(read_ranks(attempt.files))
+    return files + [stray_file(path) for path in attempt.strays]
+
+
+def has_troubled_files(files: Sequence[RankFile]) -> bool:
+    """Whether what ranks left cannot be trusted as it is."""
+    return any(_troubles_of_files(files))
+
+
+def has_collected_nothing(attempt: Attempt) -> bool:
+    """Whether an attempt ran nothing because there was nothing to collect, and not because it was left out."""
+    record = attempt.record
+    return bool(
+        record and record.collected == () and not record.deselected and not _elsewhere(record) and not attempt.base
+    )
 
 
 def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict]:
@@ -187,7 +214,7 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
     yield from _troubles_of_mixture(attempt, known.run_id)
     if record and record.error:
         yield _job_trouble(record.error)
-    elif record and record.collected == () and not record.deselected and not _elsewhere(record) and not attempt.base:
+    elif has_collected_nothing(attempt):
         yield trouble("collection", "No test was collected: the suite has none that pytest can find.")
 
 

@@ -178,10 +178,12 @@ def _on_its_base(attempt: Attempt, before: Mapping[int, Attempt]) -> Attempt:
     number = attempt.record.continues if attempt.record else 0
     if not number:
         return attempt
-    if number not in before:
-        gone = f"attempt-{number}, with which this attempt goes on, is gone: the tests that passed in it are not known."
-        return replace(attempt, problem=gone)
-    return replace(attempt, base=before[number])
+    base = before.get(number)
+    if base is None or base.record is None or base.problem:
+        why = "is gone" if base is None else base.problem or "has no job.json"
+        said = f"attempt-{number}, with which this attempt goes on, {why}: the tests that passed in it are not known."
+        return replace(attempt, base=base, problem=said)
+    return replace(attempt, base=base)
 
 
 def read_foreign(folder: Path) -> tuple[Attempt, ...]:

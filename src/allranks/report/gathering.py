@@ -200,7 +200,13 @@ def _in_time(attempts: Sequence[_Found]) -> list[Attempt]:
         began[part] = began.get(part, inf) if said is None else said
         times.append(began[part])
     ordered = sorted(range(len(attempts)), key=lambda place: (times[place], place))
-    return [replace(attempts[place].attempt, number=number) for number, place in enumerate(ordered, 1)]
+    numbers = {attempts[place].attempt.folder: number for number, place in enumerate(ordered, 1)}
+    return [_renumbered(attempts[place].attempt, numbers) for place in ordered]
+
+
+def _renumbered(attempt: Attempt, numbers: Mapping[str, int]) -> Attempt:
+    base = _renumbered(attempt.base, numbers) if attempt.base else None
+    return replace(attempt, number=numbers.get(attempt.folder, attempt.number), base=base)
 
 
 def _without_copies(attempts: Sequence[_Found]) -> tuple[list[_Found], tuple[str, ...]]:

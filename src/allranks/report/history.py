@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from allranks.errors import ExitCode
 from allranks.report.columns import RankFile
 from allranks.report.folder import Attempt
 from allranks.report.judging import judge
-from allranks.report.model import EarlierAttempt, RankResult, Rerun, TestVerdict
+from allranks.report.model import EarlierAttempt, RankResult, Rerun, Rule, TestVerdict, Verdict, VerdictKind
 from allranks.report.reading import read_ranks
 from allranks.report.verdict import Setting, verdict
 
@@ -28,8 +29,32 @@ def with_base(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> 
     again = {test.nodeid: test for test in judge(attempt, files, setting)}
     for test, of in with_base(attempt.base, read_ranks(attempt.base.files), setting):
         newer = again.pop(test.nodeid, None)
-        yield (newer, attempt) if newer else (test, of)
+        if newer and not (_has_not_run(newer) and test.verdict.is_bad):
+            yield newer, attempt
+        else:
+            yield (_left_out(test, attempt), attempt) if newer is None and _has_not_run(test) else (test, of)
     yield from ((test, attempt) for test in again.values())
+
+
+def _has_not_run(test: TestVerdict) -> bool:
+    return test.verdict.rule is Rule.JOB and not test.verdict.executed
+
+
+def _left_out(test: TestVerdict, attempt: Attempt) -> TestVerdict:
+    """A test that an attempt should have run, since the one before it had not, and that it did not run either."""
+    message = f"{test.verdict.message}, and attempt {attempt.number}, which went on with it, did not run it either"
+    return replace(
+        test,
+        verdict=Verdict(
+            kind=VerdictKind.ERROR,
+            rule=Rule.UNACCOUNTED,
+            reason="missing",
+            message=message,
+            text=message,
+            exit_code=ExitCode.UNACCOUNTED,
+            executed=False,
+        ),
+    )
 
 
 def bad_attempts(attempts: Sequence[Attempt], setting: Setting) -> Mapping[str, tuple[EarlierAttempt, ...]]:

@@ -1,16 +1,16 @@
 """What of a job has to run again: all of it, the tests that went wrong or have no result, or nothing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from allranks.harness.outcome import Outcome
 from allranks.matrix.model import Job
+from allranks.report.accounting import files_of, has_collected_nothing, has_troubled_files
 from allranks.report.folder import Attempt, newest, read_attempts_at
 from allranks.report.history import with_base
 from allranks.report.model import Rule, TestVerdict
-from allranks.report.reading import read_ranks
 from allranks.report.verdict import Setting
 
 Wanted = Literal["failed", "missing"]
@@ -49,7 +49,8 @@ def to_run_again(attempt: Attempt | None, setting: Setting, wanted: Wanted) -> A
     """What of a job has to run again; None for nothing.
 
     Where the job itself went wrong, it is not known what its tests would have come to, and all of it runs again;
-    unless it ran out of time, or was ended: then its tests so far stand.
+    unless it ran out of time, or was ended: then its tests so far stand. All of it runs again, too, where its files
+    cannot be trusted, or where nothing was collected.
 
     Args:
         attempt: The newest; None where there is none.
@@ -63,14 +64,11 @@ def to_run_again(attempt: Attempt | None, setting: Setting, wanted: Wanted) -> A
         return None
     if error and (error.kind not in _ENDED_IN_TIME or attempt.record.collected is None):
         return WHOLE
-    tests = [test for test, _ in with_base(attempt, read_ranks(attempt.files), setting)]
-    return _part(attempt.number, tests, [test for test in tests if _is_wanted(test, wanted)])
-
-
-def _part(number: int, tests: Sequence[TestVerdict], wanted: Sequence[TestVerdict]) -> Again | None:
-    if not wanted:
-        return None
-    return WHOLE if len(wanted) == len(tests) else Again(tests=tuple(test.nodeid for test in wanted), base=number)
+    files = files_of(attempt)
+    if has_collected_nothing(attempt) or has_troubled_files(files):
+        return WHOLE
+    tests = [test.nodeid for test, _ in with_base(attempt, files, setting) if _is_wanted(test, wanted)]
+    return Again(tests=tuple(tests), base=attempt.number) if tests else None
 
 
 def _is_wanted(test: TestVerdict, wanted: Wanted) -> bool:

@@ -1,6 +1,7 @@
 """A run of before that is gone on with: what it had planned, and what of that is left."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,13 @@ class EarlierRun:
         run_id: The run.
         folder: Its results.
         arguments: What pytest was given in each of its jobs, by cell and suite.
+        setting: How its results are judged: it goes on as it began, whatever the matrix file says by now.
     """
 
     run_id: str
     folder: Path
     arguments: Mapping[tuple[str, str], tuple[str, ...]]
+    setting: Setting
 
     @property
     def suites(self) -> tuple[str, ...]:
@@ -47,22 +50,29 @@ class EarlierRun:
             msg = f"The run {self.run_id} had planned {'/'.join(lost)}, and the matrix has no such job any more."
             raise UsageError(msg, remedy="Name the cells that are to go on, or begin a new run.")
 
-    def arguments_of(self, jobs: Sequence[Job]) -> tuple[str, ...]:
+    def arguments_of(self, jobs: Sequence[Job], given: tuple[str, ...]) -> tuple[str, ...]:
         """What pytest was given in all of these jobs.
 
+        Args:
+            jobs: Some of its jobs.
+            given: What the command line gives it; with another selection, what is left out now would count as done.
+
         Raises:
-            UsageError: They were run with different arguments.
+            UsageError: They were run with different arguments, or with others than are given now.
         """
         found = {self.arguments[job.cell.id, job.name] for job in jobs}
         if len(found) > 1:
             msg = f"The jobs of the run {self.run_id} had different arguments for pytest."
-            raise UsageError(msg, remedy="Name the cells of one kind, or give the arguments, after --.")
-        return next(iter(found), ())
+            raise UsageError(msg, remedy="Name the cells of one kind.")
+        before = next(iter(found), ())
+        if given and given != before:
+            msg = f"The run {self.run_id} had other arguments for pytest: {shlex.join(before) or 'none'}."
+            raise UsageError(msg, remedy="Leave them away to go on with it, or begin a new run.")
+        return before
 
-    def left(self, matrix: Matrix, jobs: Sequence[Job], wanted: Wanted) -> dict[str, Again]:
+    def left(self, jobs: Sequence[Job], wanted: Wanted) -> dict[str, Again]:
         """What of its jobs has to run again, by their ids; nothing of those that are done."""
-        setting = setting_of(matrix)
-        left = {job.id: to_run_again(newest_attempt(self.folder, job), setting, wanted) for job in jobs}
+        left = {job.id: to_run_again(newest_attempt(self.folder, job), self.setting, wanted) for job in jobs}
         return {job_id: again for job_id, again in left.items() if again}
 
 
@@ -85,13 +95,19 @@ def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
     try:
         manifest = json.loads((folder / "run.json").read_bytes())
         arguments = {(job["cell"], job["suite"]): tuple(job.get("pytest_args", ())) for job in manifest["jobs"]}
-        found = EarlierRun(run_id=str(manifest["run_id"]), folder=folder.resolve(), arguments=arguments)
+        policy = manifest.get("policy") or {}
+        setting = Setting(skip=policy.get("skip") or "skip", mixed_skip=tuple(policy.get("mixed_skip") or ()))
+        run_id = str(manifest["run_id"])
+        found = EarlierRun(run_id=run_id, folder=folder.resolve(), arguments=arguments, setting=setting)
     except FileNotFoundError:
         msg = f"There is no run to go on with: {folder} has no run.json."
         raise UsageError(msg, remedy="Name the folder of all runs with --results, or begin a run.") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         msg = f"{folder / 'run.json'} cannot be read, so nobody knows what the run had planned."
         raise UsageError(msg, why=f"{type(error).__name__}: {error}", remedy="Begin a new run.") from error
+    if found.folder != (results / found.run_id).resolve():
+        msg = f"{folder} holds the run {found.run_id}, and is not its own folder: new results would go elsewhere."
+        raise UsageError(msg, remedy=f"Put it back to {results / found.run_id}.")
     if not is_dead(found.run_id):
         msg = f"The run {found.run_id} has not ended yet."
         raise UsageError(msg, remedy="Wait for it, or end it with Ctrl-C where it runs.")

@@ -10,9 +10,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from allranks.engine.spec import GpuDriver, Passthrough
 from allranks.errors import UsageError
@@ -37,13 +37,19 @@ class Inventory:
         driver: How containers are given them.
         gpus: Their ids, in the driver's order: UUIDs where they have some.
         nodes: For AMD's, the device node of each, by id.
+        everything: All that the host has, where `gpus` are some of them.
         root: Where ``/dev`` is.
     """
 
     driver: GpuDriver = "nvidia"
     gpus: tuple[str, ...] = ()
     nodes: Mapping[str, Path] | None = None
+    everything: tuple[str, ...] = ()
     root: Path = _ROOT
+
+    def only(self, wanted: str) -> Self:
+        """Some of its GPUs: see :func:`chosen_gpus`."""
+        return replace(self, gpus=chosen_gpus(self.gpus, wanted), everything=self.gpus)
 
     def of(self, gpus: Sequence[str]) -> Passthrough:
         """How a container is given these of its GPUs."""
@@ -54,7 +60,7 @@ class Inventory:
             driver="rocm",
             nodes=tuple(f"/{path}" for path in paths),
             groups=tuple(sorted(set(_groups(self.root / path for path in paths)))),
-            numbers=tuple(map(tuple(self.nodes or self.gpus).index, gpus)),
+            numbers=tuple(map((self.everything or self.gpus).index, gpus)),
         )
 
 

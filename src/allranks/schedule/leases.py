@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -79,8 +79,9 @@ def try_lease(gpus: Sequence[str], count: int, holder: Holder | None = None) -> 
 
 
 def _sign(descriptor: int, gpu: str, holder: Holder) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps({"gpu": gpu, **asdict(holder)}).encode(), 0)
+    with suppress(OSError):  # a full disk: the lock holds without a name
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"gpu": gpu, **asdict(holder)}).encode(), 0)
 
 
 def holders(gpus: Iterable[str]) -> dict[str, Holder | None]:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from allranks.schedule.actions import Console, console_for
 from allranks.schedule.again import Again
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import EngineName, choose_host, engines
-from allranks.schedule.inventory import GpuMode, chosen_gpus, take_inventory
+from allranks.schedule.inventory import GpuMode, take_inventory
 from allranks.schedule.runner import NOTHING_BEFORE, Rules, Runner
 from allranks.schedule.snapshot import take_snapshot
 
@@ -93,7 +93,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
     say = console.say
     inventory = take_inventory(options.gpu_mode)
     if options.gpus is not None:
-        inventory = replace(inventory, gpus=chosen_gpus(inventory.gpus, options.gpus))
+        inventory = inventory.only(options.gpus)
     if options.left is not None:
         _remove_remains()
     with own_run(options.run_id), interruptible():

@@ -22,7 +22,7 @@ from allranks.harness.collection.shuffling import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job, Matrix
 from allranks.report.verdict import Setting
-from allranks.schedule.again import WHOLE, Again
+from allranks.schedule.again import WHOLE, Again, newest_attempt
 from allranks.schedule.cache import carried_files
 from allranks.schedule.folder import RunFolder
 from allranks.schedule.inventory import Inventory
@@ -385,8 +385,9 @@ class Runner:
 
     def _record_unstarted(self, task: Task, why: JobError) -> None:
         """Say why a job did not run; one that was to run again has results already."""
-        if task.number not in self._again:
-            record_unstarted(self._folder, self._jobs[task.number], self._host.engine.name, why)
+        job = self._jobs[task.number]
+        if newest_attempt(self._folder.path, job) is None:
+            record_unstarted(self._folder, job, self._host.engine.name, why)
 
     def _end_all(self) -> None:
         """End whatever runs, and wait until all of it is put away; the first interrupt may come even now."""

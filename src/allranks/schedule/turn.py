@@ -242,7 +242,9 @@ def _not_understood(error: Exception) -> JobError:
 def _record(turn: Turn, engine: str) -> dict[str, object]:
     """What job.json says; a job that ran and has no error yet is judged by its events first."""
     if turn.running is not None:
-        turn.error = turn.error or journal.job_error(turn.events, turn.ending)
+        found = journal.job_error(turn.events, turn.ending)
+        # What cannot be collected stays so, however the job ended: its tests are not known.
+        turn.error = found if found and found.kind == "collection" else turn.error or found
     collected, deselected = journal.collected(turn.events)
     return {
         "schema": SCHEMA,

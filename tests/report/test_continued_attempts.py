@@ -1,0 +1,115 @@
+"""Attempts that ran a part of their job again: what they did not run is of the attempt that they go on with."""
+
+import shutil
+
+import pytest
+
+from allranks.report.exit_code import exit_code
+from allranks.report.merge import merge
+
+JOB = "gloo-w2-g0-env/s"
+A, B, C = "t.py::test_a", "t.py::test_b", "t.py::test_c"
+
+
+@pytest.fixture
+def attempt(run_folder):
+    """Writes an attempt whose two ranks say the same; the tests without an outcome did not run."""
+    run_folder.manifest(JOB)
+
+    def write(number, tests, continues=0, **changes):
+        run_folder.job(JOB, number=number, **{"collected": list(tests), "continues": continues, **changes})
+        ran = {nodeid: outcome for nodeid, outcome in tests.items() if outcome}
+        for rank in range(2):
+            run_folder.rank(JOB, rank, ran, number=number)
+        return run_folder.attempt(JOB, number)
+
+    return write
+
+
+@pytest.fixture
+def merged(run_folder):
+    """Merges: the exit code, and for each test its verdict and the attempts before in which it went wrong."""
+
+    def of():
+        found = []
+        run = merge(run_folder.path, observers=[found.append])
+        [suite] = found
+        kinds = {test.nodeid: (test.verdict.kind.value, [each.number for each in test.earlier]) for test in suite.tests}
+        return int(exit_code(run, nothing_ran_allowed=False)), kinds
+
+    return of
+
+
+def test_the_tests_of_all_attempts_are_one_job(attempt, merged):
+    attempt(1, {A: "passed", B: "failed", C: "failed"})
+    attempt(2, {B: "passed", C: "failed"}, continues=1)
+    attempt(3, {C: "passed"}, continues=2)
+    assert merged() == (0, {A: ("passed", []), B: ("passed", [1]), C: ("passed", [1, 2])})
+
+
+def test_a_failure_that_is_not_run_again_stays(attempt, merged):
+    attempt(1, {A: "passed", B: "failed", C: "failed"})
+    attempt(2, {C: "passed"}, continues=1)
+    assert merged() == (1, {A: ("passed", []), B: ("failure", []), C: ("passed", [1])})
+
+
+def test_a_test_that_neither_attempt_has_run_is_missed(attempt, merged):
+    attempt(1, {A: "passed", B: None, C: None}, error={"kind": "interrupted", "what": "Ctrl-C"})
+    attempt(2, {B: "passed"}, continues=1)
+    code, kinds = merged()
+    assert (code, kinds[B], kinds[C]) == (3, ("passed", []), ("error", []))
+
+
+def test_a_test_that_was_cut_off_in_the_newer_attempt_keeps_its_failure(attempt, merged):
+    attempt(1, {A: "passed", B: "failed"})
+    attempt(2, {B: None}, continues=1, not_run=[B], stop_reason="--collect-only")
+    assert merged() == (1, {A: ("passed", []), B: ("failure", [])})
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "damaged"])
+@pytest.mark.parametrize("chain", [1, 2])
+def test_a_base_that_is_not_what_it_was_is_an_error_however_far_back(attempt, merged, damage, chain):
+    folder = attempt(1, {A: "passed", B: "failed", C: "failed"})
+    attempt(2, {B: "passed", C: "failed"}, continues=1)
+    if chain == 2:
+        attempt(3, {C: "passed"}, continues=2)
+    if damage == "gone":
+        shutil.rmtree(folder)
+    elif damage == "empty":
+        for path in folder.iterdir():
+            path.unlink()
+    else:
+        (folder / "job.json").write_text("{")
+    code, kinds = merged()
+    assert code == 3
+    assert kinds["allranks::job"] == ("error", [])
+
+
+def test_files_of_a_base_that_cannot_be_trusted_are_an_error(attempt, merged, run_folder):
+    attempt(1, {A: "passed", B: "failed"})
+    attempt(2, {B: "passed"}, continues=1)
+    path = run_folder.rank(JOB, 0, {A: "failed", B: "failed"})
+    path.rename(path.with_name("rank-00.xml"))
+    run_folder.rank(JOB, 0, {A: "passed", B: "failed"})
+    code, kinds = merged()
+    assert code == 3
+    assert "allranks::rank 0" in kinds
+
+
+def test_attempts_of_several_machines_are_numbered_anew_with_what_they_go_on_with(part, tmp_path):
+    def write(place, number, started, tests, continues=0):
+        folder = part(place)
+        folder.manifest(JOB)
+        folder.job(
+            JOB, number=number, started=started, collected=list(tests), continues=continues, spec={"run_id": "r1"}
+        )
+        for rank in range(2):
+            folder.rank(JOB, rank, tests, number=number)
+
+    write("y", 1, 1000.0, {A: "failed", B: "failed", C: "passed"})
+    write("x", 1, 2000.0, {A: "passed", B: "failed", C: "passed"})
+    write("x", 2, 3000.0, {B: "passed"}, continues=1)
+    found = []
+    merge(tmp_path / "gathered", observers=[found.append])
+    earlier = {test.nodeid: [each.number for each in test.earlier] for test in found[0].tests}
+    assert earlier == {A: [1], B: [1, 2], C: []}
