@@ -60,6 +60,13 @@ def test_a_test_that_neither_attempt_has_run_is_missed(attempt, merged):
     assert (code, kinds[B], kinds[C]) == (3, ("passed", []), ("error", []))
 
 
+@pytest.mark.parametrize(("kind", "earlier"), [("interrupted", []), ("infrastructure", []), ("agent", [1])])
+def test_to_be_cut_short_from_outside_is_not_flaky(attempt, merged, kind, earlier):
+    attempt(1, {A: "failed", B: "aborted"}, error={"kind": kind, "what": "Over."})
+    attempt(2, {A: "passed", B: "passed"})
+    assert merged() == (0, {A: ("passed", [1]), B: ("passed", earlier)})
+
+
 def test_a_test_that_was_cut_off_in_the_newer_attempt_keeps_its_failure(attempt, merged):
     attempt(1, {A: "passed", B: "failed"})
     attempt(2, {B: None}, continues=1, not_run=[B], stop_reason="--collect-only")

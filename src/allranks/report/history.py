@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from allranks.errors import ExitCode
+from allranks.harness.outcome import Outcome
 from allranks.report.columns import RankFile
 from allranks.report.folder import Attempt
 from allranks.report.judging import judge
@@ -57,12 +59,24 @@ def _left_out(test: TestVerdict, attempt: Attempt) -> TestVerdict:
     )
 
 
+_ENDED_FROM_OUTSIDE: Final = frozenset({"interrupted", "stopped", "infrastructure"})
+_NO_RESULT: Final = frozenset({Outcome.MISSING, Outcome.ABORTED})
+
+
+def has_no_result(test: TestVerdict) -> bool:
+    """Whether nothing is known of a bad test but that it was cut short: a rank that failed by itself is a result."""
+    bad = {rank.outcome for rank in test.ranks if rank.outcome.is_bad}
+    return bool(bad) and bad <= _NO_RESULT
+
+
 def bad_attempts(attempts: Sequence[Attempt], setting: Setting) -> Mapping[str, tuple[EarlierAttempt, ...]]:
-    """For each test, the attempts in which it went wrong, in their order."""
+    """For each test, the attempts in which it went wrong, in their order; to be ended by Ctrl-C is not to go wrong."""
     found: dict[str, tuple[EarlierAttempt, ...]] = {}
     for attempt in attempts:
+        error = attempt.record.error if attempt.record else None
+        was_ended = error is not None and error.kind in _ENDED_FROM_OUTSIDE
         for test in judge(attempt, read_ranks(attempt.files), setting):
-            if test.verdict.is_bad:
+            if test.verdict.is_bad and not (was_ended and has_no_result(test)):
                 entry = EarlierAttempt(number=attempt.number or 0, verdict=test.verdict, ranks=test.ranks)
                 found[test.nodeid] = (*found.get(test.nodeid, ()), entry)
     return found

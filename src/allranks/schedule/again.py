@@ -1,15 +1,13 @@
 """What of a job has to run again: all of it, the tests that went wrong or have no result, or nothing."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from allranks.harness.outcome import Outcome
 from allranks.matrix.model import Job
 from allranks.report.accounting import files_of, has_collected_nothing, has_troubled_files
 from allranks.report.folder import Attempt, newest, read_attempts_at
-from allranks.report.history import with_base
+from allranks.report.history import has_no_result, with_base
 from allranks.report.model import Rule, TestVerdict
 from allranks.report.verdict import Setting
 
@@ -18,8 +16,6 @@ Wanted = Literal["failed", "missing"]
 
 _ENDED_IN_TIME: Final = frozenset({"timeout", "interrupted", "stopped"})
 """Errors of jobs whose tests so far have sound results."""
-
-_NO_RESULT: Final = frozenset({Outcome.MISSING, Outcome.ABORTED})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +70,4 @@ def to_run_again(attempt: Attempt | None, setting: Setting, wanted: Wanted) -> A
 def _is_wanted(test: TestVerdict, wanted: Wanted) -> bool:
     if not test.verdict.executed and test.verdict.rule is Rule.JOB:
         return True
-    return test.verdict.is_bad and (wanted == "failed" or _has_no_result(rank.outcome for rank in test.ranks))
-
-
-def _has_no_result(outcomes: Iterable[Outcome]) -> bool:
-    """Whether nothing is known but that it was cut short: a rank that failed by itself is a result."""
-    bad = {outcome for outcome in outcomes if outcome.is_bad}
-    return bool(bad) and bad <= _NO_RESULT
+    return test.verdict.is_bad and (wanted == "failed" or has_no_result(test))
