@@ -20,6 +20,17 @@ from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.plan import chosen_suites, plan, suites_holding, unnamed_suites
 from allranks.matrix.render import render_explanation, render_json, render_table
 from allranks.matrix.select import select, select_where
+from allranks.options import (
+    RESULTS_VARIABLE,
+    add_durations,
+    add_engine,
+    add_form,
+    add_gpu_mode,
+    add_repetition,
+    add_results,
+    add_selection,
+    count,
+)
 from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
 
 if TYPE_CHECKING:
@@ -27,16 +38,6 @@ if TYPE_CHECKING:
     from allranks.report.verdict import Setting
     from allranks.schedule.again import Again
     from allranks.schedule.leases import Holder
-
-ENGINE_VARIABLE = "ALLRANKS_ENGINE"
-RESULTS_VARIABLE = "ALLRANKS_RESULTS"
-GPU_MODE_VARIABLE = "ALLRANKS_GPU_MODE"
-
-_DIGITS = 18
-"""Of the largest number that is taken: nobody means more."""
-
-_ENGINES = ("auto", "process", "docker")
-_GPU_MODES = ("auto", "nvidia", "cdi", "rocm", "none")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,140 +110,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_selection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "cells", nargs="*", metavar="CELL", help="a cell's id, or dist(backend='gloo', ...); default: every cell"
-    )
-    parser.add_argument(
-        "--where", action="append", default=[], metavar="AXIS=VALUE,...", help="cells with these values (a|b: either)"
-    )
-    parser.add_argument(
-        "--suite",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this suite, or NAME@2of4: one of its shards; repeatable (default: all without `default = false`)",
-    )
-    parser.add_argument(
-        "--matrix", type=Path, default=Path(), metavar="PATH", help="matrix.toml, or the folder that holds it"
-    )
-
-
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    _add_selection(parser)
+    add_selection(parser)
     parser.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="json is for machines")
     parser.set_defaults(command=_plan)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
-    _add_selection(parser)
+    add_selection(parser)
     parser.usage = "allranks run [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
-    _add_engine(parser)
-    _add_results(parser)
+    add_engine(parser)
+    add_results(parser)
     parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
-    _add_durations(parser, "file of what tests took, for even shards (default: the one that the matrix file names)")
+    add_durations(parser, "file of what tests took, for even shards (default: the one that the matrix file names)")
     parser.add_argument(
-        "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
+        "--jobs", type=count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
     )
     parser.add_argument("--gpus", metavar="0,2-3", help="only these GPUs, by number or id (default: all of the host's)")
-    _add_gpu_mode(parser)
-    _add_repetition(parser)
+    add_gpu_mode(parser)
+    add_repetition(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_run)
-
-
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--engine",
-        type=_engine,
-        metavar="|".join(_ENGINES),
-        default=os.environ.get(ENGINE_VARIABLE) or "auto",
-        help=f"where to run: docker where a daemon answers, else process (default: ${ENGINE_VARIABLE}, or auto)",
-    )
-
-
-def _add_gpu_mode(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--gpu-mode",
-        type=_gpu_mode,
-        metavar="|".join(_GPU_MODES),
-        default=os.environ.get(GPU_MODE_VARIABLE) or "auto",
-        help=f"whose GPUs, and how containers are given them (default: ${GPU_MODE_VARIABLE}, or auto)",
-    )
-
-
-def _add_results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=os.environ.get(RESULTS_VARIABLE) or None,
-        metavar="DIR",
-        help=f"folder of all runs (default: ${RESULTS_VARIABLE}, or results beside the matrix file)",
-    )
-
-
-def _add_repetition(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fail-fast", action="store_true", help="end the run with the first job that is not good")
-    parser.add_argument(
-        "--retries",
-        type=_number,
-        default=0,
-        metavar="N",
-        help="try what failed of a job again, up to N times: a pass after that is reported as flaky",
-    )
-    parser.add_argument(
-        "--shuffle",
-        type=_number,
-        metavar="SEED",
-        help="draw the order of jobs and tests by this number (default: the order of the files)",
-    )
-    goes_on = parser.add_mutually_exclusive_group()
-    goes_on.add_argument(
-        "--resume",
-        dest="wanted",
-        action="store_const",
-        const="missing",
-        help=f"go on with the newest run (or ${RUN_ID_VARIABLE}): what has no result yet",
-    )
-    goes_on.add_argument(
-        "--rerun-failed",
-        dest="wanted",
-        action="store_const",
-        const="failed",
-        help="go on with it: what failed, and what has no result yet",
-    )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        msg = f"{text!r} is no number of jobs: take 1 or more"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > _DIGITS:
-        msg = f"{text!r} is no number: take 0 or more"
-        raise argparse.ArgumentTypeError(msg)
-    return int(text)
-
-
-def _engine(name: str) -> str:
-    return _one_of(_ENGINES, name, "engine")
-
-
-def _gpu_mode(name: str) -> str:
-    return _one_of(_GPU_MODES, name, "GPU mode")
-
-
-def _one_of(names: Sequence[str], name: str, what: str) -> str:
-    # argparse checks no default against `choices`, and these come from the environment.
-    if name not in names:
-        msg = f"{name!r} is no {what}: choose from {', '.join(names)}"
-        raise argparse.ArgumentTypeError(msg)
-    return name
 
 
 def _add_merge(parser: argparse.ArgumentParser) -> None:
@@ -252,7 +142,7 @@ def _add_merge(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a run's folder, one with parts of a run from several machines, or any with ranks' JUnit XML",
     )
-    _add_form(parser)
+    add_form(parser)
     parser.set_defaults(command=_merge)
 
 
@@ -262,42 +152,14 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         "folder", nargs="?", type=Path, metavar="DIR", default=newest, help=f"as of merge (default: {newest})"
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    _add_form(parser)
+    add_form(parser)
     parser.set_defaults(command=_report)
 
 
-def _add_form(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="fewer executed tests than it has are an error")
-    parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="renew this file by what executed")
-    parser.add_argument(
-        "--cell-in-classname",
-        dest="classname",
-        action="store_const",
-        const="cell",
-        default="pytest",
-        help="begin class names in junit.xml with cell and suite, for clients that know tests by class and name alone",
-    )
-    parser.add_argument(
-        "--strict-xsd",
-        dest="schema",
-        action="store_const",
-        const="narrow",
-        default="wide",
-        help="write junit.xml as the schemas of Jenkins and of Surefire both have it: one suite, cells in class names",
-    )
-    _add_durations(parser, "renew this file by what tests took, for even shards (default: none)")
-    parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
-
-
-def _add_durations(parser: argparse.ArgumentParser, meaning: str) -> None:
-    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
-
-
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    _add_engine(parser)
-    _add_gpu_mode(parser)
-    _add_results(parser)
+    add_engine(parser)
+    add_gpu_mode(parser)
+    add_results(parser)
     parser.set_defaults(command=_doctor)
 
 

@@ -1,0 +1,174 @@
+"""Options of the command line that several commands have, or that belong together."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from allranks.schedule.folder import RUN_ID_VARIABLE
+
+ENGINE_VARIABLE = "ALLRANKS_ENGINE"
+RESULTS_VARIABLE = "ALLRANKS_RESULTS"
+GPU_MODE_VARIABLE = "ALLRANKS_GPU_MODE"
+
+_DIGITS = 18
+"""Of the largest number that is taken: nobody means more."""
+
+_ENGINES = ("auto", "process", "docker")
+_GPU_MODES = ("auto", "nvidia", "cdi", "rocm", "none")
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Which cells and suites."""
+    parser.add_argument(
+        "cells", nargs="*", metavar="CELL", help="a cell's id, or dist(backend='gloo', ...); default: every cell"
+    )
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="AXIS=VALUE,...", help="cells with these values (a|b: either)"
+    )
+    parser.add_argument(
+        "--suite",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this suite, or NAME@2of4: one of its shards; repeatable (default: all without `default = false`)",
+    )
+    parser.add_argument(
+        "--matrix", type=Path, default=Path(), metavar="PATH", help="matrix.toml, or the folder that holds it"
+    )
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Where jobs run."""
+    parser.add_argument(
+        "--engine",
+        type=_engine,
+        metavar="|".join(_ENGINES),
+        default=os.environ.get(ENGINE_VARIABLE) or "auto",
+        help=f"where to run: docker where a daemon answers, else process (default: ${ENGINE_VARIABLE}, or auto)",
+    )
+
+
+def add_gpu_mode(parser: argparse.ArgumentParser) -> None:
+    """Whose GPUs."""
+    parser.add_argument(
+        "--gpu-mode",
+        type=_gpu_mode,
+        metavar="|".join(_GPU_MODES),
+        default=os.environ.get(GPU_MODE_VARIABLE) or "auto",
+        help=f"whose GPUs, and how containers are given them (default: ${GPU_MODE_VARIABLE}, or auto)",
+    )
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Where results go."""
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=os.environ.get(RESULTS_VARIABLE) or None,
+        metavar="DIR",
+        help=f"folder of all runs (default: ${RESULTS_VARIABLE}, or results beside the matrix file)",
+    )
+
+
+def add_repetition(parser: argparse.ArgumentParser) -> None:
+    """What runs again, and in which order."""
+    parser.add_argument("--fail-fast", action="store_true", help="end the run with the first job that is not good")
+    parser.add_argument(
+        "--retries",
+        type=_number,
+        default=0,
+        metavar="N",
+        help="try what failed of a job again, up to N times: a pass after that is reported as flaky",
+    )
+    parser.add_argument(
+        "--shuffle",
+        type=_number,
+        metavar="SEED",
+        help="draw the order of jobs and tests by this number (default: the order of the files)",
+    )
+    goes_on = parser.add_mutually_exclusive_group()
+    goes_on.add_argument(
+        "--resume",
+        dest="wanted",
+        action="store_const",
+        const="missing",
+        help=f"go on with the newest run (or ${RUN_ID_VARIABLE}): what has no result yet",
+    )
+    goes_on.add_argument(
+        "--rerun-failed",
+        dest="wanted",
+        action="store_const",
+        const="failed",
+        help="go on with it: what failed, and what has no result yet",
+    )
+
+
+def add_form(parser: argparse.ArgumentParser) -> None:
+    """How results are read, and the report is written."""
+    parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
+    parser.add_argument("--baseline", type=Path, metavar="FILE", help="fewer executed tests than it has are an error")
+    parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="renew this file by what executed")
+    parser.add_argument(
+        "--cell-in-classname",
+        dest="classname",
+        action="store_const",
+        const="cell",
+        default="pytest",
+        help="begin class names in junit.xml with cell and suite, for clients that know tests by class and name alone",
+    )
+    parser.add_argument(
+        "--strict-xsd",
+        dest="schema",
+        action="store_const",
+        const="narrow",
+        default="wide",
+        help="write junit.xml as the schemas of Jenkins and of Surefire both have it: one suite, cells in class names",
+    )
+    add_durations(parser, "renew this file by what tests took, for even shards (default: none)")
+    parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
+
+
+def add_durations(parser: argparse.ArgumentParser, meaning: str) -> None:
+    """The file of durations.
+
+    Args:
+        parser: The command's.
+        meaning: What the command does with it.
+    """
+    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+
+
+def count(text: str) -> int:
+    """A number of jobs.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        msg = f"{text!r} is no number of jobs: take 1 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > _DIGITS:
+        msg = f"{text!r} is no number: take 0 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def _engine(name: str) -> str:
+    return _one_of(_ENGINES, name, "engine")
+
+
+def _gpu_mode(name: str) -> str:
+    return _one_of(_GPU_MODES, name, "GPU mode")
+
+
+def _one_of(names: Sequence[str], name: str, what: str) -> str:
+    # argparse checks no default against `choices`, and these come from the environment.
+    if name not in names:
+        msg = f"{name!r} is no {what}: choose from {', '.join(names)}"
+        raise argparse.ArgumentTypeError(msg)
+    return name
