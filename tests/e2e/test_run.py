@@ -272,6 +272,7 @@ def test_an_interrupt_ends_a_run_with_a_partial_report(launch, scratch, engine, 
     assert cases["test_failing"].result[0].message.startswith("rank 1 failed")
 
 
+@pytest.mark.alone  # every run that starts beside it cleans up, too
 def test_what_a_killed_run_left_is_cleaned_up(launch, scratch, engine, left_of):
     with launch.start(scratch(ENDLESS), "--engine", engine) as process:
         wait_for(process, "first failure")
