@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -63,6 +64,32 @@ def test_a_rank_that_did_worse_never_makes_a_verdict_better(
         return
     before, after = verdict(given_ranks, setting), verdict([*given_ranks, worse], setting)
     assert GOODNESS[after.kind] >= GOODNESS[before.kind]
+
+
+KINDS = [
+    *((outcome, None) for outcome in ("passed", "xpassed", "xfailed", "skipped", "aborted", "failed", "missing")),
+    *(("skipped", kind) for kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)),
+]
+
+
+@pytest.mark.parametrize("skip", ["skip", "pass"])
+@pytest.mark.parametrize("mixed_skip", [(), ("*",)])
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_of_few_ranks_none_that_did_worse_makes_a_verdict_better_also_where_it_speaks_twice(skip, mixed_skip, gpus):
+    setting = Setting(skip=skip, mixed_skip=mixed_skip, gpus=gpus)
+    for given_kinds in chain(product(KINDS, repeat=1), product(KINDS, repeat=2)):
+        given_ranks = [result(outcome, rank, skip_kind=kind) for rank, (outcome, kind) in enumerate(given_kinds)]
+        before = verdict(given_ranks, setting)
+        for (outcome, kind), rank in product(KINDS, range(len(given_ranks) + 1)):
+            worse = result(outcome, rank, skip_kind=kind)
+            if severity(worse.outcome) >= max(severity(each.outcome) for each in given_ranks):
+                after = verdict([*given_ranks, worse], setting)
+                assert GOODNESS[after.kind] >= GOODNESS[before.kind], (given_kinds, worse)
+
+
+def test_a_rank_that_says_two_things_hides_no_disagreement():
+    assert verdict(ranks("passed", "skipped"), PLAIN).rule is Rule.RANKS_DISAGREE
+    assert verdict([*ranks("passed", "skipped"), result("skipped", 0)], PLAIN).rule is Rule.RANKS_DISAGREE
 
 
 @given(st.lists(results, min_size=1, max_size=6), settings)

@@ -1,6 +1,6 @@
 """How bad an outcome is, and one result out of several of the same rank."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -44,7 +44,7 @@ def fold(results: Sequence[RankResult]) -> RankResult:
     """
     if len(results) == 1:
         return results[0]
-    first, *others = sorted(results, key=_worst_first)
+    first, *others = worst_first(results)
     texts = dict.fromkeys(text for text in (first.text, *(f"{o.message}\n{o.text}".strip() for o in others)) if text)
     return replace(
         first,
@@ -53,6 +53,11 @@ def fold(results: Sequence[RankResult]) -> RankResult:
         stdout="".join(dict.fromkeys(result.stdout for result in [first, *others])),
         stderr="".join(dict.fromkeys(result.stderr for result in [first, *others])),
     )
+
+
+def worst_first(results: Iterable[RankResult]) -> list[RankResult]:
+    """Results by rank, and those of one rank from the worst to the best; whatever order they came in."""
+    return sorted(results, key=lambda result: (result.rank, *_worst_first(result)))
 
 
 def _worst_first(result: RankResult) -> tuple[object, ...]:

@@ -22,7 +22,7 @@ from typing import Final
 from allranks.errors import ExitCode
 from allranks.harness.outcome import Outcome, SkipKind, disagree, may_disagree
 from allranks.report.model import RankResult, Rule, SkipPolicy, Verdict, VerdictKind
-from allranks.report.severity import fold, severity
+from allranks.report.severity import fold, severity, worst_first
 from allranks.report.strip import describe, numbers, strip
 from allranks.report.xml_text import TEXT_LIMIT, cut, first_line
 
@@ -66,17 +66,19 @@ def verdict(results: Iterable[RankResult], setting: Setting) -> Verdict:
 
     Args:
         results: One for each rank that the test should have run on; those that never came back as ``missing``.
-            Several of one rank are folded into the worst.
+            Several of one rank are folded into the worst; but whether ranks skipped or ran goes by all of them, lest
+            what one of them says hides that they disagree.
         setting: How skips are read.
     """
-    ranks = _one_for_each_rank(results)
-    rules: tuple[Callable[[Sequence[RankResult], Setting], Verdict | None], ...] = (
-        _unaccounted,
-        _leading_outcome,
-        _ranks_disagree,
-        _skipped,
+    said = worst_first(results)
+    ranks = _one_for_each_rank(said)
+    rules: tuple[tuple[Callable[[Sequence[RankResult], Setting], Verdict | None], Sequence[RankResult]], ...] = (
+        (_unaccounted, ranks),
+        (_leading_outcome, ranks),
+        (_ranks_disagree, said),
+        (_skipped, said),
     )
-    found = (rule(ranks, setting) for rule in rules)
+    found = (rule(given, setting) for rule, given in rules)
     return next((judged for judged in found if judged), None) or _passed(ranks)
 
 
@@ -206,7 +208,7 @@ def _skipped(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
     ran = {rank.outcome for rank in ranks} & _RAN
     if not skips and Outcome.XFAILED not in ran:
         return None
-    if Outcome.PASSED in ran or (skips and ran & _PASSES):  # a mix that the policy allows by name
+    if Outcome.PASSED in ran or (skips and ran == {Outcome.XPASSED}):  # a mix that the policy allows by name
         return None
     environment = not ran and all(rank.skip_kind in {SkipKind.ENVIRONMENT, SkipKind.HARDWARE} for rank in skips)
     return Verdict(
