@@ -40,23 +40,32 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Where jobs run."""
-    parser.add_argument(
-        "--engine",
-        type=_engine,
-        metavar="|".join(_ENGINES),
-        default=os.environ.get(ENGINE_VARIABLE) or "auto",
-        help=f"where to run: docker where a daemon answers, else process (default: ${ENGINE_VARIABLE}, or auto)",
+    _add_choice(
+        parser, "engine", ENGINE_VARIABLE, _ENGINES, "where to run: docker where a daemon answers, else process"
     )
 
 
 def add_gpu_mode(parser: argparse.ArgumentParser) -> None:
     """Whose GPUs."""
+    _add_choice(parser, "GPU mode", GPU_MODE_VARIABLE, _GPU_MODES, "whose GPUs, and how containers are given them")
+
+
+def _add_choice(parser: argparse.ArgumentParser, what: str, variable: str, names: Sequence[str], meaning: str) -> None:
+    """An option that a variable gives too; the first of the names where neither does."""
+
+    def named(name: str) -> str:
+        # argparse checks no default against `choices`, and this one comes from the environment.
+        if name not in names:
+            msg = f"{name!r} is no {what}: choose from {', '.join(names)}"
+            raise argparse.ArgumentTypeError(msg)
+        return name
+
     parser.add_argument(
-        "--gpu-mode",
-        type=_gpu_mode,
-        metavar="|".join(_GPU_MODES),
-        default=os.environ.get(GPU_MODE_VARIABLE) or "auto",
-        help=f"whose GPUs, and how containers are given them (default: ${GPU_MODE_VARIABLE}, or auto)",
+        f"--{what.lower().replace(' ', '-')}",
+        type=named,
+        metavar="|".join(names),
+        default=os.environ.get(variable) or names[0],
+        help=f"{meaning} (default: ${variable}, or {names[0]})",
     )
 
 
@@ -156,19 +165,3 @@ def _number(text: str) -> int:
         msg = f"{text!r} is no number: take 0 or more"
         raise argparse.ArgumentTypeError(msg)
     return int(text)
-
-
-def _engine(name: str) -> str:
-    return _one_of(_ENGINES, name, "engine")
-
-
-def _gpu_mode(name: str) -> str:
-    return _one_of(_GPU_MODES, name, "GPU mode")
-
-
-def _one_of(names: Sequence[str], name: str, what: str) -> str:
-    # argparse checks no default against `choices`, and these come from the environment.
-    if name not in names:
-        msg = f"{name!r} is no {what}: choose from {', '.join(names)}"
-        raise argparse.ArgumentTypeError(msg)
-    return name

@@ -1,11 +1,12 @@
 import os
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from allranks.engine.spec import Passthrough
 from allranks.errors import UsageError
-from allranks.schedule.inventory import GPU_MODES, chosen_gpus, take_inventory
+from allranks.schedule.inventory import GpuMode, chosen_gpus, take_inventory
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))
 
@@ -124,7 +125,7 @@ def test_nvidias_come_first_where_there_are_both(driver, amd):
 
 
 def test_the_mode_says_how_named_gpus_are_given(amd):
-    for mode in GPU_MODES:
+    for mode in get_args(GpuMode):
         inventory = take_inventory(mode, {"ALLRANKS_GPUS": "renderD128,x"}, amd)
         driver = {"auto": "nvidia", "none": "nvidia"}.get(mode, mode)
         assert (inventory.driver, inventory.gpus) == (driver, () if mode == "none" else ("renderD128", "x"))

@@ -135,8 +135,7 @@ def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]
 
 def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copies: CopyWatch) -> CellSuite:
     record, job = attempt.record, known.planned.get((attempt.cell, attempt.suite))
-    files, twice = without_copies(read)
-    files += [stray_file(path) for path in attempt.strays]
+    files, twice = _own_files(attempt, read)
     return CellSuite(
         cell=attempt.cell,
         suite=attempt.suite,
@@ -188,8 +187,13 @@ def _troubles_of_files(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
 
 def files_of(attempt: Attempt) -> list[RankFile]:
     """What the ranks of one attempt left, each file once, those that are not read included."""
-    files, _ = without_copies(read_ranks(attempt.files))
-    return files + [stray_file(path) for path in attempt.strays]
+    return _own_files(attempt, read_ranks(attempt.files))[0]
+
+
+def _own_files(attempt: Attempt, read: Sequence[RankFile]) -> tuple[list[RankFile], tuple[str, ...]]:
+    """What ranks left, each file once and with those that are not read, and a note on each copy."""
+    files, twice = without_copies(read)
+    return [*files, *(stray_file(path) for path in attempt.strays)], tuple(twice)
 
 
 def has_troubled_files(files: Sequence[RankFile]) -> bool:

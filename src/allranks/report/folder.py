@@ -27,11 +27,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedJob:
-    """A job that the manifest announces."""
+    """A job that the manifest announces.
+
+    Attributes:
+        pytest_args: What the run gave to pytest, after what the suite gives.
+    """
 
     cell: str
     suite: str
     image: str = ""
+    pytest_args: tuple[str, ...] = ()
 
     @property
     def place(self) -> tuple[str, str]:
@@ -288,7 +293,12 @@ def _manifest(value: Mapping[str, Any]) -> Manifest:
         run_id=str(value["run_id"]),
         cells={str(cell): dict(axes) for cell, axes in value.get("cells", {}).items()},
         jobs=tuple(
-            PlannedJob(cell=str(job["cell"]), suite=str(job["suite"]), image=str(job.get("image") or ""))
+            PlannedJob(
+                cell=str(job["cell"]),
+                suite=str(job["suite"]),
+                image=str(job.get("image") or ""),
+                pytest_args=_strings(job.get("pytest_args")),
+            )
             for job in value["jobs"]
         ),
         skip=policy.get("skip"),

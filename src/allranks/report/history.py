@@ -13,6 +13,9 @@ from allranks.report.model import EarlierAttempt, RankResult, Rerun, Rule, TestV
 from allranks.report.reading import read_ranks
 from allranks.report.verdict import Setting, verdict
 
+_ENDED_FROM_OUTSIDE: Final = frozenset({"interrupted", "stopped", "infrastructure"})
+_NO_RESULT: Final = frozenset({Outcome.MISSING, Outcome.ABORTED})
+
 
 def with_base(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterator[tuple[TestVerdict, Attempt]]:
     """The tests of a job, each with the attempt whose verdict counts.
@@ -31,14 +34,15 @@ def with_base(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> 
     again = {test.nodeid: test for test in judge(attempt, files, setting)}
     for test, of in with_base(attempt.base, read_ranks(attempt.base.files), setting):
         newer = again.pop(test.nodeid, None)
-        if newer and not (_has_not_run(newer) and test.verdict.is_bad):
+        if newer and not (has_not_run(newer) and test.verdict.is_bad):
             yield newer, attempt
         else:
-            yield (_left_out(test, attempt), attempt) if newer is None and _has_not_run(test) else (test, of)
+            yield (_left_out(test, attempt), attempt) if newer is None and has_not_run(test) else (test, of)
     yield from ((test, attempt) for test in again.values())
 
 
-def _has_not_run(test: TestVerdict) -> bool:
+def has_not_run(test: TestVerdict) -> bool:
+    """Whether the job ended before it came to this test."""
     return test.verdict.rule is Rule.JOB and not test.verdict.executed
 
 
@@ -57,10 +61,6 @@ def _left_out(test: TestVerdict, attempt: Attempt) -> TestVerdict:
             executed=False,
         ),
     )
-
-
-_ENDED_FROM_OUTSIDE: Final = frozenset({"interrupted", "stopped", "infrastructure"})
-_NO_RESULT: Final = frozenset({Outcome.MISSING, Outcome.ABORTED})
 
 
 def has_no_result(test: TestVerdict) -> bool:

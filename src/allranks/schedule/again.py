@@ -7,8 +7,8 @@ from typing import Final, Literal
 from allranks.matrix.model import Job
 from allranks.report.accounting import files_of, has_collected_nothing, has_troubled_files
 from allranks.report.folder import Attempt, newest, read_attempts_at
-from allranks.report.history import has_no_result, with_base
-from allranks.report.model import Rule, TestVerdict
+from allranks.report.history import has_no_result, has_not_run, with_base
+from allranks.report.model import TestVerdict
 from allranks.report.verdict import Setting
 
 Wanted = Literal["failed", "missing"]
@@ -68,6 +68,4 @@ def to_run_again(attempt: Attempt | None, setting: Setting, wanted: Wanted) -> A
 
 
 def _is_wanted(test: TestVerdict, wanted: Wanted) -> bool:
-    if not test.verdict.executed and test.verdict.rule is Rule.JOB:
-        return True
-    return test.verdict.is_bad and (wanted == "failed" or has_no_result(test))
+    return has_not_run(test) or (test.verdict.is_bad and (wanted == "failed" or has_no_result(test)))

@@ -1,6 +1,5 @@
 """A run of before that is gone on with: what it had planned, and what of that is left."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from allranks.engine.ownership import is_dead
 from allranks.errors import UsageError
 from allranks.matrix.model import Job, Matrix
+from allranks.report.folder import read_manifest
 from allranks.report.verdict import Setting
 from allranks.schedule.again import Again, Wanted, newest_attempt, to_run_again
 
@@ -91,22 +91,23 @@ def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
     Raises:
         UsageError: There is no such run, its plan cannot be read, or it has not ended.
     """
-    folder = results / (run_id or "latest")
-    try:
-        manifest = json.loads((folder / "run.json").read_bytes())
-        arguments = {(job["cell"], job["suite"]): tuple(job.get("pytest_args", ())) for job in manifest["jobs"]}
-        policy = manifest.get("policy") or {}
-        setting = Setting(skip=policy.get("skip") or "skip", mixed_skip=tuple(policy.get("mixed_skip") or ()))
-        run_id = str(manifest["run_id"])
-        found = EarlierRun(run_id=run_id, folder=folder.resolve(), arguments=arguments, setting=setting)
-    except FileNotFoundError:
-        msg = f"There is no run to go on with: {folder} has no run.json."
-        raise UsageError(msg, remedy="Name the folder of all runs with --results, or begin a run.") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        msg = f"{folder / 'run.json'} cannot be read, so nobody knows what the run had planned."
-        raise UsageError(msg, why=f"{type(error).__name__}: {error}", remedy="Begin a new run.") from error
+    named = results / (run_id or "latest")
+    folder = named.resolve()
+    manifest, problem = read_manifest(folder, folder)
+    if problem:
+        msg = f"{named / 'run.json'} cannot be read, so nobody knows what the run had planned."
+        raise UsageError(msg, why=problem, remedy="Begin a new run.")
+    if manifest is None:
+        msg = f"There is no run to go on with: {named} has no run.json."
+        raise UsageError(msg, remedy="Name the folder of all runs with --results, or begin a run.")
+    found = EarlierRun(
+        run_id=manifest.run_id,
+        folder=folder,
+        arguments={job.place: job.pytest_args for job in manifest.jobs},
+        setting=Setting(skip=manifest.skip or "skip", mixed_skip=manifest.mixed_skip),
+    )
     if found.folder != (results / found.run_id).resolve():
-        msg = f"{folder} holds the run {found.run_id}, and is not its own folder: new results would go elsewhere."
+        msg = f"{named} holds the run {found.run_id}, and is not its own folder: new results would go elsewhere."
         raise UsageError(msg, remedy=f"Put it back to {results / found.run_id}.")
     if not is_dead(found.run_id):
         msg = f"The run {found.run_id} has not ended yet."

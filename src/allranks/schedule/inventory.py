@@ -19,8 +19,6 @@ from allranks.errors import UsageError
 
 GpuMode = Literal["auto", "nvidia", "cdi", "rocm", "none"]
 
-GPU_MODES: Final[tuple[GpuMode, ...]] = ("auto", "nvidia", "cdi", "rocm", "none")
-
 GPUS_VARIABLE = "ALLRANKS_GPUS"
 """Names the GPUs, comma-separated, where they cannot be asked for: those of a remote daemon."""
 

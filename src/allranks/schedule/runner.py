@@ -79,7 +79,7 @@ class Rules:
         retries: How often a job may be tried again for tests that went wrong, and as often for the infrastructure.
         fail_fast: Whether the run ends with the first job that is not good.
         shuffle: What the order of jobs, and of the tests of each, is drawn by; None for one that ends soonest.
-        judges: How the results of a job are judged, for the next two.
+        judges: How the results of a job are judged, for `retries` and `fail_fast`.
     """
 
     most: int | None = None
