@@ -56,3 +56,10 @@ def torch_outcomes(session: nox.Session) -> None:
     suites = [each for each in session.posargs if each != "--record"]
     folder = f"results/torch-outcomes/{time.strftime('%Y%m%d-%H%M%S')}"
     session.run("python", "tests/torch_suites/record.py", "--run", folder, *suites)
+
+
+@nox.session(default=False)
+def cuda_image(session: nox.Session) -> None:
+    """Build the image of torch for CUDA and look at it from inside: minutes, 25 GB while it lasts, and no GPU."""
+    session.install("-e", ".", *_group("test"))
+    session.run("pytest", "tests/e2e/test_cuda_image.py", *session.posargs, env={"ALLRANKS_CUDA_IMAGE": "1"})

@@ -1,0 +1,74 @@
+"""The CUDA variant of the Dockerfile, built for real, and looked at by a job that runs in it: what a host without GPUs can.
+
+It takes minutes and fifteen gigabytes, so it runs only where ``ALLRANKS_CUDA_IMAGE`` is set, which ``nox -s cuda_image`` does.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from allranks.image import ensure_image
+from allranks.matrix.model import Image
+
+ASKED = "ALLRANKS_CUDA_IMAGE"
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.skipif(not os.environ.get(ASKED), reason=f"minutes, and 15 GB: nox -s cuda_image, or {ASKED}=1"),
+]
+
+INSIDE = Path(__file__).parent / "inside" / "cuda_image.py"
+
+CUDA = Image(name="cuda-proof", torch="2.14.1", packages=("numpy", "expecttest"))
+
+LARGEST = 6.5e9
+"""Bytes; 5.85e9 were measured for torch 2.14.1 and CUDA 13.0, of which the files of the wheels are 5.5e9."""
+
+MATRIX = """\
+[matrix]
+backend = ["gloo"]
+world_size = [2]
+
+[suites.inside]
+path = "test_cuda_image.py"
+isolation = "job"
+
+[images.cuda-proof]
+torch = "2.14.1"
+packages = ["numpy", "expecttest"]
+"""
+
+
+@pytest.fixture(scope="module")
+def built(docker_client, tmp_path_factory):
+    """The image; what this test has made of it, and nobody had before, is removed."""
+    before = {image.id for image in docker_client.images.list(all=True)}
+    made = ensure_image(CUDA, root=tmp_path_factory.mktemp("root"), client=docker_client, progress=print)
+    yield docker_client.images.get(made.id)
+    docker_client.images.remove(made.reference)
+    for image in docker_client.images.list("allranks/layer"):
+        if image.id not in before:
+            docker_client.images.remove(image.tags[0])
+
+
+@pytest.mark.usefixtures("built")
+def test_a_job_finds_cuda_and_nccl_and_nothing_of_the_build(launch, tmp_path):
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "matrix.toml").write_text(MATRIX)
+    shutil.copy(INSIDE, repository / "test_cuda_image.py")
+    done = launch(repository, "--engine", "docker")
+    assert done.code == 0, done.output
+    assert [name for name, case in done.cases.items() if case.result] == []
+    assert len(done.cases) == 13
+
+
+def test_the_image_is_no_larger_than_what_it_holds(built):
+    assert 4e9 < built.attrs["Size"] < LARGEST
+
+
+def test_the_build_leaves_nothing_beside_the_image(built, docker_client):
+    assert [tag for tag in built.tags if tag.startswith("allranks/layer:")]
+    assert docker_client.images.list(filters={"dangling": True, "label": "allranks.builder"}) == []
