@@ -1,6 +1,6 @@
-"""The CUDA variant of the Dockerfile, built for real, and looked at by a job that runs in it: what a host without GPUs can.
+"""The CUDA variant of the Dockerfile, built for real and looked at by a job in it, as far as a host without GPUs can.
 
-It takes minutes and fifteen gigabytes, so it runs only where ``ALLRANKS_CUDA_IMAGE`` is set, which ``nox -s cuda_image`` does.
+It takes minutes and 25 GB, so it runs only where ``ALLRANKS_CUDA_IMAGE`` is set: ``nox -s cuda_image`` does that.
 """
 
 import os
@@ -16,7 +16,7 @@ ASKED = "ALLRANKS_CUDA_IMAGE"
 
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.skipif(not os.environ.get(ASKED), reason=f"minutes, and 15 GB: nox -s cuda_image, or {ASKED}=1"),
+    pytest.mark.skipif(not os.environ.get(ASKED), reason=f"minutes, and 25 GB: nox -s cuda_image, or {ASKED}=1"),
 ]
 
 INSIDE = Path(__file__).parent / "inside" / "cuda_image.py"
