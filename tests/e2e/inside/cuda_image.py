@@ -13,21 +13,11 @@ PACKAGES = Path(torch.__file__).parents[1]
 
 BUILD_TOOLS = ("cc", "gcc", "g++", "clang", "ld", "as", "make", "cmake", "ninja", "nvcc", "git", "pip", "uv")
 
-MADE_BY_BUILDS = ("/context", "/layer", "/root/.cache", "/home/allranks", "/var/lib/apt/lists")
-
 
 def of_process(field):
     """A line of /proc/self/status."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return lines[field].strip()
-
-
-def files_of_image():
-    """Every file but the kernel's and the job's own."""
-    others = ("proc", "sys", "dev", "job", "tmp")
-    for folder, folders, names in os.walk("/"):
-        folders[:] = [name for name in folders if folder != "/" or name not in others]
-        yield from (Path(folder, name) for name in names)
 
 
 def test_torch_is_the_build_for_cuda():
@@ -84,8 +74,3 @@ def test_torch_writes_no_bytecode_because_all_of_it_is_there():
 def test_no_build_tool_is_inside():
     assert [tool for tool in BUILD_TOOLS if shutil.which(tool)] == []
     assert not list(PACKAGES.glob("pip"))
-
-
-def test_nothing_of_the_build_is_left():
-    assert [path for folder in MADE_BY_BUILDS for path in Path(folder).glob("*")] == []
-    assert [path for path in files_of_image() if path.suffix == ".whl" or path.name in {"pip.conf", ".netrc"}] == []
