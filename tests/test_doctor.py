@@ -100,7 +100,7 @@ def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tm
     assert not problems(examine_folders(tmp_path / "not/yet", tmp_path))
     there = {**WELL, "DockerRootDir": str(tmp_path)}
     assert not problems(examine_daemon(there, Inventory(), NOW))
-    assert "Make room for 20 GiB" in problems(examine_daemon(there, NVIDIA, NOW))["images"].remedy
+    assert "Make room for 24 GiB" in problems(examine_daemon(there, NVIDIA, NOW))["images"].remedy
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     found = problems(examine_folders(tmp_path / "not/yet", tmp_path))
     assert set(found) == {"results", "cache", "shared memory"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.engine.builds import builder_of
 from allranks.image import ensure_image
 from allranks.matrix.model import Image
 
@@ -79,5 +80,6 @@ def test_nothing_of_the_build_is_left_in_any_folder(built, docker_client):
 
 
 def test_the_build_leaves_nothing_beside_the_image(built, docker_client):
-    assert [tag for tag in built.tags if tag.startswith("allranks/layer:")]
-    assert docker_client.images.list(filters={"dangling": True, "label": "allranks.builder"}) == []
+    [layer] = [tag for tag in built.tags if tag.startswith("allranks/layer:")]
+    left = {"dangling": True, "label": f"allranks.builder={builder_of(layer)}"}
+    assert docker_client.images.list(filters=left) == []

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from allranks.engine.builds import builder_of
 from allranks.errors import ImageError
 from allranks.image import ensure_image
 from allranks.matrix.model import Image
@@ -152,8 +153,9 @@ def test_a_build_leaves_no_container_and_no_dangling_image(docker_client, projec
     image = replace(CPU, name=f"e2e-{os.getpid()}", project=project)
     made = ensure_image(image, root=tmp_path, client=docker_client, progress=print)
     try:
-        key = next(tag for tag in docker_client.images.get(made.id).tags if "/layer:" in tag).rpartition(":")[2]
-        assert not docker_client.images.list(filters={"dangling": True, "label": f"allranks.builder={key}"})
+        layer = next(tag for tag in docker_client.images.get(made.id).tags if "/layer:" in tag)
+        label = f"allranks.builder={builder_of(layer)}"
+        assert not docker_client.images.list(all=True, filters={"dangling": True, "label": label})
         assert not [
             found for found in docker_client.containers.list(all=True, filters=ours) if found.image.id == made.id
         ]

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import docker.errors
 import pytest
 
+from allranks.engine import ownership
+
 
 @dataclass
 class FakeDaemon:
@@ -20,6 +22,9 @@ class FakeDaemon:
         registry: Image id by reference, of what a pull gives.
         pull_events: What the stream of a pull says before it ends.
         build_events: What the stream of a build says; a build makes the image unless the last one is an error.
+        touched: References that were given.
+        root: Where it says that it keeps its images.
+        remains: Ids of untagged images by label; each build leaves one.
     """
 
     present: dict = field(default_factory=dict)
@@ -29,15 +34,28 @@ class FakeDaemon:
     builds: list = field(default_factory=list)
     contexts: list = field(default_factory=list)
     pulls: list = field(default_factory=list)
-    prunes: list = field(default_factory=list)
+    touched: list = field(default_factory=list)
+    root: str = "/nowhere"
+    remains: dict = field(default_factory=dict)
 
     @property
     def images(self):
-        return SimpleNamespace(get=self._get, prune=self._prune)
+        return SimpleNamespace(get=self._get)
 
     @property
     def api(self):
-        return SimpleNamespace(pull=self._pull, build=self._build, tag=self._tag)
+        return SimpleNamespace(
+            base_url="http+docker://localhost",
+            pull=self._pull,
+            build=self._build,
+            tag=self._tag,
+            images=lambda filters: [{"Id": each} for each in self.remains.get(filters["label"], [])],
+            containers=lambda **_: [],
+            remove_image=self._remove,
+        )
+
+    def info(self):
+        return {"DockerRootDir": self.root}
 
     def _get(self, reference):
         if reference not in self.present:
@@ -45,8 +63,9 @@ class FakeDaemon:
             raise docker.errors.ImageNotFound(msg)
         return SimpleNamespace(id=self.present[reference])
 
-    def _prune(self, filters):
-        self.prunes.append(filters)
+    def _remove(self, image):
+        for images in self.remains.values():
+            images[:] = [each for each in images if each != image]
 
     def _pull(self, reference, **_):
         self.pulls.append(reference)
@@ -60,10 +79,12 @@ class FakeDaemon:
         self.builds.append({"tag": tag, **options})
         if "error" not in self.build_events[-1]:
             self.present[tag] = f"sha256:{tag}"
-        return iter(self.build_events)
+        self.remains[f"allranks.builder={options['buildargs'].get('BUILDER')}"] = ["sha256:step"]
+        return (event for event in self.build_events)
 
     def _tag(self, image, repository, tag):
-        self.present[f"{repository}:{tag}"] = image
+        self.touched.append(f"{repository}:{tag}")
+        self.present[f"{repository}:{tag}"] = self.present.get(image, image)
 
 
 @pytest.fixture
@@ -83,6 +104,8 @@ def progress():
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
+    (tmp_path / "locks").mkdir()
+    monkeypatch.setattr(ownership, "lock_folder", lambda: tmp_path / "locks")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("ALLRANKS_BASE_IMAGE", raising=False)
     return tmp_path / "cache"

@@ -1,7 +1,9 @@
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
+from allranks.engine.builds import builder_of
 from allranks.errors import ImageError
 from allranks.image import layers
 from allranks.image.base import Base, ImagePython
@@ -18,7 +20,8 @@ PYTHON = ImagePython(version=(3, 11), abi="cp311", platforms=(), markers={})
 
 @pytest.fixture
 def site(daemon, tmp_path, progress):
-    return Site(client=daemon, root=tmp_path, progress=progress)
+    with ExitStack() as uses:
+        yield Site(client=daemon, root=tmp_path, progress=progress, uses=uses)
 
 
 @pytest.fixture
@@ -99,15 +102,27 @@ def test_a_layer_without_wheels_is_not_built(daemon, site, house):
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["built", "failed"])
-def test_the_builder_stage_of_this_build_and_of_no_other_is_removed(daemon, site, fails):
+def test_what_a_build_leaves_is_removed_and_nothing_of_another_one(daemon, site, fails):
+    daemon.remains["allranks.builder=another"] = ["sha256:other"]
     if fails:
         daemon.build_events = [{"error": "no"}]
         with pytest.raises(ImageError):
             build_layers(RECIPE, BASE, site)
     else:
         build_layers(RECIPE, BASE, site)
-    key = daemon.builds[0]["buildargs"]["LAYER_KEY"]
-    assert daemon.prunes[0] == {"dangling": True, "label": f"allranks.builder={key}"}
+    label = f"allranks.builder={builder_of(daemon.builds[0]['tag'])}"
+    assert daemon.remains[label] == []
+    assert daemon.remains["allranks.builder=another"] == ["sha256:other"]
+
+
+def test_an_interrupted_build_leaves_nothing(daemon, site):
+    def interrupted(line):
+        if line.startswith("Step"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_layers(RECIPE, BASE, replace(site, progress=interrupted))
+    assert list(daemon.remains.values()) == [[]]
 
 
 def test_the_projects_requirements_are_resolved(site, project, monkeypatch, make_wheel, house):

@@ -22,6 +22,7 @@ from docker.types import DeviceRequest, Mount
 from docker.utils import kwargs_from_env, parse_host
 
 from allranks.engine.archive import ArchiveBuilder, unpack
+from allranks.engine.builds import dead_builders, reap_builders, reference_of
 from allranks.engine.frames import STDOUT, FrameReader
 from allranks.engine.ownership import (
     HOST_LABEL,
@@ -131,19 +132,20 @@ class DockerEngine:
             return
 
     def reap(self) -> list[str]:
-        """Remove the containers of this host whose run has no owner any more, with their volumes."""
+        """Remove the containers of this host whose run has no owner any more, with their volumes; dead builds too."""
         with _as_listing_error():
+            builders = list(reap_builders(self._client))
             dead = self._dead_containers()
             for each in dead:
                 self._remove(each["Id"])
             volumes = [name for name in self._dead_volumes() if self._remove_volume(name)]
         forget_dead_runs()
-        return _names(dead, volumes)
+        return _names(dead, volumes, builders)
 
     def remains(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.remains`."""
         with _as_listing_error():
-            return _names(self._dead_containers(), self._dead_volumes())
+            return _names(self._dead_containers(), self._dead_volumes(), dead_builders(self._client))
 
     def _dead_containers(self) -> list[dict[str, Any]]:
         containers: list[dict[str, Any]] = self._client.containers(all=True, filters=_of_this_host())
@@ -309,10 +311,11 @@ def _of_this_host() -> dict[str, list[str]]:
     return {"label": ["allranks=1", f"{HOST_LABEL}={host_id()}"]}
 
 
-def _names(containers: Sequence[Mapping[str, Any]], volumes: Sequence[str]) -> list[str]:
+def _names(containers: Sequence[Mapping[str, Any]], volumes: Sequence[str], builders: Sequence[str]) -> list[str]:
     return [
         *(f"container {each['Names'][0].lstrip('/')}" for each in containers),
         *(f"volume {name}" for name in volumes),
+        *(f"the unfinished build of {reference_of(builder)}" for builder in builders),
     ]
 
 

@@ -87,8 +87,14 @@ def _run_lock(run_id: str) -> Path:
 @contextmanager
 def own_run(run_id: str) -> Iterator[None]:
     """Own a run for as long as the context lasts; several processes may own one run together."""
-    path = _run_lock(run_id)
-    descriptor = _share(path)
+    with shared(_run_lock(run_id)):
+        yield
+
+
+@contextmanager
+def shared(path: Path) -> Iterator[None]:
+    """Hold the lock of a file together with others, while nobody holds it alone; the last of them removes the file."""
+    descriptor = _locked(path, fcntl.LOCK_SH)
     try:
         yield
     finally:
@@ -96,11 +102,34 @@ def own_run(run_id: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _share(path: Path) -> int:
-    """A shared lock on the file that `path` names now: a last owner may just have removed the one we opened."""
+@contextmanager
+def alone(path: Path) -> Iterator[bool]:
+    """Hold the lock of a file that nobody shares; False, and no lock, where somebody does."""
+    try:
+        descriptor = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        _remove_if_last(path, descriptor)
+        os.close(descriptor)
+
+
+def _locked(path: Path, operation: int) -> int:
+    """A lock on the file that `path` names now: a last owner may just have removed the one we opened.
+
+    Raises:
+        BlockingIOError: Somebody holds it, and the operation does not wait.
+    """
     while True:
         descriptor = open_lock(path)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        try:
+            fcntl.flock(descriptor, operation)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
         if _is_at(path, descriptor):
             return descriptor
         os.close(descriptor)
@@ -113,7 +142,8 @@ def _remove_if_last(path: Path, descriptor: int) -> None:
     except BlockingIOError:
         return
     if _is_at(path, descriptor):
-        path.unlink()
+        with suppress(PermissionError):  # another user has made it, and whoever comes next may lock it all the same
+            path.unlink()
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -137,14 +167,24 @@ def forget_dead_runs() -> None:
 
 def is_dead(run_id: str) -> bool:
     """Whether no process of this host owns the run any more."""
+    return not is_held(_run_lock(run_id))
+
+
+def is_held(path: Path) -> bool:
+    """Whether any process of this host holds the lock of a file, which need not exist."""
     try:
-        descriptor = os.open(_run_lock(run_id), os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return True
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return True
     finally:
         os.close(descriptor)
-    return True
+    return False
+
+
+def image_lock(reference: str) -> Path:
+    """The lock of an image, or of a layer of one: shared by all who need it, held alone by who removes it."""
+    return lock_folder() / f"image-{reference.replace('/', '-').replace(':', '-')}"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.engine.ownership import image_lock, shared
 from allranks.image.base import Base, find_base
 from allranks.image.cache import locked
-from allranks.image.daemon import Progress, Site, find, pull, reported
+from allranks.image.daemon import Progress, Site, find, pull, reported, touch
 from allranks.image.dockerfile import dockerfile_path
 from allranks.image.key import image_key
 from allranks.image.recipe import Recipe, recipe_of
@@ -37,10 +39,12 @@ class BuiltImage:
     built: bool
 
 
-def ensure_image(image: Image, *, root: Path, client: DockerClient, progress: Progress) -> BuiltImage:
+def ensure_image(
+    image: Image, *, root: Path, client: DockerClient, progress: Progress, uses: ExitStack | None = None
+) -> BuiltImage:
     """Have the image of a cell in the daemon.
 
-    With unchanged inputs nothing is built, and the cost is two questions to the daemon and a look at the project's
+    With unchanged inputs nothing is built, and the cost is three questions to the daemon and a look at the project's
     files. The same image asked for by two processes is built by one of them.
 
     Args:
@@ -48,6 +52,8 @@ def ensure_image(image: Image, *, root: Path, client: DockerClient, progress: Pr
         root: The folder that the matrix file's relative paths start from.
         client: Connection to the daemon.
         progress: Receives lines, without end of line, while something is pulled, resolved or built.
+        uses: Until it is closed, nobody on this host removes the image (``allranks images --prune``); None for who
+            needs it no longer than this call.
 
     Returns:
         The image, which the daemon now has.
@@ -60,9 +66,21 @@ def ensure_image(image: Image, *, root: Path, client: DockerClient, progress: Pr
     recipe = recipe_of(image, root=root)
     base = find_base(client, recipe.base, environ=os.environ, progress=progress)
     reference = f"{repository(recipe.name)}:{_key(recipe, base)}"
+    with ExitStack() as held:
+        held.enter_context(shared(image_lock(reference)))
+        site = Site(client=client, root=root, progress=progress, uses=held)
+        there = _present(client, reference) or _build_once(recipe, base, reference, site)
+        if uses is not None:
+            uses.push(held.pop_all())
+        return there
+
+
+def _present(client: DockerClient, reference: str) -> BuiltImage | None:
+    """An image that the daemon has, and now knows to be wanted."""
     if present := find(client, reference):
+        touch(client, reference)
         return BuiltImage(reference=reference, id=str(present.id), built=False)
-    return _build_once(recipe, base, reference, Site(client=client, root=root, progress=progress))
+    return None
 
 
 def repository(name: str) -> str:

@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
@@ -24,7 +24,10 @@ _KEPT_LINES = 15
 _LONGEST_LINE = 200
 _NOISE = (" --->", "Removing intermediate container")
 _REMEDY = "Correct what the last line names in [images] of matrix.toml, then run again."
-_DISK_REMEDY = "Free space where the daemon keeps its images (docker system df, docker system prune), then run again."
+_DISK_REMEDY = (
+    "Free space where the daemon keeps its images: `allranks images --prune` removes those of allranks that nobody has "
+    "used lately, and docker system df shows what else there is."
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the legacy builder paints what a step writes to its standard error
 _FAILED_STEP = re.compile(r"The command '.*' returned a non-zero code: (\d+)", re.DOTALL)
 
@@ -37,11 +40,13 @@ class BuildRequest:
         tag: Reference of the image to make.
         dockerfile: Name of the Dockerfile in the context.
         arguments: Build arguments.
+        network: What steps reach, as ``docker build --network`` has it.
     """
 
     tag: str
     dockerfile: str
     arguments: Mapping[str, str]
+    network: str = "none"
 
 
 Builder = Callable[["DockerClient", BuildRequest, Iterable[bytes], Progress], None]
@@ -70,16 +75,19 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
             dockerfile=request.dockerfile,
             tag=request.tag,
             buildargs=dict(request.arguments),
-            network_mode="none",
-            use_config_proxy=False,
+            network_mode=request.network,
+            # An image would be another one behind a proxy; where a step needs none, it gets none.
+            use_config_proxy=request.network != "none",
             rm=True,
             forcerm=True,
             decode=True,
         )
-        for event in events:
-            if error := error_of(event):
-                raise _failure(request, [*last, error])
-            _take(str(event.get("stream", "")), last, progress)
+        # The daemon builds as long as somebody listens: an interrupt must not leave it at it.
+        with closing(events):
+            for event in events:
+                if error := error_of(event):
+                    raise _failure(request, [*last, error])
+                _take(str(event.get("stream", "")), last, progress)
 
 
 def build_with_buildkit(
@@ -108,7 +116,7 @@ def build_with_buildkit(
 def buildkit_command(request: BuildRequest) -> list[str]:
     """The command line of a build whose context comes on standard input."""
     arguments = [f"--build-arg={name}={value}" for name, value in request.arguments.items()]
-    where = [f"--file={request.dockerfile}", f"--tag={request.tag}", "--network=none"]
+    where = [f"--file={request.dockerfile}", f"--tag={request.tag}", f"--network={request.network}"]
     return ["docker", "build", "--progress=plain", "--provenance=false", *where, *arguments, "-"]
 
 

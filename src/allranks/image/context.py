@@ -25,17 +25,17 @@ def stream(files: Mapping[str, Path]) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def layer_files(dockerfile: Path, *, tools: Path, wheels: Sequence[Path]) -> dict[str, Path]:
-    """What the Dockerfile expects in its context.
+def layer_files(dockerfile: Path, *, tools: Path | None, wheels: Sequence[Path]) -> dict[str, Path]:
+    """What a Dockerfile expects in its context.
 
     Args:
         dockerfile: The Dockerfile.
-        tools: The folder with the wheel of pip.
+        tools: The folder with the wheel of pip; None where nothing of Python's is installed.
         wheels: The wheels of the layer.
     """
     return {
         dockerfile.name: dockerfile,
-        **{f"tools/{path.name}": path for path in tools.iterdir()},
+        **{f"tools/{path.name}": path for path in (tools.iterdir() if tools else ())},
         **{f"wheels/{path.name}": path for path in wheels},
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,13 @@ class Site:
         client: Connection to the daemon.
         root: The folder that relative paths in requirements start from.
         progress: Receives lines of output.
+        uses: Holds, for as long as its owner likes, what keeps others from removing what it needs.
     """
 
     client: DockerClient
     root: Path
     progress: Progress
+    uses: ExitStack
 
 
 @contextmanager
@@ -67,6 +69,18 @@ def find(client: DockerClient, reference: str) -> Image | None:
             what = f"{reference!r} cannot be the name of an image."
             remedy = "Correct image or base of [images.NAME] in the matrix file."
             raise ImageError(what, why=_sentence(error.explanation), remedy=remedy) from error
+
+
+def touch(client: DockerClient, reference: str) -> None:
+    """Have the daemon remember that an image was wanted now: giving it its name again renews ``LastTagTime``.
+
+    The daemon is the one memory that all its users share, and that a restart of the host leaves alone.
+    """
+    import docker.errors  # noqa: PLC0415
+
+    name, _, tag = reference.rpartition(":")
+    with suppress(docker.errors.DockerException):  # it only helps to choose what may go
+        client.api.tag(reference, name, tag)
 
 
 def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: str) -> Image:

@@ -1,15 +1,22 @@
-"""Where the Dockerfile is, in a checkout and in an installed package."""
+"""Where the Dockerfiles are, in a checkout and in an installed package."""
 
 from pathlib import Path
 
-NAME = "Dockerfile.cuda"
+PYTHON = "Dockerfile.cuda"
+"""For every layer of wheels, torch's among them."""
+
+DEBIAN = "Dockerfile.debian"
+"""For the layer of Debian packages."""
 
 
-def dockerfile_path() -> Path:
-    """The Dockerfile that every build uses.
+def dockerfile_path(name: str = PYTHON) -> Path:
+    """A Dockerfile that builds use.
 
     A wheel carries it beside this module; a checkout (and so an editable install) has it in ``docker/``.
+
+    Args:
+        name: Which one.
     """
     here = Path(__file__).resolve().parent
-    installed = here / NAME
-    return installed if installed.is_file() else here.parents[2] / "docker" / NAME
+    installed = here / name
+    return installed if installed.is_file() else here.parents[2] / "docker" / name

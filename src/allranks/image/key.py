@@ -39,12 +39,13 @@ def image_key(recipe: Recipe, *, base_id: str, project_digest: str, dockerfile: 
     return digest(_SCHEMA, inputs, base_id, project_digest, dockerfile)[:_LENGTH]
 
 
-def layer_key(*, parent_id: str, wheels: tuple[str, ...], dockerfile: str) -> str:
+def layer_key(*, parent_id: str, content: tuple[str, ...], dockerfile: str) -> str:
     """The tag of one layer of an image.
 
     Args:
         parent_id: Id of the image below.
-        wheels: Identity of each wheel, as :func:`allranks.image.wheel.identity` tells it.
+        content: What goes in: of each wheel the identity that :func:`allranks.image.wheel.identity` tells, or the
+            names of Debian packages.
         dockerfile: Text of the Dockerfile.
     """
-    return digest(_SCHEMA, parent_id, sorted(wheels), dockerfile)[:_LENGTH]
+    return digest(_SCHEMA, parent_id, sorted(content), dockerfile)[:_LENGTH]

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import tempfile
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.engine.builds import builder_of, remove_remains
+from allranks.engine.ownership import image_lock, shared
+from allranks.errors import ImageError
 from allranks.image.base import Base, python_of
 from allranks.image.builders import BuildRequest, builder_of_host
 from allranks.image.cache import locked
 from allranks.image.context import layer_files, stream
 from allranks.image.daemon import Progress, Site, find, reported
-from allranks.image.dockerfile import dockerfile_path
+from allranks.image.dockerfile import DEBIAN, dockerfile_path
 from allranks.image.key import layer_key
 from allranks.image.project import build_wheel
 from allranks.image.recipe import Recipe
+from allranks.image.space import check_room
 from allranks.image.wheel import identity, requirements
 from allranks.image.wheelhouse import Wanted, Wheelhouse, resolve
 
 if TYPE_CHECKING:
-    from docker import DockerClient
     from docker.models.images import Image
 
 REPOSITORY = "allranks/layer"
@@ -33,16 +36,22 @@ class Layer:
     """What one layer adds.
 
     Attributes:
-        name: ``torch``, ``packages`` or ``project``.
-        wheels: What is installed.
-        tools: The folder with the wheel of pip that installs them.
-        torch: The image's torch version.
+        name: ``debian``, ``torch``, ``packages`` or ``project``.
+        dockerfile: What applies it.
+        content: What tells it from other layers on the same image below.
+        wheels: What is installed of Python's; none for Debian packages.
+        tools: The folder with the wheel of pip that installs them; None for Debian packages.
+        arguments: Build arguments of its own.
+        network: What the build reaches, as Docker's ``--network`` has it.
     """
 
     name: str
-    wheels: tuple[Path, ...]
-    tools: Path
-    torch: str
+    dockerfile: Path
+    content: tuple[str, ...]
+    wheels: tuple[Path, ...] = ()
+    tools: Path | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    network: str = "none"
 
 
 def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
@@ -62,17 +71,60 @@ def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
     with tempfile.TemporaryDirectory(prefix="allranks-") as scratch:
         project = _project_wheels(recipe, Path(scratch), site.progress)
         further = tuple(text for wheel in project for text in requirements(wheel))
-        python = python_of(site.client, base)
+        ground = _with_debian_packages(recipe, base, site)
+        python = python_of(site.client, ground)
         house = resolve(Wanted(recipe=recipe, further=further, python=python, root=site.root), site.progress)
-        layers = _layers(house, project, recipe.torch)
-        return reduce(lambda below, layer: _ensure_layer(layer, below, site), layers, base)
+        layers = _wheel_layers(house, project, recipe.torch)
+        return reduce(lambda below, layer: _ensure_layer(layer, below, site), layers, ground)
 
 
-def _layers(house: Wheelhouse, project: tuple[Path, ...], torch: str) -> list[Layer]:
+def _with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
+    """The base with the recipe's Debian packages; the base itself for none.
+
+    Raises:
+        ImageError: Not all of them can be installed.
+    """
+    if not recipe.apt:
+        return base
+    packages = tuple(sorted(set(recipe.apt)))
+    layer = Layer(
+        name="debian",
+        dockerfile=dockerfile_path(DEBIAN),
+        content=packages,
+        arguments={"PACKAGES": " ".join(packages)},
+        network="default",
+    )
+    try:
+        return _ensure_layer(layer, base, site)
+    except ImageError as error:
+        raise _told_by_apt(error, recipe, base) from error
+
+
+def _told_by_apt(error: ImageError, recipe: Recipe, base: Base) -> ImageError:
+    """What apt says is wrong, in the place of all that the build said; other errors as they are."""
+    said = [line.removeprefix("E: ") for line in error.why.splitlines() if line.startswith("E: ")]
+    if not said:
+        return error
+    return ImageError(
+        f"The Debian packages of image {recipe.name} could not be installed on {base.reference}.",
+        why="\n".join(dict.fromkeys(said)),
+        remedy=f"Correct apt of [images.{recipe.name}] in the matrix file: it takes the names of binary packages that "
+        "the base image's Debian has (apt-cache policy NAME).",
+    )
+
+
+def _wheel_layers(house: Wheelhouse, project: tuple[Path, ...], torch: str) -> list[Layer]:
     """The layers from the bottom up; one without wheels would be empty."""
     contents = {"torch": tuple(house.torch.iterdir()), "packages": tuple(house.packages.iterdir()), "project": project}
     return [
-        Layer(name=name, wheels=tuple(sorted(wheels)), tools=house.tools, torch=torch)
+        Layer(
+            name=name,
+            dockerfile=dockerfile_path(),
+            content=tuple(identity(wheel) for wheel in wheels),
+            wheels=tuple(sorted(wheels)),
+            tools=house.tools,
+            arguments={"TORCH_VERSION": torch},
+        )
         for name, wheels in contents.items()
         if wheels
     ]
@@ -84,47 +136,33 @@ def _project_wheels(recipe: Recipe, scratch: Path, progress: Progress) -> tuple[
 
 def _ensure_layer(layer: Layer, below: Base, site: Site) -> Base:
     """The image of one layer on the image below it."""
-    key = layer_key(
-        parent_id=below.id,
-        wheels=tuple(identity(wheel) for wheel in layer.wheels),
-        dockerfile=dockerfile_path().read_text(encoding="utf-8"),
-    )
+    dockerfile = layer.dockerfile.read_text(encoding="utf-8")
+    key = layer_key(parent_id=below.id, content=layer.content, dockerfile=dockerfile)
     reference = f"{REPOSITORY}:{key}"
+    # It stays this process's until the run ends: the next layer lies on it.
+    site.uses.enter_context(shared(image_lock(reference)))
     with locked(f"layer-{key}"):
-        image = find(site.client, reference) or _build_layer(layer, below, key, site)
+        image = find(site.client, reference) or _build_layer(layer, below, reference, site)
     return Base(reference=reference, id=str(image.id))
 
 
-def _build_layer(layer: Layer, below: Base, key: str, site: Site) -> Image:
-    dockerfile = dockerfile_path()
+def _build_layer(layer: Layer, below: Base, reference: str, site: Site) -> Image:
+    build, builder = builder_of_host(), builder_of(reference)
+    check_room(site.client, layer.name, layer.wheels, build)
     request = BuildRequest(
-        tag=f"{REPOSITORY}:{key}",
-        dockerfile=dockerfile.name,
-        arguments={
-            "BASE_IMAGE": below.reference,
-            "TORCH_VERSION": layer.torch,
-            "LAYER": layer.name,
-            "LAYER_KEY": key,
-        },
+        tag=reference,
+        dockerfile=layer.dockerfile.name,
+        arguments={"BASE_IMAGE": below.reference, "LAYER": layer.name, "BUILDER": builder, **layer.arguments},
+        network=layer.network,
     )
     site.progress(f"building layer {layer.name}")
-    context = stream(layer_files(dockerfile, tools=layer.tools, wheels=layer.wheels))
+    context = stream(layer_files(layer.dockerfile, tools=layer.tools, wheels=layer.wheels))
     try:
-        builder_of_host()(site.client, request, context, site.progress)
-        with reported(f"The image {request.tag} is gone right after its build.", remedy="Run again."):
-            return site.client.images.get(request.tag)
+        build(site.client, request, context, site.progress)
+        with reported(f"The image {reference} is gone right after its build.", remedy="Run again."):
+            return site.client.images.get(reference)
     finally:
-        _remove_builder_stage(site.client, key)
-
-
-def _remove_builder_stage(client: DockerClient, key: str) -> None:
-    """Remove the first stage of a layer's build, which holds the wheels and a second copy of the layer.
-
-    It would serve as a cache only for a build of the same layer, and that is found by its name. The legacy builder
-    leaves it; BuildKit has none that is an image.
-    """
-    import docker.errors  # noqa: PLC0415
-
-    # A daemon prunes for one client at a time, and leftovers are no reason to fail a build.
-    with suppress(docker.errors.DockerException):
-        client.images.prune(filters={"dangling": True, "label": f"allranks.builder={key}"})
+        # The first stage of a finished build, which holds the wheels and a second copy of the layer; of one that was
+        # ended early, all its steps. A cache they would be only for the same layer, and that is found by its name.
+        # The legacy builder leaves them; BuildKit has none that are images.
+        remove_remains(site.client.api, builder)

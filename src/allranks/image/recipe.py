@@ -28,6 +28,7 @@ class Recipe:
         requirements: The requirements file, or None.
         requirements_text: The content of that file and of all that it includes.
         project: The folder of the user's project, or None.
+        apt: Names of Debian packages, with or without ``=version``.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Recipe:
     requirements: Path | None = None
     requirements_text: str = ""
     project: Path | None = None
+    apt: tuple[str, ...] = ()
 
 
 def recipe_of(image: Image, *, root: Path) -> Recipe:
@@ -70,6 +72,7 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
         requirements=requirements,
         requirements_text=requirements_text,
         project=_project_folder(image, root),
+        apt=image.apt,
     )
 
 

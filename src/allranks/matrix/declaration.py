@@ -275,7 +275,10 @@ def _images(file: Table, known: Known) -> dict[str, Image]:
     return images
 
 
-BUILD_KEYS = ("base", "torch", "index", "packages", "requirements", "project")
+BUILD_KEYS = ("base", "torch", "index", "packages", "requirements", "project", "apt")
+
+DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?")
+"""A name (Debian Policy, 5.6.1), with or without architecture and version, as apt-get install takes it."""
 
 
 def _image(name: str, table: Table, known: Known) -> Image:
@@ -291,6 +294,7 @@ def _image(name: str, table: Table, known: Known) -> Image:
         packages=table.texts("packages"),
         requirements=_optional_path(table, "requirements"),
         project=_optional_path(table, "project"),
+        apt=_debian_packages(table),
         line=table.line,
     )
 
@@ -314,6 +318,17 @@ def _torch(table: Table) -> str | None:
             remedy='Write for example torch = "2.13.0".',
         )
     return version
+
+
+def _debian_packages(table: Table) -> tuple[str, ...]:
+    names = table.texts("apt")
+    for name in names:
+        if not DEBIAN_PACKAGE.fullmatch(name):
+            remedy = (
+                'Write apt = ["libnuma1"], or with a version "libnuma1=2.0.16-1"; pip\'s packages go into packages.'
+            )
+            raise table.error(name="apt", what=f"{shown(name)} cannot be the name of a Debian package", remedy=remedy)
+    return names
 
 
 def _optional_path(table: Table, name: str) -> Path | None:

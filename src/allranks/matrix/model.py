@@ -140,6 +140,7 @@ class Image:
         packages: Requirement strings for what the suites need.
         requirements: A requirements file, relative to the matrix file.
         project: A folder, relative to the matrix file, that is built into a wheel and installed last.
+        apt: Debian packages that are installed first, with or without ``=version``.
         line: Where in the matrix file it is declared.
     """
 
@@ -152,6 +153,7 @@ class Image:
     packages: tuple[str, ...] = ()
     requirements: Path | None = None
     project: Path | None = None
+    apt: tuple[str, ...] = ()
     line: int = 1
 
 

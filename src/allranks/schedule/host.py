@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -29,7 +29,13 @@ MakeSurroundings = Callable[[Image], Surroundings]
 _SOCKET = Path("/var/run/docker.sock")
 
 
-def choose_host(engine: EngineName, matrix: Matrix, say: Say, inventory: Inventory | None = None) -> Host:
+def choose_host(
+    engine: EngineName,
+    matrix: Matrix,
+    say: Say,
+    inventory: Inventory | None = None,
+    uses: ExitStack | None = None,
+) -> Host:
     """The host of a run, with what dead runs left on it removed.
 
     Args:
@@ -37,6 +43,7 @@ def choose_host(engine: EngineName, matrix: Matrix, say: Say, inventory: Invento
         matrix: Says what jobs need.
         say: Told which engine, and why.
         inventory: The GPUs that jobs may use; None for all of this host's.
+        uses: Until it is closed, nobody removes the images of the run's jobs.
 
     Raises:
         EngineError: The docker engine was asked for, and no daemon answers.
@@ -45,7 +52,7 @@ def choose_host(engine: EngineName, matrix: Matrix, say: Say, inventory: Invento
     gpus = inventory.gpus
     client, why = _client(engine)
     say(f"engine: {'process' if client is None else 'docker'} ({why}); GPUs: {len(gpus) or 'none'}")
-    chosen, make = _processes(matrix, say) if client is None else _containers(matrix, say, client)
+    chosen, make = _processes(matrix, say) if client is None else _containers(matrix, say, client, uses)
     for name in chosen.reap():
         say(f"removed {name}, which a dead run had left")
     cores, memory = _size_of_this_host() if client is None else _size_of_daemon(client)
@@ -84,11 +91,14 @@ def _processes(matrix: Matrix, say: Say) -> tuple[Engine, MakeSurroundings]:
     return _process_engine(), make
 
 
-def _containers(matrix: Matrix, say: Say, client: "DockerClient") -> tuple[Engine, MakeSurroundings]:
+def _containers(
+    matrix: Matrix, say: Say, client: "DockerClient", uses: ExitStack | None
+) -> tuple[Engine, MakeSurroundings]:
     from allranks.image.build import ensure_image  # noqa: PLC0415 - see _client
 
     def make(image: Image) -> Surroundings:
-        return Surroundings(image=ensure_image(image, root=matrix.root, client=client, progress=say).reference)
+        made = ensure_image(image, root=matrix.root, client=client, progress=say, uses=uses)
+        return Surroundings(image=made.reference)
 
     return _docker_engine(client), make
 

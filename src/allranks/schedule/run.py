@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,13 +96,13 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         inventory = inventory.only(options.gpus)
     if options.left is not None:
         _remove_remains()
-    with own_run(options.run_id), interruptible():
+    with own_run(options.run_id), ExitStack() as uses, interruptible():
         facts = _facts(expansion)
         folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
         durations = options.durations or expansion.matrix.root / expansion.matrix.durations
         try:
             folder = take_snapshot(folder, jobs, durations, say)
-            host = choose_host(options.engine, expansion.matrix, say, inventory)
+            host = choose_host(options.engine, expansion.matrix, say, inventory, uses)
             _refuse_several_nodes(host.engine, jobs)
             runner = Runner(expansion.matrix, host, folder, console.view, options.pytest_args, options.rules)
             runner.run(*_to_do(jobs, options.left))
