@@ -83,11 +83,13 @@ def _in_daemon(client: docker.DockerClient, run_id: str) -> Iterator[str]:
 
 @pytest.fixture
 def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A lock folder of the test's own."""
+    """A lock folder of the test's own, and a host of its own: whoever is alive in there is dead to all others."""
     folder = tmp_path / "locks"
     folder.mkdir()
     monkeypatch.setattr(ownership, "lock_folder", lambda: folder)
     monkeypatch.setattr("allranks.schedule.leases.lock_folder", lambda: folder)
+    for module in ("docker", "builds"):
+        monkeypatch.setattr(f"allranks.engine.{module}.host_id", lambda: f"test-{os.getpid()}")
     return folder
 
 

@@ -80,7 +80,7 @@ class FakeDaemon:
         if "error" not in self.build_events[-1]:
             self.present[tag] = f"sha256:{tag}"
         self.remains[f"allranks.builder={options['buildargs'].get('BUILDER')}"] = ["sha256:step"]
-        return (event for event in self.build_events)
+        return iter(self.build_events)
 
     def _tag(self, image, repository, tag):
         self.touched.append(f"{repository}:{tag}")

@@ -33,14 +33,19 @@ def remove_remains(client: APIClient, builder: str) -> None:
         client: The daemon's API.
         builder: The value of the build's label.
     """
-    label = {"label": f"{LABEL}={builder}"}
+    end_step(client, builder)
     with suppress(*_FAILURES):
-        for container in client.containers(all=True, filters=label):
-            with suppress(*_FAILURES):
-                client.remove_container(container["Id"], v=True, force=True)
-        for image in client.images(filters={**label, "dangling": True}):
+        for image in client.images(filters={"label": f"{LABEL}={builder}", "dangling": True}):
             with suppress(*_FAILURES):
                 client.remove_image(image["Id"])
+
+
+def end_step(client: APIClient, builder: str) -> None:
+    """Remove the container of the command that a build is at, if it is at one: the build fails then."""
+    with suppress(*_FAILURES):
+        for container in client.containers(all=True, filters={"label": f"{LABEL}={builder}"}):
+            with suppress(*_FAILURES):
+                client.remove_container(container["Id"], v=True, force=True)
 
 
 def dead_builders(client: APIClient) -> list[str]:

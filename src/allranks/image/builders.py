@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import shutil
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, cast
 
+from allranks.engine.builds import end_step
 from allranks.errors import ImageError
 from allranks.image.child import child, lines_of
-from allranks.image.daemon import Progress, error_of, find, reported
+from allranks.image.daemon import Event, Progress, error_of, find, reported
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -67,7 +69,7 @@ def builder_of_host() -> Builder:
 
 def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterable[bytes], progress: Progress) -> None:
     """Build by the daemon's API, which is the legacy builder."""
-    last: deque[str] = deque(maxlen=_KEPT_LINES)
+    last = deque[str](maxlen=_KEPT_LINES)
     with reported(_what(request), remedy=_REMEDY):
         events = client.api.build(
             fileobj=cast("IO[bytes]", context),  # the SDK hands it to requests, which streams any iterable
@@ -82,12 +84,60 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
             forcerm=True,
             decode=True,
         )
-        # The daemon builds as long as somebody listens: an interrupt must not leave it at it.
-        with closing(events):
+        heard = _heard(events)
+        try:
+            _follow(heard, request, last, progress)
+        except BaseException:
+            _wait_for_end(client, request, heard, progress)
+            raise
+
+
+def _follow(heard: Iterable[Event], request: BuildRequest, last: deque[str], progress: Progress) -> None:
+    for event in heard:
+        if error := error_of(event):
+            raise _failure(request, [*last, error])
+        _take(str(event.get("stream", "")), last, progress)
+
+
+def _heard(events: Iterator[Event]) -> Iterator[Event]:
+    """What the daemon says of a build, read by a thread: an interrupt would end the reading, and all news of the build.
+
+    Raises:
+        Exception: What the reading ended with.
+    """
+    news = queue.SimpleQueue[Event | Exception | None]()
+
+    def read() -> None:
+        try:
             for event in events:
-                if error := error_of(event):
-                    raise _failure(request, [*last, error])
-                _take(str(event.get("stream", "")), last, progress)
+                news.put(event)
+        except Exception as error:  # noqa: BLE001 - whoever listens raises it
+            news.put(error)
+        news.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    # Not a generator: that would be over with the first interrupt.
+    return map(_event, iter(news.get, None))
+
+
+def _event(heard: object) -> Event:
+    if isinstance(heard, Exception):
+        raise heard
+    return cast("Event", heard)
+
+
+def _wait_for_end(client: DockerClient, request: BuildRequest, heard: Iterator[Event], progress: Progress) -> None:
+    """End a build that is not to go on, and wait until the daemon has ended it.
+
+    It would end by itself when nobody listens, but after the step that it is at, and nobody would be there to remove
+    what that has made. A command ends at once; a copy, of which the daemon can be told nothing, takes its time.
+    """
+    progress("waiting for the daemon to end its step")
+    with suppress(Exception):  # the daemon is gone; what it has left, the next run's start finds
+        while True:
+            end_step(client.api, request.arguments.get("BUILDER", ""))
+            if next(heard, None) is None:
+                return
 
 
 def build_with_buildkit(

@@ -1,0 +1,95 @@
+"""Builds that end early, in a real daemon: what they leave, and what is left of that."""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from allranks.engine.builds import LABEL, builder_of, dead_builders, reap_builders
+from allranks.engine.ownership import image_lock, shared
+from allranks.image.base import DEFAULT, find_base
+from allranks.image.builders import BuildRequest, build_with_sdk
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
+
+DOCKERFILE = b"""
+ARG BASE_IMAGE
+FROM ${BASE_IMAGE}
+ARG BUILDER
+LABEL allranks.builder=${BUILDER}
+USER 0:0
+COPY . /context
+RUN echo at work; sleep 600
+"""
+
+BUILD = """
+import sys
+from allranks.engine.docker import connect
+from allranks.image.builders import BuildRequest, build_with_sdk
+tag, base, builder = sys.argv[1:]
+request = BuildRequest(tag=tag, dockerfile="Dockerfile", arguments={"BASE_IMAGE": base, "BUILDER": builder})
+build_with_sdk(connect(), request, iter([sys.stdin.buffer.read()]), lambda line: print(line, flush=True))
+"""
+
+
+def context():
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name, content in (("Dockerfile", DOCKERFILE), ("wheel", os.urandom(1000))):
+            header = tarfile.TarInfo(name)
+            header.size = len(content)
+            tar.addfile(header, io.BytesIO(content))
+    return archive.getvalue()
+
+
+@pytest.fixture
+def request_(docker_client):
+    """The request for a build that never ends."""
+    base = find_base(docker_client, DEFAULT, environ=os.environ, progress=print)
+    reference = f"allranks/layer:test-{os.getpid()}"
+    arguments = {"BASE_IMAGE": base.reference, "BUILDER": builder_of(reference)}
+    return BuildRequest(tag=reference, dockerfile="Dockerfile", arguments=arguments)
+
+
+@pytest.fixture
+def left(docker_client, request_):
+    """What the daemon has of that build: containers and images, those of steps too."""
+    label = {"label": f"{LABEL}={request_.arguments['BUILDER']}"}
+    api = docker_client.api
+    return lambda: [*api.containers(all=True, filters=label), *api.images(all=True, filters=label)]
+
+
+def test_an_interrupted_build_has_ended_and_leaves_no_container(docker_client, request_, left):
+    seen = []
+
+    def interrupt(line):
+        if "RUN" in line:
+            seen.extend(left())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_with_sdk(docker_client, request_, iter([context()]), interrupt)
+    assert seen
+    assert not [each for each in left() if "Image" in each]
+    with shared(image_lock(request_.tag)):
+        assert request_.arguments["BUILDER"] not in dead_builders(docker_client.api)
+        assert list(reap_builders(docker_client.api)) == []
+    assert request_.arguments["BUILDER"] in reap_builders(docker_client.api)
+    assert left() == []
+
+
+def test_what_a_killed_build_leaves_is_reaped(docker_client, request_, left):
+    arguments = [request_.tag, request_.arguments["BASE_IMAGE"], request_.arguments["BUILDER"]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", BUILD, *arguments], **pipes) as process:
+        process.stdin.write(context())
+        process.stdin.close()
+        assert any(b"at work" in line for line in process.stdout)
+        process.kill()
+    assert left()
+    # The daemon learns of it when it next has something to say, and puts its own container away.
+    while left():
+        list(reap_builders(docker_client.api))
