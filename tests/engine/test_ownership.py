@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from allranks.engine import ownership
-from allranks.engine.ownership import forget_dead_runs, host_id, is_dead, lock_folder, open_lock, own_run
+from allranks.engine.ownership import (
+    alone,
+    forget_dead_runs,
+    host_id,
+    image_lock,
+    is_dead,
+    is_held,
+    lock_folder,
+    open_lock,
+    own_run,
+    shared,
+)
 
 OWNER = """
 import sys
@@ -142,6 +153,42 @@ def test_an_owner_that_ends_removes_no_file_but_its_own(locks):
 def test_forgetting_survives_a_file_that_goes_at_that_moment(locks, monkeypatch):
     monkeypatch.setattr(Path, "glob", lambda *_: iter([locks / "run-gone"]))
     forget_dead_runs()
+
+
+@pytest.mark.usefixtures("locks")
+def test_a_lock_that_somebody_shares_nobody_holds_alone():
+    lock = image_lock("allranks/cpu:1")
+    with shared(lock), shared(lock):
+        assert is_held(lock)
+        with alone(lock) as is_mine:
+            assert not is_mine
+        assert is_held(lock)
+
+
+def test_a_lock_that_nobody_shares_is_held_alone_and_leaves_no_file(locks):
+    lock = image_lock("allranks/cpu:1")
+    with alone(lock) as is_mine:
+        assert is_mine
+        assert is_held(lock)
+        with alone(lock) as is_also_mine:
+            assert not is_also_mine
+    assert not is_held(lock)
+    assert list(locks.iterdir()) == []
+
+
+def test_who_shares_waits_for_who_holds_alone(locks):
+    lock = image_lock("allranks/cpu:1")
+    program = (
+        "import sys; from pathlib import Path; from allranks.engine.ownership import shared\n"
+        "print('asks', flush=True)\nwith shared(Path(sys.argv[1])): print('has', flush=True)"
+    )
+    with alone(lock):
+        process = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"asks\n"
+        assert process.poll() is None
+    output, _ = process.communicate(timeout=30)
+    assert output == b"has\n"
+    assert list(locks.iterdir()) == []
 
 
 def test_locks_are_for_every_user(tmp_path):

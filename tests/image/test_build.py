@@ -1,9 +1,12 @@
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from allranks.engine import ownership
+from allranks.engine.ownership import image_lock, is_held
 from allranks.errors import ImageError
 from allranks.image import ensure_image, layers
 from allranks.image.base import DEFAULT, Base
@@ -38,6 +41,33 @@ def test_an_image_is_built_once(ensure, built, daemon):
     assert second == BuiltImage(reference=first.reference, id="sha256:top", built=False)
     assert len(built) == 1
     assert daemon.present[first.reference] == "sha256:top"
+
+
+def test_the_daemon_is_told_that_an_image_was_wanted(ensure, daemon):
+    reference = ensure(CPU).reference
+    daemon.touched.clear()
+    ensure(CPU)
+    assert daemon.touched == [reference]
+
+
+def test_an_image_is_needed_until_its_user_says_otherwise(daemon, ensure, tmp_path, progress):
+    lock = image_lock(ensure(CPU).reference)
+    assert not is_held(lock)
+    with ExitStack() as uses:
+        ensure_image(CPU, root=tmp_path, client=daemon, progress=progress, uses=uses)
+        assert is_held(lock)
+    assert not is_held(lock)
+
+
+def test_an_image_that_could_not_be_built_is_needed_by_nobody(ensure, monkeypatch):
+    def fail(*_):
+        msg = "no"
+        raise ImageError(msg)
+
+    monkeypatch.setattr(layers, "build_layers", fail)
+    with pytest.raises(ImageError):
+        ensure(CPU)
+    assert list(ownership.lock_folder().iterdir()) == []
 
 
 def test_an_image_that_is_there_is_silent(ensure, progress):

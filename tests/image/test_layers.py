@@ -1,9 +1,13 @@
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from allranks.engine import ownership
 from allranks.engine.builds import builder_of
+from allranks.engine.ownership import image_lock, is_held
 from allranks.errors import ImageError
 from allranks.image import layers
 from allranks.image.base import Base, ImagePython
@@ -55,6 +59,13 @@ def project(tmp_path):
     return make
 
 
+@pytest.fixture
+def locks_held():
+    """The images that somebody needs."""
+    folder = ownership.lock_folder()
+    return lambda: [path.name for path in folder.glob("image-*") if is_held(path)]
+
+
 def built(daemon):
     return [build["buildargs"]["LAYER"] for build in daemon.builds]
 
@@ -94,6 +105,13 @@ def test_another_package_keeps_the_layer_of_torch(daemon, site, house, make_whee
     assert built(daemon) == ["packages"]
 
 
+def test_two_names_for_one_content_are_one_image(daemon, site):
+    one = build_layers(RECIPE, BASE, site)
+    daemon.builds.clear()
+    assert build_layers(replace(RECIPE, name="other"), BASE, site) == one
+    assert built(daemon) == []
+
+
 def test_a_layer_without_wheels_is_not_built(daemon, site, house):
     for wheel in house.packages.iterdir():
         wheel.unlink()
@@ -123,6 +141,64 @@ def test_an_interrupted_build_leaves_nothing(daemon, site):
     with pytest.raises(KeyboardInterrupt):
         build_layers(RECIPE, BASE, replace(site, progress=interrupted))
     assert list(daemon.remains.values()) == [[]]
+
+
+def test_a_layer_for_which_there_is_no_room_is_not_begun(daemon, site, monkeypatch, tmp_path):
+    daemon.root = str(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=0))
+    with pytest.raises(ImageError, match="no room to build the layer torch"):
+        build_layers(RECIPE, BASE, site)
+    assert daemon.builds == []
+
+
+def test_what_a_build_needs_below_it_is_not_removed_meanwhile(site, locks_held):
+    top = build_layers(RECIPE, BASE, site)
+    assert len(locks_held()) == 2
+    assert is_held(image_lock(top.reference))
+    site.uses.close()
+    assert locks_held() == []
+
+
+def test_debian_packages_are_a_layer_below_that_of_torch(daemon, site):
+    build_layers(replace(RECIPE, apt=("libnuma1", "hwloc")), BASE, site)
+    assert built(daemon) == ["debian", "torch", "packages"]
+    debian = daemon.builds[0]
+    assert debian["dockerfile"] == "Dockerfile.debian"
+    assert debian["buildargs"]["PACKAGES"] == "hwloc libnuma1"
+    assert [build["network_mode"] for build in daemon.builds] == ["default", "none", "none"]
+
+
+def test_another_pip_package_keeps_the_layer_of_debian_packages(daemon, site, house, make_wheel):
+    recipe = replace(RECIPE, apt=("libnuma1",))
+    build_layers(recipe, BASE, site)
+    daemon.builds.clear()
+    make_wheel(house.packages, "numpy", "2.0")
+    build_layers(recipe, BASE, site)
+    assert built(daemon) == ["packages"]
+
+
+def test_another_debian_package_builds_every_layer_and_another_order_none(daemon, site):
+    build_layers(replace(RECIPE, apt=("libnuma1", "hwloc")), BASE, site)
+    daemon.builds.clear()
+    build_layers(replace(RECIPE, apt=("hwloc", "libnuma1")), BASE, site)
+    assert built(daemon) == []
+    build_layers(replace(RECIPE, apt=("hwloc",)), BASE, site)
+    assert built(daemon) == ["debian", "torch", "packages"]
+
+
+def test_a_debian_package_that_does_not_exist_is_an_error_with_apts_own_words(daemon, site):
+    daemon.build_events = [{"stream": "Reading...\n"}, {"stream": "\x1b[91mE: Unable to locate package libno\x1b[0m\n"}]
+    daemon.build_events.append({"error": "The command '/bin/sh -c x' returned a non-zero code: 100"})
+    with pytest.raises(ImageError) as error:
+        build_layers(replace(RECIPE, apt=("libno",)), BASE, site)
+    assert error.value.why == "Unable to locate package libno"
+    assert "apt of [images.cpu]" in error.value.remedy
+
+
+def test_a_build_of_debian_packages_that_fails_otherwise_says_all(daemon, site):
+    daemon.build_events = [{"error": "toomanyrequests"}]
+    with pytest.raises(ImageError, match="toomanyrequests"):
+        build_layers(replace(RECIPE, apt=("libnuma1",)), BASE, site)
 
 
 def test_the_projects_requirements_are_resolved(site, project, monkeypatch, make_wheel, house):
