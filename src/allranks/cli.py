@@ -1,4 +1,4 @@
-"""The command line: ``allranks plan | run | merge | report | leases | doctor | clean``."""
+"""The command line: ``allranks plan | run | merge | report | leases | images | doctor | clean``."""
 
 import argparse
 import io
@@ -26,6 +26,7 @@ from allranks.options import (
     add_engine,
     add_form,
     add_gpu_mode,
+    add_pruning,
     add_repetition,
     add_results,
     add_selection,
@@ -97,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"allranks {allranks.__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     commands = parser.add_subparsers(
-        title="commands", required=True, metavar="plan | run | merge | report | leases | doctor | clean"
+        title="commands", required=True, metavar="plan | run | merge | report | leases | images | doctor | clean"
     )
     _add_plan(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
     _add_run(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
@@ -105,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands.add_parser("report", help="make the report of the newest run again, and show it"))
     leases = commands.add_parser("leases", help="show which run and which job holds each GPU of this host")
     leases.set_defaults(command=_leases)
+    _add_images(commands.add_parser("images", help="show the images that runs have built, and remove old ones"))
     _add_doctor(commands.add_parser("doctor", help="see whether this host can run jobs, and what is to be done"))
     _add_clean(commands.add_parser("clean", help="remove what dead runs left behind on this host"))
     return parser
@@ -161,6 +163,11 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
     add_gpu_mode(parser)
     add_results(parser)
     parser.set_defaults(command=_doctor)
+
+
+def _add_images(parser: argparse.ArgumentParser) -> None:
+    add_pruning(parser)
+    parser.set_defaults(command=_images)
 
 
 def _add_clean(parser: argparse.ArgumentParser) -> None:
@@ -369,6 +376,22 @@ def _leases(_options: argparse.Namespace) -> ExitCode:
         _say(f"{gpu}: {_held_by(holder) if holder else 'free'}")
     if not found:
         _say("this host has no GPUs that allranks could lease")
+    return ExitCode.OK
+
+
+def _images(options: argparse.Namespace) -> ExitCode:
+    from allranks import images  # noqa: PLC0415 - a plan needs no SDK
+    from allranks.image.pruning import Limits  # noqa: PLC0415
+
+    limits = Limits(unused=options.older_than, size=options.keep_size)
+    if options.prune:
+        act = images.preview if options.dry_run else images.prune
+        act(limits, _say)
+    elif options.dry_run or limits != Limits():
+        msg = "--older-than, --keep-size and --dry-run are about what --prune removes."
+        raise UsageError(msg, remedy="Add --prune, or leave them away to see all images.")
+    else:
+        images.show(_say)
     return ExitCode.OK
 
 

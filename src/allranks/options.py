@@ -2,7 +2,8 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from allranks.schedule.folder import RUN_ID_VARIABLE
@@ -13,6 +14,9 @@ GPU_MODE_VARIABLE = "ALLRANKS_GPU_MODE"
 
 _DIGITS = 18
 """Of the largest number that is taken: nobody means more."""
+
+_SECONDS_IN: Mapping[str, float] = {"": 0, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_BYTES_IN: Mapping[str, float] = {"": 0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 
 _ENGINES = ("auto", "process", "docker")
 _GPU_MODES = ("auto", "nvidia", "cdi", "rocm", "none")
@@ -138,6 +142,25 @@ def add_form(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
 
 
+def add_pruning(parser: argparse.ArgumentParser) -> None:
+    """What goes, and what may stay."""
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="remove images that no container, run or build needs, the least recently used first",
+    )
+    parser.add_argument(
+        "--older-than",
+        type=_age,
+        metavar="AGE",
+        help="those that nobody has used for so long: 14d, 12h (default of --prune without --keep-size: 14d)",
+    )
+    parser.add_argument(
+        "--keep-size", type=_size, metavar="SIZE", help="as many as it takes for the rest to fit into SIZE: 40GB, 0"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
+
+
 def add_durations(parser: argparse.ArgumentParser, meaning: str) -> None:
     """The file of durations.
 
@@ -158,6 +181,26 @@ def count(text: str) -> int:
         msg = f"{text!r} is no number of jobs: take 1 or more"
         raise argparse.ArgumentTypeError(msg)
     return int(text)
+
+
+def _age(text: str) -> float:
+    """Seconds."""
+    return _measured(text, _SECONDS_IN, "age", "14d, 12h or 30m")
+
+
+def _size(text: str) -> int:
+    """Bytes, as Docker counts them."""
+    return int(_measured(text, _BYTES_IN, "size", "40GB, 500MB or 0"))
+
+
+def _measured(text: str, units: Mapping[str, float], what: str, example: str) -> float:
+    """A number with one of the units; zero alone needs none."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip(), re.ASCII | re.IGNORECASE)
+    factor = units.get(match[2].lower()) if match else None
+    if match is None or factor is None or (not match[2] and float(match[1])):
+        msg = f"{text!r} is no {what}: take {example}"
+        raise argparse.ArgumentTypeError(msg)
+    return float(match[1]) * factor
 
 
 def _number(text: str) -> int:

@@ -147,3 +147,9 @@ def make_wheel():
 
 def _record_hash(text: str) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+@pytest.fixture
+def locks_are_free():
+    """Whether nobody holds the lock of any image."""
+    return lambda: not any(ownership.is_held(path) for path in ownership.lock_folder().glob("image-*"))

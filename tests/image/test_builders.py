@@ -68,6 +68,22 @@ def test_progress_hears_steps_but_not_the_builders_bookkeeping(daemon, progress)
     assert progress == ["Step 1/2 : FROM x"]
 
 
+def test_a_line_that_comes_in_pieces_is_one_line(daemon, progress):
+    pieces = ["\x1b[91mE\x1b[0m", "\x1b[91m: \x1b[0m", "\x1b[91mUnable to locate\n\x1b[0m", "and more"]
+    daemon.build_events = [*({"stream": piece} for piece in pieces), {"error": "code 100"}]
+    with pytest.raises(ImageError) as error:
+        build_with_sdk(daemon, REQUEST, [], progress)
+    assert progress == ["E: Unable to locate"]
+    assert error.value.why == "E: Unable to locate\nand more\ncode 100"
+
+
+def test_a_build_that_fails_by_itself_is_not_waited_for(daemon, progress):
+    daemon.build_events = [{"error": "no"}]
+    with pytest.raises(ImageError):
+        build_with_sdk(daemon, REQUEST, [], progress)
+    assert progress == []
+
+
 def test_progress_is_free_of_colours(daemon, progress):
     daemon.build_events = [{"stream": "\x1b[91mWARNING: old\n\x1b[0m"}]
     build_with_sdk(daemon, REQUEST, [], progress)

@@ -87,16 +87,21 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
         heard = _heard(events)
         try:
             _follow(heard, request, last, progress)
+        except ImageError:
+            raise  # the daemon itself has ended it
         except BaseException:
             _wait_for_end(client, request, heard, progress)
             raise
 
 
 def _follow(heard: Iterable[Event], request: BuildRequest, last: deque[str], progress: Progress) -> None:
+    rest = ""  # a command's output comes as it wrote it, and apt writes `E`, `:` and what is wrong one by one
     for event in heard:
         if error := error_of(event):
-            raise _failure(request, [*last, error])
-        _take(str(event.get("stream", "")), last, progress)
+            raise _failure(request, [*last, *rest.splitlines(), error])
+        text, _, rest = (rest + _COLOUR.sub("", str(event.get("stream", "")))).rpartition("\n")
+        _take(text, last, progress)
+    _take(rest, last, progress)
 
 
 def _heard(events: Iterator[Event]) -> Iterator[Event]:

@@ -71,14 +71,14 @@ def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
     with tempfile.TemporaryDirectory(prefix="allranks-") as scratch:
         project = _project_wheels(recipe, Path(scratch), site.progress)
         further = tuple(text for wheel in project for text in requirements(wheel))
-        ground = _with_debian_packages(recipe, base, site)
+        ground = with_debian_packages(recipe, base, site)
         python = python_of(site.client, ground)
         house = resolve(Wanted(recipe=recipe, further=further, python=python, root=site.root), site.progress)
         layers = _wheel_layers(house, project, recipe.torch)
         return reduce(lambda below, layer: _ensure_layer(layer, below, site), layers, ground)
 
 
-def _with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
+def with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
     """The base with the recipe's Debian packages; the base itself for none.
 
     Raises:

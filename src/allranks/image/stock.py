@@ -1,0 +1,171 @@
+"""Which images of allranks a daemon has, what each of them takes of its disk, and who needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from allranks.image.daemon import reported
+from allranks.image.layers import REPOSITORY
+
+if TYPE_CHECKING:
+    from docker import APIClient
+
+_OURS = "allranks/"
+_LAYER_LABEL = "allranks.layer"
+
+RUN = "a run or build of this host"
+OTHERS = "an image of somebody else"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredImage:
+    """An image that allranks has built, or a layer of one.
+
+    Attributes:
+        id: Its id.
+        names: Its names, those of images before those of layers.
+        torch: Its torch version; empty where there is none in it.
+        layer: The topmost layer: ``debian``, ``torch``, ``packages`` or ``project``.
+        size: Bytes, with all that it lies on.
+        own: Bytes that it has beyond the nearest image that it lies on: what its removal gives back.
+        made: When it was built, in seconds since the epoch.
+        used: When a run last wanted it, or an image that lies on it.
+        diffs: Its file system's layers, from the bottom up.
+        users: Who needs it, or an image that lies on it; whoever is in here, it must not go.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    torch: str
+    layer: str
+    size: int
+    own: int
+    made: float
+    used: float
+    diffs: tuple[str, ...]
+    users: tuple[str, ...] = ()
+
+    def lies_on(self, other: StoredImage) -> bool:
+        """Whether the other one is a part of this one."""
+        return _lies_on(self.diffs, other.diffs)
+
+    @property
+    def title(self) -> str:
+        """What a person knows it by: the names of images, or where it is none, of a layer."""
+        images = [name for name in self.names if not _is_layer(name)]
+        return ", ".join(images or self.names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """Any image, as far as it matters here."""
+
+    id: str
+    names: tuple[str, ...]
+    labels: Mapping[str, str]
+    size: int
+    made: float
+    named: float
+    diffs: tuple[str, ...]
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        return tuple(sorted((name for name in self.names if name.startswith(_OURS)), key=_is_layer))
+
+    @property
+    def is_ours(self) -> bool:
+        """Who builds on an image of ours inherits its labels, but gives the result another name."""
+        return _LAYER_LABEL in self.labels and bool(self.own_names)
+
+
+def take_stock(client: APIClient, is_needed: Callable[[str], bool]) -> tuple[StoredImage, ...]:
+    """Every image of allranks in a daemon, the least recently used first.
+
+    Args:
+        client: The daemon's API.
+        is_needed: Whether a process of this host needs the image of some name.
+
+    Raises:
+        ImageError: The daemon does not answer.
+    """
+    with reported("The images could not be listed.", remedy="See whether the daemon answers (docker version)."):
+        seen = list(_all_seen(client))
+        containers = client.containers(all=True)
+    ours = [image for image in seen if image.is_ours]
+    users = {image.id: _users(image, seen, containers, is_needed) for image in ours}
+    stock = [_stored(image, ours, seen, users) for image in ours]
+    return tuple(sorted(stock, key=lambda image: (image.used, -len(image.diffs))))
+
+
+def _all_seen(client: APIClient) -> Iterator[_Seen]:
+    import docker.errors  # noqa: PLC0415 - as in `reported`
+
+    look: Callable[[str], Mapping[str, Any]] = client.inspect_image
+    for each in client.images():
+        with suppress(docker.errors.ImageNotFound):  # somebody has just removed it
+            yield _seen(look(each["Id"]))
+
+
+def _seen(said: Mapping[str, Any]) -> _Seen:
+    return _Seen(
+        id=said["Id"],
+        names=tuple(said.get("RepoTags") or ()),
+        labels=(said.get("Config") or {}).get("Labels") or {},
+        size=int(said["Size"]),
+        made=_seconds(said.get("Created", "")),
+        named=_seconds((said.get("Metadata") or {}).get("LastTagTime", "")),
+        diffs=tuple((said.get("RootFS") or {}).get("Layers") or ()),
+    )
+
+
+def _seconds(text: str) -> float:
+    """Seconds since the epoch; zero for what the daemon does not know, which it says by the year one."""
+    try:
+        return max(0.0, datetime.fromisoformat(text).astimezone(UTC).timestamp())
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+def _users(
+    image: _Seen, seen: Sequence[_Seen], containers: Iterable[Mapping[str, Any]], is_needed: Callable[[str], bool]
+) -> tuple[str, ...]:
+    """Who needs this very image; see :func:`_stored` for those that lie on it."""
+    found = [str(each["Names"][0]).lstrip("/") for each in containers if each["ImageID"] == image.id]
+    if any(is_needed(name) for name in image.own_names):
+        found.append(RUN)
+    others = (other for other in seen if not other.is_ours and other.id != image.id)
+    is_below_others = any(other.diffs == image.diffs or _lies_on(other.diffs, image.diffs) for other in others)
+    if is_below_others or len(image.own_names) < len(image.names):
+        found.append(OTHERS)
+    return tuple(found)
+
+
+def _stored(
+    image: _Seen, ours: Sequence[_Seen], seen: Sequence[_Seen], users: Mapping[str, tuple[str, ...]]
+) -> StoredImage:
+    above = [other for other in ours if _lies_on(other.diffs, image.diffs)]
+    below = max((other for other in seen if _lies_on(image.diffs, other.diffs)), key=lambda it: it.size, default=None)
+    return StoredImage(
+        id=image.id,
+        names=image.own_names,
+        torch=image.labels.get("allranks.torch", ""),
+        layer=image.labels[_LAYER_LABEL],
+        size=image.size,
+        own=image.size - (below.size if below else 0),
+        made=image.made,
+        used=max(other.named or other.made for other in (image, *above)),
+        diffs=image.diffs,
+        users=tuple(dict.fromkeys(user for other in (image, *above) for user in users[other.id])),
+    )
+
+
+def _lies_on(upper: tuple[str, ...], lower: tuple[str, ...]) -> bool:
+    return len(lower) < len(upper) and upper[: len(lower)] == lower
+
+
+def _is_layer(name: str) -> bool:
+    return name.startswith(f"{REPOSITORY}:")

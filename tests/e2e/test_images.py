@@ -1,0 +1,111 @@
+"""Layers of Debian packages, and what pruning takes and leaves, in a real daemon."""
+
+import io
+import os
+import tarfile
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+
+import pytest
+from docker.errors import ImageNotFound
+
+from allranks.errors import ExitCode, ImageError
+from allranks.image.base import DEFAULT, find_base
+from allranks.image.daemon import Site
+from allranks.image.layers import with_debian_packages
+from allranks.image.pruning import Limits, remove, to_remove
+from allranks.image.recipe import Recipe
+from allranks.image.stock import OTHERS, take_stock
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
+
+MINE = f"allranks/e2e-{os.getpid()}"
+
+
+@pytest.fixture
+def base(docker_client):
+    return find_base(docker_client, DEFAULT, environ=os.environ, progress=print)
+
+
+@pytest.fixture
+def site(docker_client, tmp_path):
+    with ExitStack() as uses:
+        yield Site(client=docker_client, root=tmp_path, progress=print, uses=uses)
+
+
+def test_debian_packages_are_installed_and_nothing_of_apt_is_left(docker_client, base, site):
+    recipe = Recipe(name="cpu", base=base.reference, torch="2.13.0", apt=("libnuma1",))
+    layer = with_debian_packages(recipe, base, site)
+    try:
+        look = "dpkg-query --show libnuma1; find /var/lib/apt/lists /var/cache/apt /var/log -type f -size +0"
+        found = docker_client.containers.run(layer.id, ["sh", "-c", look], network_mode="none", remove=True)
+        assert found.decode().split()[0].startswith("libnuma1")
+        assert len(found.decode().splitlines()) == 1
+        assert with_debian_packages(recipe, base, replace(site, progress=pytest.fail)) == layer
+    finally:
+        docker_client.images.remove(layer.reference)
+
+
+def test_a_debian_package_that_does_not_exist_is_an_error_that_names_it(base, site):
+    recipe = Recipe(name="cpu", base=base.reference, torch="2.13.0", apt=("libno-such-thing",))
+    with pytest.raises(ImageError) as error:
+        with_debian_packages(recipe, base, site)
+    assert error.value.exit_code == ExitCode.INFRASTRUCTURE
+    assert error.value.why == "Unable to locate package libno-such-thing"
+    assert "apt of [images.cpu]" in error.value.remedy
+
+
+@pytest.fixture
+def pile(docker_client, base):
+    """Images on each other: ``torch`` below ``packages`` and below another user's ``theirs``; ``other`` on its own."""
+    below = {"torch": base.reference, "packages": f"{MINE}:torch", "theirs": f"{MINE}:torch", "other": base.reference}
+    names = {name: f"{MINE}:{name}" for name in below} | {"theirs": f"e2e-theirs-{os.getpid()}:1"}
+    try:
+        for name, parent in below.items():
+            dockerfile = f"FROM {parent}\nLABEL allranks=1 allranks.layer={name}\nCOPY {name} /{name}\n"
+            context = archive({"Dockerfile": dockerfile, name: name * 1000})
+            docker_client.images.build(fileobj=context, custom_context=True, tag=names[name], rm=True)
+        yield names
+    finally:
+        for name in reversed(names.values()):
+            with suppress(ImageNotFound):
+                docker_client.images.remove(name)
+
+
+def archive(files):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for name, text in files.items():
+            header = tarfile.TarInfo(name)
+            header.size = len(text)
+            tar.addfile(header, io.BytesIO(text.encode()))
+    content.seek(0)
+    return content
+
+
+def test_pruning_takes_what_nobody_needs_and_that_alone(docker_client, pile):
+    api = docker_client.api
+    container = api.create_container(pile["packages"], ["true"])
+
+    def mine():
+        return [image for image in take_stock(api, lambda _: False) if image.title.startswith(MINE)]
+
+    try:
+        users = {image.title: image.users for image in mine()}
+        name = api.inspect_container(container["Id"])["Name"].lstrip("/")
+        assert users == {pile["packages"]: (name,), pile["torch"]: (OTHERS, name), pile["other"]: ()}
+        chosen = to_remove(mine(), Limits(unused=-1, size=0), 0)
+        assert [image.title for image in chosen] == [pile["other"]]
+        assert list(remove(api, chosen, pytest.fail)) == list(chosen)
+        assert {image.title for image in mine()} == {pile["packages"], pile["torch"]}
+        # One that a container has come to need since the stock was taken: the daemon itself has the last word.
+        said = []
+        assert list(remove(api, [replace(image, users=()) for image in mine()], said.append)) == []
+        assert "container" in said[0]
+        assert {image.title for image in mine()} == {pile["packages"], pile["torch"]}
+    finally:
+        api.remove_container(container["Id"], force=True)
+    api.remove_image(pile["theirs"])
+    for image in to_remove(mine(), Limits(size=0), 0):
+        assert list(remove(api, [image], pytest.fail)) == [image]
+    assert mine() == []
