@@ -3,12 +3,14 @@
 import io
 import os
 import tarfile
-from contextlib import ExitStack, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
 import pytest
 from docker.errors import ImageNotFound
 
+from allranks.engine.docker import connect
 from allranks.errors import ExitCode, ImageError
 from allranks.image.base import DEFAULT, find_base
 from allranks.image.daemon import Site
@@ -17,42 +19,50 @@ from allranks.image.pruning import Limits, remove, to_remove
 from allranks.image.recipe import Recipe
 from allranks.image.stock import OTHERS, take_stock
 
-pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
+pytestmark = pytest.mark.docker
 
 MINE = f"allranks/e2e-{os.getpid()}"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def base(docker_client):
     return find_base(docker_client, DEFAULT, environ=os.environ, progress=print)
 
 
-@pytest.fixture
-def site(docker_client, tmp_path):
-    with ExitStack() as uses:
-        yield Site(client=docker_client, root=tmp_path, progress=print, uses=uses)
+@pytest.fixture(scope="module")
+def layers(base, tmp_path_factory):
+    """By name of a Debian package: the layer that installs it, or why there is none; side by side, for apt is slow."""
+
+    def build(package):
+        recipe = Recipe(name="cpu", base=base.reference, torch="2.13.0", apt=(package,))
+        with ExitStack() as uses, closing(connect()) as client:
+            site = Site(client=client, root=tmp_path_factory.getbasetemp(), progress=print, uses=uses)
+            try:
+                return with_debian_packages(recipe, base, site)
+            except ImageError as error:
+                return error
+
+    packages = ("libnuma1", "libno-such-thing")
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(packages, pool.map(build, packages), strict=True))
 
 
-def test_debian_packages_are_installed_and_nothing_of_apt_is_left(docker_client, base, site):
-    recipe = Recipe(name="cpu", base=base.reference, torch="2.13.0", apt=("libnuma1",))
-    layer = with_debian_packages(recipe, base, site)
+def test_debian_packages_are_installed_and_nothing_of_apt_is_left(docker_client, layers):
+    layer = layers["libnuma1"]
     try:
         look = "dpkg-query --show libnuma1; find /var/lib/apt/lists /var/cache/apt /var/log -type f -size +0"
         found = docker_client.containers.run(layer.id, ["sh", "-c", look], network_mode="none", remove=True)
         assert found.decode().split()[0].startswith("libnuma1")
         assert len(found.decode().splitlines()) == 1
-        assert with_debian_packages(recipe, base, replace(site, progress=pytest.fail)) == layer
     finally:
         docker_client.images.remove(layer.reference)
 
 
-def test_a_debian_package_that_does_not_exist_is_an_error_that_names_it(base, site):
-    recipe = Recipe(name="cpu", base=base.reference, torch="2.13.0", apt=("libno-such-thing",))
-    with pytest.raises(ImageError) as error:
-        with_debian_packages(recipe, base, site)
-    assert error.value.exit_code == ExitCode.INFRASTRUCTURE
-    assert error.value.why == "Unable to locate package libno-such-thing"
-    assert "apt of [images.cpu]" in error.value.remedy
+def test_a_debian_package_that_does_not_exist_is_an_error_that_names_it(layers):
+    error = layers["libno-such-thing"]
+    assert error.exit_code == ExitCode.INFRASTRUCTURE
+    assert error.why == "Unable to locate package libno-such-thing"
+    assert "apt of [images.cpu]" in error.remedy
 
 
 @pytest.fixture

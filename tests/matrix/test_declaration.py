@@ -380,6 +380,24 @@ def test_mistake_after_the_environment_names_its_own_line(load_text, document, t
     assert remedy in caught.value.remedy
 
 
+def test_debian_packages_of_an_image_are_read(load_text):
+    names = ["libnuma1", "libstdc++6", "pciutils=1:3.9.0-4", "libc6:arm64"]
+    assert load_text(AXES_LINES + REST + f"apt = {names}\n").images["cpu"].apt == tuple(names)
+
+
+@pytest.mark.parametrize("name", ["numpy>=2", "-o Foo=1", "a; rm -rf /", "Libfoo", "$(id)", "x", "libfoo libbar"])
+def test_what_cannot_be_a_debian_package_is_an_error_before_any_shell_sees_it(load_text, name):
+    with pytest.raises(MatrixError, match="cannot be the name of a Debian package") as error:
+        load_text(AXES_LINES + REST + f"apt = [{name!r}]\n")
+    assert "images.cpu.apt" in error.value.what
+
+
+def test_a_finished_image_gets_no_debian_packages(load_text):
+    text = AXES_LINES + REST.replace('torch = "2.13.0"', 'image = "x:1"') + 'apt = ["libnuma1"]\n'
+    with pytest.raises(MatrixError, match="taken as it is"):
+        load_text(text)
+
+
 def test_cell_without_an_image_is_an_error_that_lists_the_rules(load_text, document):
     with pytest.raises(MatrixError, match="the cell nccl-w1-g1-env has no image") as caught:
         load_text(document.replace('"gpu_count > 0"\ntorch', '"gpu_count > 1"\ntorch'))

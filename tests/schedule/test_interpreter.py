@@ -66,3 +66,10 @@ def test_another_content_of_the_requirements_is_another_environment(tmp_path, li
         (tmp_path / "requirements.txt").write_text(text)
         surroundings_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
     assert recipes[0].key != recipes[1].key
+
+
+@pytest.mark.usefixtures("recipes")
+def test_debian_packages_are_said_to_be_the_hosts(tmp_path, lines):
+    image = Image(name="cpu", torch="2.13.0", apt=("libnuma1",))
+    surroundings_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
+    assert lines == ["image cpu: its Debian packages (libnuma1) are this host's to have"]

@@ -42,6 +42,8 @@ def surroundings_of(image: Image, *, root: Path, process: Process, progress: Pro
         remedy = "Use --engine docker, or give process.python an interpreter with torch."
         raise EngineError(msg, remedy=remedy)
     recipe = recipe_of(image, root=root)
+    if recipe.apt:
+        progress(f"image {image.name}: its Debian packages ({', '.join(recipe.apt)}) are this host's to have")
     project = _project(recipe.project, progress) if recipe.project else None
     index = ("--extra-index-url", recipe.index) if recipe.index else ()
     file = ("--requirement", str(recipe.requirements)) if recipe.requirements else ()
