@@ -30,6 +30,7 @@ def matrix_of(backends: int, world_sizes: int, gpu_counts: int, init_methods: in
         "gpu_count": tuple(range(gpu_counts)),
         "init_method": tuple(f"method{number}" for number in range(init_methods)),
         "nodes": tuple(range(1, 1 + nodes)),
+        "torch": ("",),
     }
     rules = [rule(number, axes) for number in range(RULES)]
     return Matrix(path=Path("matrix.toml"), axes=axes, excludes=tuple(rules))
@@ -37,7 +38,7 @@ def matrix_of(backends: int, world_sizes: int, gpu_counts: int, init_methods: in
 
 def rule(number: int, axes: dict[str, tuple[AxisValue, ...]]) -> Rule:
     """The rule of this number: narrow ones over two axes, and ones that name every axis."""
-    backend, world, gpus, method, nodes = (axes[axis][number % len(axes[axis])] for axis in AXES)
+    backend, world, gpus, method, nodes, _ = (axes[axis][number % len(axes[axis])] for axis in AXES)
     text = f"backend == {backend!r} and gpu_count == {gpus} and world_size != {world}"
     if number % 2:
         text += f" and (gpu_count > world_size or not init_method in [{method!r}] or nodes < {nodes})"

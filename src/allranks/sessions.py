@@ -83,7 +83,8 @@ def _is_list_for_machines() -> bool:
 
 
 def _tags(cell: Cell) -> list[str]:
-    return ["cell", cell.backend, f"world{cell.world_size}", f"gpu{cell.gpu_count}", cell.init_method]
+    tags = ["cell", cell.backend, f"world{cell.world_size}", f"gpu{cell.gpu_count}", cell.init_method]
+    return [*tags, f"torch{cell.torch}"] if cell.torch else tags
 
 
 def _register_plain(name: str, *selection: str) -> None:

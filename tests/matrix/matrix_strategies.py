@@ -4,12 +4,13 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from allranks.matrix.axes import AXES, AxisValue, type_of_axis
+from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, type_of_axis
 from allranks.matrix.expand import IMPOSSIBLE, cell_at
 from allranks.matrix.model import Cell, Include, Matrix, Rule
 from allranks.matrix.when import parse_condition
 
-NAMES = {"backend": ["gloo", "nccl", "mpi", "ucc"], "init_method": ["env", "tcp", "file"]}
+VERSIONS = ["2.9.1", "2.13.0", "2.13.0+cpu", "2.14.1rc2", "2.14.1", "2.14.1.post1", "2.15.0.dev20261101+cu130"]
+NAMES = {"backend": ["gloo", "nccl", "mpi", "ucc"], "init_method": ["env", "tcp", "file"], "torch": VERSIONS}
 NUMBERS = {"world_size": [1, 2, 3, 4, 8], "gpu_count": [0, 1, 2, 4], "nodes": [1, 2, 3]}
 CANDIDATES: dict[str, list[AxisValue]] = {axis: [*NAMES.get(axis, []), *NUMBERS.get(axis, [])] for axis in AXES}
 ORDERED = ["==", "!=", "<", "<=", ">", ">="]
@@ -27,7 +28,7 @@ def comparison_texts(draw: st.DrawFn) -> str:
     operator = draw(st.sampled_from([*operators, "in", "not in"]))
     if operator.endswith("in"):
         return f"{axis} {operator} {draw(st.lists(on_axis(axis), min_size=1, max_size=3))!r}"
-    other = draw(st.one_of(st.sampled_from(others), on_axis(axis).map(repr)))
+    other = draw(st.one_of(*([st.sampled_from(others)] if others else []), on_axis(axis).map(repr)))
     left, right = draw(st.permutations([axis, other]))
     chained = f" {draw(st.sampled_from(operators))} {draw(on_axis(axis))!r}" if draw(st.booleans()) else ""
     return f"{left} {operator} {right}{chained if right in AXES else ''}"
@@ -51,6 +52,7 @@ def points() -> st.SearchStrategy[dict[str, AxisValue]]:
 
 def axes() -> st.SearchStrategy[dict[str, tuple[AxisValue, ...]]]:
     several = [st.lists(on_axis(axis), min_size=1, max_size=4, unique=True).map(tuple) for axis in AXES]
+    several[-1] = st.just((NO_TORCH,)) | several[-1]
     return st.tuples(*several).map(lambda values: dict(zip(AXES, values, strict=True)))
 
 
@@ -77,10 +79,12 @@ def runnable_matrices(draw: st.DrawFn) -> Matrix:
     """A matrix that expands: what can never run is excluded, and there is a cell that no rule reaches."""
     texts = draw(st.lists(condition_texts(), max_size=2))
     impossible = [rule.when.source for rule in IMPOSSIBLE]
-    included = Cell(backend="xccl", world_size=16, gpu_count=draw(st.integers(0, 8)), init_method="env")
+    values = draw(axes())
+    torch = "9.9" if values["torch"] != (NO_TORCH,) else NO_TORCH
+    included = Cell(backend="xccl", world_size=16, gpu_count=draw(st.integers(0, 8)), init_method="env", torch=torch)
     return Matrix(
         path=Path("matrix.toml"),
-        axes=draw(axes()),
+        axes=values,
         excludes=rules_of(texts + impossible),
         includes=(Include(cell=included, reason="", line=1),),
     )

@@ -22,6 +22,7 @@ def test_axes_are_read_with_their_defaults(load_text):
         "gpu_count": (0,),
         "init_method": ("env",),
         "nodes": (1,),
+        "torch": ("",),
     }
     assert tuple(matrix.axes) == AXES
 

@@ -90,6 +90,7 @@ def test_grid_finds_the_points_at_which_a_condition_holds(matrix, text):
 
 
 AXES_OF_TWO = {"backend": ("gloo",), "world_size": (1, 2), "gpu_count": (0,), "init_method": ("env",), "nodes": (1,)}
+AXES_OF_TWO |= {"torch": ("",)}
 
 
 def matrix_of(*conditions: str, **axes: tuple) -> Matrix:

@@ -87,6 +87,7 @@ def test_whatever_the_flags_each_suite_runs_by_default_or_waits_to_be_named(defa
         for n, flag in enumerate(default)
     }
     axes = {"backend": ("gloo",), "world_size": (1, 2), "gpu_count": (0,), "init_method": ("env",), "nodes": (1,)}
+    axes |= {"torch": ("",)}
     matrix = Matrix(path=Path("m"), axes=axes, suites=suites, images={"one": Image(name="one", torch="2.13.0")})
     cells = expand(matrix).cells
     by_default = {job.suite.name for job in plan(matrix, cells)}

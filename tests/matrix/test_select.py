@@ -27,7 +27,7 @@ def ids(cells) -> list[str]:
 def test_where_selects_the_cells_that_have_the_values(matrix, data):
     expansion = expand(matrix)
     some = data.draw(st.sampled_from(list(expansion.cells)[:30])).axes()
-    asked = data.draw(st.lists(st.sampled_from(AXES), unique=True, min_size=1))
+    asked = data.draw(st.lists(st.sampled_from([axis for axis in AXES if some[axis] != ""]), unique=True, min_size=1))
     text = ", ".join(f"{axis}={some[axis]}" for axis in asked)
     expected = [cell for cell in expansion.cells if all(cell.axes()[axis] == some[axis] for axis in asked)]
     assert list(select_where(expansion, text)) == expected
@@ -39,7 +39,7 @@ def test_every_cell_is_found_by_its_id_and_by_its_signature(matrix):
     expansion = expand(matrix)
     for cell in expansion.cells[:30]:
         assert select_id(expansion, cell.id) == cell
-        assert list(select_signature(expansion, signature(cell, AXES))) == [cell]
+        assert list(select_signature(expansion, signature(cell, signature_axes(expansion.cells)))) == [cell]
 
 
 @settings(max_examples=75, deadline=None)
@@ -175,7 +175,7 @@ def test_nodes_are_in_signatures_only_where_a_cell_has_several(load_text, docume
     one = expand(load_text(document)).cells
     several = expand(load_text(document + "[[matrix.include]]\nbackend = 'mine'\nworld_size = 4\nnodes = 2")).cells
     assert signature_axes(one) == AXES[:4]
-    assert signature_axes(several) == AXES
+    assert signature_axes(several) == AXES[:5]
     assert signature(several[0], signature_axes(several)).endswith("init_method='env', nodes=1)")
 
 

@@ -1,16 +1,76 @@
 import pytest
 from hypothesis import given
-from matrix_strategies import condition_texts, points
+from hypothesis import strategies as st
+from matrix_strategies import VERSIONS, condition_texts, points
+from packaging.version import Version
 
 from allranks.matrix.axes import AXES, AxisValue
+from allranks.matrix.versions import version_key
 from allranks.matrix.when import ConditionError, check_literals, parse_condition
 
 POINT: dict[str, AxisValue] = {"backend": "nccl", "world_size": 4, "gpu_count": 2, "init_method": "env", "nodes": 1}
+POINT |= {"torch": ""}
+
+
+class AsPackagingHasIt:
+    """A version that Python compares with text as the packaging library would."""
+
+    def __init__(self, text):
+        self._version = Version(text)
+
+    def __eq__(self, other):
+        return self._version == Version(other)
+
+    def __lt__(self, other):
+        return self._version < Version(other)
+
+    def __le__(self, other):
+        return self._version <= Version(other)
+
+    def __gt__(self, other):
+        return self._version > Version(other)
+
+    def __ge__(self, other):
+        return self._version >= Version(other)
+
+    __hash__ = None
 
 
 @given(condition_texts(), points())
 def test_a_condition_means_what_python_means_by_the_same_text(text, point):
-    assert parse_condition(text).holds(point) == bool(eval(text, {}, point))  # noqa: S307 -- the oracle
+    values = {**point, "torch": AsPackagingHasIt(point["torch"])}
+    assert parse_condition(text).holds(point) == bool(eval(text, {}, values))  # noqa: S307 -- the oracle
+
+
+@given(st.sampled_from(VERSIONS), st.sampled_from(VERSIONS))
+def test_versions_are_ordered_as_packaging_orders_them(one, other):
+    assert (version_key(one) < version_key(other)) == (Version(one) < Version(other))
+    assert (version_key(one) == version_key(other)) == (Version(one) == Version(other))
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("torch >= '2.14'", True),
+        ("torch >= '2.9'", True),
+        ("'2.9' < torch < '2.15'", True),
+        ("torch == '2.14.1'", True),
+        ("torch in ['2.13.0', '2.14.1.0']", True),
+        ("torch > '2.14.1'", False),
+        ("torch < '2.9.1'", False),
+    ],
+)
+def test_versions_are_compared_as_versions_and_not_as_text(text, holds):
+    assert parse_condition(text).holds({**POINT, "torch": "2.14.1"}) is holds
+
+
+def test_a_condition_on_torch_needs_the_axis():
+    known = {axis: {value: None} for axis, value in POINT.items()}
+    with pytest.raises(ConditionError, match=r"names torch, which is no axis of this matrix\. Add torch = "):
+        check_literals(parse_condition("torch >= '2.14'"), known)
+    check_literals(parse_condition("torch == '2.14'"), known | {"torch": {"2.14.0": None}})
+    with pytest.raises(ConditionError, match=r"asks for '2\.1\.4', which is not on the axis torch"):
+        check_literals(parse_condition("torch == '2.1.4'"), known | {"torch": {"2.14.0": None}})
 
 
 @given(condition_texts())
@@ -49,6 +109,10 @@ def test_condition_holds_at_a_point_that_it_describes(text):
         ("backend == world_size", "compares backend (a name) with world_size (a whole number)", "one kind"),
         ("backend < 'nccl'", "asks for an order with < on backend", "=="),
         ("init_method >= backend", "asks for an order", "=="),
+        ("torch >= '2.x'", "compares torch with '2.x', which is no version", "torch >= '2.14.1'"),
+        ("torch >= 2", "compares torch, a version, with 2", "'2.14.1'"),
+        ("torch >= 2.14", "compares with 2.14", "quoted"),
+        ("torch == backend", "compares torch (a version) with backend (a name)", "one kind"),
         ("world_size == world_size", "compares world_size with itself", "another axis"),
         ("1 == 1", "compares two literals", "has to be an axis"),
         ("backend", "names the axis backend without comparing it", "backend == 'nccl'"),

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import get_args
 
 from allranks.errors import MatrixError, UsageError
-from allranks.matrix.axes import AXES, AxisValue, type_of_axis
+from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, key_of, type_of_axis
 from allranks.matrix.document import LARGEST_NUMBER, PYPROJECT, Table, read
 from allranks.matrix.expand import cell_at, expand
 from allranks.matrix.model import (
@@ -26,6 +26,7 @@ from allranks.matrix.model import (
 )
 from allranks.matrix.plan import check_images
 from allranks.matrix.suggest import did_you_mean, listed, shown
+from allranks.matrix.versions import is_version
 from allranks.matrix.when import Condition, ConditionError, check_literals, parse_condition
 
 FILE_NAME = "matrix.toml"
@@ -40,7 +41,7 @@ INIT_METHODS = ("env", "tcp", "file")
 ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
 SKIP_POLICIES: tuple[SkipPolicy, ...] = get_args(SkipPolicy)
 
-DEFAULTS: Mapping[str, AxisValue] = {"gpu_count": 0, "init_method": "env", "nodes": 1}
+DEFAULTS: Mapping[str, AxisValue] = {"gpu_count": 0, "init_method": "env", "nodes": 1, "torch": NO_TORCH}
 
 SMALLEST: Mapping[str, int] = {"world_size": 1, "gpu_count": 0, "nodes": 1}
 
@@ -108,7 +109,7 @@ def _matrix(file: Table) -> Matrix:
     table.only(*AXES, "custom_backends", "exclude", "include")
     backends = (*BACKENDS, *_custom_backends(table))
     axes = {axis: _axis(table, axis, backends) for axis in AXES}
-    includes = tuple(_include(entry, backends) for entry in table.tables("include"))
+    includes = tuple(_include(entry, backends, has_torch="torch" in table) for entry in table.tables("include"))
     known = _known(axes, (include.cell for include in includes))
     return Matrix(
         path=file.document.path,
@@ -148,7 +149,9 @@ def _custom_backends(table: Table) -> tuple[str, ...]:
 def _axis(table: Table, axis: str, backends: tuple[str, ...]) -> tuple[AxisValue, ...]:
     if axis not in DEFAULTS:
         table.needs(axis, 'backend = ["gloo"]' if axis == "backend" else f"{axis} = [2]")
-    given = table.values.get(axis, DEFAULTS.get(axis))
+    if axis not in table:
+        return (DEFAULTS[axis],)
+    given = table.values[axis]
     values = given if isinstance(given, list) else [given]
     if not values:
         raise table.error(axis, "the list is empty", f"Give {axis} at least one value, or leave the key out.")
@@ -160,6 +163,8 @@ def _axis(table: Table, axis: str, backends: tuple[str, ...]) -> tuple[AxisValue
 def _axis_value(table: Table, axis: str, value: object, backends: tuple[str, ...]) -> AxisValue:
     if type_of_axis[axis] is int:
         return table.checked_whole(axis, value, SMALLEST[axis])
+    if axis == "torch":
+        return _torch_version(table, value)
     known = backends if axis == "backend" else INIT_METHODS
     if not isinstance(value, str):
         raise table.error(axis, f"{shown(value)} is not a name", f'Write {axis} = ["{known[0]}"].')
@@ -170,21 +175,34 @@ def _axis_value(table: Table, axis: str, value: object, backends: tuple[str, ...
     return value
 
 
-def _refuse_twice(table: Table, name: str, values: tuple[AxisValue, ...]) -> None:
-    seen: set[AxisValue] = set()
+def _torch_version(table: Table, value: object) -> str:
+    if not isinstance(value, str) or not is_version(value):
+        what = f"{shown(value)} is not one exact version in quotes"
+        raise table.error(name="torch", what=what, remedy='Write torch = ["2.13.0", "2.14.1"].')
+    return value
+
+
+def _refuse_twice(table: Table, axis: str, values: tuple[AxisValue, ...]) -> None:
+    seen: set[object] = set()
     for value in values:
-        if value in seen:
-            raise table.error(name, f"{shown(value)} is there twice", "Write each value once.")
-        seen.add(value)
+        if (key := key_of(axis)(value)) in seen:
+            raise table.error(axis, f"{shown(value)} is there twice", "Write each value once.")
+        seen.add(key)
 
 
-def _include(table: Table, backends: tuple[str, ...]) -> Include:
-    table.only(*AXES, "reason")
+def _include(table: Table, backends: tuple[str, ...], *, has_torch: bool) -> Include:
+    axes = AXES if has_torch else AXES[:-1]
+    table.only(*axes, "reason")
+    if has_torch:
+        table.needs("torch", 'torch = "2.14.1"')
     for axis in AXES:
         if axis not in DEFAULTS:
             table.needs(axis, f'{axis} = "gloo"' if axis == "backend" else f"{axis} = 2")
-    point = tuple(_axis_value(table, axis, table.values.get(axis, DEFAULTS.get(axis)), backends) for axis in AXES)
-    return Include(cell=cell_at(point), reason=table.text("reason", ""), line=table.line)
+    given = {axis: table.values.get(axis, DEFAULTS.get(axis)) for axis in axes}
+    point = tuple(_axis_value(table, axis, value, backends) for axis, value in given.items())
+    return Include(
+        cell=cell_at(point if has_torch else (*point, NO_TORCH)), reason=table.text("reason", ""), line=table.line
+    )
 
 
 def _exclude(table: Table, known: Known) -> Rule:
@@ -269,6 +287,9 @@ def _exists(path: Path) -> bool:
 
 
 def _images(file: Table, known: Known) -> dict[str, Image]:
+    if NO_TORCH in known["torch"]:
+        for table in file.named_tables("images").values():
+            _check_has_torch(table)
     images = {name: _image(name, table, known) for name, table in file.named_tables("images").items()}
     if not images:
         raise file.error(name="images", what="there is no image", remedy='Add:  [images.cpu]  torch = "2.13.0"')
@@ -304,6 +325,14 @@ def _check_image_kind(table: Table) -> None:
     if "image" in table and surplus:
         remedy = f"Remove image to have one built, or remove {listed(surplus)}."
         raise table.error(surplus[0], "a finished image is taken as it is, and nothing is built into it", remedy)
+
+
+def _check_has_torch(table: Table) -> None:
+    """See that an image names its torch, where the cells do not.
+
+    Raises:
+        MatrixError: It does not.
+    """
     if not {"image", "torch", "base"} & table.values.keys():
         remedy = 'Add torch = "2.13.0", or image = "name@sha256:…" for a finished one, or a base that has torch.'
         raise table.error(name="", what="nothing says which torch the image has", remedy=remedy)

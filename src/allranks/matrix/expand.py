@@ -169,13 +169,14 @@ def expand(matrix: Matrix) -> Expansion:
 
 def cell_at(point: Point) -> Cell:
     """The cell with these values, which are in axis order."""
-    backend, world_size, gpu_count, init_method, nodes = point
+    backend, world_size, gpu_count, init_method, nodes, torch = point
     return Cell(
         backend=str(backend),
         world_size=int(world_size),
         gpu_count=int(gpu_count),
         init_method=str(init_method),
         nodes=int(nodes),
+        torch=str(torch),
     )
 
 

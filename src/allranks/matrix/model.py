@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from allranks.matrix.axes import AXES, AxisValue, type_of_axis
+from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, type_of_axis
 from allranks.matrix.when import Condition
 
 __all__ = [
@@ -48,6 +48,7 @@ class Cell:
         gpu_count: Number of GPUs, over all nodes.
         init_method: Rendezvous: ``env``, ``tcp`` or ``file``.
         nodes: Number of nodes (containers) the ranks are spread over.
+        torch: Exact torch version; empty where that is no axis of the matrix.
     """
 
     backend: str
@@ -55,16 +56,22 @@ class Cell:
     gpu_count: int
     init_method: str
     nodes: int = 1
+    torch: str = NO_TORCH
 
     @property
     def id(self) -> str:
-        """A slug in axis order, legal in file and artifact names: ``nccl-w4-g4-env``."""
+        """A slug in axis order, legal in file and artifact names: ``nccl-w4-g4-env``, ``gloo-w2-g0-env-n2-t2.14.1``."""
         slug = f"{self.backend}-w{self.world_size}-g{self.gpu_count}-{self.init_method}"
-        return slug if self.nodes == 1 else f"{slug}-n{self.nodes}"
+        nodes = "" if self.nodes == 1 else f"-n{self.nodes}"
+        return f"{slug}{nodes}-t{self.torch}" if self.torch else f"{slug}{nodes}"
 
     def axes(self) -> dict[str, AxisValue]:
         """The value on each axis, in axis order."""
         return {name: getattr(self, name) for name in AXES}
+
+    def told_axes(self) -> dict[str, AxisValue]:
+        """The same for reports and people: without the axis that the matrix does not have."""
+        return {name: value for name, value in self.axes().items() if name != "torch" or value}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +142,7 @@ class Image:
     Attributes:
         image: A finished image, taken as it is; None to build one from the rest.
         base: Base image of the build.
-        torch: Exact torch version, such as ``2.13.0``.
+        torch: Exact torch version, such as ``2.13.0``; None for the cell's.
         index: Address of the package index for torch; empty for the host's pip configuration.
         packages: Requirement strings for what the suites need.
         requirements: A requirements file, relative to the matrix file.

@@ -1,14 +1,18 @@
 """From cells to jobs: which suite runs where, in which image and with which environment."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 
 from allranks.errors import MatrixError, UsageError
+from allranks.matrix.axes import NO_TORCH
 from allranks.matrix.document import place
 from allranks.matrix.expand import Expansion, cell_at
+from allranks.matrix.grid import PointSet
 from allranks.matrix.model import Cell, Image, Job, Matrix, Shard, Suite
 from allranks.matrix.suggest import did_you_mean
+from allranks.matrix.versions import version_key
 from allranks.matrix.when import Condition
 
 Shards = Sequence[tuple[Suite, Sequence[Shard | None]]]
@@ -98,16 +102,21 @@ def suites_holding(matrix: Matrix, pytest_args: Sequence[str]) -> tuple[str, ...
 
 
 def image_for(matrix: Matrix, cell: Cell) -> Image:
-    """The one image of a cell.
+    """The one image of a cell, with the cell's torch where it has none of its own.
 
     Raises:
-        MatrixError: No ``[images.NAME]`` holds for the cell, or more than one does.
+        MatrixError: No ``[images.NAME]`` holds for the cell, more than one does, or it has another torch.
     """
     values = cell.axes()
     images = [image for image in matrix.images.values() if _holds(image.when, values)]
     if len(images) != 1:
         raise _image_error(matrix, cell, images)
-    return images[0]
+    [image] = images
+    if image.image is not None or not cell.torch:
+        return image
+    if image.torch is not None and version_key(image.torch) != version_key(cell.torch):
+        raise _torch_error(matrix, cell, image)
+    return replace(image, torch=cell.torch)
 
 
 def check_images(expansion: Expansion) -> None:
@@ -116,15 +125,31 @@ def check_images(expansion: Expansion) -> None:
     Raises:
         MatrixError: For the first cell that has none, or more than one.
     """
-    some = several = 0
+    some = several = other_torch = 0
     for image in expansion.matrix.images.values():
         points = expansion.grid.where(image.when)
         several |= some & points
         some |= points
-    bad = (several | ~some) & expansion.kept
+        other_torch |= points & _points_of_other_torch(expansion, image)
+    bad = (several | ~some | other_torch) & expansion.kept
     wrong = (cell_at(point) for point in expansion.grid.points(bad))
     for cell in chain(wrong, (include.cell for include in expansion.matrix.includes)):
         image_for(expansion.matrix, cell)
+
+
+def _points_of_other_torch(expansion: Expansion, image: Image) -> PointSet:
+    """The points whose torch is not the image's own."""
+    if image.torch is None:
+        return 0
+    same = (NO_TORCH, image.torch)
+    return expansion.grid.full & ~expansion.grid.restricted({"torch": same})
+
+
+def _torch_error(matrix: Matrix, cell: Cell, image: Image) -> MatrixError:
+    where = place(matrix.path, image.line, f"images.{image.name}")
+    what = f"{where}: the cell {cell.id} would run in an image with torch {image.torch}."
+    remedy = f"""Leave torch away, to have an image for each version, or add when = "torch == '{image.torch}'"."""
+    return MatrixError(what, remedy=remedy)
 
 
 def _jobs(matrix: Matrix, cell: Cell, shards_of_suites: Shards) -> list[Job]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from allranks.matrix.axes import AXES
+from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.expand import Dropped, Expansion, cell_at
 from allranks.matrix.model import Cell, Job, Matrix
 from allranks.matrix.plan import chosen_suites, image_for, plan, unnamed_suites
@@ -18,7 +18,8 @@ SCHEMA = 1
 def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:
     """The cells, one a line: id, axes, image and suites."""
     jobs_of = {cell: plan(matrix, [cell], suite_names) for cell in cells}
-    head: tuple[str, ...] = ("cell", *AXES, "image", "suites")
+    axes = [axis for axis in AXES if any(axis in cell.told_axes() for cell in cells)]
+    head: tuple[str, ...] = ("cell", *axes, "image", "suites")
     rows = [head, *(_row(matrix, cell, _names(jobs)) for cell, jobs in jobs_of.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     planned = [job.suite.name for jobs in jobs_of.values() for job in jobs]
@@ -54,7 +55,7 @@ def render_json(expansion: Expansion, cells: Sequence[Cell], suite_names: Sequen
     document = {
         "schema": SCHEMA,
         "file": str(expansion.matrix.path),
-        "axes": {axis: list(values) for axis, values in expansion.grid.axes.items()},
+        "axes": {axis: list(values) for axis, values in expansion.grid.axes.items() if values != (NO_TORCH,)},
         "cells": [_cell_object(expansion.matrix, cell, suite_names) for cell in cells],
         "dropped": [_dropped_object(expansion, dropped) for dropped in expansion.removed],
     }
@@ -62,7 +63,7 @@ def render_json(expansion: Expansion, cells: Sequence[Cell], suite_names: Sequen
 
 
 def _row(matrix: Matrix, cell: Cell, suites: Iterable[str]) -> tuple[str, ...]:
-    return (cell.id, *map(str, cell.axes().values()), image_for(matrix, cell).name, ", ".join(suites) or "none")
+    return (cell.id, *map(str, cell.told_axes().values()), image_for(matrix, cell).name, ", ".join(suites) or "none")
 
 
 def _names(jobs: Iterable[Job]) -> Iterator[str]:
@@ -102,7 +103,7 @@ def _cell_object(matrix: Matrix, cell: Cell, suite_names: Sequence[str] | None) 
     jobs = plan(matrix, [cell], suite_names)
     return {
         "id": cell.id,
-        "axes": cell.axes(),
+        "axes": cell.told_axes(),
         "image": image_for(matrix, cell).name,
         "suites": list(dict.fromkeys(job.suite.name for job in jobs)),
         "by_name": [suite.name for suite in unnamed_suites(matrix, [cell])],

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from allranks.errors import UsageError
-from allranks.matrix.axes import AXES, AxisValue, type_of_axis
+from allranks.matrix.axes import ALWAYS_NAMED, AXES, NO_TORCH, AxisValue, written_type
 from allranks.matrix.document import place
 from allranks.matrix.expand import Cells, Expansion, cell_at
 from allranks.matrix.grid import Point
@@ -19,6 +19,10 @@ from allranks.matrix.suggest import did_you_mean, listed, nearest
 
 SESSION = "dist"
 """The name of the nox session whose parameters are a cell's axes."""
+
+_CELL_ID = re.compile(
+    r"(\w+)-w(\d{1,10})-g(\d{1,10})-([a-z]+)(?:-n(\d{1,10}))?(?:-t(?P<torch>\d[A-Za-z0-9.+]*))?", re.ASCII
+)
 
 Wanted = Mapping[str, tuple[AxisValue, ...]]
 """The values that are asked for, by axis; an axis that is absent may have any."""
@@ -86,22 +90,25 @@ def select_id(expansion: Expansion, cell_id: str) -> Cell:
     Raises:
         UsageError: There is no such cell.
     """
-    parts = re.fullmatch(r"(\w+)-w(\d{1,10})-g(\d{1,10})-([a-z]+)(?:-n(\d{1,10}))?", cell_id.strip(), re.ASCII)
-    if not parts:
+    parts = _CELL_ID.fullmatch(cell_id.strip())
+    if not parts or bool(parts["torch"]) is _has_no_torch(expansion):
         close = nearest(cell_id, (cell.id for cell in expansion.cells[:10_000]))
         remedy = f"Did you mean {close}?" if close else f"An id looks like {expansion.cells[0].id}."
         raise UsageError(what=f"There is no cell {cell_id!r}.", remedy=f"{remedy} `allranks plan` lists them.")
-    backend, world_size, gpu_count, init_method, nodes = parts.groups(default="1")
-    point: Point = (backend, int(world_size), int(gpu_count), init_method, int(nodes))
+    backend, world_size, gpu_count, init_method, nodes, torch = parts.groups()
+    point: Point = (backend, int(world_size), int(gpu_count), init_method, int(nodes or 1), torch or NO_TORCH)
     return _cells(expansion, {axis: (value,) for axis, value in zip(AXES, point, strict=True)})[0]
 
 
 def signature_axes(cells: Iterable[Cell]) -> tuple[str, ...]:
-    """The axes in the signatures of these cells: ``nodes`` only where one of them has more than one node."""
-    return AXES if any(cell.nodes != 1 for cell in cells) else AXES[:-1]
+    """The axes in the signatures of these cells: ``nodes`` and ``torch`` only where one of them needs it."""
+    cells = tuple(cells)
+    nodes = ("nodes",) if any(cell.nodes != 1 for cell in cells) else ()
+    torch = ("torch",) if any(cell.torch for cell in cells) else ()
+    return (*ALWAYS_NAMED, *nodes, *torch)
 
 
-def signature(cell: Cell, axes: Sequence[str] = AXES[:-1]) -> str:
+def signature(cell: Cell, axes: Sequence[str] = ALWAYS_NAMED) -> str:
     """A cell as nox writes it: ``dist(backend='gloo', world_size=2, gpu_count=0, init_method='tcp')``.
 
     Args:
@@ -145,7 +152,7 @@ def _check_axis(axis: str) -> None:
 
 
 def _value(axis: str, text: str) -> AxisValue:
-    if type_of_axis[axis] is str:
+    if written_type(axis) is str:
         return text
     if not re.fullmatch(r"\d{1,10}", text, re.ASCII):
         raise UsageError(what=f"{axis}={text} is not a whole number.", remedy=f"Write for example {axis}=2.")
@@ -176,10 +183,14 @@ def _named(keyword: ast.keyword) -> str:
 def _literal(keyword: ast.keyword) -> AxisValue:
     axis = _named(keyword)
     value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
-    if isinstance(value, str | int) and type(value) is type_of_axis[axis]:
+    if isinstance(value, str | int) and type(value) is written_type(axis):
         return value
-    kind = "a name in quotes" if type_of_axis[axis] is str else "a whole number without quotes"
+    kind = "a name in quotes" if written_type(axis) is str else "a whole number without quotes"
     raise UsageError(what=f"The value of {axis} is not {kind}.", remedy=SIGNATURE_FORM)
+
+
+def _has_no_torch(expansion: Expansion) -> bool:
+    return expansion.grid.axes["torch"] == (NO_TORCH,)
 
 
 def _cells(expansion: Expansion, wanted: Wanted) -> Sequence[Cell]:
@@ -197,6 +208,9 @@ def _cells(expansion: Expansion, wanted: Wanted) -> Sequence[Cell]:
 def _check_values(expansion: Expansion, axis: str, values: Iterable[AxisValue]) -> None:
     known = dict.fromkeys(expansion.grid.axes[axis])
     known |= dict.fromkeys(include.cell.axes()[axis] for include in expansion.matrix.includes)
+    if set(known) == {NO_TORCH} and set(values) != {NO_TORCH}:
+        remedy = f'Leave it away, or add {axis} = ["2.13.0", "2.14.1"] to [matrix].'
+        raise UsageError(what=f"This matrix has no axis {axis}.", remedy=remedy)
     for value in values:
         if value not in known:
             why = f"It is outside of the axes: {axis} has {listed(known)}."

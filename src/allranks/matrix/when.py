@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import reduce
 from itertools import pairwise
 
-from allranks.matrix.axes import AXES, AxisValue, type_of_axis
+from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, Version, key_of, type_of_axis, written_type
 from allranks.matrix.suggest import did_you_mean, listed, shown
+from allranks.matrix.versions import is_version
 
 LONGEST_CONDITION = 10_000
 DEEPEST_NESTING = 50
@@ -55,9 +56,11 @@ class Comparison:
         """The one or two axes that are compared."""
         return frozenset((self.axis, self.right.name) if isinstance(self.right, Axis) else (self.axis,))
 
-    def test(self, left: AxisValue, right: object) -> bool:
-        """Whether the comparison holds between two plain values."""
-        return _TEST_OF[self.operator](left, right)
+    def test(self, left: AxisValue, right: AxisValue | tuple[AxisValue, ...]) -> bool:
+        """Whether the comparison holds between two plain values, or a value and several."""
+        key = key_of(self.axis)
+        others = tuple(map(key, right)) if isinstance(right, tuple) else key(right)
+        return _TEST_OF[self.operator](key(left), others)
 
     def holds(self, values: Mapping[str, AxisValue]) -> bool:
         """Whether the comparison holds at one point."""
@@ -165,12 +168,16 @@ def check_literals(condition: Condition, values: Mapping[str, Collection[AxisVal
         ConditionError: With the value that may have been meant.
     """
     for comparison in comparisons(condition.tree):
+        known = values[comparison.axis]
+        if set(known) == {NO_TORCH}:
+            what = f"names {comparison.axis}, which is no axis of this matrix"
+            raise ConditionError(what, f'Add {comparison.axis} = ["2.13.0", "2.14.1"] to [matrix].')
         if comparison.operator in _ORDER or isinstance(comparison.right, Axis):
             continue
         right = comparison.right if isinstance(comparison.right, tuple) else (comparison.right,)
-        known = values[comparison.axis]
+        key = key_of(comparison.axis)
         for literal in right:
-            if literal not in known:
+            if key(literal) not in map(key, known):
                 what = f"asks for {shown(literal)}, which is not on the axis {comparison.axis} ({listed(known)})"
                 raise ConditionError(what, did_you_mean(literal, known))
 
@@ -320,9 +327,12 @@ def _check_order(axis: str, symbol: str) -> None:
 def _literal_for(axis: str, literal: Axis | AxisValue) -> AxisValue:
     if isinstance(literal, Axis):
         raise ConditionError(what=f"has the axis {literal.name} inside a list", remedy="A list holds literals only.")
-    if type(literal) is not type_of_axis[axis]:
+    if type(literal) is not written_type(axis):
         what = f"compares {axis}, {_kind(axis)}, with {shown(literal)}"
         raise ConditionError(what, f"Write {axis} == {_right_literal(axis, literal)}.")
+    if type_of_axis[axis] is Version and not is_version(str(literal)):
+        what = f"compares {axis} with {shown(literal)}, which is no version"
+        raise ConditionError(what, f"Write {axis} >= {_example(axis)}.")
     return literal
 
 
@@ -362,8 +372,10 @@ def _refusal(node: ast.expr) -> ConditionError:
 
 
 def _kind(axis: str) -> str:
+    if type_of_axis[axis] is Version:
+        return "a version"
     return "a name" if type_of_axis[axis] is str else "a whole number"
 
 
 def _example(axis: str) -> str:
-    return {"backend": "'nccl'", "init_method": "'env'"}.get(axis, "2")
+    return {"backend": "'nccl'", "init_method": "'env'", "torch": "'2.14.1'"}.get(axis, "2")

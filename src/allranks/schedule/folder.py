@@ -142,7 +142,7 @@ def _fresh_manifest(run_id: str, facts: Mapping[str, Any], seed: int | None) -> 
 def _announce(manifest: dict[str, Any], jobs: Iterable[Job], pytest_args: Sequence[str]) -> None:
     known = {job["id"] for job in manifest["jobs"]}
     for job in jobs:
-        manifest["cells"].setdefault(job.cell.id, job.cell.axes())
+        manifest["cells"].setdefault(job.cell.id, job.cell.told_axes())
         if job.id not in known:
             entry = {"id": job.id, "cell": job.cell.id, "suite": job.name, "image": job.image.name}
             manifest["jobs"].append({**entry, "pytest_args": list(pytest_args)})

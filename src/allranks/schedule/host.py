@@ -143,13 +143,13 @@ class _ForHost:
     matrix: Matrix
     say: Say
     make: MakeSurroundings
-    _made: dict[str, Surroundings | AllranksError] = field(default_factory=dict)
+    _made: dict[Image, Surroundings | AllranksError] = field(default_factory=dict)
 
     def __call__(self, job: Job) -> Surroundings:
         image = self._image(job)
-        if image.name not in self._made:
-            self._made[image.name] = self._try(image)
-        made = self._made[image.name]
+        if image not in self._made:
+            self._made[image] = self._try(image)
+        made = self._made[image]
         if isinstance(made, AllranksError):
             raise made
         return made

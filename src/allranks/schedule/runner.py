@@ -20,7 +20,7 @@ from allranks.engine.spec import JobSpec
 from allranks.errors import AllranksError
 from allranks.harness.collection.shuffling import drawn
 from allranks.interruption import uninterrupted
-from allranks.matrix.model import Job, Matrix
+from allranks.matrix.model import Image, Job, Matrix
 from allranks.report.verdict import Setting
 from allranks.schedule.again import WHOLE, Again, newest_attempt
 from allranks.schedule.cache import carried_files
@@ -153,7 +153,7 @@ class Runner:
         self._stopped: JobError | None = None
         self._seats: dict[int, _Seat] = {}
         self._free = host.room
-        self._made: set[str] = set()
+        self._made: set[Image] = set()
         self._has_told = False
 
     def run(self, jobs: Sequence[Job], again: Mapping[str, Again] = NOTHING_BEFORE) -> None:
@@ -240,7 +240,7 @@ class Runner:
     def _can_stand_by(self, task: Task) -> bool:
         """Whether cores are all that it lacks: making its image may take minutes, in which nobody hears the others."""
         fits = self._free._replace(cores=self._host.cores).holds(self._room(task))
-        return fits and self._jobs[task.number].image.name in self._made
+        return fits and self._jobs[task.number].image in self._made
 
     def _room(self, task: Task) -> Room:
         return task.room.within(self._host.room)
@@ -283,7 +283,7 @@ class Runner:
         except AllranksError as error:
             return error
         finally:
-            self._made.add(job.image.name)
+            self._made.add(job.image)
 
     def _turn(self, task: Task, lease: Lease, made: Surroundings | AllranksError, undo: ExitStack) -> Turn:
         job = self._jobs[task.number]
