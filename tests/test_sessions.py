@@ -175,6 +175,19 @@ def test_two_calls_of_nox_are_two_runs(nox, calls):
     assert len({call["ALLRANKS_RUN_ID"] for call in calls()}) == 2
 
 
+def test_a_version_of_torch_is_in_signatures_tags_and_prefixes(nox, repository, calls):
+    matrix = MATRIX.replace("[matrix]", '[matrix]\ntorch = ["2.13.0", "2.14.1"]').replace('torch = "2.13.0"', "")
+    (repository / "matrix.toml").write_text(matrix)
+    listed = nox("--list", "--json")
+    cell = next(entry for entry in json.loads(listed.stdout) if entry["name"] == "dist")
+    assert cell["call_spec"]["torch"] == "2.13.0"
+    assert "torch2.13.0" in cell["tags"]
+    assert nox("-s", CELL).returncode == 0
+    assert nox("-s", f"{CELL[:-1]}, torch='2.14.1')").returncode == 0
+    where = "--where=backend=gloo,world_size=2,gpu_count=0,init_method=env"
+    assert [call["arguments"][1] for call in calls()] == [where, f"{where},torch=2.14.1"]
+
+
 def test_tags_choose_cells(nox, calls):
     nox("-t", "world2")
     assert [call["arguments"][1].split(",")[0] for call in calls()] == ["--where=backend=gloo", "--where=backend=nccl"]

@@ -1,5 +1,5 @@
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +158,14 @@ def test_an_image_is_made_once_for_all_its_jobs(for_host, jobs, made):
     for job in jobs.values():
         surroundings(job)
     assert made == ["cpu"]
+
+
+def test_an_image_is_made_once_for_each_version_of_torch(for_host, jobs, made):
+    surroundings = for_host()
+    job = jobs["gloo-w2-g0-env"]
+    for version in ("2.13.0", "2.14.1", "2.13.0"):
+        surroundings(replace(job, image=replace(job.image, torch=version)))
+    assert made == ["cpu", "cpu"]
 
 
 def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines, made):

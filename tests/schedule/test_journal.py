@@ -12,6 +12,13 @@ def event(kind, **fields):
     return {"event": kind, **fields}
 
 
+def test_another_torch_than_the_cells_is_the_infrastructures_fault():
+    failed = event("agent_failed", message="the cell stands for torch 2.14.1", other_torch="2.13.0")
+    error = job_error([failed], WELL)
+    assert error.kind == "infrastructure"
+    assert "process.python" in error.remedy
+
+
 def test_a_python_that_lacks_torch_is_the_infrastructures_failure():
     failed = event("agent_failed", message="cannot import torch", cannot_import="torch")
     error = job_error([failed, FINISHED], JobExit(status=1))

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,13 @@ def test_agent_is_told_the_cell_and_the_limits_of_the_file(spec):
     assert (agent.backend, agent.world_size, agent.gpu_count, agent.init_method) == ("nccl", 2, 2, "env")
     assert (agent.limits.process_group, agent.limits.test, agent.limits.job) == (10, 20, 30)
     assert (agent.isolation, agent.overlap, agent.seed) == ("file", 1, 5)
+
+
+def test_agent_is_told_which_torch_the_cell_stands_for(matrix, jobs, spec):
+    job = jobs["nccl-w2-g2-env"]
+    job = replace(job, cell=replace(job.cell, torch="2.14.1"))
+    assert job_spec(matrix, job, Surroundings(), ATTEMPT).agent.torch == "2.14.1"
+    assert spec.agent.torch == ""
 
 
 def test_arguments_of_the_suite_come_before_those_of_the_run(spec):

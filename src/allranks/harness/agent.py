@@ -136,7 +136,11 @@ def _tell_failures(leader: Wire, folders: Folders, timeout: float) -> None:
 
 def _work_with(wires: Mapping[int, Wire], config: AgentConfig, folders: Folders, journal: EventLog, stdin: int) -> int:
     try:
-        _import_torch(journal)
+        version = _import_torch(journal)
+        if not is_torch_of(config.torch, version):
+            message = f"the cell stands for torch {config.torch}, and the Python of this job has torch {version}"
+            journal.write("agent_failed", message=message, other_torch=version)
+            return 1
         from allranks.harness.collection.session import run_session  # noqa: PLC0415 - needs torch and pytest
 
         return run_session(config, folders, journal, stdin, wires)
@@ -148,8 +152,21 @@ def _work_with(wires: Mapping[int, Wire], config: AgentConfig, folders: Folders,
     return 1
 
 
-def _import_torch(journal: EventLog) -> None:
+def _import_torch(journal: EventLog) -> str:
     began = time.time()
     import torch  # noqa: PLC0415 - imported here, and first, so that the journal has its time
 
     journal.write("imported", began=began, seconds=time.time() - began, torch=torch.__version__)
+    return str(torch.__version__)
+
+
+def is_torch_of(wanted: str, found: str) -> bool:
+    """Whether an installed torch is what a cell stands for: ``2.13`` is ``2.13.0+cpu`` too, and nothing is any."""
+    public = found if "+" in wanted else found.partition("+")[0]
+    return not wanted or _without_zeros(public) == _without_zeros(wanted)
+
+
+def _without_zeros(version: str) -> str:
+    while version.endswith(".0"):
+        version = version.removesuffix(".0")
+    return version

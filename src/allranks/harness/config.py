@@ -88,6 +88,7 @@ class AgentConfig:
         share: None where this job runs the whole suite.
         only: Node ids of the tests that an attempt runs again; None where it runs all that are collected.
         shuffle: What the order of the tests is drawn by; None for the order of their collection.
+        torch: The torch version that the cell stands for; empty where it stands for none.
     """
 
     cell: str
@@ -109,6 +110,7 @@ class AgentConfig:
     share: Share | None = None
     only: tuple[str, ...] | None = None
     shuffle: int | None = None
+    torch: str = ""
 
     @property
     def node(self) -> int:

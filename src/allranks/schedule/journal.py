@@ -97,6 +97,11 @@ def _agent_failure(failed: Event) -> JobError:
     if "cannot_import" in failed:
         remedy = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
         return JobError(kind="infrastructure", what=what, why=why, remedy=remedy)
+    if "other_torch" in failed:
+        remedy = (
+            "Let the cell's image, or the interpreter of process.python, have the torch that the cell is named after."
+        )
+        return JobError(kind="infrastructure", what=what, why=why, remedy=remedy)
     return JobError(kind="agent", what=what, why=why, remedy="Please report this as a bug of allranks.")
 
 

@@ -122,6 +122,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
         share=Share(number=job.shard.number, count=job.shard.count, seconds=attempt.seconds) if job.shard else None,
         only=attempt.only,
         shuffle=attempt.shuffle,
+        torch=job.cell.torch,
     )
 
 
