@@ -119,3 +119,8 @@ def test_the_list_says_what_each_is_and_who_needs_it(api):
     assert re.split(r"  +", layer) == [*what, *when, "web"]
     assert cpu.split()[:3] == ["allranks/cpu:1", "2.13.0", "packages"]
     assert total == "2 images and layers, 1.0 GB"
+
+
+def test_of_many_who_need_an_image_the_list_names_one(api):
+    api.running = [(f"c{number}", "sha256:cpu") for number in range(20)]
+    assert "c0 and 19 more" in render(take_stock(api, lambda _: False), now=0)

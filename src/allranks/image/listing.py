@@ -38,8 +38,14 @@ def _row(image: StoredImage, now: float) -> tuple[str, ...]:
         gigabytes(image.own),
         _ago(now - image.made),
         _ago(now - image.used),
-        ", ".join(image.users) or "-",
+        _first(image.users),
     )
+
+
+def _first(users: Sequence[str]) -> str:
+    """Who needs it; of many, which a busy host has, one."""
+    rest = f" and {len(users) - 1} more" if len(users) > 1 else ""
+    return f"{users[0]}{rest}" if users else "-"
 
 
 def _ago(seconds: float) -> str:
