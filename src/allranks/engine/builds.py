@@ -18,6 +18,9 @@ from allranks.engine.ownership import alone, host_id, image_lock, is_held
 
 LABEL = "allranks.builder"
 
+_NO_COMMAND = "#(nop)"
+"""What the legacy builder writes in the place of a command where a step has none."""
+
 _FAILURES = (DockerException, requests.RequestException, OSError)
 
 
@@ -33,19 +36,26 @@ def remove_remains(client: APIClient, builder: str) -> None:
         client: The daemon's API.
         builder: The value of the build's label.
     """
-    end_step(client, builder)
+    label = {"label": f"{LABEL}={builder}"}
     with suppress(*_FAILURES):
-        for image in client.images(filters={"label": f"{LABEL}={builder}", "dangling": True}):
+        for container in client.containers(all=True, filters=label):
+            with suppress(*_FAILURES):
+                client.remove_container(container["Id"], v=True, force=True)
+        for image in client.images(filters={**label, "dangling": True}):
             with suppress(*_FAILURES):
                 client.remove_image(image["Id"])
 
 
 def end_step(client: APIClient, builder: str) -> None:
-    """Remove the container of the command that a build is at, if it is at one: the build fails then."""
+    """Remove the container of the command that a build is at, started or not, if it is at one: the build fails then.
+
+    Those of steps without a command stay the daemon's: it removes none that it makes later if it does not find one.
+    """
     with suppress(*_FAILURES):
         for container in client.containers(all=True, filters={"label": f"{LABEL}={builder}"}):
-            with suppress(*_FAILURES):
-                client.remove_container(container["Id"], v=True, force=True)
+            if _NO_COMMAND not in container["Command"]:
+                with suppress(*_FAILURES):
+                    client.remove_container(container["Id"], v=True, force=True)
 
 
 def dead_builders(client: APIClient) -> list[str]:
