@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 
-from allranks.engine.builds import LABEL, builder_of, dead_builders, reap_builders
+from allranks.engine.builds import LABEL, builder_of, dead_builders, end_step, reap_builders
 from allranks.engine.ownership import image_lock, shared
 from allranks.image.base import DEFAULT, find_base
 from allranks.image.builders import BuildRequest, build_with_sdk
@@ -62,11 +63,12 @@ def left(docker_client, request_):
     return lambda: [*api.containers(all=True, filters=label), *api.images(all=True, filters=label)]
 
 
-def test_an_interrupted_build_has_ended_and_leaves_no_container(docker_client, request_, left):
+@pytest.mark.parametrize("step", ["COPY", "RUN"])
+def test_an_interrupted_build_has_ended_and_leaves_no_container(docker_client, request_, left, step):
     seen = []
 
     def interrupt(line):
-        if "RUN" in line:
+        if step in line:
             seen.extend(left())
             raise KeyboardInterrupt
 
@@ -79,6 +81,17 @@ def test_an_interrupted_build_has_ended_and_leaves_no_container(docker_client, r
         assert list(reap_builders(docker_client.api)) == []
     assert request_.arguments["BUILDER"] in reap_builders(docker_client.api)
     assert left() == []
+
+
+def test_only_the_container_of_a_command_is_ended():
+    """One of a step without a command, which the daemon would look for in vain, stays."""
+    removed = []
+    containers = [{"Id": "1", "Command": "/bin/sh -c '#(nop) ' 'LABEL a=b'"}, {"Id": "2", "Command": "/bin/sh -c pip"}]
+    client = SimpleNamespace(
+        containers=lambda **_: containers, remove_container=lambda container, **_: removed.append(container)
+    )
+    end_step(client, "host/allranks/layer:1")
+    assert removed == ["2"]
 
 
 def test_what_a_killed_build_leaves_is_reaped(docker_client, request_, left):
