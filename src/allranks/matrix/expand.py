@@ -8,7 +8,7 @@ from math import prod
 from typing import overload
 
 from allranks.errors import MatrixError
-from allranks.matrix.axes import AXES, AxisValue
+from allranks.matrix.axes import AXES, NO_TORCH, AxisValue
 from allranks.matrix.document import place
 from allranks.matrix.grid import Grid, Point, PointSet
 from allranks.matrix.model import Cell, Include, Matrix, Rule
@@ -155,7 +155,7 @@ def expand(matrix: Matrix) -> Expansion:
             is there already.
     """
     _check_size(matrix)
-    grid = Grid({axis: tuple(matrix.axes[axis]) for axis in AXES})
+    grid = Grid({axis: tuple(values) for axis, values in _all_axes(matrix).items()})
     kept, removed = _excluded(matrix, grid)
     included = _included(matrix, grid, kept)
     removed = tuple(Dropped(dropped.rule, dropped.points & ~included) for dropped in removed)
@@ -185,10 +185,15 @@ def matrix_error(matrix: Matrix, what: str, remedy: str, why: str = "") -> Matri
     return MatrixError(f"{place(matrix.path, matrix.line, 'matrix')}: {what}.", why=why, remedy=remedy)
 
 
+def _all_axes(matrix: Matrix) -> Mapping[str, tuple[AxisValue, ...]]:
+    """The values on each axis, in axis order; the one that a matrix may do without has none but its absence."""
+    return {axis: matrix.axes.get(axis, (NO_TORCH,)) if axis == "torch" else matrix.axes[axis] for axis in AXES}
+
+
 def _check_size(matrix: Matrix) -> None:
-    size = prod(len(matrix.axes[axis]) for axis in AXES)
+    size = prod(len(values) for values in matrix.axes.values())
     if size > MOST_POINTS:
-        axes = " x ".join(f"{axis} {len(matrix.axes[axis]):,}" for axis in AXES)
+        axes = " x ".join(f"{axis} {len(values):,}" for axis, values in matrix.axes.items() if values != (NO_TORCH,))
         why = f"The axes have {axes} values; {MOST_POINTS:,} combinations are the limit."
         raise matrix_error(matrix, f"{size:,} combinations are too many to expand", "Shorten the longest axis.", why)
 

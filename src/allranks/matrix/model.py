@@ -262,7 +262,7 @@ class Matrix:
 
     Attributes:
         path: The file it was read from.
-        axes: The values on each axis, every axis of :data:`AXES` present, in that order.
+        axes: The values on each axis, in the order of :data:`AXES`; ``torch`` may be absent.
         runners: Which CI machines take which cells; of two rules for one cell the earlier wins.
         durations: What tests have taken, for even shards: a file relative to the matrix file, which may not exist yet.
         line: Where in the file ``[matrix]`` begins.
@@ -315,6 +315,11 @@ class Job:
     def name(self) -> str:
         """The suite's name, or ``<suite name>@2of4``."""
         return self.shard.of(self.suite.name) if self.shard else self.suite.name
+
+    @property
+    def image_title(self) -> str:
+        """The image's name; with the cell's torch, where that is an axis and there is an image for each version."""
+        return f"{self.image.name}-t{self.cell.torch}" if self.cell.torch else self.image.name
 
     @property
     def id(self) -> str:

@@ -52,6 +52,18 @@ def test_every_job_is_found_again_by_its_pack_and_only_there(make, path, expansi
     assert {job.id: job for job in found} == {job.id: job for job in plan(expansion.matrix, expansion.cells)}
 
 
+def test_a_pack_has_cells_of_one_torch_version_and_finds_them_again(make, path, load_text, document):
+    text = document.replace("[matrix]", '[matrix]\ntorch = ["2.13.0", "2.14.1"]')
+    expansion = load_text(text.replace('torch = "2.13.0"\n', "").replace('torch = "2.14.1"\n', ""))
+    entries, _ = make(expansion)
+    parts = [own_part(expansion, path, entry["pack"]) for entry in entries]
+    assert sorted(job.id for part in parts for job in part.jobs) == sorted(
+        job.id for job in plan(expansion.matrix, expansion.cells)
+    )
+    assert all(len({job.image for job in part.jobs}) == 1 for part in parts)
+    assert {entry["image"] for entry in entries} == {f"{i}-t{v}" for i in ("cpu", "cuda") for v in ("2.13.0", "2.14.1")}
+
+
 def test_an_entry_has_what_a_workflow_needs(make, expansion):
     entries, _ = make(expansion)
     cpu, gpu = entries[0], entries[-1]

@@ -64,7 +64,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
     """
     numbers: dict[tuple[RunnerRule, str, bool], list[int]] = {}
     for number, job in enumerate(jobs):
-        numbers.setdefault((runner_for(matrix, job.cell), job.image.name, job.cell.nodes > 1), []).append(number)
+        numbers.setdefault((runner_for(matrix, job.cell), job.image_title, job.cell.nodes > 1), []).append(number)
     groups, rooms = [], dict[tuple[int, int, int], Room]()
     for (rule, image, is_wide), own in numbers.items():
         longest = max((jobs[number] for number in own), key=lambda job: limit_of(job, matrix.limits))

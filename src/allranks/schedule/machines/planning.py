@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.errors import UsageError
-from allranks.matrix.axes import AXES
+from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.expand import Expansion, cell_at
 from allranks.matrix.model import Job
 from allranks.matrix.plan import plan
@@ -129,7 +129,7 @@ def _jobs(expansion: Expansion, pack: PlannedPack) -> tuple[Job, ...]:
     Raises:
         UsageError: It has no such job.
     """
-    cells = [cell_at(tuple(axes[axis] for axis in AXES)) for axes in pack.cells.values()]
+    cells = [cell_at(tuple(axes.get(axis, NO_TORCH) for axis in AXES)) for axes in pack.cells.values()]
     suites = tuple(dict.fromkeys(job_id.partition("/")[2] for job_id in pack.jobs))
     there = {job.id: job for job in plan(expansion.matrix, [cell for cell in cells if cell in expansion.cells], suites)}
     if lost := [job_id for job_id in pack.jobs if job_id not in there]:
