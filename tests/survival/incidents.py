@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import docker
+from neighbours import GPU
 from project import CODE, COUNTS
 from world import HostDaemon, OwnDaemon, fill, make_read_only, make_writable
 
@@ -27,6 +29,7 @@ PAUSE: Final = 3.0
 """Seconds that a suspended run is suspended."""
 
 INFRASTRUCTURE: Final = 4
+NOTHING_RAN: Final = 5
 INTERRUPTED: Final = 130
 
 
@@ -63,15 +66,15 @@ class Scene:
 
     def allranks(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Another command of allranks beside the run."""
-        return subprocess.run(
-            [sys.executable, "-m", "allranks", *arguments],
-            cwd=self.repository,
-            env={**self.environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        command = [sys.executable, "-m", "allranks", *arguments]
+        environment = {**self.environment, **variables}
+        try:
+            return subprocess.run(
+                command, cwd=self.repository, env=environment, capture_output=True, text=True, timeout=90, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            self.wrong.append(f"no end after 90 s: {shlex.join(command[2:])}: {error.stdout!r}")
+            return subprocess.CompletedProcess(command, -9, "", "")
 
     def containers(self, client: docker.DockerClient) -> list[dict[str, object]]:
         """The run's containers."""
@@ -145,28 +148,36 @@ def _suspend(scene: Scene) -> bool:
     """Stop the orchestrator; meanwhile another run starts, which must not take what is not its own."""
     scene.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    before = _living(scene)
-    held = _held(scene)
-    beside = scene.results.parent / "beside"
-    # A run of one small job, with a clean-up before it as every start has one.
-    other = f"{scene.run_id}-beside"
-    arguments = ("run", "--engine", scene.engine, "--results", str(beside), "--suite", "fresh", "gloo-w2-g1-tcp")
-    done = scene.allranks(*arguments, "--", "-k", "skipped", ALLRANKS_RUN_ID=other)
-    if done.returncode != 5:
-        scene.wrong.append(f"the run beside ended with {done.returncode}: {done.stdout}{done.stderr}")
-    record = next(iter(beside.glob(f"{other}/cells/*/*/attempt-1/job.json")), None)
-    leased = set(json.loads(record.read_text())["gpus"]) if record else set()
-    if leased & held.keys():
-        scene.wrong.append(f"the run beside was given {leased}, which the suspended one held: {held}")
-    cleaned = scene.allranks("clean")
-    if scene.run_id in cleaned.stdout.replace(other, ""):
-        scene.wrong.append(f"a suspended run was cleaned up: {cleaned.stdout}")
-    if gone := before - _living(scene):
-        scene.wrong.append(f"of a suspended run is gone: {sorted(gone)}")
-    with suppress(subprocess.TimeoutExpired):
-        scene.process.wait(max(0.0, PAUSE - (time.monotonic() - began)))
-    scene.process.send_signal(signal.SIGCONT)
+    try:
+        before, held = _living(scene), _held(scene)
+        scene.notes.append(f"{len(before)} jobs, {len(held)} leases")
+        _run_beside(scene, held)
+        cleaned = scene.allranks("clean").stdout
+        if scene.run_id in cleaned:
+            scene.wrong.append(f"a suspended run was cleaned up: {cleaned}")
+        if gone := before - _living(scene):
+            scene.wrong.append(f"of a suspended run is gone: {sorted(gone)}")
+        if _held(scene) != held:
+            scene.wrong.append(f"leases of a suspended run are gone: {held}, and now {_held(scene)}")
+        time.sleep(max(0.0, PAUSE - (time.monotonic() - began)))
+    finally:
+        scene.process.send_signal(signal.SIGCONT)
     return True
+
+
+def _run_beside(scene: Scene, held: dict[str, str]) -> None:
+    """Another run of one small job, with the clean-up that every start begins with."""
+    run_id, results = "beside-it", scene.results.parent / "beside"
+    free = set(scene.environment["ALLRANKS_GPUS"].split(",")) - {GPU} - held.keys()
+    cell = "gloo-w2-g1-tcp" if any(free) else "gloo-w2-g0-env"
+    arguments = ("run", "--engine", scene.engine, "--results", str(results), "--suite", "fresh", cell)
+    done = scene.allranks(*arguments, "--", "-k", "skipped", ALLRANKS_RUN_ID=run_id)
+    if done.returncode != NOTHING_RAN:
+        scene.wrong.append(f"the run beside ended with {done.returncode}: {done.stdout}{done.stderr}")
+    for record in results.glob(f"{run_id}/cells/*/*/attempt-1/job.json"):
+        leased = set(json.loads(record.read_text())["gpus"])
+        if not leased <= free:
+            scene.wrong.append(f"the run beside was given {leased}, which others held")
 
 
 def _living(scene: Scene) -> set[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-GPUS: Final = ("GPU-survival-0", "GPU-survival-1")
+GPUS: Final = ("GPU-survival-0", "GPU-survival-1", "GPU-survival-2")
 """What jobs may lease; a stand-in for NVIDIA's hook gives them to containers."""
 
 MEMORY_MIB: Final = 700

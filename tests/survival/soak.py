@@ -15,12 +15,11 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from incidents import BOTH, wanted
+from incidents import BOTH, Incident, wanted
 from neighbours import BASE, Neighbours
 from project import GPUS, write_project
 from trial import Place, Trial, attempt, measure
@@ -31,6 +30,7 @@ from allranks.errors import EngineError
 from allranks.image.build import ensure_image
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
+from allranks.matrix.plan import plan
 
 COUNT = 10
 
@@ -75,8 +75,9 @@ def _image() -> str:
     """The image of the project's cells, made where it is not there yet: in a world there is no package index."""
     with tempfile.TemporaryDirectory() as scratch, closing(connect()) as client:
         write_project(Path(scratch, "project"))
-        matrix = expand(load(Path(scratch, "project"))).matrix
-        return ensure_image(matrix.images[0], root=matrix.root, client=client, progress=print).reference
+        expansion = expand(load(Path(scratch, "project")))
+        image = plan(expansion.matrix, expansion.cells)[0].image
+        return ensure_image(image, root=expansion.matrix.root, client=client, progress=print).reference
 
 
 def _inside(options: argparse.Namespace) -> int:
@@ -87,7 +88,7 @@ def _inside(options: argparse.Namespace) -> int:
     trials: list[Trial] = []
     for engine in options.engine if options.images else ["process"]:
         with _place(folder / engine, engine, options) as place:
-            place = replace(place, length=measure(place))
+            measure(place)
             print(f"{engine}: an undisturbed run takes {place.length:.1f} s", flush=True)
             for trial in _trials(place, options, seed):
                 trials.append(trial)
@@ -117,7 +118,13 @@ def _trials(place: Place, options: argparse.Namespace, seed: str) -> Iterator[Tr
         if place.engine in incident.engines and not (incident.needs_own_daemon and options.host_daemon):
             for number in range(options.count):
                 drawn = random.Random(f"{seed}/{incident.name}/{place.engine}/{number}").random()
-                yield attempt(place, incident, drawn if moment is None else moment, seed)
+                yield _attempt_in_time(place, incident, drawn if moment is None else moment, seed)
+
+
+def _attempt_in_time(place: Place, incident: Incident, moment: float, seed: str) -> Trial:
+    """A trial; another one where the run was quicker than those before it, and over by then."""
+    trial = attempt(place, incident, moment, seed)
+    return trial if trial.met or trial.wrong else attempt(place, incident, moment, seed)
 
 
 def _table(trials: Sequence[Trial]) -> str:

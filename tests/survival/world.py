@@ -17,6 +17,8 @@ from typing import Final
 
 import docker
 
+from allranks.harness.kernel import die_with_parent
+
 INSIDE: Final = "SURVIVAL_WORLD"
 """Set for whoever is in a world: its folder."""
 
@@ -49,7 +51,9 @@ def in_world(program: Sequence[str], folder: Path, *further: str) -> subprocess.
     """
     shell = ["sh", "-c", '"$@"; exit $?', "sh"]
     command = [*_unshare(*further), *shell, sys.executable, *program]
-    return subprocess.Popen(command, env={**os.environ, INSIDE: str(folder)}, text=True, stdout=subprocess.PIPE)
+    environment = {**os.environ, INSIDE: str(folder)}
+    # Whoever is killed takes the world along.
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
 
 
 def enter_world() -> Path:
