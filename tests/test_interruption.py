@@ -85,8 +85,9 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_in_exec_as_dataclasses_use_it_leaves_the_exit_code_alone():
-    assert subprocess.run([sys.executable, "-c", IN_EXEC], check=False).returncode == 130
+def test_an_interrupt_in_exec_as_dataclasses_use_it_leaves_the_exit_code_alone(tmp_path):
+    (tmp_path / "in_exec.py").write_text(IN_EXEC)
+    assert subprocess.run([sys.executable, "-m", "in_exec"], cwd=tmp_path, check=False).returncode == 130
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
