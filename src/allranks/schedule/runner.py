@@ -44,6 +44,10 @@ _NO_GPUS = Inventory()
 _POLL = 0.25
 """Seconds between two looks at GPUs that another run holds."""
 
+_LISTEN = 1.0
+"""Seconds after which a wait for news is begun anew: CPython misses a signal that comes after its last look for one and
+before the wait itself, until that wait is over."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
@@ -340,7 +344,7 @@ class Runner:
             count, there = wanted.room.gpus if wanted else 0, len(self._host.gpus)
             self._live.say(f"waiting for {count} of {there} GPUs: another run holds them")
         try:
-            news = self._news.get(timeout=_POLL if is_others else None)
+            news = self._news.get(timeout=_POLL if is_others else _LISTEN)
         except queue.Empty:
             return
         self._take_note(news, backlog)
