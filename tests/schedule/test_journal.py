@@ -46,6 +46,19 @@ def test_an_agent_that_failed_says_why():
     assert "bug" in error.remedy
 
 
+@pytest.mark.parametrize(
+    "failed",
+    [
+        event("agent_failed", message="the agent cannot write its results: [Errno 28] No space left on device"),
+        event("agent_failed", message="broke down", text="Traceback\nOSError: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_an_agent_on_a_full_disk_is_no_bug(failed):
+    error = job_error([failed], JobExit(status=1))
+    assert (error.kind, error.why) == ("infrastructure", "[Errno 28] No space left on device")
+    assert "bug" not in error.remedy
+
+
 def test_a_missing_text_of_a_failed_agent_is_none():
     assert job_error([event("agent_failed", message="no torch")], WELL).why == ""
 

@@ -1,5 +1,7 @@
 """What the events of a job say about the job as a whole."""
 
+import errno
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +11,9 @@ from allranks.errors import AllranksError
 from allranks.harness.events import Event
 
 _LEFT_SHOWN = 5
+
+_UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS})\].*")
+"""What Python says of a disk that is full, or read-only."""
 
 _SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's results folder."
 
@@ -97,6 +102,9 @@ def _agent_failure(failed: Event) -> JobError:
     if "cannot_import" in failed:
         remedy = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
         return JobError(kind="infrastructure", what=what, why=why, remedy=remedy)
+    if full := _UNWRITABLE.search(f"{what}\n{why}"):
+        remedy = "Free space where jobs run (Docker's own folder, or TMPDIR), then go on: allranks run --resume."
+        return JobError(kind="infrastructure", what="The agent could not write.", why=full[0], remedy=remedy)
     return JobError(kind="agent", what=what, why=why, remedy="Please report this as a bug of allranks.")
 
 
