@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from allranks.harness.events import JOURNAL, Event, folders_with_ranks, rank_events, read_events
+from allranks.harness.events import JOURNAL, Event, append_events, folders_with_ranks, rank_events, read_events
 from allranks.harness.outcome import Outcome
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -92,6 +92,42 @@ def write_rank_xml(results: Path, rank: int, *, cell: str, suite: str, world_siz
     draft = target.with_suffix(".xml.part")
     ET.ElementTree(_document(tests, properties)).write(draft, encoding="utf-8", xml_declaration=True)
     draft.replace(target)
+
+
+def write_missing_xml(results: Path, *, cell: str, suite: str, world_size: int) -> None:
+    """Write the XML that an agent could not, because it was dead before its ranks' events were rendered.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    for rank in ranks_with_events(results):
+        if not (results / f"rank-{rank}.xml").exists():
+            write_rank_xml(results, rank, cell=cell, suite=suite, world_size=world_size)
+
+
+def keep_what_was_heard(results: Path, events: Sequence[Event]) -> None:
+    """Write down the outcomes that came by the stream alone: the files of their ranks are lost with the job's folder.
+
+    Args:
+        results: The folder that has no file of these ranks.
+        events: What came; the first bad outcome of a rank in a test stands.
+
+    Raises:
+        OSError: The folder cannot be written.
+        LookupError, TypeError, ValueError: Events make no sense; nothing has been written.
+    """
+    known = ranks_with_events(results)
+    heard: dict[int, dict[str, Event]] = {}
+    stands: set[tuple[int, str]] = set()
+    for event in events:
+        if event["event"] == "arrived" and event["rank"] not in known:
+            rank, nodeid, outcome = int(event["rank"]), str(event["nodeid"]), Outcome(event["outcome"])
+            if (rank, nodeid) not in stands:
+                heard.setdefault(rank, {})[nodeid] = {**event, "event": "rank_ended"}
+            if outcome.is_bad:
+                stands.add((rank, nodeid))
+    for rank, tests in heard.items():
+        append_events(rank_events(results, rank), tests.values())
 
 
 def rank_tests(results: Path, rank: int) -> list[RankTest]:

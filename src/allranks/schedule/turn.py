@@ -11,7 +11,7 @@ from allranks.engine.protocol import Engine, JobExit, RunningJob
 from allranks.engine.spec import JobSpec
 from allranks.errors import AllranksError
 from allranks.harness.events import JOURNAL, Event, append_events, read_events
-from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
+from allranks.harness.rank_xml import keep_what_was_heard, write_missing_xml
 from allranks.matrix.model import Job
 from allranks.report.verdict import Setting
 from allranks.schedule import journal
@@ -221,10 +221,10 @@ def _complete_results(turn: Turn) -> None:
     """Write what a dead agent could not: its journal, as far as it was heard, and the ranks' XML."""
     if turn.events and not (turn.folder / JOURNAL).exists():
         append_events(turn.folder / JOURNAL, turn.events)
+        with suppress(LookupError, TypeError, ValueError):  # words that nobody understands are told by the job's error
+            keep_what_was_heard(turn.folder, turn.events)
     cell = turn.job.cell
-    for rank in ranks_with_events(turn.folder):
-        if not (turn.folder / f"rank-{rank}.xml").exists():
-            write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.name, world_size=cell.world_size)
+    write_missing_xml(turn.folder, cell=cell.id, suite=turn.job.name, world_size=cell.world_size)
 
 
 def _whole_journal(turn: Turn) -> list[Event]:
