@@ -10,6 +10,7 @@ import requests
 from docker.errors import APIError, NotFound
 
 from allranks.engine import docker as engine_docker
+from allranks.engine.archive import ArchiveBuilder
 from allranks.engine.docker import (
     USER,
     DockerEngine,
@@ -35,7 +36,7 @@ class FakeClient:
         self.calls = []
         self.failures = failures or {}
         self.state = {"ExitCode": 0, "OOMKilled": False, "Error": ""}
-        self.listed, self.volumes_listed = [], []
+        self.listed, self.volumes_listed, self.archive = [], [], b""
         self.ours, self.daemon = socket.socketpair()
 
     def close(self):
@@ -80,7 +81,7 @@ class FakeClient:
 
     def get_archive(self, identifier, path):
         self._call("get_archive", identifier, path)
-        return [b""], {}
+        return [self.archive], {}
 
     def remove_container(self, identifier, v, force):
         self._call("remove", identifier, v, force)
@@ -294,6 +295,23 @@ def test_a_daemon_that_is_lost_while_a_job_runs_is_an_error(fake, spec, step):
     assert client.names[-1] == "remove"
 
 
+def test_a_container_that_somebody_removes_while_its_job_runs_is_told_so(fake, spec):
+    client = fake(wait=NotFound("404", explanation="No such container: abc"))
+    with engine_of(client).start(spec) as job:
+        client.daemon.close()
+        with pytest.raises(EngineError, match="somebody has removed it") as raised:
+            job.wait(ignore)
+    assert "No such container" in raised.value.why
+
+
+def test_a_daemon_that_is_gone_is_told_in_words_and_not_in_tuples(fake, spec):
+    gone = requests.ConnectionError(("Connection aborted.", FileNotFoundError(2, "No such file or directory")))
+    gone.__context__ = FileNotFoundError(2, "No such file or directory")
+    with pytest.raises(EngineError) as raised, engine_of(fake(create=gone)).start(spec):
+        pass
+    assert raised.value.why == "The daemon does not answer: No such file or directory."
+
+
 def test_a_connection_that_breaks_while_a_job_runs_is_an_error_too(fake, spec, monkeypatch):
     client = fake(wait=requests.ConnectionError("gone"))
     with engine_of(client).start(spec) as job:
@@ -425,6 +443,42 @@ def test_reaping_removes_what_dead_owners_left_and_nothing_else(fake):
     assert ("remove", "id-dead", True, True) in client.calls
     assert ("remove_volume", "volume-dead") in client.calls
     assert not any("alive" in str(call) for call in client.calls if call[0].startswith("remove"))
+
+
+EVENTS = (
+    b'{"event": "phase", "at": 1.0, "nodeid": "t.py::test_x", "when": "call", "outcome": "failed", "duration": 0.1}\n'
+    b'{"event": "test_finished", "at": 1.1, "nodeid": "t.py::test_x"}\n'
+)
+
+
+@pytest.fixture
+def killed(tmp_path, make_spec):
+    """The container of a dead run's job, and its attempt in the results."""
+    home = tmp_path / "attempt-1"
+    home.mkdir()
+    labels = creation_request(make_spec(image="i", home=home), "h")["labels"]
+    return {**left("dead"), "Labels": {**labels, "allranks.run": "dead"}}, home
+
+
+@pytest.mark.usefixtures("locks")
+def test_reaping_brings_the_results_of_a_killed_run_home_first(fake, killed):
+    container, home = killed
+    archive = ArchiveBuilder(0)
+    archive.add_bytes("results/events-1.jsonl", EVENTS)
+    client = fake()
+    client.listed, client.archive = [container], archive.finish()
+    assert engine_of(client).reap() == [f"container allranks-dead (its results so far are in {home})"]
+    assert "test_x" in (home / "rank-1.xml").read_text()
+    assert client.names.index("get_archive") < client.names.index("remove")
+
+
+@pytest.mark.usefixtures("locks")
+@pytest.mark.parametrize("failure", [NotFound("gone"), OSError("no"), requests.ConnectionError("gone")], ids=repr)
+def test_results_of_a_killed_run_that_cannot_be_had_are_removed_all_the_same(fake, killed, failure):
+    client = fake(get_archive=failure)
+    client.listed = [killed[0]]
+    assert engine_of(client).reap() == ["container allranks-dead"]
+    assert "remove" in client.names
 
 
 @pytest.mark.usefixtures("locks")

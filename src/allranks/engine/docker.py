@@ -11,7 +11,8 @@ import socket
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from allranks.engine.ownership import (
     is_dead,
 )
 from allranks.engine.protocol import EventSink, JobExit
+from allranks.engine.rescue import HOME_LABEL, WORLD_SIZE_LABEL, rescue
 from allranks.engine.spec import FileCopy, JobSpec
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
@@ -134,11 +136,29 @@ class DockerEngine:
         """Remove the containers of this host whose run has no owner any more, with their volumes."""
         with _as_listing_error():
             dead = self._dead_containers()
+            rescued = [self._rescue(each["Id"], each["Labels"]) for each in dead]
             for each in dead:
                 self._remove(each["Id"])
             volumes = [name for name in self._dead_volumes() if self._remove_volume(name)]
         forget_dead_runs()
-        return _names(dead, volumes)
+        return _names(dead, volumes, rescued)
+
+    def _rescue(self, identifier: str, labels: Mapping[str, str]) -> str:
+        """Bring home the results of a dead run's job, as :func:`allranks.engine.rescue.rescue` has it."""
+        home, world_size = labels.get(HOME_LABEL, ""), labels.get(WORLD_SIZE_LABEL, "")
+        if not home or not world_size.isdecimal():
+            return ""
+
+        def fetch(into: Path) -> None:
+            with suppress(*_FAILURES):  # it may have ended by itself
+                self._client.kill(identifier)
+            pieces, _ = self._client.get_archive(identifier, f"{_ROOT}/results")
+            unpack(pieces, into)
+
+        cell, _, suite = labels["allranks.job"].partition("/")
+        with suppress(*_FAILURES):
+            return rescue(Path(home), fetch, cell=cell, suite=suite, world_size=int(world_size))
+        return ""
 
     def remains(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.remains`."""
@@ -205,7 +225,11 @@ class DockerJob:
         if timed_out:
             self.stop()
         with _as_engine_error("The daemon lost a job."):
-            state = self._exited_state()
+            try:
+                state = self._exited_state()
+            except NotFound as error:
+                msg = "The job's container is gone: somebody has removed it."
+                raise EngineError(msg, why=str(error.explanation), remedy="Run what is left: --resume.") from error
         self._is_over = True
         return JobExit(
             status=state["ExitCode"],
@@ -309,9 +333,11 @@ def _of_this_host() -> dict[str, list[str]]:
     return {"label": ["allranks=1", f"{HOST_LABEL}={host_id()}"]}
 
 
-def _names(containers: Sequence[Mapping[str, Any]], volumes: Sequence[str]) -> list[str]:
+def _names(containers: Sequence[Mapping[str, Any]], volumes: Sequence[str], said: Sequence[str] = ()) -> list[str]:
+    """Names for a person, each container's with what there is to say of it."""
+    names = (f"container {each['Names'][0].lstrip('/')}" for each in containers)
     return [
-        *(f"container {each['Names'][0].lstrip('/')}" for each in containers),
+        *map("".join, zip_longest(names, said, fillvalue="")),
         *(f"volume {name}" for name in volumes),
     ]
 
@@ -330,9 +356,19 @@ def _as_engine_error(what: str) -> Iterator[None]:
     try:
         yield
     except _FAILURES as error:
-        why = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
+        why = error.explanation if isinstance(error, APIError) and error.explanation else _cause(error)
         remedy = "See the daemon's log; `allranks clean` removes what may be left."
         raise EngineError(what, why=str(why), remedy=remedy) from error
+
+
+def _cause(error: BaseException) -> str:
+    """What lies below an error: requests tells of a daemon that is gone in the notation of Python's tuples."""
+    below: BaseException | None = error
+    while below is not None:
+        if isinstance(below, OSError) and below.strerror:
+            return f"The daemon does not answer: {below.strerror}."
+        below = below.__cause__ or below.__context__
+    return str(error)
 
 
 def creation_request(spec: JobSpec, host: str) -> dict[str, Any]:
@@ -342,7 +378,9 @@ def creation_request(spec: JobSpec, host: str) -> dict[str, Any]:
         spec: The job.
         host: This host's id, for the labels.
     """
-    labels = {**spec.labels, HOST_LABEL: host}
+    labels = {**spec.labels, HOST_LABEL: host, WORLD_SIZE_LABEL: str(spec.agent.world_size)}
+    if spec.home is not None:
+        labels[HOME_LABEL] = str(spec.home)
     return {
         "image": spec.image,
         "entrypoint": ["python3"],

@@ -80,6 +80,7 @@ class JobSpec:
         environment: Variables for the agent and its ranks.
         gpus: Identifiers of the GPUs that the job holds; empty for none.
         passthrough: How it is given them.
+        home: The folder on this host that its results go to; for whoever finds the job when its run is dead.
     """
 
     run_id: str
@@ -95,6 +96,7 @@ class JobSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     passthrough: Passthrough = Passthrough()
+    home: Path | None = None
     resources: Resources
 
     @property

@@ -318,6 +318,7 @@ class Runner:
             seconds=self._folder.seconds_of(turn.job),
             only=turn.again.tests,
             shuffle=self._rules.shuffle,
+            home=turn.folder.resolve(),
         )
         return job_spec(self._matrix, turn.job, surroundings, attempt)
 
