@@ -1,4 +1,4 @@
-"""``python -m allranks``, and the command ``allranks``: nearly all of its time to start is imports, and Ctrl-C may come then."""
+"""``python -m allranks``, and the command ``allranks``: its start is imports, and Ctrl-C may come then, too."""
 
 import sys
 

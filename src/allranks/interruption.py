@@ -13,9 +13,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupted(KeyboardInterrupt):
     """One of the signals has come.
 
-    A class of its own: a plain :class:`KeyboardInterrupt` that passes through ``exec``, as within the import of a module
-    with dataclasses, has CPython end the process by SIGINT, whatever exit code it then asks for (``run_eval_code_obj``
-    in pythonrun.c).
+    A class of its own: a plain :class:`KeyboardInterrupt` that passes through ``exec``, as within the import of a
+    module with dataclasses, has CPython end the process by SIGINT, whatever exit code it then asks for
+    (``run_eval_code_obj`` in pythonrun.c).
     """
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
@@ -9,14 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docker
 from project import GPUS, WANTED
 from world import HostDaemon
 
 from allranks.engine import ownership
+from allranks.engine.archive import unpack
 
 Ranks = dict[int, str]
 
-_CRASHED = ("Traceback (most recent call last)", "This is a bug of allranks", "Exception in thread", "Exception ignored")
+_CRASHED = (
+    "Traceback (most recent call last)",
+    "This is a bug of allranks",
+    "Exception in thread",
+    "Exception ignored",
+)
 
 _NOT_RUN = frozenset({"missing", "aborted", "crashed"})
 """What may become of a rank's test that its job did not finish."""
@@ -82,6 +90,8 @@ def of_report(run: Path, report: Report, said: str, *, is_whole: bool) -> Iterat
     for (cell, suite, nodeid), ranks in report.tests.items():
         wanted = dict(by_rank(WANTED[suite].get(nodeid, ""))) if suite in WANTED else {}
         strange = {rank: word for rank, word in ranks.items() if word != wanted.get(rank) and word not in _NOT_RUN}
+        if "crashed" in ranks.values():
+            strange = {}  # peers of a rank that was killed may say so in their own words
         if strange or (is_whole and ranks != wanted):
             yield f"{cell}/{suite} {nodeid}: {ranks}, not {wanted}: {report.messages[cell, suite, nodeid]}"
     if is_whole:
@@ -128,7 +138,9 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
 
 def _of_ended_jobs(report: Report, said: str) -> Iterator[str]:
     """What the run has told of a job that had ended is in the report."""
-    for cell, suite, words in re.findall(r"^(\S+)/(\S+): (\d+ (?:bad|passed|skipped).*) \([\d.]+ s\)$", said, re.MULTILINE):
+    for cell, suite, words in re.findall(
+        r"^(\S+)/(\S+): (\d+ (?:bad|passed|skipped).*) \([\d.]+ s\)$", said, re.MULTILINE
+    ):
         told = {word: int(count) for count, word in (part.split() for part in words.split(", "))}
         kinds = Counter(
             _word(set(ranks.values())) for (key, name, _), ranks in report.tests.items() if (key, name) == (cell, suite)
@@ -136,6 +148,55 @@ def _of_ended_jobs(report: Report, said: str) -> Iterator[str]:
         lacking = {word: count for word, count in told.items() if kinds[word] < count}
         if lacking:
             yield f"{cell}/{suite}: it said {words}, and the report has {dict(kinds)}"
+
+
+def of_told_failures(report: Report, said: str) -> Iterator[str]:
+    """The first failure of each job, which is told while it runs, is in the report."""
+    told = re.findall(r"^(\S+)/(\S+): first failure: rank (\d+) (.+?) in (\S+::\S+): ", said, re.MULTILINE)
+    for cell, suite, rank, words, nodeid in told:
+        found = report.tests.get((cell, suite, nodeid), {}).get(int(rank))
+        if found != words.replace(" ", "_"):
+            yield f"{cell}/{suite} {nodeid}: it said rank {rank} {words}, and the report has {found}"
+
+
+Finished = dict[tuple[str, str], dict[str, dict[str, str]]]
+"""By cell and suite, and by the name of a rank's file of events, what its tests came to."""
+
+
+def left_in_scratch(run_id: str, temporary: Path) -> Finished:
+    """What the ranks of a killed run have finished, as it lies in the scratch folders of its jobs."""
+    found: Finished = {}
+    for folder in temporary.glob(f"allranks-job-{run_id}.*"):
+        with suppress(OSError, ValueError):
+            config = json.loads((folder / "config.json").read_text())
+            files = {path.name: finished(path) for path in folder.glob("results/events-[0-9]*.jsonl")}
+            found[config["cell"], config["suite"]] = files
+    return found
+
+
+def left_in_containers(run_id: str, daemon: HostDaemon) -> Finished:
+    """The same, as it lies in its containers."""
+    found: Finished = {}
+    with closing(daemon.connect()) as client, tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
+        for each in client.api.containers(all=True, filters={"label": f"{ownership.RUN_LABEL}={run_id}"}):
+            with suppress(docker.errors.APIError):
+                pieces, _ = client.api.get_archive(each["Id"], "/job/results")
+                folder = Path(scratch, each["Id"])
+                unpack(pieces, folder)
+                cell, _, suite = each["Labels"]["allranks.job"].partition("/")
+                found[cell, suite] = {path.name: finished(path) for path in folder.glob("events-[0-9]*.jsonl")}
+    return found
+
+
+def of_kept(run: Path, left: Finished) -> Iterator[str]:
+    """What a killed run's jobs had finished and did not come home."""
+    for (cell, suite), files in left.items():
+        for name, outcomes in files.items():
+            path = run / "cells" / cell / suite / "attempt-1" / name
+            home = finished(path) if path.exists() else {}
+            lost = {nodeid: word for nodeid, word in outcomes.items() if home.get(nodeid) != word}
+            if lost:
+                yield f"{cell}/{suite} {name}: not brought home: {lost}"
 
 
 def _word(outcomes: set[str]) -> str:

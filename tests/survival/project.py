@@ -37,10 +37,12 @@ reason = "two with one"
 [suites.kept]
 path = "kept"
 isolation = "job"
+when = "init_method != 'file'"
 
 [suites.fresh]
 path = "fresh"
 isolation = "test"
+when = "init_method != 'tcp'"
 
 [images.cpu]
 torch = "2.13.0"
@@ -70,7 +72,8 @@ import pytest
 import torch
 
 # The GPUs are names: what counts is who holds them.
-LEASED = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", os.environ.get("NVIDIA_VISIBLE_DEVICES", "")).split(",") if gpu]
+NAMES = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("NVIDIA_VISIBLE_DEVICES") or ""
+LEASED = [gpu for gpu in NAMES.split(",") if gpu]
 torch.cuda.is_available = lambda: bool(LEASED)
 torch.cuda.device_count = lambda: len(LEASED)
 

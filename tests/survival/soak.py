@@ -25,7 +25,7 @@ from project import GPUS, write_project
 from trial import Place, Trial, attempt, measure
 from world import INSIDE, HostDaemon, enter_world, in_world, own_daemon, why_no_world
 
-from allranks.engine.docker import connect
+from allranks.engine.docker import DockerEngine, connect
 from allranks.errors import EngineError
 from allranks.image.build import ensure_image
 from allranks.matrix.declaration import load
@@ -115,10 +115,21 @@ def _place(folder: Path, engine: str, options: argparse.Namespace) -> Iterator[P
 
 def _trials(place: Place, options: argparse.Namespace, seed: str) -> Iterator[Trial]:
     for incident, moment in options.incidents:
-        if place.engine in incident.engines and not (incident.needs_own_daemon and options.host_daemon):
+        if reason := _why_not(incident, place.engine, options):
+            print(f"{incident.name} on {place.engine}: not done, {reason}", flush=True)
+        else:
             for number in range(options.count):
                 drawn = random.Random(f"{seed}/{incident.name}/{place.engine}/{number}").random()
                 yield _attempt_in_time(place, incident, drawn if moment is None else moment, seed)
+
+
+def _why_not(incident: Incident, engine: str, options: argparse.Namespace) -> str:
+    if engine not in incident.engines:
+        return "it has no such thing"
+    if incident.needs_own_daemon and options.host_daemon:
+        return "others would notice"
+    # An engine that says nothing of nodes runs jobs of any number of them.
+    return "" if incident.name != "network-removed" or getattr(DockerEngine, "spans_nodes", True) else "it makes none"
 
 
 def _attempt_in_time(place: Place, incident: Incident, moment: float, seed: str) -> Trial:
@@ -141,7 +152,6 @@ def _row(name: str, engine: str, trials: Sequence[Trial], width: int) -> str:
     met, wrong = sum(trial.met for trial in trials), sum(bool(trial.wrong) for trial in trials)
     longest = max(trial.seconds for trial in trials)
     return f"{name:{width}}  {engine:7}  {len(trials):7}  {met:3}  {wrong:5}  {codes:17}  {longest:9.1f}"
-
 
 
 if __name__ == "__main__":

@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Final
 
 import judging
-from incidents import Incident, Scene, eater
+from incidents import LAST_RESORT, Incident, Scene, eater
 from neighbours import GPU, Neighbours
 from project import CODE, GPUS, write_project
 from world import HostDaemon, mount_disk, unmount, until
 
 from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_folder
-
-LAST_RESORT: Final = 180.0
-"""Seconds after which a run hangs."""
 
 _RESULTS_MIB: Final = 24
 _LINGER: Final = 10.0
@@ -111,7 +108,7 @@ def attempt(place: Place, incident: Incident, moment: float, seed: str) -> Trial
     folder = Path(tempfile.mkdtemp(prefix=f"{incident.name}-", dir=place.folder))
     drawn = random.Random(f"{incident.name}/{place.engine}/{moment}/{seed}")
     repository, results = folder / "repository", folder / "results"
-    spans = place.daemon is not None and DockerEngine.spans_nodes
+    spans = place.daemon is not None and getattr(DockerEngine, "spans_nodes", True)
     write_project(repository, spans_nodes=spans, eats=eater(drawn) if incident.eats else None)
     mount_disk(results, _RESULTS_MIB)
     try:
@@ -126,9 +123,7 @@ def attempt(place: Place, incident: Incident, moment: float, seed: str) -> Trial
     return trial
 
 
-def _attempt(
-    place: Place, incident: Incident, moment: float, seed: str, drawn: random.Random, folder: Path
-) -> Trial:
+def _attempt(place: Place, incident: Incident, moment: float, seed: str, drawn: random.Random, folder: Path) -> Trial:
     run_id = f"survival-{secrets.token_hex(4)}"
     environment = _environment(place, run_id)
     known = frozenset(judging.strangers(frozenset()))
@@ -200,7 +195,9 @@ def _environment(place: Place, run_id: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, (str(package_folder().parent), os.environ.get("PYTHONPATH", "")))),
         "DOCKER_HOST": place.daemon.address if place.daemon else "unix:///nowhere",
     }
-    host = {name: value for name, value in os.environ.items() if name not in {"PYTHONDONTWRITEBYTECODE", "GITHUB_ACTIONS"}}
+    host = {
+        name: value for name, value in os.environ.items() if name not in {"PYTHONDONTWRITEBYTECODE", "GITHUB_ACTIONS"}
+    }
     return {**host, **own}
 
 
@@ -227,7 +224,11 @@ class _Judge:
             yield from (f"before any clean-up, {each}" for each in self._left())
         if (self._run / "run.json").exists():
             yield from self._of_results()
+        left = self._in_flight()
         yield from self._clean_up()
+        yield from judging.of_kept(self._run, left)
+        if left:
+            yield from self._of_results()
         yield from self._left()
         yield from judging.of_leases(self._command("leases")) if self._place.gpus else ()
         yield from self._place.neighbours.harm()
@@ -255,13 +256,26 @@ class _Judge:
             yield "there is no report of what is left"
             return
         found = judging.read_report(report)
-        is_whole = self._incident.is_harmless or not self._met
+        is_whole = (self._incident.is_harmless or not self._met) and not self._incident.eats
         yield from judging.of_report(self._run, found, self._scene.said(), is_whole=is_whole)
+        if self._incident.is_written:
+            yield from judging.of_told_failures(found, self._scene.said())
+        if self._incident.eats and not any("for want of memory" in each for each in found.messages.values()):
+            yield "nothing is said to have been killed for want of memory"
+
+    def _in_flight(self) -> judging.Finished:
+        """What the jobs of a killed run had finished: nobody but the clean-up can bring it home."""
+        if self._scene.process.returncode != -9:
+            return {}
+        daemon, run_id = self._place.daemon, self._scene.run_id
+        if daemon is not None:
+            return judging.left_in_containers(run_id, daemon)
+        return judging.left_in_scratch(run_id, self._place.folder / "tmp")
 
     def _clean_up(self) -> Iterator[str]:
         """By the command, or by going on with the run, which must end as it always does."""
         scene = self._scene
-        self.after = "clean" if self._incident.eats else scene.drawn.choice(("clean", "clean", "resume"))
+        self.after = "clean" if self._incident.eats else scene.drawn.choice(("clean", "clean", "clean", "resume"))
         if self.after == "clean" or not (self._run / "run.json").exists():
             self.after = "clean"
             self._command("clean")

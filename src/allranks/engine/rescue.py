@@ -27,8 +27,8 @@ def rescue(home: Path, fetch: Callable[[Path], None], *, cell: str, suite: str, 
         world_size: The cell's.
 
     Returns:
-        What to say of it; empty where there was nothing to bring home, or no way to: the report has an error for the job
-        as long as its record is missing.
+        What to say of it; empty where there was nothing to bring home, or no way to: the report has an error for the
+        job as long as its record is missing.
     """
     if not home.is_dir() or (home / RECORD).exists():
         return ""
