@@ -47,6 +47,13 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def survival(session: nox.Session) -> None:
+    """Disturb runs at random moments, in every way: `-- COUNT [INCIDENT ...]`, 10 times each unless it says so."""
+    session.install("-e", ".", *_group("test"))
+    session.run("python", "tests/survival/soak.py", *session.posargs)
+
+
+@nox.session(default=False)
 def torch_outcomes(session: nox.Session) -> None:
     """Compare torch's own suites with torch's own runner: `-- SUITE ...`; `-- --record` asks that one anew."""
     session.install("-e", ".", *_group("test"))

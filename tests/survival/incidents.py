@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import docker
 from neighbours import GPU
@@ -382,10 +382,17 @@ INCIDENTS: Final[dict[str, Incident]] = {
 }
 
 
-def wanted(names: list[str]) -> Iterator[tuple[Incident, float | None]]:
+FAILURE: Final = "failure"
+"""The moment in which a run tells of its first failure."""
+
+Moment = float | Literal["failure"]
+"""A moment of a run: a part of the length of an undisturbed one, or that of its first failure."""
+
+
+def wanted(names: list[str]) -> Iterator[tuple[Incident, Moment | None]]:
     """The incidents of some names, each with its moment where one says it: ``sigkill@0.42``."""
-    for name in names or list(INCIDENTS):
-        name, _, moment = name.partition("@")
+    for text in names or list(INCIDENTS):
+        name, _, moment = text.partition("@")
         if name not in INCIDENTS:
             sys.exit(f"There is no incident {name}; there are: {', '.join(INCIDENTS)}.")
-        yield INCIDENTS[name], float(moment) if moment else None
+        yield INCIDENTS[name], "failure" if moment == FAILURE else float(moment) if moment else None

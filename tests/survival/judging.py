@@ -35,7 +35,7 @@ class Report:
     """A merged report.
 
     Attributes:
-        tests: The outcomes of each test's ranks, by cell, suite and node id; a testcase that stands for no test has none.
+        tests: The outcomes of each test's ranks, by cell, suite and node id; none where a case stands for no test.
         messages: What is said of each.
     """
 

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from world import HostDaemon
 from allranks.engine.ownership import HOST_LABEL, RUN_LABEL, RUN_VARIABLE, host_id, own_run
 from allranks.schedule.leases import Holder, holders, try_lease
 
-BASE = "allranks/base:bookworm"
 LIVING = "survival-neighbour"
 GPU = "GPU-of-the-neighbour"
 GONE = "a-dead-run"
@@ -24,9 +23,11 @@ class Neighbours:
     Args:
         daemon: Where they have a container, a volume and a network each; None for nowhere.
         temporary: The folder of temporary files that runs of this world use.
+        images: The image of their containers, where they have some.
     """
 
-    def __init__(self, daemon: HostDaemon | None, temporary: Path) -> None:
+    def __init__(self, daemon: HostDaemon | None, temporary: Path, images: Sequence[str] = ()) -> None:
+        self._images = images
         self._daemon = daemon
         self._temporary = temporary
         self._labels = {
@@ -74,7 +75,7 @@ class Neighbours:
         with closing(self._daemon.connect()) as client:
             for name, labels in self._labels.items():
                 own = f"survival-{os.getpid()}-{name}"
-                client.containers.create(BASE, ["sleep", "9"], name=own, labels=labels, network_mode="none")
+                client.containers.create(self._images[0], ["sleep", "9"], name=own, labels=labels, network_mode="none")
                 client.volumes.create(own, labels=labels)
                 client.networks.create(own, labels=labels, internal=True)
 

@@ -3,7 +3,8 @@
     python tests/survival/soak.py [COUNT] [INCIDENT[@MOMENT] ...] [--engine ENGINE] [--seed SEED] [--host-daemon]
 
 10 moments of every incident on both engines, unless it says so. A moment is a part of the length of an undisturbed
-run, which is measured first; `sigkill@0.42 --seed 7` repeats one. Needs root: see world.py.
+run, which is measured first; `sigkill@0.42 --seed 7` repeats one. `sigkill@failure` is the moment in which a run tells
+of its first failure, and needs no measure. Needs root: see world.py.
 """
 
 import argparse
@@ -20,14 +21,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from incidents import BOTH, Incident, wanted
-from neighbours import BASE, Neighbours
+from neighbours import Neighbours
 from project import GPUS, write_project
-from trial import Place, Trial, attempt, measure
+from trial import FAILURE, Moment, Place, Trial, attempt, measure
 from world import INSIDE, HostDaemon, enter_world, in_world, own_daemon, why_no_world
 
 from allranks.engine.docker import DockerEngine, connect
 from allranks.errors import EngineError
+from allranks.image.base import find_base
 from allranks.image.build import ensure_image
+from allranks.image.recipe import recipe_of
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.plan import plan
@@ -41,10 +44,12 @@ def main(arguments: Sequence[str]) -> int:
         return _inside(options)
     if reason := why_no_world():
         sys.exit(f"There is no world to do this in: {reason}.")
+    if options.can:
+        return 0
     images = []
     if "docker" in options.engine:
         try:
-            images = [BASE, _image()]
+            images = list(_images())
         except EngineError as error:
             print(f"not in containers: {error.why}")
             options.engine = ["process"]
@@ -63,6 +68,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--engine", action="append", choices=BOTH)
     parser.add_argument("--seed", default="")
     parser.add_argument("--host-daemon", action="store_true", help="disturb no daemon, and start none")
+    parser.add_argument("--can", action="store_true", help="only see whether this host can do it")
     parser.add_argument("--images", nargs="*", default=[])
     options = parser.parse_args(arguments)
     options.count = int(options.what.pop(0)) if options.what and options.what[0].isdecimal() else COUNT
@@ -71,13 +77,14 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _image() -> str:
-    """The image of the project's cells, made where it is not there yet: in a world there is no package index."""
+def _images() -> Iterator[str]:
+    """The project's image and its base, made where they are not there yet: in a world there is no package index."""
     with tempfile.TemporaryDirectory() as scratch, closing(connect()) as client:
         write_project(Path(scratch, "project"))
         expansion = expand(load(Path(scratch, "project")))
-        image = plan(expansion.matrix, expansion.cells)[0].image
-        return ensure_image(image, root=expansion.matrix.root, client=client, progress=print).reference
+        image, root = plan(expansion.matrix, expansion.cells)[0].image, expansion.matrix.root
+        yield ensure_image(image, root=root, client=client, progress=print).reference
+        yield find_base(client, recipe_of(image, root=root).base, environ=os.environ, progress=print).reference
 
 
 def _inside(options: argparse.Namespace) -> int:
@@ -88,8 +95,9 @@ def _inside(options: argparse.Namespace) -> int:
     trials: list[Trial] = []
     for engine in options.engine if options.images else ["process"]:
         with _place(folder / engine, engine, options) as place:
-            measure(place)
-            print(f"{engine}: an undisturbed run takes {place.length:.1f} s", flush=True)
+            if not all(moment == FAILURE for _, moment in options.incidents):
+                measure(place)
+                print(f"{engine}: an undisturbed run takes {place.length:.1f} s", flush=True)
             for trial in _trials(place, options, seed):
                 trials.append(trial)
                 print(trial.story if trial.wrong else trial.line, flush=True)
@@ -109,7 +117,7 @@ def _place(folder: Path, engine: str, options: argparse.Namespace) -> Iterator[P
         elif engine == "docker":
             daemon = stack.enter_context(own_daemon(folder / "daemon", options.images))
         (folder / "tmp").mkdir()
-        neighbours = stack.enter_context(Neighbours(daemon, folder / "tmp").here())
+        neighbours = stack.enter_context(Neighbours(daemon, folder / "tmp", options.images[:1]).here())
         yield Place(folder=folder, engine=engine, daemon=daemon, neighbours=neighbours, gpus=gpus)
 
 
@@ -119,7 +127,7 @@ def _trials(place: Place, options: argparse.Namespace, seed: str) -> Iterator[Tr
             print(f"{incident.name} on {place.engine}: not done, {reason}", flush=True)
         else:
             for number in range(options.count):
-                drawn = random.Random(f"{seed}/{incident.name}/{place.engine}/{number}").random()
+                drawn = random.Random(f"{seed}/{incident.name}/{place.engine}/{number}").random()  # noqa: S311 - a moment
                 yield _attempt_in_time(place, incident, drawn if moment is None else moment, seed)
 
 
@@ -132,7 +140,7 @@ def _why_not(incident: Incident, engine: str, options: argparse.Namespace) -> st
     return "" if incident.name != "network-removed" or getattr(DockerEngine, "spans_nodes", True) else "it makes none"
 
 
-def _attempt_in_time(place: Place, incident: Incident, moment: float, seed: str) -> Trial:
+def _attempt_in_time(place: Place, incident: Incident, moment: Moment, seed: str) -> Trial:
     """A trial; another one where the run was quicker than those before it, and over by then."""
     trial = attempt(place, incident, moment, seed)
     return trial if trial.met or trial.wrong else attempt(place, incident, moment, seed)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import judging
-from incidents import LAST_RESORT, Incident, Scene, eater
+from incidents import FAILURE, LAST_RESORT, Incident, Moment, Scene, eater
 from neighbours import GPU, Neighbours
 from project import CODE, GPUS, write_project
 from world import HostDaemon, mount_disk, unmount, until
@@ -36,8 +36,8 @@ class Place:
         engine: ``process`` or ``docker``.
         daemon: None for trials without containers.
         gpus: What jobs may lease.
-        lengths: Seconds that undisturbed runs have taken; the shortest is the one to draw moments from, so that on a busy
-            machine few of them come too late.
+        lengths: Seconds that undisturbed runs have taken; the shortest is the one to draw moments from, so that on a
+            busy machine few of them come too late.
     """
 
     folder: Path
@@ -66,7 +66,7 @@ class Trial:
 
     name: str
     engine: str
-    moment: float
+    moment: Moment
     seed: str
     met: bool
     code: int
@@ -83,7 +83,7 @@ class Trial:
         end = f"exit {self.code} after {self.seconds:.1f} s, {self.after}"
         notes = f" ({'; '.join(self.notes)})" if self.notes else ""
         state = "WRONG" if self.wrong else "ok" if self.met else "ok, over before"
-        return f"{self.name}@{self.moment:.3f} on {self.engine} (--seed {self.seed}): {end}{notes}: {state}"
+        return f"{self.name}@{_shown(self.moment)} on {self.engine} (--seed {self.seed}): {end}{notes}: {state}"
 
     @property
     def story(self) -> str:
@@ -103,10 +103,10 @@ def measure(place: Place) -> None:
     assert not trial.wrong, trial.story
 
 
-def attempt(place: Place, incident: Incident, moment: float, seed: str) -> Trial:
+def attempt(place: Place, incident: Incident, moment: Moment, seed: str) -> Trial:
     """Run, have it happen, and see what is left."""
     folder = Path(tempfile.mkdtemp(prefix=f"{incident.name}-", dir=place.folder))
-    drawn = random.Random(f"{incident.name}/{place.engine}/{moment}/{seed}")
+    drawn = random.Random(f"{incident.name}/{place.engine}/{moment}/{seed}")  # noqa: S311 - chance
     repository, results = folder / "repository", folder / "results"
     spans = place.daemon is not None and getattr(DockerEngine, "spans_nodes", True)
     write_project(repository, spans_nodes=spans, eats=eater(drawn) if incident.eats else None)
@@ -117,13 +117,15 @@ def attempt(place: Place, incident: Incident, moment: float, seed: str) -> Trial
             shutil.copytree(results, folder / "kept", symlinks=True)
     finally:
         unmount(results)
-    (place.folder / f"{incident.name}@{moment:.3f}.txt").write_text(trial.story)
+    (place.folder / f"{incident.name}@{_shown(moment)}.txt").write_text(trial.story)
     if not trial.wrong:
         shutil.rmtree(folder)
     return trial
 
 
-def _attempt(place: Place, incident: Incident, moment: float, seed: str, drawn: random.Random, folder: Path) -> Trial:
+def _attempt(  # noqa: PLR0917 - each is something else
+    place: Place, incident: Incident, moment: Moment, seed: str, drawn: random.Random, folder: Path
+) -> Trial:
     run_id = f"survival-{secrets.token_hex(4)}"
     environment = _environment(place, run_id)
     known = frozenset(judging.strangers(frozenset()))
@@ -151,8 +153,7 @@ def _attempt(place: Place, incident: Incident, moment: float, seed: str, drawn: 
         said=lambda: log.read_text(errors="replace"),
     )
     started = time.monotonic()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(moment * place.length)
+    _wait_for(moment, scene, place.length)
     began = time.monotonic()
     met = not scene.is_over and incident.strike(scene)
     if not met:
@@ -182,6 +183,18 @@ def _attempt(place: Place, incident: Incident, moment: float, seed: str, drawn: 
         said=scene.said() + judge.said,
         folder=folder,
     )
+
+
+def _wait_for(moment: Moment, scene: Scene, length: float) -> None:
+    if moment == FAILURE:
+        until(lambda: scene.is_over or ": first failure: " in scene.said(), LAST_RESORT, "the run fails in nothing")
+        return
+    with suppress(subprocess.TimeoutExpired):
+        scene.process.wait(moment * length)
+
+
+def _shown(moment: Moment) -> str:
+    return moment if moment == FAILURE else f"{moment:.3f}"
 
 
 def _environment(place: Place, run_id: str) -> dict[str, str]:
@@ -218,7 +231,7 @@ class _Judge:
         incident, scene = self._incident, self._scene
         yield from judging.of_words(scene.said())
         yield from self._of_code()
-        if self._met and seconds > self._place.length + incident.seconds:
+        if self._met and seconds > 2 * (self._place.length or LAST_RESORT) + incident.seconds:
             yield f"it took {seconds:.1f} s more"
         if incident.is_clean:
             yield from (f"before any clean-up, {each}" for each in self._left())
