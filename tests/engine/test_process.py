@@ -197,7 +197,7 @@ open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
 
 def test_the_time_limit_ends_an_agent_that_does_nothing(engine, make_spec, monkeypatch, tmp_path):
     monkeypatch.setattr(engine_process, "STOP_GRACE", 0.2)
-    resources = Resources(memory_bytes=1, shm_bytes=1, pids=1, seconds=0.2)
+    resources = Resources(memory_bytes=1, shm_bytes=1, disk_bytes=1, pids=1, seconds=0.2)
     limited = make_spec(python=sys.executable, code=tmp_path, resources=resources)
     with engine("import signal; signal.pause()").start(limited) as job:
         job.go()
@@ -305,46 +305,6 @@ def test_reaping_removes_scratch_folders_of_dead_owners_alone(reap, scratch_root
     with own_run(f"{run_id}-alive"):
         assert reap(run_id) == [f"folder {scratch_root}/allranks-job-{run_id}.x1"]
     assert sorted(path.name for path in scratch_root.iterdir()) == [f"allranks-job-{run_id}-alive.x2", "somebody-elses"]
-
-
-EVENTS = (
-    '{"event": "phase", "at": 1.0, "nodeid": "t.py::test_x", "when": "call", "outcome": "failed", "duration": 0.1}\n'
-    '{"event": "test_finished", "at": 1.1, "nodeid": "t.py::test_x"}\n'
-)
-
-
-@pytest.fixture
-def left_by_a_killed_run(scratch_root, run_id, make_spec, tmp_path):
-    """The scratch folder of a job whose run was killed, and its attempt in the results."""
-    home, folder = tmp_path / "attempt-1", scratch_root / f"allranks-job-{run_id}-dead.x1"
-    home.mkdir()
-    (folder / "results").mkdir(parents=True)
-    (folder / "home").write_text(str(home))
-    (folder / "config.json").write_text(make_spec().agent.to_json())
-    (folder / "results" / "events-1.jsonl").write_text(EVENTS)
-    return folder, home
-
-
-def test_reaping_brings_the_results_of_a_killed_run_home_first(reap, run_id, left_by_a_killed_run):
-    folder, home = left_by_a_killed_run
-    assert reap(run_id) == [f"folder {folder} (its results so far are in {home})"]
-    assert "test_x" in (home / "rank-1.xml").read_text()
-    assert not folder.exists()
-
-
-def test_reaping_leaves_results_alone_that_are_home_already(reap, run_id, left_by_a_killed_run):
-    folder, home = left_by_a_killed_run
-    (home / "job.json").write_text("{}")
-    assert reap(run_id) == [f"folder {folder}"]
-    assert [path.name for path in home.iterdir()] == ["job.json"]
-
-
-@pytest.mark.parametrize("name", ["home", "config.json"])
-def test_reaping_removes_the_folder_of_a_job_that_had_hardly_begun(reap, run_id, left_by_a_killed_run, name):
-    folder, home = left_by_a_killed_run
-    (folder / name).rename(folder / "elsewhere")
-    assert reap(run_id) == [f"folder {folder}"]
-    assert not list(home.iterdir())
 
 
 def test_remains_are_named_and_stay(engine, sleeper, scratch_root, run_id):

@@ -6,14 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.harness.outcome import Outcome
-from allranks.harness.rank_xml import (
-    keep_what_was_heard,
-    legal,
-    rank_tests,
-    ranks_with_events,
-    split_nodeid,
-    write_rank_xml,
-)
+from allranks.harness.rank_xml import legal, rank_tests, ranks_with_events, split_nodeid, write_rank_xml
 
 NODEID = "suite/test_a.py::test_x"
 
@@ -204,30 +197,3 @@ def test_an_illegal_character_is_written_by_its_number(character, words):
 def test_every_outcome_can_be_rendered(render, outcome):
     [case] = render([STARTED, phase("call", outcome, text="\0", message="\x1b\n")]).iter("testcase")
     assert case.get("name") == "test_x"
-
-
-def arrived(rank, outcome, nodeid=NODEID, **fields):
-    return {"event": "arrived", "at": 7.0, "nodeid": nodeid, "rank": rank, "outcome": outcome, "message": "", **fields}
-
-
-def outcomes(folder, rank):
-    return {test.nodeid: test.deciding["outcome"] for test in rank_tests(folder, rank)}
-
-
-def test_what_was_heard_of_ranks_whose_files_are_lost_is_their_result(tmp_path):
-    of_rank_1 = [arrived(1, "failed"), arrived(1, "passed"), arrived(1, "skipped", "b")]
-    keep_what_was_heard(tmp_path, [arrived(0, "passed"), *of_rank_1])
-    assert outcomes(tmp_path, 0) == {NODEID: "passed"}
-    assert outcomes(tmp_path, 1) == {NODEID: "failed", "b": "skipped"}
-
-
-def test_what_a_rank_wrote_itself_goes_before_what_was_heard_of_it(tmp_path):
-    write_events(tmp_path, "0", [SETUP, phase("call", "failed"), TEARDOWN, FINISHED])
-    keep_what_was_heard(tmp_path, [arrived(0, "passed")])
-    assert outcomes(tmp_path, 0) == {NODEID: "failed"}
-
-
-def test_of_what_was_heard_and_makes_no_sense_nothing_is_kept(tmp_path):
-    with pytest.raises(ValueError, match="splendid"):
-        keep_what_was_heard(tmp_path, [arrived(0, "passed"), arrived(1, "splendid")])
-    assert not list(tmp_path.iterdir())

@@ -310,7 +310,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
     for incident in (
         Incident(name="sigint", strike=_signal(signal.SIGINT), codes=(INTERRUPTED,)),
         Incident(name="sigterm", strike=_signal(signal.SIGTERM), codes=(INTERRUPTED,)),
-        Incident(name="sigkill", strike=_signal(signal.SIGKILL), codes=(-9,), is_clean=False, is_written=False),
+        Incident(name="sigkill", strike=_signal(signal.SIGKILL), codes=(-9,), is_clean=False),
         Incident(name="suspended", strike=_suspend, codes=(CODE,), is_harmless=True, seconds=60),
         Incident(name="agent-killed", strike=_kill_agent, codes=(3, 4, CODE)),
         Incident(
@@ -318,7 +318,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
             strike=_remove_container,
             codes=(INFRASTRUCTURE,),
             engines=IN_CONTAINERS,
-            says=("somebody has removed it", "could not be started"),
+            says=("removed", "could not be started"),
         ),
         Incident(
             name="network-removed",

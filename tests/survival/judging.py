@@ -2,7 +2,6 @@
 
 import json
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
@@ -10,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import docker
 from project import GPUS, WANTED
 from world import HostDaemon
 
 from allranks.engine import ownership
-from allranks.engine.archive import unpack
 
 Ranks = dict[int, str]
 
@@ -86,6 +83,7 @@ def of_report(run: Path, report: Report, said: str, *, is_whole: bool) -> Iterat
     """
     yield from _of_jobs(run, report)
     yield from _of_finished_tests(run, report)
+    yield from _of_heard_tests(run, report)
     yield from _of_ended_jobs(report, said)
     for (cell, suite, nodeid), ranks in report.tests.items():
         wanted = dict(by_rank(WANTED[suite].get(nodeid, ""))) if suite in WANTED else {}
@@ -115,6 +113,17 @@ def _of_finished_tests(run: Path, report: Report) -> Iterator[str]:
             found = report.tests.get((cell, suite, nodeid), {}).get(rank)
             if found != outcome:
                 yield f"{cell}/{suite} {nodeid}: rank {rank} {outcome} by its events, {found} in the report"
+
+
+def _of_heard_tests(run: Path, report: Report) -> Iterator[str]:
+    """Each outcome that a run has heard of, as its journal has it, is in the report: that, or what the rank wrote."""
+    for path in run.glob("cells/*/*/attempt-1/events-agent.jsonl"):
+        cell, suite = path.parts[-4], path.parts[-3]
+        for event in _events(path):
+            if event["event"] == "arrived":
+                found = report.tests.get((cell, suite, event["nodeid"]), {})
+                if event["rank"] not in found or found[event["rank"]] == "missing":
+                    yield f"{cell}/{suite} {event['nodeid']}: rank {event['rank']} was heard, the report has {found}"
 
 
 def finished(path: Path) -> dict[str, str]:
@@ -157,46 +166,6 @@ def of_told_failures(report: Report, said: str) -> Iterator[str]:
         found = report.tests.get((cell, suite, nodeid), {}).get(int(rank))
         if found != words.replace(" ", "_"):
             yield f"{cell}/{suite} {nodeid}: it said rank {rank} {words}, and the report has {found}"
-
-
-Finished = dict[tuple[str, str], dict[str, dict[str, str]]]
-"""By cell and suite, and by the name of a rank's file of events, what its tests came to."""
-
-
-def left_in_scratch(run_id: str, temporary: Path) -> Finished:
-    """What the ranks of a killed run have finished, as it lies in the scratch folders of its jobs."""
-    found: Finished = {}
-    for folder in temporary.glob(f"allranks-job-{run_id}.*"):
-        with suppress(OSError, ValueError):
-            config = json.loads((folder / "config.json").read_text())
-            files = {path.name: finished(path) for path in folder.glob("results/events-[0-9]*.jsonl")}
-            found[config["cell"], config["suite"]] = files
-    return found
-
-
-def left_in_containers(run_id: str, daemon: HostDaemon) -> Finished:
-    """The same, as it lies in its containers."""
-    found: Finished = {}
-    with closing(daemon.connect()) as client, tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
-        for each in client.api.containers(all=True, filters={"label": f"{ownership.RUN_LABEL}={run_id}"}):
-            with suppress(docker.errors.APIError):
-                pieces, _ = client.api.get_archive(each["Id"], "/job/results")
-                folder = Path(scratch, each["Id"])
-                unpack(pieces, folder)
-                cell, _, suite = each["Labels"]["allranks.job"].partition("/")
-                found[cell, suite] = {path.name: finished(path) for path in folder.glob("events-[0-9]*.jsonl")}
-    return found
-
-
-def of_kept(run: Path, left: Finished) -> Iterator[str]:
-    """What a killed run's jobs had finished and did not come home."""
-    for (cell, suite), files in left.items():
-        for name, outcomes in files.items():
-            path = run / "cells" / cell / suite / "attempt-1" / name
-            home = finished(path) if path.exists() else {}
-            lost = {nodeid: word for nodeid, word in outcomes.items() if home.get(nodeid) != word}
-            if lost:
-                yield f"{cell}/{suite} {name}: not brought home: {lost}"
 
 
 def _word(outcomes: set[str]) -> str:

@@ -237,11 +237,7 @@ class _Judge:
             yield from (f"before any clean-up, {each}" for each in self._left())
         if (self._run / "run.json").exists():
             yield from self._of_results()
-        left = self._in_flight()
         yield from self._clean_up()
-        yield from judging.of_kept(self._run, left)
-        if left:
-            yield from self._of_results()
         yield from self._left()
         yield from judging.of_leases(self._command("leases")) if self._place.gpus else ()
         yield from self._place.neighbours.harm()
@@ -275,15 +271,6 @@ class _Judge:
             yield from judging.of_told_failures(found, self._scene.said())
         if self._incident.eats and not any("for want of memory" in each for each in found.messages.values()):
             yield "nothing is said to have been killed for want of memory"
-
-    def _in_flight(self) -> judging.Finished:
-        """What the jobs of a killed run had finished: nobody but the clean-up can bring it home."""
-        if self._scene.process.returncode != -9:
-            return {}
-        daemon, run_id = self._place.daemon, self._scene.run_id
-        if daemon is not None:
-            return judging.left_in_containers(run_id, daemon)
-        return judging.left_in_scratch(run_id, self._place.folder / "tmp")
 
     def _clean_up(self) -> Iterator[str]:
         """By the command, or by going on with the run, which must end as it always does."""

@@ -53,14 +53,20 @@ def in_world(program: Sequence[str], folder: Path, *further: str) -> subprocess.
     command = [*_unshare(*further), *shell, sys.executable, *program]
     environment = {**os.environ, INSIDE: str(folder)}
     # Whoever is killed takes the world along.
-    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
+    return subprocess.Popen(  # there are no threads yet
+        command,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        preexec_fn=die_with_parent,  # noqa: PLW1509
+    )
 
 
 def enter_world() -> Path:
     """Have locks and, where the network is an own one, a loopback interface; returns the world's folder."""
     folder = Path(os.environ[INSIDE])
     mount_disk(Path(_LOCKS), 1, mode=0o1777)
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=False)
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=False)  # noqa: S607
     return folder
 
 
@@ -79,7 +85,7 @@ def mount_disk(folder: Path, mib: int, mode: int = 0o755) -> None:
 
 def unmount(folder: Path) -> None:
     """Unmount a disk, as soon as nobody uses it any more."""
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # noqa: S607
 
 
 def make_read_only(folder: Path) -> None:

@@ -16,11 +16,9 @@ from typing import IO
 from allranks.engine.nodes import Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engine.ownership import RUN_VARIABLE, forget_dead_runs, is_dead, process_namespace
 from allranks.engine.protocol import EventSink, JobExit
-from allranks.engine.rescue import rescue
 from allranks.engine.spec import JobSpec
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
-from allranks.harness.config import AgentConfig
 from allranks.harness.events import Event
 from allranks.harness.kernel import is_readable, variables_of
 
@@ -37,8 +35,6 @@ _OF_A_RANK = frozenset(
 _OF_TORCHRUN = "TORCHELASTIC_"
 
 _SCRATCH_PREFIX = "allranks-job-"
-_HOME = "home"
-"""The file of a scratch folder that says where the results go."""
 
 
 class ProcessEngine:
@@ -75,8 +71,6 @@ class ProcessEngine:
         with ExitStack() as undo:
             try:
                 (scratch / "shared").mkdir()
-                if spec.home is not None:
-                    (scratch / _HOME).write_text(str(spec.home), encoding="utf-8")
                 meeting = undo.enter_context(closing(arrange_meeting())) if spec.agent.nodes > 1 else None
                 agents: list[_Agent] = []
                 for node in range(spec.agent.nodes):
@@ -120,11 +114,11 @@ class ProcessEngine:
     def reap(self) -> list[str]:
         """Kill the processes of this host whose run has no owner any more, and remove its scratch folders."""
         dead = list(_kill_the_dead())
-        left = [(folder, _rescue(folder)) for folder, run_id in _scratch_folders() if is_dead(run_id)]
-        for folder, _ in left:
+        left = [folder for folder, run_id in _scratch_folders() if is_dead(run_id)]
+        for folder in left:
             shutil.rmtree(folder, ignore_errors=True)
         forget_dead_runs()
-        return [f"process {pid}" for pid in dead] + [f"folder {folder}{said}" for folder, said in left]
+        return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
 
 
 class _Agent:
@@ -305,20 +299,6 @@ def _make_scratch(spec: JobSpec) -> Path:
     except OSError as error:
         msg = f"A folder for {spec.job_id} could not be made."
         raise EngineError(msg, why=str(error), remedy="Free some space, or set TMPDIR.") from error
-
-
-def _rescue(scratch: Path) -> str:
-    """Bring home the results in a dead run's scratch folder, as :func:`allranks.engine.rescue.rescue` has it."""
-    try:
-        home = Path((scratch / _HOME).read_text(encoding="utf-8"))
-        config = AgentConfig.read(scratch / "config.json")
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""  # it had hardly been begun
-
-    def fetch(into: Path) -> None:
-        bring_home([folder_of(node, scratch) / "results" for node in range(config.nodes)], into)
-
-    return rescue(home, fetch, cell=config.cell, suite=config.suite, world_size=config.world_size)
 
 
 def _ignore(_event: Event) -> None:

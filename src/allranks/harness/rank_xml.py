@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from allranks.harness.events import JOURNAL, Event, append_events, folders_with_ranks, rank_events, read_events
+from allranks.harness.events import JOURNAL, Event, folders_with_ranks, rank_events, read_events
 from allranks.harness.outcome import Outcome
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -94,52 +94,25 @@ def write_rank_xml(results: Path, rank: int, *, cell: str, suite: str, world_siz
     draft.replace(target)
 
 
-def write_missing_xml(results: Path, *, cell: str, suite: str, world_size: int) -> None:
-    """Write the XML that an agent could not, because it was dead before its ranks' events were rendered.
-
-    Raises:
-        OSError: The folder cannot be written.
-    """
-    for rank in ranks_with_events(results):
-        if not (results / f"rank-{rank}.xml").exists():
-            write_rank_xml(results, rank, cell=cell, suite=suite, world_size=world_size)
-
-
-def keep_what_was_heard(results: Path, events: Sequence[Event]) -> None:
-    """Write down the outcomes that came by the stream alone: the files of their ranks are lost with the job's folder.
-
-    Args:
-        results: The folder that has no file of these ranks.
-        events: What came; the first bad outcome of a rank in a test stands.
-
-    Raises:
-        OSError: The folder cannot be written.
-        LookupError, TypeError, ValueError: Events make no sense; nothing has been written.
-    """
-    known = ranks_with_events(results)
-    heard: dict[int, dict[str, Event]] = {}
-    stands: set[tuple[int, str]] = set()
-    for event in events:
-        if event["event"] == "arrived" and event["rank"] not in known:
-            rank, nodeid, outcome = int(event["rank"]), str(event["nodeid"]), Outcome(event["outcome"])
-            if (rank, nodeid) not in stands:
-                heard.setdefault(rank, {})[nodeid] = {**event, "event": "rank_ended"}
-            if outcome.is_bad:
-                stands.add((rank, nodeid))
-    for rank, tests in heard.items():
-        append_events(rank_events(results, rank), tests.values())
-
-
 def rank_tests(results: Path, rank: int) -> list[RankTest]:
-    """The tests that one rank began, in their order."""
+    """The tests that one rank began, in their order; of one whose own events are lost, what the journal has."""
     tests: dict[str, RankTest] = {}
     for event in _events_of_rank(results, rank):
         if nodeid := event.get("nodeid"):
             _add(tests.setdefault(nodeid, RankTest(nodeid)), event)
-    for event in read_events(results / JOURNAL):
-        if event["event"] == "arrived" and event.get("rank") == rank and event.get("nodeid") in tests:
-            tests[event["nodeid"]].arrived = event
+    for event in _arrivals(results):
+        if event["rank"] == rank:
+            test = tests.setdefault(event["nodeid"], RankTest(event["nodeid"], ended=event))
+            test.arrived = event
     return list(tests.values())
+
+
+def _arrivals(results: Path) -> Iterator[Event]:
+    """What the leading agent wrote down of each rank's outcome of each test; what makes no sense is left out."""
+    for event in read_events(results / JOURNAL):
+        known = event["event"] == "arrived" and event.get("outcome") in list(Outcome)
+        if known and isinstance(event.get("rank"), int) and isinstance(event.get("nodeid"), str):
+            yield event
 
 
 def _events_of_rank(results: Path, rank: int) -> Iterator[Event]:
@@ -167,6 +140,11 @@ def ranks_with_events(results: Path) -> list[int]:
     files = (path for folder in folders_with_ranks(results) for path in folder.glob("events-*.jsonl"))
     names = {path.name.removeprefix("events-").removesuffix(".jsonl") for path in files}
     return sorted(int(name) for name in names if name.isdecimal())
+
+
+def ranks_heard_of(results: Path) -> list[int]:
+    """The ranks of which anything is known: those with events of their own, and those that the journal names."""
+    return sorted({*ranks_with_events(results), *(event["rank"] for event in _arrivals(results))})
 
 
 def _document(tests: Sequence[RankTest], properties: Mapping[str, str]) -> ET.Element:

@@ -42,7 +42,6 @@ class Attempt:
         seconds: What the tests of the suite have taken before, by node id; for a shard.
         only: Node ids of the tests that it runs again; None for all.
         shuffle: What the order of its tests is drawn by; None for the order of their collection.
-        home: The folder that its results go to.
     """
 
     run_id: str
@@ -55,7 +54,6 @@ class Attempt:
     seconds: Mapping[str, float] = field(default_factory=dict)
     only: tuple[str, ...] | None = None
     shuffle: int | None = None
-    home: Path | None = None
 
 
 def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
@@ -74,10 +72,10 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
         environment=dict(job.environment),
         gpus=attempt.gpus,
         passthrough=attempt.passthrough,
-        home=attempt.home,
         resources=resources(
             world_size=job.cell.world_size,
             memory_mib=matrix.limits.memory_mib,
+            disk_mib=matrix.limits.disk_mib,
             seconds=_seconds(matrix, job),
             overlap=job.suite.overlap,
         ),
