@@ -1,6 +1,7 @@
 """What belongs to somebody else, and must be as it was whatever becomes of a run."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -54,7 +55,7 @@ class Neighbours:
             stack.callback(self._process.wait)
             stack.callback(self._process.kill)
             self._folder.mkdir(parents=True)
-            stack.callback(self._folder.rmdir)
+            stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
             stack.callback(self._remove)
             self._make()
             self._made = frozenset(self._found())
