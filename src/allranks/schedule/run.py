@@ -105,6 +105,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             _refuse_several_nodes(host.engine, jobs)
             runner = Runner(expansion.matrix, host, folder, console.view, options.pytest_args, options.rules)
             runner.run(*_to_do(jobs, options.left))
+            return _conclude(folder, jobs, options, durations, console)
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")
             _show(folder, {job.id for job in jobs}, console)
@@ -114,7 +115,6 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             with suppress(AllranksError):
                 merge(folder.path)
             raise
-        return _conclude(folder, jobs, options, durations, console)
 
 
 def _remove_remains() -> None:
