@@ -284,7 +284,7 @@ class DockerJob:
         except (*_FAILURES, tarfile.TarError) as error:
             msg = f"The results of a job could not be copied to {results}."
             raise EngineError(
-                msg, why=str(error), remedy="Check the daemon, and space and permissions here."
+                msg, why=_reason(error), remedy="Check the daemon, and space and permissions here."
             ) from error
 
     def close(self) -> None:
@@ -367,7 +367,7 @@ def _as_listing_error() -> Iterator[None]:
         yield
     except _FAILURES as error:
         msg = "What earlier runs left behind could not be listed."
-        raise EngineError(msg, why=str(error), remedy="Check that the Docker daemon runs.") from error
+        raise EngineError(msg, why=_reason(error), remedy="Check that the Docker daemon runs.") from error
 
 
 @contextmanager
@@ -375,14 +375,15 @@ def _as_engine_error(what: str) -> Iterator[None]:
     try:
         yield
     except _FAILURES as error:
-        why = error.explanation if isinstance(error, APIError) and error.explanation else _cause(error)
         remedy = "See the daemon's log; `allranks clean` removes what may be left."
-        raise EngineError(what, why=str(why), remedy=remedy) from error
+        raise EngineError(what, why=_reason(error), remedy=remedy) from error
 
 
-def _cause(error: BaseException) -> str:
-    """What lies below an error: requests tells of a daemon that is gone in the notation of Python's tuples."""
-    below: BaseException | None = error
+def _reason(error: BaseException) -> str:
+    """What an error says; requests tells of a daemon that is gone in the notation of Python's tuples."""
+    if isinstance(error, APIError) and error.explanation:
+        return str(error.explanation)
+    below: BaseException | None = error if isinstance(error, requests.RequestException) else None
     while below is not None:
         if isinstance(below, OSError) and below.strerror:
             return f"The daemon does not answer: {below.strerror}."
