@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from allranks.engine.drafts import draft_of
 from allranks.engine.spec import FileCopy
 
 PAGE = 4096
@@ -132,7 +133,7 @@ def _extract(archive: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> 
     content = archive.extractfile(entry) if entry.isfile() else None
     if content is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("wb") as file:
+        with draft_of(target) as draft, draft.open("wb") as file:
             shutil.copyfileobj(content, file)
 
 

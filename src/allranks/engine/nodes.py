@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allranks.engine.drafts import draft_of
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, Post, share_of
 
 _TOKEN_BYTES = 32
@@ -81,15 +82,20 @@ def bring_home(folders: Sequence[Path], results: Path) -> None:
 
 def _copy(source: Path, results: Path, node: int | None) -> None:
     if node is None:
-        shutil.copytree(source, results, dirs_exist_ok=True)
+        shutil.copytree(source, results, dirs_exist_ok=True, copy_function=_copy_file)
         return
     for path in _files(source):
         target = results / name_of(path.relative_to(source), node)
         target.parent.mkdir(parents=True, exist_ok=True)
         later = target.read_bytes() if target.exists() else b""
-        shutil.copy2(path, target)
+        _copy_file(path, target)
         if later:
             _append(target, later)
+
+
+def _copy_file(source: Path | str, target: Path | str) -> None:
+    with draft_of(Path(target)) as draft:
+        shutil.copy2(source, draft)
 
 
 def _append(path: Path, later: bytes) -> None:
