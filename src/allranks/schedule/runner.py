@@ -44,6 +44,9 @@ _NO_GPUS = Inventory()
 _POLL = 0.25
 """Seconds between two looks at GPUs that another run holds."""
 
+_NAP = 1.0
+"""Seconds for which nobody looks up: an interrupt that comes in the instant before a wait is noticed only after it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
@@ -68,6 +71,10 @@ class Host:
     def room(self) -> Room:
         """All that jobs share."""
         return Room(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
+
+    def places(self, gpus: Sequence[str]) -> tuple[int, ...]:
+        """The numbers by which people know some of its GPUs: their places among all that it has."""
+        return tuple(map((self.inventory.everything or self.gpus).index, gpus))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,11 +263,14 @@ class Runner:
     def _seat(self, task: Task, *, goes: bool) -> bool:
         """Start a job in a thread of its own; False where another run was quicker with its GPUs."""
         job = self._jobs[task.number]
+        self._live.job_is(job.id, "preparing")
         made = self._surroundings(job)
         holder = Holder(run_id=self._folder.run_id, job_id=job.id, pid=os.getpid(), since=time.time())
         lease = try_lease(self._host.gpus, self._gpus_of(job), holder)
         if lease is None:
+            self._live.job_is(job.id, "waiting")
             return False
+        self._live.job_is(job.id, "preparing", self._host.places(lease.gpus))
         with ExitStack() as undo:
             undo.enter_context(lease)
             turn = self._turn(task, lease, made, undo)
@@ -340,7 +350,7 @@ class Runner:
             count, there = wanted.room.gpus if wanted else 0, len(self._host.gpus)
             self._live.say(f"waiting for {count} of {there} GPUs: another run holds them")
         try:
-            news = self._news.get(timeout=_POLL if is_others else None)
+            news = self._news.get(timeout=_POLL if is_others else _NAP)
         except queue.Empty:
             return
         self._take_note(news, backlog)
@@ -369,6 +379,7 @@ class Runner:
             self._tries[counted] += 1
             self._again[number] = left
             backlog.add(seat.task)
+            self._live.job_is(turn.job.id, "waiting")
             self._live.say(f"{turn.job.id}: {_words(left)} again ({self._tries[counted]} of {self._rules.retries})")
         elif self._rules.fail_fast:
             self._stop(turn.job, backlog)
