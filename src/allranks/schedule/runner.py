@@ -22,6 +22,7 @@ from allranks.harness.collection.shuffling import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job, Matrix
 from allranks.report.verdict import Setting
+from allranks.schedule import journal
 from allranks.schedule.again import WHOLE, Again, newest_attempt
 from allranks.schedule.cache import carried_files
 from allranks.schedule.folder import RunFolder
@@ -71,6 +72,10 @@ class Host:
     def room(self) -> Room:
         """All that jobs share."""
         return Room(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
+
+    def name_of(self, gpu: str) -> str:
+        """What people call one of its GPUs."""
+        return replace(self.inventory, gpus=self.gpus).name_of(gpu)
 
     def places(self, gpus: Sequence[str]) -> tuple[int, ...]:
         """The numbers by which people know some of its GPUs: their places among all that it has."""
@@ -162,6 +167,8 @@ class Runner:
         self._free = host.room
         self._made: set[str] = set()
         self._has_told = False
+        self._sick: frozenset[str] = frozenset()
+        self._seen_well: set[tuple[str, Surroundings]] = set()
 
     def run(self, jobs: Sequence[Job], again: Mapping[str, Again] = NOTHING_BEFORE) -> None:
         """Run all jobs.
@@ -216,6 +223,11 @@ class Runner:
         self._let_go_who_waits()
 
     @property
+    def _gpus(self) -> tuple[str, ...]:
+        """The GPUs that jobs may lease."""
+        return tuple(gpu for gpu in self._host.gpus if gpu not in self._sick)
+
+    @property
     def _waiting(self) -> list[_Seat]:
         return [seat for seat in self._seats.values() if not seat.is_going]
 
@@ -242,7 +254,7 @@ class Runner:
 
     def _free_now(self) -> Room:
         """What nobody uses: of the GPUs, other runs on this host may hold some."""
-        return self._free._replace(gpus=min(self._free.gpus, count_free(self._host.gpus)))
+        return self._free._replace(gpus=min(self._free.gpus, count_free(self._gpus)))
 
     def _can_stand_by(self, task: Task) -> bool:
         """Whether cores are all that it lacks: making its image may take minutes, in which nobody hears the others."""
@@ -266,7 +278,7 @@ class Runner:
         self._live.job_is(job.id, "preparing")
         made = self._surroundings(job)
         holder = Holder(run_id=self._folder.run_id, job_id=job.id, pid=os.getpid(), since=time.time())
-        lease = try_lease(self._host.gpus, self._gpus_of(job), holder)
+        lease = try_lease(self._gpus, self._gpus_of(job), holder)
         if lease is None:
             self._live.job_is(job.id, "waiting")
             return False
@@ -324,6 +336,9 @@ class Runner:
             seconds=self._folder.seconds_of(turn.job),
             only=turn.again.tests,
             shuffle=self._rules.shuffle,
+            unchecked={
+                gpu: self._host.name_of(gpu) for gpu in turn.lease.gpus if (gpu, surroundings) not in self._seen_well
+            },
         )
         return job_spec(self._matrix, turn.job, surroundings, attempt)
 
@@ -365,10 +380,41 @@ class Runner:
         seat.thread.join()
         self._let_off(seat, seat.held)
         del self._seats[news.place]
+        self._learn_of_gpus(seat.turn)
         if self._stopped is not None and not seat.turn.has_record:
             self._record_unstarted(seat.task, self._stopped)
         elif seat.turn.left is not None and self._stopped is None:
             self._try_again(seat, seat.turn.left, backlog)
+        self._give_up_too_large(backlog)
+
+    def _learn_of_gpus(self, turn: Turn) -> None:
+        """Take note of which GPUs compute in these surroundings, and lease those no more that do not."""
+        try:
+            well, sick = journal.well_gpus(turn.events), journal.sick_gpus(turn.events) & set(self._gpus)
+        except (LookupError, TypeError):
+            return  # a job's words are not ours; its record says that they make no sense
+        if turn.spec is not None:
+            made = Surroundings(image=turn.spec.image, python=turn.spec.python, python_path=turn.spec.python_path)
+            self._seen_well.update((gpu, made) for gpu in well)
+        self._sick |= sick
+        self._free = self._free.minus(Room(gpus=len(sick)))
+        for gpu in sorted(sick):
+            self._live.say(f"{self._host.name_of(gpu)} is sick: no job of this run gets it any more")
+
+    def _give_up_too_large(self, backlog: Backlog) -> None:
+        """Write down of the jobs that need more GPUs than are well that they cannot run."""
+        there = len(self._gpus)
+        if not self._sick:
+            return
+        for task in backlog.clear():
+            if task.room.gpus <= there:
+                backlog.add(task)
+                continue
+            names = ", ".join(map(self._host.name_of, sorted(self._sick)))
+            what = f"It needs {task.room.gpus} GPUs, and {there} of this host's are well: {names} is sick."
+            why = JobError(kind="infrastructure", what=what, remedy="Repair it, and go on: allranks run --resume.")
+            self._record_unstarted(task, why)
+            self._live.job_ended(self._jobs[task.number].id, (), 0.0, why)
 
     def _try_again(self, seat: _Seat, left: Again, backlog: Backlog) -> None:
         """See that what is left of a job runs again, if it may; else the job is not good."""
