@@ -14,7 +14,7 @@ from scripted_engine import ARRIVED, COLLECTED, FINISHED, ScriptedEngine
 
 from allranks import cli
 from allranks.engine import ownership
-from allranks.schedule import leases, run
+from allranks.schedule import leases, line, run
 from allranks.schedule.inventory import Inventory
 from allranks.schedule.request import Surroundings
 from allranks.schedule.runner import Host
@@ -37,7 +37,7 @@ class Engine(ScriptedEngine):
 def main():
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # from here on Ctrl-C on this terminal is for this process
     locks, words, *arguments = sys.argv[1:]
-    ownership.lock_folder = leases.lock_folder = lambda: Path(locks)
+    ownership.lock_folder = leases.lock_folder = line.lock_folder = lambda: Path(locks)
     engine = Engine(int(words))
     if "--endless" in arguments:
         arguments.remove("--endless")

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from scripted_engine import ARRIVED, COLLECTED, FINISHED, WELL
 
 from allranks.errors import EngineError, ImageError, ResultsError
 from allranks.interruption import interruptible
-from allranks.schedule.leases import try_lease
+from allranks.schedule.leases import count_free, try_lease
+from allranks.schedule.line import claimed, stand_in_line
 from allranks.schedule.request import Surroundings
 
 pytestmark = pytest.mark.usefixtures("locks")
@@ -147,6 +149,43 @@ def test_each_gpu_is_tried_once_in_each_image(runner, engine, jobs):
         several, gpus=("GPU-a", "GPU-b"), cores=2, most=1, surroundings=lambda _: Surroundings(image=next(images))
     ).run(several)
     assert asked == [["GPU-a", "GPU-b"], [], ["GPU-a", "GPU-b"]]
+
+
+def test_a_run_that_waits_for_gpus_stands_in_line_and_leaves_it_when_it_has_them(runner, engine, jobs, locks):
+    lease = try_lease(("GPU-a",), 1)
+    runner_of_both = runner([jobs[BOTH]], gpus=("GPU-a", "GPU-b"))
+    seen = []
+
+    def look_at_line():
+        deadline = time.monotonic() + 20
+        while not claimed() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # Who comes now leaves it both, also the one that is free.
+        seen.extend([claimed(), count_free(("GPU-a", "GPU-b")), try_lease(("GPU-b",), 1)])
+        lease.__exit__(None, None, None)
+
+    engine.acts["start", BOTH] = lambda: seen.append(list(locks.glob("line-*")))
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(look_at_line)
+        runner_of_both.run([jobs[BOTH]])
+        other.result()
+    assert seen == [{"GPU-a", "GPU-b"}, 0, None, []]
+
+
+def test_a_run_leaves_gpus_to_whoever_waited_before(runner, engine, jobs):
+    ticket = stand_in_line(("GPU-a", "GPU-b"))
+    acts = []
+
+    def say(line):
+        if line.startswith("waiting for 1 of 2 GPUs"):
+            acts.append(list(engine.log))
+            ticket.leave()
+
+    work = runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b"))
+    work._live.say = say
+    work.run([jobs[FIRST]])
+    assert acts == [[]]
+    assert engine.log[0] == f"start {FIRST}"
 
 
 def test_a_job_holds_its_gpus_until_it_is_put_away(runner, engine, jobs):

@@ -29,6 +29,7 @@ from allranks.schedule.folder import RunFolder
 from allranks.schedule.inventory import Inventory
 from allranks.schedule.journal import JobError
 from allranks.schedule.leases import Holder, Lease, count_free, try_lease
+from allranks.schedule.line import Ticket, stand_in_line
 from allranks.schedule.live import LiveView
 from allranks.schedule.packing.backlog import Backlog
 from allranks.schedule.packing.order import ordered
@@ -167,6 +168,7 @@ class Runner:
         self._free = host.room
         self._made: set[str] = set()
         self._has_told = False
+        self._ticket: Ticket | None = None
         self._sick: frozenset[str] = frozenset()
         self._seen_well: set[tuple[str, Surroundings]] = set()
 
@@ -189,6 +191,7 @@ class Runner:
                 self._begin_what_fits(backlog)
                 self._listen(backlog)
         finally:
+            self._leave_line()
             self._end_all()
 
     def _in_order(self, jobs: Sequence[Job]) -> list[Task]:
@@ -254,7 +257,7 @@ class Runner:
 
     def _free_now(self) -> Room:
         """What nobody uses: of the GPUs, other runs on this host may hold some."""
-        return self._free._replace(gpus=min(self._free.gpus, count_free(self._gpus)))
+        return self._free._replace(gpus=min(self._free.gpus, count_free(self._gpus, self._ticket)))
 
     def _can_stand_by(self, task: Task) -> bool:
         """Whether cores are all that it lacks: making its image may take minutes, in which nobody hears the others."""
@@ -278,11 +281,13 @@ class Runner:
         self._live.job_is(job.id, "preparing")
         made = self._surroundings(job)
         holder = Holder(run_id=self._folder.run_id, job_id=job.id, pid=os.getpid(), since=time.time())
-        lease = try_lease(self._gpus, self._gpus_of(job), holder)
+        lease = try_lease(self._gpus, self._gpus_of(job), holder, self._ticket)
         if lease is None:
             self._live.job_is(job.id, "waiting")
             return False
         self._live.job_is(job.id, "preparing", self._host.places(lease.gpus))
+        if lease.gpus:
+            self._leave_line()  # whoever came meanwhile is before our next job
         with ExitStack() as undo:
             undo.enter_context(lease)
             turn = self._turn(task, lease, made, undo)
@@ -360,10 +365,10 @@ class Runner:
         wanted = backlog.first
         fits = wanted is not None and self._has_place and not self._waiting and self._free.holds(self._room(wanted))
         is_others = fits and bool(wanted and wanted.room.gpus)
-        if is_others and not self._has_told:
-            self._has_told = True
-            count, there = wanted.room.gpus if wanted else 0, len(self._host.gpus)
-            self._live.say(f"waiting for {count} of {there} GPUs: another run holds them")
+        if is_others:
+            self._wait_in_line(wanted.room.gpus if wanted else 0)
+        else:
+            self._leave_line()
         try:
             news = self._news.get(timeout=_POLL if is_others else _NAP)
         except queue.Empty:
@@ -371,6 +376,20 @@ class Runner:
         self._take_note(news, backlog)
         if news.error is not None:
             raise news.error
+
+    def _wait_in_line(self, count: int) -> None:
+        """Have other runs know that GPUs are waited for: who came later leaves them to us."""
+        if not self._has_told:
+            self._has_told = True
+            self._live.say(f"waiting for {count} of {len(self._host.gpus)} GPUs: another run holds them")
+        if self._ticket is None:
+            self._ticket = stand_in_line(self._gpus)
+        self._ticket.touch()
+
+    def _leave_line(self) -> None:
+        if self._ticket is not None:
+            self._ticket.leave()
+            self._ticket = None
 
     def _take_note(self, news: _News, backlog: Backlog) -> None:
         seat = self._seats[news.place]
