@@ -25,6 +25,7 @@ from allranks.matrix.model import (
     Suite,
 )
 from allranks.matrix.plan import check_images
+from allranks.matrix.runners import check_runners, runner_rule
 from allranks.matrix.suggest import did_you_mean, listed, shown
 from allranks.matrix.when import Condition, ConditionError, check_literals, parse_condition
 
@@ -79,7 +80,9 @@ def load(start: Path) -> Matrix:
     """
     table = read(_locate(start.absolute()))
     matrix = _matrix(table)
-    check_images(expand(matrix))
+    expansion = expand(matrix)
+    check_images(expansion)
+    check_runners(expansion)
     return matrix
 
 
@@ -102,7 +105,7 @@ def _locate(start: Path) -> Path:
 
 
 def _matrix(file: Table) -> Matrix:
-    file.only("matrix", "suites", "images", "env", "policy", "limits", "process", "durations")
+    file.only("matrix", "suites", "images", "env", "policy", "limits", "process", "runners", "durations")
     file.needs("matrix", "[matrix]")
     table = file.table("matrix")
     table.only(*AXES, "custom_backends", "exclude", "include")
@@ -121,6 +124,7 @@ def _matrix(file: Table) -> Matrix:
         policy=_policy(file.table("policy")),
         limits=_limits(file.table("limits"), os.environ),
         process=_process(file.table("process")),
+        runners=tuple(runner_rule(entry, _optional_condition(entry, known)) for entry in file.tables("runners")),
         durations=_durations(file.table("durations")),
         line=table.line,
     )
@@ -354,7 +358,7 @@ def _baseline(table: Table) -> Path | None:
 
 
 def _limits(table: Table, environ: Mapping[str, str]) -> Limits:
-    table.only("process_group", "test", "job", "peer_grace", "assembly", "memory_mib")
+    table.only("process_group", "test", "job", "peer_grace", "assembly", "memory_mib", "disk_mib")
     default = Limits() if "test" in table else _default_limits(environ.get(TEST_LIMIT_VARIABLE, ""))
     limits = Limits(
         process_group=table.seconds("process_group", default.process_group),
@@ -363,6 +367,7 @@ def _limits(table: Table, environ: Mapping[str, str]) -> Limits:
         peer_grace=table.seconds("peer_grace", default.peer_grace),
         assembly=table.seconds("assembly", default.assembly),
         memory_mib=table.whole("memory_mib", default.memory_mib, at_least=1),
+        disk_mib=table.whole("disk_mib", default.disk_mib, at_least=1),
     )
     _check_nesting(table, limits)
     return limits

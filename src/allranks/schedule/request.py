@@ -81,6 +81,7 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
             world_size=job.cell.world_size,
             memory_mib=matrix.limits.memory_mib,
             seconds=_seconds(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0),
+            disk_mib=matrix.limits.disk_mib,
             overlap=job.suite.overlap,
         ),
     )

@@ -67,7 +67,7 @@ def _table(rows: Sequence[Row], width: int) -> Table:
 
 def _fitting(rows: Sequence[Row], width: int) -> list[tuple[_Column, int]]:
     """The columns that there is room for, each with its width; the least important ones go first."""
-    columns = [column for column in _COLUMNS if any(map(column.cell, rows))]
+    columns = [_COLUMNS[0], *(column for column in _COLUMNS[1:] if any(map(column.cell, rows)))]
     widest = _natural(columns[0], rows)
     for title in _DROPPED_FIRST:
         # What tells a job apart is at the right end of its name; what it does is worth a part of that.
