@@ -110,8 +110,9 @@ def count_free(gpus: Iterable[str], ticket: Ticket | None = None) -> int:
 
 
 def _not_claimed(gpus: Iterable[str], ticket: Ticket | None) -> Iterable[str]:
-    others = claimed(ticket)
-    return [gpu for gpu in gpus if gpu not in others]
+    wanted = tuple(gpus)
+    others = claimed(ticket) if wanted else frozenset()
+    return [gpu for gpu in wanted if gpu not in others]
 
 
 def _is_free(gpu: str) -> bool:

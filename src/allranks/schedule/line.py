@@ -77,9 +77,11 @@ def claimed(ticket: Ticket | None = None) -> frozenset[str]:
     Args:
         ticket: Our own place; None where we have none, and everybody is before us.
     """
-    paths = sorted(lock_folder().glob(f"{_PREFIX}*"))
-    before = (path for path in paths if ticket is None or path.name < ticket.path.name)
-    return frozenset(gpu for path in before for gpu in _wanted(path))
+    folder = lock_folder()
+    # In one call: an interrupt in the middle of a walk would leave the folder open.
+    names = (name for name in os.listdir(folder) if name.startswith(_PREFIX))  # noqa: PTH208
+    before = (name for name in names if ticket is None or name < ticket.path.name)
+    return frozenset(gpu for name in before for gpu in _wanted(folder / name))
 
 
 def _wanted(path: Path) -> Iterator[str]:
