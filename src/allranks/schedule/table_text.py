@@ -55,7 +55,7 @@ def rows_that_fit(height: int, *, jobs: int) -> int:
 
 
 def _table(rows: Sequence[Row], width: int) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim", width=width)
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
     columns = _fitting(rows, width)
     for column, cells in columns:
         table.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis", width=cells)
