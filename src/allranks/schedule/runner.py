@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -171,7 +171,8 @@ class Runner:
         self._made: set[str] = set()
         self._has_told = False
         self._ticket: Ticket | None = None
-        self._sick: frozenset[str] = frozenset()
+        self._sick: set[str] = set()
+        self._left_out: set[str] = set()
         self._seen_well: set[tuple[str, Surroundings]] = set()
         self._ends: float | None = None
 
@@ -355,11 +356,17 @@ class Runner:
     def _attend(self, place: int, turn: Turn) -> None:
         """What a job's thread does."""
         try:
-            self._attendant.see_through(turn, lambda: self._news.put(_News(place, is_away=False)))
+            self._attendant.see_through(turn, lambda: self._has_ended(place, turn))
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._news.put(_News(place, is_away=True, error=error))
         else:
             self._news.put(_News(place, is_away=True))
+
+    def _has_ended(self, place: int, turn: Turn) -> None:
+        """A job needs no more cores. Its lease lasts yet: who is sick must be known before the next one can be made."""
+        with suppress(LookupError, TypeError):  # a job's words are not ours; its record says that they make no sense
+            self._sick |= journal.sick_gpus(turn.events) & set(turn.lease.gpus)
+        self._news.put(_News(place, is_away=False))
 
     def _listen(self, backlog: Backlog) -> None:
         """Wait until there is more room, and take note of it.
@@ -427,16 +434,16 @@ class Runner:
 
     def _learn_of_gpus(self, turn: Turn) -> None:
         """Take note of which GPUs compute in these surroundings, and lease those no more that do not."""
-        try:
-            well, sick = journal.well_gpus(turn.events), journal.sick_gpus(turn.events) & set(self._gpus)
-        except (LookupError, TypeError):
-            return  # a job's words are not ours; its record says that they make no sense
+        well: frozenset[str] = frozenset()
+        with suppress(LookupError, TypeError):
+            well = journal.well_gpus(turn.events)
         if turn.spec is not None:
             made = Surroundings(image=turn.spec.image, python=turn.spec.python, python_path=turn.spec.python_path)
             self._seen_well.update((gpu, made) for gpu in well)
-        self._sick |= sick
-        self._free = self._free.minus(Room(gpus=len(sick)))
-        for gpu in sorted(sick):
+        new = self._sick & set(turn.lease.gpus) - self._left_out
+        self._left_out |= new
+        self._free = self._free.minus(Room(gpus=len(new)))
+        for gpu in sorted(new):
             self._live.say(f"{self._host.name_of(gpu)} is sick: no job of this run gets it any more")
 
     def _give_up_too_large(self, backlog: Backlog) -> None:
