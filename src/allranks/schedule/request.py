@@ -1,16 +1,18 @@
 """From a job of the plan to the request that an engine gets: printable, and made without any engine."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from allranks.engine.spec import FileCopy, JobSpec, Passthrough, ranks_at_once, resources
-from allranks.harness.config import AgentConfig, Share, TimeLimits
+from allranks.harness.config import AgentConfig, GpuToCheck, Share, TimeLimits
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.packing.task import Room
 
 _CONFIGURATION = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 """Files that pytest looks for in the folder of the tests and those above it."""
+
+_OF_NVIDIA = ("GPU-", "MIG-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Attempt:
         seconds: What the tests of the suite have taken before, by node id; for a shard.
         only: Node ids of the tests that it runs again; None for all.
         shuffle: What the order of its tests is drawn by; None for the order of their collection.
+        unchecked: Those of its GPUs that nobody has seen computing, by id: what people call them.
     """
 
     run_id: str
@@ -54,15 +57,17 @@ class Attempt:
     seconds: Mapping[str, float] = field(default_factory=dict)
     only: tuple[str, ...] | None = None
     shuffle: int | None = None
+    unchecked: Mapping[str, str] = field(default_factory=dict)
 
 
 def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
     """The request for one attempt at a job."""
+    gpus = list(_gpus_to_check(surroundings, attempt))
     return JobSpec(
         run_id=attempt.run_id,
         job_id=job.id,
         attempt=attempt.number,
-        agent=_agent_config(matrix, job, attempt),
+        agent=replace(_agent_config(matrix, job, attempt), check_gpus=tuple(gpus)),
         code=matrix.root.resolve(),
         files=tuple(files_of(matrix.root.resolve(), (job.suite.path, *job.suite.files))),
         carried=attempt.carried,
@@ -75,11 +80,29 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
         resources=resources(
             world_size=job.cell.world_size,
             memory_mib=matrix.limits.memory_mib,
+            seconds=_seconds(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0),
             disk_mib=matrix.limits.disk_mib,
-            seconds=_seconds(matrix, job),
             overlap=job.suite.overlap,
         ),
     )
+
+
+def _gpus_to_check(surroundings: Surroundings, attempt: Attempt) -> Iterator[GpuToCheck]:
+    """The GPUs that the job is to try, each with what its own process sees it by.
+
+    A process finds those of NVIDIA's by their ids, and AMD's by their numbers. In a container ids of NVIDIA's own hold
+    too; all else counts from 0 there.
+    """
+    passthrough, in_container = attempt.passthrough, surroundings.image is not None
+    for place, gpu in enumerate(attempt.gpus):
+        if gpu not in attempt.unchecked:
+            continue
+        visible = gpu
+        if in_container and (passthrough.driver == "rocm" or not gpu.startswith(_OF_NVIDIA)):
+            visible = str(place)
+        elif passthrough.driver == "rocm":
+            visible = str(passthrough.numbers[place])
+        yield GpuToCheck(gpu=gpu, visible=visible, name=attempt.unchecked[gpu])
 
 
 def room_of(matrix: Matrix, job: Job, *, gpus: int) -> Room:

@@ -1,0 +1,37 @@
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from allranks.schedule.descriptors import ENOUGH
+
+PROGRAM = """
+import resource, sys
+from allranks.schedule.descriptors import make_room_for_descriptors
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+make_room_for_descriptors()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def limits_from(soft: int, hard: int) -> tuple[int, int]:
+    command = [sys.executable, "-c", PROGRAM, str(soft), str(hard)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found, most = done.stdout.split()
+    return int(found), int(most)
+
+
+def test_as_many_as_the_host_allows_may_be_open():
+    assert limits_from(256, 2048) == (2048, 2048)
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2 * ENOUGH, reason="the host allows fewer")
+def test_more_than_enough_is_not_taken():
+    assert limits_from(256, 2 * ENOUGH) == (ENOUGH, 2 * ENOUGH)
+
+
+@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2 * ENOUGH, reason="the host allows fewer")
+def test_a_limit_that_is_high_already_stays():
+    assert limits_from(ENOUGH + 1, 2 * ENOUGH) == (ENOUGH + 1, 2 * ENOUGH)
