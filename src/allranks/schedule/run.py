@@ -20,8 +20,8 @@ from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
 from allranks.schedule.again import Again
 from allranks.schedule.console import Console, console_for
-from allranks.schedule.facts import facts_of
 from allranks.schedule.descriptors import make_room_for_descriptors
+from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import choose_host, engines
 from allranks.schedule.inventory import GpuMode, take_inventory
