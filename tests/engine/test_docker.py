@@ -9,19 +9,18 @@ import pytest
 import requests
 from docker.errors import APIError, NotFound
 
-from allranks.engine import docker as engine_docker
-from allranks.engine.docker import (
+from allranks.engine import docker_job
+from allranks.engine.docker import DockerEngine, connect
+from allranks.engine.docker_requests import (
     USER,
-    DockerEngine,
     agent_arguments,
-    connect,
     container_environment,
     container_name,
     creation_request,
     gpu_settings,
     job_archive,
 )
-from allranks.engine.ownership import own_run
+from allranks.engine.ownership import host_id, own_run
 from allranks.engine.spec import Passthrough, Resources
 from allranks.errors import EngineError
 
@@ -262,7 +261,7 @@ def test_a_container_that_cannot_be_created_leaves_nothing_to_remove(fake, spec)
 @pytest.mark.parametrize("step", ["put_archive", "attach", "start"])
 @pytest.mark.parametrize("failure", [refusal(), requests.ConnectionError("gone"), OSError("no")], ids=repr)
 def test_a_container_that_cannot_be_started_is_removed_at_once(fake, spec, step, failure, monkeypatch):
-    monkeypatch.setattr(engine_docker, "STOP_GRACE", 3600)
+    monkeypatch.setattr(docker_job, "STOP_GRACE", 3600)
     client = fake(**{step: failure})
     with pytest.raises(EngineError, match="could not be started"), engine_of(client).start(spec):
         pass
@@ -367,7 +366,7 @@ def test_stopping_ends_the_agents_input_and_waits_for_its_end(fake, spec):
 
 
 def test_an_agent_that_does_not_stop_is_killed_once(fake, spec, monkeypatch):
-    monkeypatch.setattr(engine_docker, "STOP_GRACE", 0.05)
+    monkeypatch.setattr(docker_job, "STOP_GRACE", 0.05)
     client = fake()
     with engine_of(client).start(spec) as job:
         job.stop()
@@ -376,7 +375,7 @@ def test_an_agent_that_does_not_stop_is_killed_once(fake, spec, monkeypatch):
 
 
 def test_a_daemon_that_refuses_to_kill_leaves_it_to_removal(fake, spec, monkeypatch):
-    monkeypatch.setattr(engine_docker, "STOP_GRACE", 0.05)
+    monkeypatch.setattr(docker_job, "STOP_GRACE", 0.05)
     client = fake(kill=refusal(409, "not running"))
     with engine_of(client).start(spec):
         pass
@@ -384,7 +383,7 @@ def test_a_daemon_that_refuses_to_kill_leaves_it_to_removal(fake, spec, monkeypa
 
 
 def test_the_time_limit_of_the_engine_ends_a_job(fake, make_spec, monkeypatch):
-    monkeypatch.setattr(engine_docker, "STOP_GRACE", 0.05)
+    monkeypatch.setattr(docker_job, "STOP_GRACE", 0.05)
     client = fake()
     limits = Resources(memory_bytes=1, shm_bytes=1, pids=1, seconds=0.05)
     with engine_of(client).start(make_spec(image="i", resources=limits)) as job:
@@ -441,7 +440,7 @@ def test_reaping_asks_for_objects_of_this_host_alone(fake):
     client = fake()
     engine_of(client).reap()
     [asked] = [filters for name, *_, filters in client.calls if name == "containers"]
-    assert asked["label"] == ["allranks=1", f"allranks.host={engine_docker.host_id()}"]
+    assert asked["label"] == ["allranks=1", f"allranks.host={host_id()}"]
 
 
 @pytest.mark.usefixtures("locks")

@@ -4,48 +4,22 @@ Docker SDK for Python, API 1.41 (Docker 20.10) or newer. Code goes in and result
 the API, so a remote daemon, a rootless one and one whose user differs from ours all work alike.
 """
 
-import os
-import re
-import selectors
 import socket
-import tarfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import docker
-import requests
-from docker.errors import APIError, DockerException, NotFound
-from docker.types import DeviceRequest, Mount
+from docker.errors import APIError, NotFound
 from docker.utils import kwargs_from_env, parse_host
 
-from allranks.engine.archive import ArchiveBuilder, unpack
-from allranks.engine.frames import STDOUT, FrameReader
-from allranks.engine.ownership import (
-    HOST_LABEL,
-    RUN_LABEL,
-    RUN_VARIABLE,
-    forget_dead_runs,
-    host_id,
-    is_dead,
-)
-from allranks.engine.protocol import EventSink, JobExit
+from allranks.engine.docker_job import FAILURES, DockerJob, as_engine_error
+from allranks.engine.docker_requests import ROOT, container_name, creation_request, job_archive
+from allranks.engine.ownership import HOST_LABEL, RUN_LABEL, forget_dead_runs, host_id, is_dead
 from allranks.engine.spec import FileCopy, JobSpec
-from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
 from allranks.interruption import uninterrupted
 
-USER = 10001
-"""User and group of every job: a number that no distribution gives to anybody."""
-
-STOP_GRACE = 8
-"""Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
-
-_FAILURES = (DockerException, requests.RequestException, OSError)
-_ROOT = "/job"
-_NODE = "node0"
 _LOCAL = "http+unix://"
 
 
@@ -59,7 +33,7 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
         settings = kwargs_from_env()
         _knock(str(parse_host(settings.get("base_url"))), timeout)
         client = docker.DockerClient(version="auto", timeout=timeout, **settings)
-    except _FAILURES as error:
+    except FAILURES as error:
         if isinstance(error, PermissionError):
             msg, remedy = "You may not use Docker.", "Join the group docker"
         else:
@@ -97,14 +71,14 @@ class DockerEngine:
         self._package = package
 
     @contextmanager
-    def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator["DockerJob"]:  # noqa: ARG002
+    def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[DockerJob]:  # noqa: ARG002
         """See :meth:`allranks.engine.protocol.Engine.start`."""
         with ExitStack() as stack:
-            with _as_engine_error(f"The container of {spec.job_id} could not be started."):
+            with as_engine_error(f"The container of {spec.job_id} could not be started."):
                 identifier = self._create(spec, stack)
                 job = DockerJob(self._client, identifier, spec.resources.seconds)
                 stack.callback(job.close)
-                self._client.put_archive(identifier, _ROOT, job_archive(spec, self._package))
+                self._client.put_archive(identifier, ROOT, job_archive(spec, self._package))
                 job.attach_and_start()
             yield job
 
@@ -126,7 +100,7 @@ class DockerEngine:
             self._client.remove_container(identifier, v=True, force=True)
         except NotFound:
             return
-        except _FAILURES:
+        except FAILURES:
             # The daemon is gone or busy; the labels stay, and the next start reaps what they name.
             return
 
@@ -162,149 +136,6 @@ class DockerEngine:
         return True
 
 
-class DockerJob:
-    """An agent in a container."""
-
-    def __init__(self, client: docker.APIClient, identifier: str, limit: float) -> None:
-        self._client = client
-        self._identifier = identifier
-        self._limit = limit
-        self._deadline = time.monotonic() + limit
-        self._attached: Any = None
-        self._stream = EventStream()
-        self._frames = FrameReader()
-        self._is_over = True
-        self._bell = os.eventfd(0)
-
-    def attach_and_start(self) -> None:
-        """Attach first, so that nothing of what the agent says is lost, then start."""
-        self._attached = self._client.attach_socket(
-            self._identifier, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-        )
-        self._client.start(self._identifier)
-        self._is_over = False
-
-    @property
-    def _socket(self) -> socket.socket:
-        """What the SDK hands out is a file around the socket for some transports, the socket itself for others."""
-        wrapped: socket.socket = getattr(self._attached, "_sock", self._attached)
-        return wrapped
-
-    def go(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.go`."""
-        self._deadline = time.monotonic() + self._limit
-        try:
-            self._socket.sendall(b"go\n")
-        except OSError:
-            # The container has ended already; `wait` finds out how.
-            return
-
-    def wait(self, sink: EventSink) -> JobExit:
-        """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
-        timed_out = not self._pump(lambda: self._deadline, sink)
-        if timed_out:
-            self.stop()
-        with _as_engine_error("The daemon lost a job."):
-            state = self._exited_state()
-        self._is_over = True
-        return JobExit(
-            status=state["ExitCode"],
-            timed_out=timed_out,
-            out_of_memory=bool(state["OOMKilled"]),
-            output=self._stream.output or state["Error"],
-        )
-
-    def _exited_state(self) -> dict[str, Any]:
-        self._client.wait(self._identifier, timeout=STOP_GRACE)
-        state: dict[str, Any] = self._client.inspect_container(self._identifier)["State"]
-        return state
-
-    def hang_up(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.hang_up`."""
-        self._deadline = min(self._deadline, time.monotonic() + STOP_GRACE)
-        self._end_stdin()
-        os.eventfd_write(self._bell, 1)  # whoever reads has a new deadline
-
-    def stop(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
-        if self._is_over:
-            return
-        self._end_stdin()
-        deadline = time.monotonic() + STOP_GRACE
-        if not self._pump(lambda: deadline, lambda _event: None):
-            self._kill()
-        self._is_over = True
-
-    def _end_stdin(self) -> None:
-        try:
-            self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-    def _kill(self) -> None:
-        try:
-            self._client.kill(self._identifier)
-        except _FAILURES:
-            # Not running any more, or no daemon: removal, now or by a later reap, does the rest.
-            return
-
-    def collect(self, results: Path) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
-        try:
-            pieces, _ = self._client.get_archive(self._identifier, f"{_ROOT}/results")
-            unpack(pieces, results)
-        except (*_FAILURES, tarfile.TarError) as error:
-            msg = f"The results of a job could not be copied to {results}."
-            raise EngineError(
-                msg, why=str(error), remedy="Check the daemon, and space and permissions here."
-            ) from error
-
-    def close(self) -> None:
-        """Stop what runs and let go of the connection."""
-        self.stop()
-        os.close(self._bell)
-        if self._attached is not None:
-            connection = self._socket
-            response = getattr(self._attached, "_response", None)
-            if response is not None:
-                # Left to the garbage collector, it finds its file closed and says so on standard error (Python 3.13).
-                response.close()
-            self._attached.close()
-            connection.close()
-
-    def _pump(self, deadline: Callable[[], float], sink: EventSink) -> bool:
-        """Read the attach stream to its end, the container's; False when the deadline, which may change, came first."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            selector.register(self._bell, selectors.EVENT_READ)
-            while (remaining := deadline() - time.monotonic()) > 0:
-                ready = {key.fd for key, _ in selector.select(remaining)}
-                if self._bell in ready:
-                    os.eventfd_read(self._bell)
-                if self._socket.fileno() not in ready:
-                    continue
-                data = self._receive()
-                if not data:
-                    return True
-                self._take(data, sink)
-        return False
-
-    def _receive(self) -> bytes:
-        """What the daemon has to say; nothing when the connection is lost, since it is asked about the end anyway."""
-        try:
-            return self._socket.recv(1 << 16)
-        except OSError:
-            return b""
-
-    def _take(self, data: bytes, sink: EventSink) -> None:
-        for stream, payload in self._frames.feed(data):
-            if stream != STDOUT:
-                self._stream.note(payload)
-                continue
-            for event in self._stream.feed(payload):
-                sink(event)
-
-
 def _of_this_host() -> dict[str, list[str]]:
     return {"label": ["allranks=1", f"{HOST_LABEL}={host_id()}"]}
 
@@ -320,113 +151,6 @@ def _names(containers: Sequence[Mapping[str, Any]], volumes: Sequence[str]) -> l
 def _as_listing_error() -> Iterator[None]:
     try:
         yield
-    except _FAILURES as error:
+    except FAILURES as error:
         msg = "What earlier runs left behind could not be listed."
         raise EngineError(msg, why=str(error), remedy="Check that the Docker daemon runs.") from error
-
-
-@contextmanager
-def _as_engine_error(what: str) -> Iterator[None]:
-    try:
-        yield
-    except _FAILURES as error:
-        why = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
-        remedy = "See the daemon's log; `allranks clean` removes what may be left."
-        raise EngineError(what, why=str(why), remedy=remedy) from error
-
-
-def creation_request(spec: JobSpec, host: str) -> dict[str, Any]:
-    """What the daemon is asked to create: a container that may do nothing but compute.
-
-    Args:
-        spec: The job.
-        host: This host's id, for the labels.
-    """
-    labels = {**spec.labels, HOST_LABEL: host}
-    return {
-        "image": spec.image,
-        "entrypoint": ["python3"],
-        "command": agent_arguments(),
-        "hostname": _NODE,
-        "user": f"{USER}:{USER}",
-        "working_dir": f"{_ROOT}/shared",
-        "environment": container_environment(spec),
-        "labels": labels,
-        "stdin_open": True,
-        "host_config": {
-            "network_mode": "none",
-            # Without this name gloo looks for the host's address for minutes.
-            "extra_hosts": {_NODE: "127.0.0.1"},
-            "mounts": [Mount(_ROOT, "", type="volume", labels=labels)],
-            "tmpfs": {"/tmp": "rw,nosuid,nodev,exec,mode=1777,size=1g"},  # noqa: S108 - the container's own
-            "read_only": True,
-            "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges"],
-            "init": True,
-            "pids_limit": spec.resources.pids,
-            "mem_limit": spec.resources.memory_bytes,
-            "memswap_limit": spec.resources.memory_bytes,
-            "shm_size": spec.resources.shm_bytes,
-            "log_config": {"type": "none"},
-            **gpu_settings(spec),
-        },
-    }
-
-
-def container_name(spec: JobSpec) -> str:
-    """A name that tells a person in ``docker ps`` what it is, and that no other attempt has."""
-    readable = re.sub(r"[^a-zA-Z0-9_.-]+", "-", spec.job_id)
-    return f"allranks-{spec.run_id}-{readable}-{spec.attempt}"
-
-
-def agent_arguments() -> list[str]:
-    """The agent's command line in a container, after the interpreter."""
-    folders = [item for name in ("code", "results", "shared") for item in (f"--{name}", f"{_ROOT}/{name}")]
-    return ["-m", "allranks.harness", "--config", f"{_ROOT}/agent/config.json", *folders]
-
-
-def container_environment(spec: JobSpec) -> dict[str, str]:
-    """The agent's variables in a container."""
-    return {
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TP_SOCKET_IFNAME": "lo",
-        # A user id without an entry in the password file has neither of these.
-        "HOME": f"{_ROOT}/shared",
-        "USER": "allranks",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **spec.environment,
-        "PYTHONPATH": f"{_ROOT}/agent",
-        RUN_VARIABLE: spec.run_id,
-    }
-
-
-CDI_KIND = "nvidia.com/gpu"
-"""What NVIDIA's toolkit calls its GPUs in the specifications that it writes."""
-
-
-def gpu_settings(spec: JobSpec) -> dict[str, Any]:
-    """What gives a container exactly the GPUs of its job, by id; a count would be the daemon's choice."""
-    if not spec.gpus:
-        return {"device_requests": []}
-    match spec.passthrough.driver:
-        case "nvidia":
-            requests = [DeviceRequest(driver="nvidia", device_ids=list(spec.gpus), capabilities=[["gpu"]])]
-            return {"device_requests": requests}
-        case "cdi":
-            names = [gpu if "=" in gpu else f"{CDI_KIND}={gpu}" for gpu in spec.gpus]
-            return {"device_requests": [DeviceRequest(driver="cdi", device_ids=names)]}
-        case "rocm":
-            devices = [f"{node}:{node}:rw" for node in spec.passthrough.nodes]
-            return {"devices": devices, "group_add": [str(group) for group in spec.passthrough.groups]}
-
-
-def job_archive(spec: JobSpec, package: tuple[FileCopy, ...]) -> bytes:
-    """What goes into the job's volume. Its root stays root's, so each folder below carries the job's user."""
-    archive = ArchiveBuilder(USER)
-    for name in ("agent", "code", "results", "shared"):
-        archive.add_folder(name)
-    archive.add_bytes("agent/config.json", spec.agent.to_json().encode())
-    archive.add_copies("agent", package)
-    archive.add_copies("code", spec.files)
-    archive.add_copies("results", spec.carried)
-    return archive.finish()
