@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from junitparser import JUnitXml
 
-from allranks.engine import docker_job
+from allranks.engine import agents
 from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_files, package_folder
 from allranks.engine.process import ProcessEngine
@@ -275,7 +275,7 @@ def test_an_agent_without_torch_says_so(bench, tmp_path):
 
 @pytest.mark.parametrize("bench", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True)
 def test_a_container_that_the_daemon_cannot_start_leaves_nothing_at_once(bench, monkeypatch):
-    monkeypatch.setattr(docker_job, "STOP_GRACE", 3600)
+    monkeypatch.setattr(agents, "STOP_GRACE", 3600)
     nowhere = Passthrough(driver="rocm", nodes=("/dev/allranks-has-no-such-device",))
     spec = replace(bench.spec, gpus=("GPU-0",), passthrough=nowhere)
     with pytest.raises(EngineError, match="could not be started"), bench.make().start(spec):

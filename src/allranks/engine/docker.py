@@ -5,22 +5,38 @@ the API, so a remote daemon, a rootless one and one whose user differs from ours
 """
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import docker
-from docker.errors import APIError, NotFound
+import requests
+from docker.errors import APIError
 from docker.utils import kwargs_from_env, parse_host
 
-from allranks.engine.docker_job import FAILURES, DockerJob, as_engine_error
-from allranks.engine.docker_requests import ROOT, container_name, creation_request, job_archive
+from allranks.engine.docker_job import FAILURES, Container, DockerJob, as_engine_error
+from allranks.engine.docker_requests import (
+    ROOT,
+    container_name,
+    container_title,
+    creation_request,
+    job_archive,
+    network_of,
+    network_request,
+    specs_of_nodes,
+    volume_request,
+)
+from allranks.engine.nodes import make_token
 from allranks.engine.ownership import HOST_LABEL, RUN_LABEL, forget_dead_runs, host_id, is_dead
 from allranks.engine.spec import FileCopy, JobSpec
 from allranks.errors import EngineError
 from allranks.interruption import uninterrupted
 
 _LOCAL = "http+unix://"
+
+_Listed = Mapping[str, Any]
+"""A container, volume or network as the daemon lists it."""
 
 
 def connect(*, timeout: int = 60) -> docker.DockerClient:
@@ -64,7 +80,6 @@ class DockerEngine:
     """
 
     name = "docker"
-    spans_nodes = False
 
     def __init__(self, client: docker.DockerClient, package: tuple[FileCopy, ...]) -> None:
         self._client = client.api
@@ -74,76 +89,124 @@ class DockerEngine:
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[DockerJob]:  # noqa: ARG002
         """See :meth:`allranks.engine.protocol.Engine.start`."""
         with ExitStack() as stack:
-            with as_engine_error(f"The container of {spec.job_id} could not be started."):
-                identifier = self._create(spec, stack)
-                job = DockerJob(self._client, identifier, spec.resources.seconds)
-                stack.callback(job.close)
-                self._client.put_archive(identifier, ROOT, job_archive(spec, self._package))
-                job.attach_and_start()
+            job = self._start(spec, stack)
+            stack.callback(job.stop)
             yield job
 
-    def _create(self, spec: JobSpec, stack: ExitStack) -> str:
-        """Create the container, and have `stack` remove it."""
+    def _start(self, spec: JobSpec, stack: ExitStack) -> DockerJob:
+        """Make all that a job needs and start it; `stack` removes what has been made, the last first."""
         if spec.image is None:
             msg = f"job {spec.job_id} names no image"
             raise EngineError(msg)
+        specs = specs_of_nodes(spec, make_token())
+        if len(specs) > 1:
+            self._make_network(spec, stack)
+        self._make_volume(spec, stack)
+        containers = [self._make_container(each, stack) for each in specs]
+        job = DockerJob(self._client, containers, spec.resources.seconds)
+        stack.callback(job.close)
+        with as_engine_error(f"{containers[0].title} could not be started."):
+            self._client.put_archive(containers[0].identifier, ROOT, job_archive(specs, self._package))
+        for container in containers:
+            container.attach_and_start()
+        return job
+
+    def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
+        request = network_request(spec, host_id())
+        # A signal would have the daemon go on making what nobody then knows to remove.
+        with as_engine_error(f"The network of {spec.job_id} could not be made."), uninterrupted():
+            with _undone_without_answer(partial(self._remove_network, request["name"])):
+                made = self._client.create_network(**request)
+            stack.callback(self._remove_network, made["Id"])
+
+    def _make_volume(self, spec: JobSpec, stack: ExitStack) -> None:
+        request = volume_request(spec, host_id())
+        with as_engine_error(f"The volume of {spec.job_id} could not be made."), uninterrupted():
+            stack.callback(self._remove_volume, request["name"])
+            self._client.create_volume(**request)
+
+    def _make_container(self, spec: JobSpec, stack: ExitStack) -> Container:
+        name, title = container_name(spec), container_title(spec)
         request = creation_request(spec, host_id())
         host_config = self._client.create_host_config(**request.pop("host_config"))
-        # The daemon would go on making what nobody then knows to remove.
-        with uninterrupted():
-            container = self._client.create_container(**request, name=container_name(spec), host_config=host_config)
-            stack.callback(self._remove, container["Id"])
-        return str(container["Id"])
+        with as_engine_error(f"{title} could not be started."), uninterrupted():
+            with _undone_without_answer(partial(self._remove_container, name)):
+                made = self._client.create_container(**request, name=name, host_config=host_config)
+            stack.callback(self._remove_container, made["Id"])
+        return Container(self._client, made["Id"], title, network_of(spec))
 
-    def _remove(self, identifier: str) -> None:
-        try:
-            self._client.remove_container(identifier, v=True, force=True)
-        except NotFound:
-            return
-        except FAILURES:
-            # The daemon is gone or busy; the labels stay, and the next start reaps what they name.
-            return
+    def _remove_container(self, container: str) -> bool:
+        """Remove a container that may be gone already; one that cannot be removed keeps its labels for a later reap."""
+        with suppress(*FAILURES):
+            self._client.remove_container(container, v=True, force=True)
+            return True
+        return False
+
+    def _remove_volume(self, name: str) -> bool:
+        """Remove a volume, unless it is in use again or another process has removed it."""
+        with suppress(*FAILURES):
+            self._client.remove_volume(name)
+            return True
+        return False
+
+    def _remove_network(self, network: str) -> bool:
+        """Remove a network, unless somebody is still in it or another process has removed it."""
+        with suppress(*FAILURES):
+            self._client.remove_network(network)
+            return True
+        return False
 
     def reap(self) -> list[str]:
-        """Remove the containers of this host whose run has no owner any more, with their volumes."""
+        """Remove what runs of this host without an owner have left, containers first: they hold all else."""
         with _as_listing_error():
-            dead = self._dead_containers()
-            for each in dead:
-                self._remove(each["Id"])
-            volumes = [name for name in self._dead_volumes() if self._remove_volume(name)]
+            containers = self._dead_containers()
+            for each in containers:
+                self._remove_container(each["Id"])
+            volumes = [each for each in self._dead_volumes() if self._remove_volume(each["Name"])]
+            networks = [each for each in self._dead_networks() if self._remove_network(each["Id"])]
         forget_dead_runs()
-        return _names(dead, volumes)
+        return _names(containers, volumes, networks)
 
     def remains(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.remains`."""
         with _as_listing_error():
-            return _names(self._dead_containers(), self._dead_volumes())
+            return _names(self._dead_containers(), self._dead_volumes(), self._dead_networks())
 
-    def _dead_containers(self) -> list[dict[str, Any]]:
-        containers: list[dict[str, Any]] = self._client.containers(all=True, filters=_of_this_host())
-        return [each for each in containers if is_dead(each["Labels"].get(RUN_LABEL, ""))]
+    def _dead_containers(self) -> Sequence[_Listed]:
+        return _of_dead_runs(self._client.containers(all=True, filters=_of_this_host()))
 
-    def _dead_volumes(self) -> list[str]:
-        volumes = self._client.volumes(filters={**_of_this_host(), "dangling": True})["Volumes"] or []
-        return [each["Name"] for each in volumes if is_dead(each["Labels"].get(RUN_LABEL, ""))]
+    def _dead_volumes(self) -> Sequence[_Listed]:
+        return _of_dead_runs(self._client.volumes(filters={**_of_this_host(), "dangling": True})["Volumes"] or [])
 
-    def _remove_volume(self, name: str) -> bool:
-        try:
-            self._client.remove_volume(name)
-        except APIError:
-            # Another process reaps at the same time, or the volume is in use again.
-            return False
-        return True
+    def _dead_networks(self) -> Sequence[_Listed]:
+        return _of_dead_runs(self._client.networks(filters=_of_this_host()))
+
+
+@contextmanager
+def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
+    """Undo what the daemon was asked to make if its answer never came: it may have made it all the same."""
+    try:
+        yield
+    except APIError:  # an answer, and to the SDK a failure of requests', too
+        raise
+    except requests.RequestException:
+        undo()
+        raise
+
+
+def _of_dead_runs(listed: Iterable[_Listed]) -> list[_Listed]:
+    return [each for each in listed if is_dead((each["Labels"] or {}).get(RUN_LABEL, ""))]
 
 
 def _of_this_host() -> dict[str, list[str]]:
     return {"label": ["allranks=1", f"{HOST_LABEL}={host_id()}"]}
 
 
-def _names(containers: Sequence[Mapping[str, Any]], volumes: Sequence[str]) -> list[str]:
+def _names(containers: Sequence[_Listed], volumes: Sequence[_Listed], networks: Sequence[_Listed]) -> list[str]:
     return [
         *(f"container {each['Names'][0].lstrip('/')}" for each in containers),
-        *(f"volume {name}" for name in volumes),
+        *(f"volume {each['Name']}" for each in volumes),
+        *(f"network {each['Name']}" for each in networks),
     ]
 
 

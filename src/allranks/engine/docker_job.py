@@ -1,54 +1,62 @@
-"""A job of the docker engine while it runs: what its agent says is heard, and it is ended, whatever happens."""
+"""A job of the docker engine while it runs: a container for each node, which is heard, and ended whatever happens."""
 
-import os
-import selectors
 import socket
 import tarfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import docker
 import requests
-from docker.errors import APIError, DockerException
+from docker.errors import APIError, DockerException, NotFound
 
+from allranks.engine import agents
+from allranks.engine.agents import JobOfAgents
 from allranks.engine.archive import unpack
-from allranks.engine.docker_requests import ROOT
+from allranks.engine.docker_requests import own_folder
 from allranks.engine.frames import STDOUT, FrameReader
-from allranks.engine.protocol import EventSink, JobExit
+from allranks.engine.nodes import bring_home
+from allranks.engine.protocol import NodeExit
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
-
-STOP_GRACE = 8
-"""Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
+from allranks.harness.events import Event
 
 FAILURES = (DockerException, requests.RequestException, OSError)
 """What comes of a daemon that refuses, or is not there any more."""
 
+_NO_ADDRESSES = "address pool"
+"""What every version of Docker says when it has no addresses left for a network, 20.10 as well as 28."""
 
-class DockerJob:
-    """An agent in a container."""
 
-    def __init__(self, client: docker.APIClient, identifier: str, limit: float) -> None:
+class Container:
+    """The container of one node, whose program is the node's agent.
+
+    Args:
+        client: Of the daemon.
+        identifier: The container's.
+        title: What a person calls it, as in "The container of node 1 of …".
+        network: The network of the job's nodes; None for a job on one node.
+    """
+
+    def __init__(self, client: docker.APIClient, identifier: str, title: str, network: str | None = None) -> None:
+        self.identifier = identifier
+        self.title = title
+        self.has_ended = False
         self._client = client
-        self._identifier = identifier
-        self._limit = limit
-        self._deadline = time.monotonic() + limit
+        self._network = network
         self._attached: Any = None
         self._stream = EventStream()
         self._frames = FrameReader()
-        self._is_over = True
-        self._bell = os.eventfd(0)
 
     def attach_and_start(self) -> None:
         """Attach first, so that nothing of what the agent says is lost, then start."""
-        self._attached = self._client.attach_socket(
-            self._identifier, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-        )
-        self._client.start(self._identifier)
-        self._is_over = False
+        with as_engine_error(f"{self.title} could not be started."):
+            self._attached = self._client.attach_socket(
+                self.identifier, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+            )
+            self._client.start(self.identifier)
 
     @property
     def _socket(self) -> socket.socket:
@@ -56,104 +64,20 @@ class DockerJob:
         wrapped: socket.socket = getattr(self._attached, "_sock", self._attached)
         return wrapped
 
-    def go(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.go`."""
-        self._deadline = time.monotonic() + self._limit
-        try:
-            self._socket.sendall(b"go\n")
-        except OSError:
-            # The container has ended already; `wait` finds out how.
-            return
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """See :class:`allranks.engine.agents.Agent`."""
+        return (self._socket.fileno(),)
 
-    def wait(self, sink: EventSink) -> JobExit:
-        """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
-        timed_out = not self._pump(lambda: self._deadline, sink)
-        if timed_out:
-            self.stop()
-        with as_engine_error("The daemon lost a job."):
-            state = self._exited_state()
-        self._is_over = True
-        return JobExit(
-            status=state["ExitCode"],
-            timed_out=timed_out,
-            out_of_memory=bool(state["OOMKilled"]),
-            output=self._stream.output or state["Error"],
-        )
-
-    def _exited_state(self) -> dict[str, Any]:
-        self._client.wait(self._identifier, timeout=STOP_GRACE)
-        state: dict[str, Any] = self._client.inspect_container(self._identifier)["State"]
-        return state
-
-    def hang_up(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.hang_up`."""
-        self._deadline = min(self._deadline, time.monotonic() + STOP_GRACE)
-        self._end_stdin()
-        os.eventfd_write(self._bell, 1)  # whoever reads has a new deadline
-
-    def stop(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
-        if self._is_over:
-            return
-        self._end_stdin()
-        deadline = time.monotonic() + STOP_GRACE
-        if not self._pump(lambda: deadline, lambda _event: None):
-            self._kill()
-        self._is_over = True
-
-    def _end_stdin(self) -> None:
-        try:
-            self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-    def _kill(self) -> None:
-        try:
-            self._client.kill(self._identifier)
-        except FAILURES:
-            # Not running any more, or no daemon: removal, now or by a later reap, does the rest.
-            return
-
-    def collect(self, results: Path) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
-        try:
-            pieces, _ = self._client.get_archive(self._identifier, f"{ROOT}/results")
-            unpack(pieces, results)
-        except (*FAILURES, tarfile.TarError) as error:
-            msg = f"The results of a job could not be copied to {results}."
-            raise EngineError(
-                msg, why=str(error), remedy="Check the daemon, and space and permissions here."
-            ) from error
-
-    def close(self) -> None:
-        """Stop what runs and let go of the connection."""
-        self.stop()
-        os.close(self._bell)
-        if self._attached is not None:
-            connection = self._socket
-            response = getattr(self._attached, "_response", None)
-            if response is not None:
-                # Left to the garbage collector, it finds its file closed and says so on standard error (Python 3.13).
-                response.close()
-            self._attached.close()
-            connection.close()
-
-    def _pump(self, deadline: Callable[[], float], sink: EventSink) -> bool:
-        """Read the attach stream to its end, the container's; False when the deadline, which may change, came first."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
-            selector.register(self._bell, selectors.EVENT_READ)
-            while (remaining := deadline() - time.monotonic()) > 0:
-                ready = {key.fd for key, _ in selector.select(remaining)}
-                if self._bell in ready:
-                    os.eventfd_read(self._bell)
-                if self._socket.fileno() not in ready:
-                    continue
-                data = self._receive()
-                if not data:
-                    return True
-                self._take(data, sink)
-        return False
+    def hear(self, _ready: Collection[int]) -> Iterator[Event]:
+        """See :meth:`allranks.engine.agents.Agent.hear`; the end of the attach stream is the container's."""
+        data = self._receive()
+        for stream, payload in self._frames.feed(data):
+            if stream == STDOUT:
+                yield from self._stream.feed(payload)
+            else:
+                self._stream.note(payload)
+        self.has_ended = not data
 
     def _receive(self) -> bytes:
         """What the daemon has to say; nothing when the connection is lost, since it is asked about the end anyway."""
@@ -162,13 +86,117 @@ class DockerJob:
         except OSError:
             return b""
 
-    def _take(self, data: bytes, sink: EventSink) -> None:
-        for stream, payload in self._frames.feed(data):
-            if stream != STDOUT:
-                self._stream.note(payload)
-                continue
-            for event in self._stream.feed(payload):
-                sink(event)
+    def go(self) -> None:
+        """See :meth:`allranks.engine.agents.Agent.go`."""
+        try:
+            self._socket.sendall(b"go\n")
+        except OSError:
+            # The container has ended already; `exit` finds out how.
+            return
+
+    def hang_up(self) -> None:
+        """See :meth:`allranks.engine.agents.Agent.hang_up`."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def resume(self) -> None:
+        """See :meth:`allranks.engine.agents.Agent.resume`."""
+        # Mostly it is refused, because nobody has paused the container.
+        if not self.has_ended:
+            with suppress(*FAILURES):
+                self._client.unpause(self.identifier)
+
+    def end(self, _deadline: float) -> None:
+        """See :meth:`allranks.engine.agents.Agent.end`; until the deadline its job has heard it."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        # Not running any more, or no daemon: removal, now or by a later reap, does the rest.
+        with suppress(*FAILURES):
+            self._client.kill(self.identifier)
+
+    def exit(self) -> NodeExit:
+        """See :meth:`allranks.engine.agents.Agent.exit`."""
+        with as_engine_error(f"{self.title} is lost."):
+            self._client.wait(self.identifier, timeout=int(agents.STOP_GRACE))
+            found: dict[str, Any] = self._client.inspect_container(self.identifier)
+        if self._network is not None and self._network not in found["NetworkSettings"]["Networks"]:
+            msg = f"{self.title} was taken out of the job's network."
+            raise EngineError(msg, remedy="Leave the networks of running jobs alone.")
+        state = found["State"]
+        output = self._stream.output or state["Error"]
+        return NodeExit(status=state["ExitCode"], out_of_memory=bool(state["OOMKilled"]), output=output)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._attached is None:
+            return
+        connection = self._socket
+        response = getattr(self._attached, "_response", None)
+        if response is not None:
+            # Left to the garbage collector, it finds its file closed and says so on standard error (Python 3.13).
+            response.close()
+        self._attached.close()
+        connection.close()
+
+
+class DockerJob(JobOfAgents[Container]):
+    """Agents in containers, which share a volume.
+
+    Args:
+        client: Of the daemon.
+        containers: Those of the nodes, the leading one first.
+        limit: Seconds that they may take once it is their turn.
+    """
+
+    def __init__(self, client: docker.APIClient, containers: Sequence[Container], limit: float) -> None:
+        super().__init__(containers, limit)
+        self._client = client
+
+    def collect(self, results: Path) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
+        try:
+            self._bring_home(results)
+        except (*FAILURES, tarfile.TarError) as error:
+            msg = f"The results of a job could not be copied to {results}."
+            raise EngineError(
+                msg, why=str(error), remedy="Check the daemon, and space and permissions here."
+            ) from error
+
+    def _bring_home(self, results: Path) -> None:
+        if not self._followers:
+            unpack(self._archive_of(0), results)
+            return
+        with TemporaryDirectory() as scratch:
+            folders = [Path(scratch, f"node-{node}") for node, _ in enumerate(self._agents)]
+            for node, folder in enumerate(folders):
+                # What is not there is told when all that is there has come home.
+                with suppress(NotFound):
+                    unpack(self._archive_of(node), folder)
+            bring_home(folders, results)
+
+    def _archive_of(self, node: int) -> Iterable[bytes]:
+        """The results of a node, out of the volume: where its own container is gone, another one has it, too."""
+        path = f"{own_folder(node)}/results"
+        own = self._agents[node]
+        *containers, last = sorted(self._agents, key=lambda each: each is not own)
+        for container in containers:
+            with suppress(NotFound):
+                return self._read(container, path)
+        return self._read(last, path)
+
+    def _read(self, container: Container, path: str) -> Iterable[bytes]:
+        pieces: Iterable[bytes]
+        pieces, _ = self._client.get_archive(container.identifier, path)
+        return pieces
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        for container in self._agents:
+            container.close()
+        super().close()
 
 
 @contextmanager
@@ -177,6 +205,14 @@ def as_engine_error(what: str) -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        why = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
-        remedy = "See the daemon's log; `allranks clean` removes what may be left."
-        raise EngineError(what, why=str(why), remedy=remedy) from error
+        why = str(error.explanation if isinstance(error, APIError) and error.explanation else error)
+        raise EngineError(what, why=why, remedy=_remedy(why)) from error
+
+
+def _remedy(why: str) -> str:
+    if _NO_ADDRESSES in why:
+        return (
+            "Each job on several nodes has a network, and a daemon has addresses for about thirty. Remove those that "
+            "nobody needs (docker network prune), or give it more (default-address-pools in its daemon.json)."
+        )
+    return "See the daemon's log; `allranks clean` removes what may be left."

@@ -1,13 +1,18 @@
 """What the docker engine asks the daemon for: made of a job alone, and compared without any daemon."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from docker.types import DeviceRequest, Mount
 
 from allranks.engine.archive import ArchiveBuilder
+from allranks.engine.nodes import spec_of_node
 from allranks.engine.ownership import HOST_LABEL, RUN_VARIABLE
 from allranks.engine.spec import FileCopy, JobSpec
+from allranks.harness.config import Post
 
 USER = 10001
 """User and group of every job: a number that no distribution gives to anybody."""
@@ -15,64 +20,173 @@ USER = 10001
 ROOT = "/job"
 """Where a job's volume is in its container."""
 
-_NODE = "node0"
+PORT = 29400
+"""Where the leading agent listens for the others, on a network where nobody else is."""
+
+INTERFACE = "eth0"
+"""What Docker calls a container's interface to its only network."""
+
+NODE_LABEL = "allranks.node"
+
+
+def node_name(node: int) -> str:
+    """A node's name in the job's network."""
+    return f"node{node}"
+
+
+def own_folder(node: int) -> str:
+    """The folder of the job's volume that the agent of one node has for itself."""
+    return f"{ROOT}/node-{node}" if node else ROOT
+
+
+def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
+    """What of a job each of its nodes has; the job itself where it has one.
+
+    Args:
+        spec: The job.
+        token: By which its agents will know each other.
+    """
+    nodes = spec.agent.nodes
+    if nodes == 1:
+        return [spec]
+    leader = node_name(0)
+    agent = replace(spec.agent, master_addr=leader)
+    posts = [Post(node=node, leader=leader, port=PORT, token=token) for node in range(nodes)]
+    return [spec_of_node(spec, replace(agent, post=post)) for post in posts]
+
+
+def object_name(spec: JobSpec) -> str:
+    """A name that tells a person in ``docker ps`` what it is, and that no other attempt has."""
+    readable = re.sub(r"[^a-zA-Z0-9_.-]+", "-", spec.job_id)
+    return f"allranks-{spec.run_id}-{readable}-{spec.attempt}"
+
+
+def container_name(spec: JobSpec) -> str:
+    """The name of one node's container."""
+    return object_name(spec) if spec.agent.nodes == 1 else f"{object_name(spec)}-{node_name(spec.agent.node)}"
+
+
+def container_title(spec: JobSpec) -> str:
+    """What a person calls one node's container, at the start of a sentence."""
+    whose = spec.job_id if spec.agent.nodes == 1 else f"node {spec.agent.node} of {spec.job_id}"
+    return f"The container of {whose}"
+
+
+def network_of(spec: JobSpec) -> str | None:
+    """The name of the network that the nodes of a job have for themselves; None where there is one node."""
+    return None if spec.agent.nodes == 1 else object_name(spec)
+
+
+def _labels(spec: JobSpec, host: str) -> dict[str, str]:
+    return {**spec.labels, HOST_LABEL: host}
+
+
+def volume_request(spec: JobSpec, host: str) -> dict[str, Any]:
+    """What the daemon is asked to create for the files of a job, on all of its nodes.
+
+    Args:
+        spec: The job.
+        host: This host's id, for the labels.
+    """
+    return {"name": object_name(spec), "labels": _labels(spec, host)}
+
+
+def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
+    """What the daemon is asked to create for the nodes of a job: a network on which they are alone.
+
+    Args:
+        spec: The job.
+        host: This host's id, for the labels.
+    """
+    return {
+        "name": object_name(spec),
+        "driver": "bridge",
+        "check_duplicate": True,
+        # No way to any other network. Without the option, the host itself would still be there, as the gateway, with
+        # all that listens on it (Docker 20.10).
+        "internal": True,
+        "options": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+        "labels": _labels(spec, host),
+    }
 
 
 def creation_request(spec: JobSpec, host: str) -> dict[str, Any]:
     """What the daemon is asked to create: a container that may do nothing but compute.
 
     Args:
-        spec: The job.
+        spec: What one node of the job has.
         host: This host's id, for the labels.
     """
-    labels = {**spec.labels, HOST_LABEL: host}
+    limits = spec.resources
     return {
         "image": spec.image,
         "entrypoint": ["python3"],
-        "command": agent_arguments(),
-        "hostname": _NODE,
+        "command": agent_arguments(spec.agent.node),
+        "hostname": node_name(spec.agent.node),
         "user": f"{USER}:{USER}",
         "working_dir": f"{ROOT}/shared",
         "environment": container_environment(spec),
-        "labels": labels,
+        "labels": {**_labels(spec, host), NODE_LABEL: str(spec.agent.node)},
         "stdin_open": True,
+        "networking_config": _endpoint(spec),
         "host_config": {
-            "network_mode": "none",
-            # Without this name gloo looks for the host's address for minutes.
-            "extra_hosts": {_NODE: "127.0.0.1"},
-            "mounts": [Mount(ROOT, "", type="volume", labels=labels)],
+            **_network_settings(spec),
+            "mounts": [Mount(ROOT, object_name(spec), type="volume", labels=_labels(spec, host))],
             "tmpfs": {"/tmp": "rw,nosuid,nodev,exec,mode=1777,size=1g"},  # noqa: S108 - the container's own
             "read_only": True,
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
             "init": True,
-            "pids_limit": spec.resources.pids,
-            "mem_limit": spec.resources.memory_bytes,
-            "memswap_limit": spec.resources.memory_bytes,
-            "shm_size": spec.resources.shm_bytes,
+            "pids_limit": limits.pids,
+            "mem_limit": limits.memory_bytes,
+            "memswap_limit": limits.memory_bytes,
+            "shm_size": limits.shm_bytes,
             "log_config": {"type": "none"},
             **gpu_settings(spec),
         },
     }
 
 
-def container_name(spec: JobSpec) -> str:
-    """A name that tells a person in ``docker ps`` what it is, and that no other attempt has."""
-    readable = re.sub(r"[^a-zA-Z0-9_.-]+", "-", spec.job_id)
-    return f"allranks-{spec.run_id}-{readable}-{spec.attempt}"
+def _network_settings(spec: JobSpec) -> dict[str, Any]:
+    """No network where there is one node; else the job's, with nobody to ask for any other name.
+
+    Docker's own name server knows the nodes. What else it is asked for it would pass on from the host, and so out of
+    an internal network (CVE-2024-29018): at this address in the container nobody listens. It says nothing then, and
+    one second is the shortest time to wait for that.
+    """
+    if spec.agent.nodes == 1:
+        # Without this name gloo looks for the host's address for minutes.
+        return {"network_mode": "none", "extra_hosts": {node_name(0): "127.0.0.1"}}
+    return {
+        "network_mode": object_name(spec),
+        "dns": ["127.0.0.1"],
+        "dns_search": ["."],
+        "dns_opt": ["timeout:1", "attempts:1"],
+    }
 
 
-def agent_arguments() -> list[str]:
+def _endpoint(spec: JobSpec) -> dict[str, Any] | None:
+    if spec.agent.nodes == 1:
+        return None
+    return {"EndpointsConfig": {object_name(spec): {"Aliases": [node_name(spec.agent.node)]}}}
+
+
+def agent_arguments(node: int) -> list[str]:
     """The agent's command line in a container, after the interpreter."""
-    folders = [item for name in ("code", "results", "shared") for item in (f"--{name}", f"{ROOT}/{name}")]
-    return ["-m", "allranks.harness", "--config", f"{ROOT}/agent/config.json", *folders]
+    own = own_folder(node)
+    return [
+        *("-m", "allranks.harness"),
+        *("--config", f"{own}/config.json"),
+        *("--code", f"{ROOT}/code"),
+        *("--results", f"{own}/results"),
+        *("--shared", f"{ROOT}/shared"),
+    ]
 
 
 def container_environment(spec: JobSpec) -> dict[str, str]:
     """The agent's variables in a container."""
     return {
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TP_SOCKET_IFNAME": "lo",
+        **_interfaces(spec.agent.nodes),
         # A user id without an entry in the password file has neither of these.
         "HOME": f"{ROOT}/shared",
         "USER": "allranks",
@@ -81,6 +195,13 @@ def container_environment(spec: JobSpec) -> dict[str, str]:
         "PYTHONPATH": f"{ROOT}/agent",
         RUN_VARIABLE: spec.run_id,
     }
+
+
+def _interfaces(nodes: int) -> dict[str, str]:
+    """Where ranks meet: on the way that a name of theirs leads, gloo and TensorPipe would not always look."""
+    if nodes == 1:
+        return {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
 
 
 CDI_KIND = "nvidia.com/gpu"
@@ -103,13 +224,21 @@ def gpu_settings(spec: JobSpec) -> dict[str, Any]:
             return {"devices": devices, "group_add": [str(group) for group in spec.passthrough.groups]}
 
 
-def job_archive(spec: JobSpec, package: tuple[FileCopy, ...]) -> bytes:
-    """What goes into the job's volume. Its root stays root's, so each folder below carries the job's user."""
+def job_archive(specs: Sequence[JobSpec], package: tuple[FileCopy, ...]) -> bytes:
+    """What goes into the job's volume. Its root stays root's, so each folder below carries the job's user.
+
+    Args:
+        specs: What each node has.
+        package: What the agents need of allranks itself.
+    """
     archive = ArchiveBuilder(USER)
-    for name in ("agent", "code", "results", "shared"):
+    for name in ("agent", "code", "shared"):
         archive.add_folder(name)
-    archive.add_bytes("agent/config.json", spec.agent.to_json().encode())
     archive.add_copies("agent", package)
-    archive.add_copies("code", spec.files)
-    archive.add_copies("results", spec.carried)
+    archive.add_copies("code", specs[0].files)
+    for spec in specs:
+        own = PurePosixPath(own_folder(spec.agent.node)).relative_to(ROOT)
+        archive.add_folder(str(own / "results"))
+        archive.add_secret(str(own / "config.json"), spec.agent.to_json().encode())
+        archive.add_copies(str(own / "results"), spec.carried)
     return archive.finish()

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.engine.spec import FileCopy, JobSpec, Passthrough, ranks_at_once, resources
-from allranks.harness.config import AgentConfig, Share, TimeLimits
+from allranks.engine.spec import FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
+from allranks.harness.config import AgentConfig, Share, TimeLimits, share_of
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.packing.task import Room
 
@@ -58,6 +58,7 @@ class Attempt:
 
 def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
     """The request for one attempt at a job."""
+    each = _resources_of_nodes(matrix, job)
     return JobSpec(
         run_id=attempt.run_id,
         job_id=job.id,
@@ -72,22 +73,29 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
         environment=dict(job.environment),
         gpus=attempt.gpus,
         passthrough=attempt.passthrough,
-        resources=resources(
-            world_size=job.cell.world_size,
-            memory_mib=matrix.limits.memory_mib,
-            seconds=_seconds(matrix, job),
-            overlap=job.suite.overlap,
-        ),
+        resources=total(each),
+        node_resources=each if len(each) > 1 else (),
     )
 
 
 def room_of(matrix: Matrix, job: Job, *, gpus: int) -> Room:
     """What a job takes of its host: a core for each rank that may run at once, and the memory that it may use."""
     ranks = ranks_at_once(job.cell.world_size, job.suite.overlap)
-    limits = resources(
-        world_size=job.cell.world_size, memory_mib=matrix.limits.memory_mib, seconds=0, overlap=job.suite.overlap
+    return Room(gpus=gpus, cores=ranks, memory=total(_resources_of_nodes(matrix, job)).memory_bytes >> 20)
+
+
+def _resources_of_nodes(matrix: Matrix, job: Job) -> tuple[Resources, ...]:
+    """What a job may use on each of its nodes, by the ranks that are there."""
+    cell = job.cell
+    return tuple(
+        resources(
+            world_size=len(share_of(node, total=cell.world_size, nodes=cell.nodes)),
+            memory_mib=matrix.limits.memory_mib,
+            seconds=_seconds(matrix, job),
+            overlap=job.suite.overlap,
+        )
+        for node in range(cell.nodes)
     )
-    return Room(gpus=gpus, cores=ranks, memory=limits.memory_bytes >> 20)
 
 
 def _seconds(matrix: Matrix, job: Job) -> float:
