@@ -122,6 +122,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
             job=limits.job,
             peer_grace=limits.peer_grace,
             assembly=limits.assembly,
+            silence=limits.silence,
         ),
         seed=attempt.seed,
         pytest_args=(*job.suite.pytest_args, *attempt.pytest_args),
