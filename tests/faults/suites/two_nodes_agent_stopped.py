@@ -17,7 +17,6 @@ FAULT = {
     "words": ["rank 1 is lost: the agent of node 1 does not answer"],
     "limits": {"test": 60, "job": 120},
     "exit_code": 3,
-    "not_on": {"docker": "it runs no job of several nodes yet"},
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
         "job": {"verdict": ("error", "job"), "words": ["The agent of node 1 does not answer"]},
