@@ -1,5 +1,6 @@
 """A Docker daemon that only remembers what it is asked for, behind what the engine uses of ``docker.APIClient``."""
 
+import json
 import socket
 from types import SimpleNamespace
 
@@ -74,9 +75,6 @@ class FakeClient:
         self.network = request["name"]
         return {"Id": "net"}
 
-    def create_volume(self, **request):
-        self._call("create_volume", request["name"])
-
     def create_host_config(self, **options):
         return options
 
@@ -145,6 +143,16 @@ def refusal(status: int = 500, text: str = "no") -> APIError:
     response = requests.Response()
     response.status_code = status
     return APIError(text, response=response, explanation=text)
+
+
+def frame(stream: int, payload: bytes) -> bytes:
+    return bytes((stream, 0, 0, 0)) + len(payload).to_bytes(4, "big") + payload
+
+
+def end_agent(client: FakeClient, identifier: str = ID, *, status: int = 0, memory_kills: int = 0) -> None:
+    """As the keeper does."""
+    event = {"event": "agent_ended", "status": status, "memory_kills": memory_kills}
+    client.wire(identifier).daemon.sendall(frame(1, b"\n\x1e" + json.dumps(event).encode() + b"\n"))
 
 
 def ignore(_event):

@@ -6,7 +6,7 @@ import socket
 import pytest
 import requests
 from docker.errors import NotFound
-from fake_daemon import ID, engine_of, ignore, refusal
+from fake_daemon import ID, end_agent, engine_of, ignore, refusal
 
 from allranks.engine import agents
 from allranks.engine.docker import connect
@@ -25,10 +25,8 @@ def test_a_job_is_attached_before_it_starts_and_removed_with_its_volume(fake, sp
     with engine_of(client).start(spec) as job:
         client.daemon.shutdown(socket.SHUT_WR)
         assert job.wait(ignore).status == 0
-    made = ["create_volume", "create", "put_archive", "attach", "start"]
-    assert client.names == [*made, "wait", "inspect", "remove", "remove_volume"]
-    assert client.calls[-2] == ("remove", ID, True, True)
-    assert client.calls[-1][1] == client.calls[0][1]
+    assert client.names == ["create", "attach", "start", "put_archive", "wait", "inspect", "remove"]
+    assert client.calls[-1] == ("remove", ID, True, True)
 
 
 def test_a_job_without_an_image_is_an_error(fake, make_spec):
@@ -43,7 +41,7 @@ def test_a_container_that_cannot_be_created_leaves_nothing_to_remove(fake, spec)
     with pytest.raises(EngineError, match="could not be started") as error, engine_of(client).start(spec):
         pass
     assert error.value.why == "No such image: allranks/cpu:1"
-    assert client.names == ["create_volume", "create", "remove_volume"]
+    assert client.names == ["create"]
 
 
 @pytest.mark.parametrize("step", ["put_archive", "attach", "start"])
@@ -53,7 +51,7 @@ def test_a_container_that_cannot_be_started_is_removed_at_once(fake, spec, step,
     client = fake(**{step: failure})
     with pytest.raises(EngineError, match="could not be started"), engine_of(client).start(spec):
         pass
-    assert client.names[-3:] == [step, "remove", "remove_volume"]
+    assert client.names[-2:] == [step, "remove"]
 
 
 def test_a_container_that_cannot_be_removed_hides_no_other_error(fake, spec):
@@ -78,7 +76,7 @@ def test_a_daemon_that_is_lost_while_a_job_runs_is_an_error(fake, spec, step):
         client.daemon.close()
         with pytest.raises(EngineError, match="is lost"):
             job.wait(ignore)
-    assert client.names[-2:] == ["remove", "remove_volume"]
+    assert client.names[-1] == "remove"
 
 
 def test_a_connection_that_breaks_while_a_job_runs_is_an_error_too(fake, spec, monkeypatch):
@@ -147,8 +145,9 @@ def test_events_and_other_output_are_told_apart(fake, spec):
 def test_stopping_ends_the_agents_input_and_waits_for_its_end(fake, spec):
     client = fake()
     with engine_of(client).start(spec) as job:
-        client.daemon.shutdown(socket.SHUT_WR)
+        end_agent(client)
         job.stop()
+        assert client.daemon.recv(10) == b"begin\n"
         assert client.daemon.recv(10) == b""
     assert "kill" not in client.names
 
@@ -159,7 +158,7 @@ def test_an_agent_that_does_not_stop_is_killed_once(fake, spec, monkeypatch):
     with engine_of(client).start(spec) as job:
         job.stop()
         job.stop()
-    assert client.names[-3:] == ["kill", "remove", "remove_volume"]
+    assert client.names[-2:] == ["kill", "remove"]
 
 
 def test_a_daemon_that_refuses_to_kill_leaves_it_to_removal(fake, spec, monkeypatch):
@@ -167,13 +166,13 @@ def test_a_daemon_that_refuses_to_kill_leaves_it_to_removal(fake, spec, monkeypa
     client = fake(kill=refusal(409, "not running"))
     with engine_of(client).start(spec):
         pass
-    assert client.names[-2:] == ["remove", "remove_volume"]
+    assert client.names[-1] == "remove"
 
 
 def test_the_time_limit_of_the_engine_ends_a_job(fake, make_spec, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
     client = fake()
-    limits = Resources(memory_bytes=1, shm_bytes=1, pids=1, seconds=0.05)
+    limits = Resources(memory_bytes=1, shm_bytes=1, disk_bytes=1, pids=1, seconds=0.05)
     with engine_of(client).start(make_spec(image="i", resources=limits)) as job:
         assert job.wait(ignore).timed_out
     assert "kill" in client.names
@@ -183,16 +182,40 @@ def test_the_time_limit_of_the_engine_ends_a_job(fake, make_spec, monkeypatch):
 def test_results_that_cannot_be_had_are_an_error(fake, spec, failure, tmp_path):
     client = fake(get_archive=failure)
     with engine_of(client).start(spec) as job:
-        client.daemon.close()
+        end_agent(client)
         job.wait(ignore)
         with pytest.raises(EngineError, match="could not be copied"):
             job.collect(tmp_path)
 
 
+def test_the_end_of_the_agent_is_told_by_its_keeper_and_its_files_are_still_there(fake, spec):
+    client, events = fake(), []
+    with engine_of(client).start(spec) as job:
+        end_agent(client, status=-9, memory_kills=1)
+        ending = job.wait(events.append)
+    assert (ending.status, ending.out_of_memory, ending.timed_out) == (-9, True, False)
+    assert events == []
+    assert client.names[-1] == "remove"
+    assert "wait" not in client.names
+
+
+def test_a_container_that_ends_before_its_agent_takes_the_files_along_and_that_is_said(fake, spec, tmp_path):
+    client = fake()
+    client.states[ID] = {"ExitCode": 137, "OOMKilled": True}
+    with engine_of(client).start(spec) as job:
+        client.daemon.close()
+        job.wait(ignore)
+        with pytest.raises(EngineError, match="ended before its agent did, and its files with it") as error:
+            job.collect(tmp_path)
+    assert "exit status 137" in error.value.why
+    assert "want of memory" in error.value.why
+    assert "get_archive" not in client.names
+
+
 def test_results_that_are_no_archive_are_an_error(fake, spec, tmp_path):
     client = fake()
     with engine_of(client).start(spec) as job:
-        client.daemon.close()
+        end_agent(client)
         job.wait(ignore)
         with pytest.raises(EngineError, match="could not be copied"):
             job.collect(tmp_path)

@@ -2,13 +2,12 @@
 
 import io
 import json
-import socket
 import tarfile
 
 import pytest
 import requests
 from docker.errors import NotFound
-from fake_daemon import ID, engine_of, ignore, refusal
+from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal
 
 from allranks.engine import agents
 from allranks.engine.protocol import JobExit, NodeExit
@@ -16,7 +15,7 @@ from allranks.errors import EngineError
 
 FIRST, SECOND = ID, f"{ID}-1"
 NAME = "allranks-r-gloo-w2-g0-env-tiny-1"
-REMOVED = ["remove", "remove", "remove_volume", "remove_network"]
+REMOVED = ["remove", "remove", "remove_volume", "remove_volume", "remove_network"]
 
 
 @pytest.fixture
@@ -24,12 +23,11 @@ def spec(make_spec):
     return make_spec(image="allranks/cpu:1", run_id="r", nodes=2)
 
 
-def say(client, identifier, *events):
-    """Have a container say something, and end."""
+def say(client, identifier, *events, status=0):
+    """Have an agent say something, and end."""
     for event in events:
-        line = b"\x1e" + json.dumps(event).encode() + b"\n"
-        client.wire(identifier).daemon.sendall(b"\x01\0\0\0" + len(line).to_bytes(4, "big") + line)
-    client.wire(identifier).daemon.shutdown(socket.SHUT_WR)
+        client.wire(identifier).daemon.sendall(frame(1, b"\x1e" + json.dumps(event).encode() + b"\n"))
+    end_agent(client, identifier, status=status)
 
 
 MET = {"event": "nodes_met"}
@@ -42,10 +40,30 @@ def test_the_network_is_made_first_and_removed_last_and_every_node_is_attached_b
         say(client, SECOND)
         assert job.wait(ignore) == JobExit(status=0, followers=(NodeExit(status=0),))
     starts = ["attach", "start"] * 2
-    assert client.names[:9] == ["create_network", "create_volume", "create", "create", "put_archive", *starts]
+    assert client.names[:8] == ["create_network", "create", "create", *starts, "put_archive"]
     assert [call[1] for call in client.calls if call[0] == "start"] == [FIRST, SECOND]
-    assert client.names[-4:] == REMOVED
-    assert client.calls[-2:] == [("remove_volume", NAME), ("remove_network", "net")]
+    assert client.names[-5:] == REMOVED
+    volumes = [("remove_volume", f"{NAME}-shared"), ("remove_volume", NAME)]
+    assert client.calls[-3:] == [*volumes, ("remove_network", "net")]
+
+
+def test_no_agent_begins_before_its_files_are_there(fake, spec):
+    client = fake()
+    put_archive, said = client.put_archive, []
+
+    def look(*arguments):
+        for identifier in (FIRST, SECOND):
+            client.wire(identifier).daemon.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.wire(identifier).daemon.recv(10)
+        said.append(put_archive(*arguments))
+
+    client.put_archive = look
+    with engine_of(client).start(spec):
+        assert len(said) == 1
+        for identifier in (FIRST, SECOND):
+            assert client.wire(identifier).daemon.recv(10) == b"begin\n"
+            end_agent(client, identifier)
 
 
 def test_one_node_needs_no_network(fake, make_spec):
@@ -103,13 +121,12 @@ def test_a_second_container_that_cannot_be_started_takes_everything_with_it_at_o
     with pytest.raises(EngineError, match="The container of node 1 of gloo-w2-g0-env/tiny could not be") as error:
         engine_of(client).start(spec).__enter__()
     assert error.value.why == "no space left"
-    assert client.names[-4:] == ([step, *REMOVED[1:]] if step == "create" else REMOVED)
-    assert [call[1] for call in client.calls if call[0] == "remove"] == (
-        [SECOND, FIRST] if step != "create" else [FIRST]
-    )
+    made = [FIRST] if step == "create" else [SECOND, FIRST]
+    assert [call[1] for call in client.calls if call[0] == "remove"] == made
+    assert client.names[-3 - len(made) :] == ["remove"] * len(made) + REMOVED[2:]
 
 
-@pytest.mark.parametrize("step", ["create_network", "create_volume", "create", "put_archive", "attach", "start"])
+@pytest.mark.parametrize("step", ["create_network", "create", "put_archive", "attach", "start"])
 def test_ctrl_c_between_any_two_steps_removes_what_there_is(fake, spec, step):
     client = fake()
     perform = client._call
@@ -122,19 +139,20 @@ def test_ctrl_c_between_any_two_steps_removes_what_there_is(fake, spec, step):
     client._call = interrupted
     with pytest.raises(KeyboardInterrupt):
         engine_of(client).start(spec).__enter__()
-    made = {"create": "remove", "create_volume": "remove_volume", "create_network": "remove_network"}
-    wanted = [made[name] for name in client.names[:-1] if name in made and name != step]
-    assert set(wanted) <= set(client.names)
+    undone = {"create": "remove", "create_network": "remove_network"}
+    made = [name for name in client.names if name in undone and name != step]
+    assert {undone[name] for name in made} <= set(client.names)
+    assert step == "create_network" or client.names[-3:] == REMOVED[2:]
 
 
 def test_a_container_that_is_removed_by_hand_is_an_error_that_names_its_node(fake, spec):
-    client = fake({("wait", SECOND): NotFound("No such container")})
+    client = fake({("inspect", SECOND): NotFound("No such container")})
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET)
         say(client, SECOND)
         with pytest.raises(EngineError, match="The container of node 1 of gloo-w2-g0-env/tiny is lost"):
             job.wait(ignore)
-    assert client.names[-4:] == REMOVED
+    assert client.names[-5:] == REMOVED
 
 
 def test_a_container_that_is_taken_out_of_the_network_is_an_error_that_names_its_node(fake, spec):
@@ -147,22 +165,29 @@ def test_a_container_that_is_taken_out_of_the_network_is_an_error_that_names_its
             job.wait(ignore)
 
 
-def test_how_the_container_of_each_node_ended_is_told(fake, spec):
+def test_how_the_agent_of_each_node_ended_is_told(fake, spec):
+    client = fake()
+    with engine_of(client).start(spec) as job:
+        say(client, FIRST, MET)
+        end_agent(client, SECOND, status=-9, memory_kills=1)
+        ending = job.wait(ignore)
+    assert ending == JobExit(status=0, followers=(NodeExit(status=-9, out_of_memory=True),))
+
+
+def test_a_container_that_is_killed_is_told_with_the_status_that_the_daemon_knows(fake, spec):
     client = fake()
     client.states[SECOND] = {"ExitCode": 137, "OOMKilled": True}
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET)
-        say(client, SECOND)
-        ending = job.wait(ignore)
-    assert ending == JobExit(status=0, followers=(NodeExit(status=137, out_of_memory=True),))
+        client.wire(SECOND).daemon.close()
+        assert job.wait(ignore).followers == (NodeExit(status=137, out_of_memory=True),)
 
 
 def test_a_node_that_ends_before_the_leader_has_met_it_ends_the_job(fake, spec, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
     client = fake()
-    client.states[SECOND] = {"ExitCode": 1}
     with engine_of(client).start(spec) as job:
-        say(client, SECOND)
+        say(client, SECOND, status=1)
         assert job.wait(ignore).followers == (NodeExit(status=1),)
     assert ("kill", FIRST) in client.calls
 
@@ -226,26 +251,58 @@ def both(fake):
 EVERYTHING = {"agent.log": "0", "rank-0.log": "0", "agent-1.log": "1", "rank-1.log": "1"}
 
 
-def collect(client, spec, folder):
-    with engine_of(client).start(spec) as job:
-        for identifier in (FIRST, SECOND):
-            client.wire(identifier).daemon.close()
-        job.collect(folder)
+@pytest.fixture
+def collect(spec, tmp_path):
+    """Runs a job of which the agents of some nodes end, and the containers of the others: what comes home."""
+
+    def run(client, *ends):
+        with engine_of(client).start(spec) as job:
+            for identifier in (FIRST, SECOND):
+                if identifier in ends:
+                    end_agent(client, identifier)
+                else:
+                    client.wire(identifier).daemon.close()
+            job.wait(ignore)
+            job.collect(tmp_path)
+
+    return run
+
+
+def home(folder):
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_results_of_all_nodes_come_home_into_one_folder(both, spec, tmp_path):
-    assert collect(both(), spec, tmp_path) == EVERYTHING
+def test_results_of_all_nodes_come_home_into_one_folder(both, collect, tmp_path):
+    collect(both(), FIRST, SECOND)
+    assert home(tmp_path) == EVERYTHING
 
 
-@pytest.mark.parametrize("gone", [FIRST, SECOND])
-def test_results_of_a_node_whose_container_is_gone_come_home_all_the_same(both, spec, tmp_path, gone):
-    assert collect(both({("get_archive", gone): NotFound("No such container")}), spec, tmp_path) == EVERYTHING
+@pytest.mark.parametrize(("node", "alive"), [(0, SECOND), (1, FIRST)])
+def test_results_of_a_node_whose_container_has_ended_come_home_with_an_error_that_names_it(
+    both, collect, tmp_path, node, alive
+):
+    client = both()
+    with pytest.raises(EngineError, match=rf"The container of node {node} of .* ended before its agent did\.") as error:
+        collect(client, alive)
+    assert "exit status 0" in error.value.why
+    assert home(tmp_path) == EVERYTHING
+    assert {call[1] for call in client.calls if call[0] == "get_archive"} == {alive}
 
 
-def test_results_that_are_gone_are_an_error_that_keeps_no_others_back(both, spec, tmp_path):
+def test_results_that_one_container_does_not_give_another_one_gives(both, collect, tmp_path):
+    collect(both({("get_archive", SECOND): NotFound("No such container")}), FIRST, SECOND)
+    assert home(tmp_path) == EVERYTHING
+
+
+def test_results_of_which_every_container_has_ended_are_gone(both, collect, tmp_path):
+    with pytest.raises(EngineError, match=r"The container of node 0 of .* did, and its files with it"):
+        collect(both())
+    assert home(tmp_path) == {}
+
+
+def test_results_that_are_gone_are_an_error_that_keeps_no_others_back(both, collect, tmp_path):
     client = both({("get_archive", "/job/node-1/results"): NotFound("no such path")})
     with pytest.raises(EngineError, match="could not be copied") as error:
-        collect(client, spec, tmp_path)
+        collect(client, FIRST, SECOND)
     assert "node-1" in error.value.why
-    assert {path.name for path in tmp_path.iterdir()} == {"agent.log", "rank-0.log"}
+    assert set(home(tmp_path)) == {"agent.log", "rank-0.log"}

@@ -7,24 +7,25 @@ import tarfile
 import pytest
 
 from allranks.engine.docker_requests import (
+    RESULTS_BYTES,
     USER,
-    agent_arguments,
     container_environment,
     container_name,
     container_title,
     creation_request,
     gpu_settings,
     job_archive,
+    keeper_arguments,
     network_request,
     specs_of_nodes,
-    volume_request,
+    volume_names,
 )
 from allranks.engine.spec import Passthrough, resources
 
 
 @pytest.fixture
 def request_of(make_spec):
-    return creation_request(make_spec(image="i", run_id="r", gpus=("GPU-a",)), "host")
+    return creation_request(make_spec(image="i", run_id="r", gpus=("GPU-a",)), "host", 4096)
 
 
 def test_containers_have_a_read_only_root(request_of):
@@ -49,7 +50,7 @@ def test_containers_have_an_init_process(request_of):
 
 def test_containers_have_limits_from_the_job(make_spec):
     spec = make_spec(image="i")
-    config = creation_request(spec, "host")["host_config"]
+    config = creation_request(spec, "host", 4096)["host_config"]
     assert config["pids_limit"] == spec.resources.pids
     assert config["mem_limit"] == config["memswap_limit"] == spec.resources.memory_bytes
     assert config["shm_size"] == spec.resources.shm_bytes
@@ -61,17 +62,35 @@ def test_containers_have_no_network_and_know_their_own_name(request_of):
     assert request_of["host_config"]["extra_hosts"] == {"node0": "127.0.0.1"}
 
 
-def test_containers_mount_a_volume_of_their_own_and_nothing_of_the_host(request_of):
-    [mount] = request_of["host_config"]["mounts"]
-    assert (mount["Target"], mount["Type"], mount["Source"]) == ("/job", "volume", "allranks-r-gloo-w2-g0-env-tiny-1")
+def test_containers_mount_volumes_of_their_own_and_nothing_of_the_host(request_of):
+    mounts = request_of["host_config"]["mounts"]
+    assert [(mount["Target"], mount["Type"], mount["Source"]) for mount in mounts] == [
+        ("/job", "volume", ""),
+        ("/job/shared", "volume", ""),
+    ]
     assert "binds" not in request_of["host_config"]
     assert "nosuid,nodev" in request_of["host_config"]["tmpfs"]["/tmp"]
 
 
-@pytest.mark.parametrize("request_for", [creation_request, volume_request, network_request])
-def test_every_object_carries_the_labels_by_which_it_is_reaped(make_spec, request_for):
+def test_every_object_carries_the_labels_by_which_it_is_reaped(make_spec):
     spec = make_spec(image="i", run_id="r")
-    assert {**spec.labels, "allranks.host": "host"}.items() <= request_for(spec, "host")["labels"].items()
+    wanted = {**spec.labels, "allranks.host": "host"}
+    request = creation_request(spec, "host", 4096)
+    assert wanted.items() <= request["labels"].items()
+    assert wanted == network_request(spec, "host")["labels"]
+    for mount in request["host_config"]["mounts"]:
+        assert mount["VolumeOptions"]["Labels"] == wanted
+
+
+def test_volumes_have_room_for_what_is_copied_in_for_results_and_for_what_tests_may_write(make_spec):
+    spec = make_spec(image="i")
+    job, shared = creation_request(spec, "host", 4096)["host_config"]["mounts"]
+    options = [mount["VolumeOptions"]["DriverConfig"]["Options"] for mount in (job, shared)]
+    assert [each["type"] for each in options] == ["tmpfs", "tmpfs"]
+    assert options[0]["o"].startswith(f"size={4096 + RESULTS_BYTES},")
+    assert options[1]["o"].startswith(f"size={spec.resources.disk_bytes},")
+    assert all("nosuid,nodev" in each["o"] for each in options)
+    assert (f"uid={USER}" in options[0]["o"], f"uid={USER}" in options[1]["o"]) == (False, True)
 
 
 def test_containers_get_exactly_the_leased_gpus_by_id(request_of):
@@ -104,9 +123,9 @@ def test_logs_are_not_kept_by_the_daemon(request_of):
 
 def test_agents_are_started_with_the_folders_of_the_volume(request_of):
     assert request_of["entrypoint"] == ["python3"]
-    assert request_of["command"] == agent_arguments(0)
-    arguments = " ".join(agent_arguments(0))
-    assert arguments.startswith("-m allranks.harness --config /job/config.json")
+    assert request_of["command"] == keeper_arguments(0)
+    arguments = " ".join(keeper_arguments(0))
+    assert "-m allranks.harness.keeper --config /job/agent/config.json" in arguments
     assert "--results /job/results" in arguments
 
 
@@ -124,12 +143,12 @@ def test_container_names_are_legal_and_unlike_for_each_attempt(make_spec):
 
 
 def entries(archive):
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(archive.data)) as tar:
         return {entry.name: entry for entry in tar}
 
 
 def test_archive_has_each_folder_of_the_job_and_its_config(make_spec):
-    assert {"agent", "code", "config.json", "results", "shared"} == set(entries(job_archive([make_spec()], ())))
+    assert {"agent", "agent/config.json", "code", "results"} == set(entries(job_archive([make_spec()], ())))
 
 
 @pytest.fixture
@@ -162,7 +181,7 @@ def test_each_node_has_a_container_of_its_own_name_that_says_which_node_it_is(no
     assert [container_title(spec) for spec in specs] == [
         "The container of node 0 of gloo-w2-g0-env/tiny", "The container of node 1 of gloo-w2-g0-env/tiny",
     ]  # fmt: skip
-    requests = [creation_request(spec, "host") for spec in specs]
+    requests = [creation_request(spec, "host", 4096) for spec in specs]
     assert [request["hostname"] for request in requests] == ["node0", "node1"]
     assert [request["labels"]["allranks.node"] for request in requests] == ["0", "1"]
 
@@ -172,7 +191,7 @@ def test_nodes_are_in_the_jobs_network_alone_by_their_names(nodes_of):
     network = network_request(first, "host")["name"]
     assert network == network_request(second, "host")["name"]
     for node, spec in enumerate((first, second)):
-        request = creation_request(spec, "host")
+        request = creation_request(spec, "host", 4096)
         assert request["host_config"]["network_mode"] == network
         assert request["networking_config"] == {"EndpointsConfig": {network: {"Aliases": [f"node{node}"]}}}
 
@@ -184,7 +203,7 @@ def test_the_network_of_nodes_leads_nowhere_and_not_to_the_host(nodes_of):
 
 
 def test_nodes_have_no_name_server_that_knows_more_than_them(nodes_of):
-    config = creation_request(nodes_of()[1], "host")["host_config"]
+    config = creation_request(nodes_of()[1], "host", 4096)["host_config"]
     assert (config["dns"], config["dns_search"]) == (["127.0.0.1"], ["."])
     assert "extra_hosts" not in config
 
@@ -196,24 +215,29 @@ def test_ranks_of_several_nodes_meet_over_the_jobs_network_unless_the_matrix_fil
     assert container_environment(nodes_of(environment={names[2]: "lo"})[0])[names[2]] == "lo"
 
 
-def test_nodes_share_a_volume_in_which_each_has_its_own_config_and_results(nodes_of):
+def test_nodes_share_volumes_in_which_each_has_its_own_config_and_results(nodes_of):
     specs = nodes_of()
-    assert len({creation_request(spec, "host")["host_config"]["mounts"][0]["Source"] for spec in specs}) == 1
-    assert [agent_arguments(node)[3] for node in (0, 1)] == ["/job/config.json", "/job/node-1/config.json"]
+    mounts = [creation_request(spec, "host", 4096)["host_config"]["mounts"] for spec in specs]
+    assert mounts[0] == mounts[1]
+    assert tuple(mount["Source"] for mount in mounts[0]) == volume_names(specs[0])
+    assert f"size={4096 + 2 * RESULTS_BYTES}," in mounts[0][0]["VolumeOptions"]["DriverConfig"]["Options"]["o"]
+    for node, own in enumerate(("/job", "/job/node-1")):
+        arguments = " ".join(keeper_arguments(node))
+        assert f"--config {own}/agent/config.json --code /job/code --results {own}/results" in arguments
     found = entries(job_archive(specs, ()))
-    assert {"results", "shared", "code", "node-1/results"} <= set(found)
+    assert {"results", "code", "node-1/results"} <= set(found)
     assert {entry.uid for entry in found.values()} == {USER}
 
 
 def test_a_config_can_be_read_by_the_jobs_user_alone_and_has_the_token(nodes_of):
     archive = job_archive(nodes_of(), ())
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        for node, name in enumerate(("config.json", "node-1/config.json")):
+    with tarfile.open(fileobj=io.BytesIO(archive.data)) as tar:
+        for node, name in enumerate(("agent/config.json", "node-1/agent/config.json")):
             assert tar.getmember(name).mode == 0o600
             assert json.load(tar.extractfile(name))["post"] == {
                 "node": node, "leader": "node0", "port": 29400, "token": "secret",
             }  # fmt: skip
-    assert not any("secret" in str(creation_request(spec, "host")) for spec in nodes_of())
+    assert not any("secret" in str(creation_request(spec, "host", 4096)) for spec in nodes_of())
 
 
 def test_each_node_is_given_its_own_gpus_and_no_others(nodes_of):
@@ -233,7 +257,7 @@ def test_each_node_is_given_the_device_nodes_of_its_own_gpus_of_amd(nodes_of):
 
 def test_each_node_has_the_limits_of_its_own_ranks(nodes_of):
     each = tuple(resources(world_size=size, memory_mib=None, seconds=60) for size in (2, 1))
-    made = [creation_request(spec, "host")["host_config"] for spec in nodes_of(node_resources=each)]
+    made = [creation_request(spec, "host", 4096)["host_config"] for spec in nodes_of(node_resources=each)]
     for found, wanted in zip(made, each, strict=True):
         assert (found["mem_limit"], found["pids_limit"], found["shm_size"]) == (
             wanted.memory_bytes, wanted.pids, wanted.shm_bytes,

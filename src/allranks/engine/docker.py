@@ -15,9 +15,9 @@ import requests
 from docker.errors import APIError
 from docker.utils import kwargs_from_env, parse_host
 
+from allranks.engine.archive import PAGE
 from allranks.engine.docker_job import FAILURES, Container, DockerJob, as_engine_error
 from allranks.engine.docker_requests import (
-    ROOT,
     container_name,
     container_title,
     creation_request,
@@ -25,7 +25,7 @@ from allranks.engine.docker_requests import (
     network_of,
     network_request,
     specs_of_nodes,
-    volume_request,
+    volume_names,
 )
 from allranks.engine.nodes import make_token
 from allranks.engine.ownership import HOST_LABEL, RUN_LABEL, forget_dead_runs, host_id, is_dead
@@ -99,16 +99,15 @@ class DockerEngine:
             msg = f"job {spec.job_id} names no image"
             raise EngineError(msg)
         specs = specs_of_nodes(spec, make_token())
+        archive = job_archive(specs, self._package)
         if len(specs) > 1:
             self._make_network(spec, stack)
-        self._make_volume(spec, stack)
-        containers = [self._make_container(each, stack) for each in specs]
+        for name in volume_names(spec):  # they are made with the first container that has them
+            stack.callback(self._remove_volume, name)
+        containers = [self._make_container(each, archive.pages * PAGE, stack) for each in specs]
         job = DockerJob(self._client, containers, spec.resources.seconds)
         stack.callback(job.close)
-        with as_engine_error(f"{containers[0].title} could not be started."):
-            self._client.put_archive(containers[0].identifier, ROOT, job_archive(specs, self._package))
-        for container in containers:
-            container.attach_and_start()
+        job.start(archive.data)
         return job
 
     def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
@@ -119,15 +118,9 @@ class DockerEngine:
                 made = self._client.create_network(**request)
             stack.callback(self._remove_network, made["Id"])
 
-    def _make_volume(self, spec: JobSpec, stack: ExitStack) -> None:
-        request = volume_request(spec, host_id())
-        with as_engine_error(f"The volume of {spec.job_id} could not be made."), uninterrupted():
-            stack.callback(self._remove_volume, request["name"])
-            self._client.create_volume(**request)
-
-    def _make_container(self, spec: JobSpec, stack: ExitStack) -> Container:
+    def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
         name, title = container_name(spec), container_title(spec)
-        request = creation_request(spec, host_id())
+        request = creation_request(spec, host_id(), code_bytes)
         host_config = self._client.create_host_config(**request.pop("host_config"))
         with as_engine_error(f"{title} could not be started."), uninterrupted():
             with _undone_without_answer(partial(self._remove_container, name)):

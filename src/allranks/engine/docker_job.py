@@ -15,13 +15,14 @@ from docker.errors import APIError, DockerException, NotFound
 from allranks.engine import agents
 from allranks.engine.agents import JobOfAgents
 from allranks.engine.archive import unpack
-from allranks.engine.docker_requests import own_folder
+from allranks.engine.docker_requests import ROOT, own_folder
 from allranks.engine.frames import STDOUT, FrameReader
 from allranks.engine.nodes import bring_home
 from allranks.engine.protocol import NodeExit
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
 from allranks.harness.events import Event
+from allranks.harness.keeper import AGENT_ENDED
 
 FAILURES = (DockerException, requests.RequestException, OSError)
 """What comes of a daemon that refuses, or is not there any more."""
@@ -49,6 +50,8 @@ class Container:
         self._attached: Any = None
         self._stream = EventStream()
         self._frames = FrameReader()
+        self._ended: Event | None = None
+        self._exit = NodeExit(status=None)
 
     def attach_and_start(self) -> None:
         """Attach first, so that nothing of what the agent says is lost, then start."""
@@ -73,11 +76,15 @@ class Container:
         """See :meth:`allranks.engine.agents.Agent.hear`; the end of the attach stream is the container's."""
         data = self._receive()
         for stream, payload in self._frames.feed(data):
-            if stream == STDOUT:
-                yield from self._stream.feed(payload)
-            else:
+            if stream != STDOUT:
                 self._stream.note(payload)
-        self.has_ended = not data
+                continue
+            for event in self._stream.feed(payload):
+                if event["event"] == AGENT_ENDED:
+                    self._ended = event
+                else:
+                    yield event
+        self.has_ended = not data or self.keeps_files
 
     def _receive(self) -> bytes:
         """What the daemon has to say; nothing when the connection is lost, since it is asked about the end anyway."""
@@ -86,10 +93,22 @@ class Container:
         except OSError:
             return b""
 
+    @property
+    def keeps_files(self) -> bool:
+        """Whether its agent has ended and its keeper is still there, and with it the files of the job."""
+        return self._ended is not None
+
+    def begin(self) -> None:
+        """Let the agent start: its files are there now."""
+        self._say(b"begin\n")
+
     def go(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.go`."""
+        self._say(b"go\n")
+
+    def _say(self, line: bytes) -> None:
         try:
-            self._socket.sendall(b"go\n")
+            self._socket.sendall(line)
         except OSError:
             # The container has ended already; `exit` finds out how.
             return
@@ -118,16 +137,47 @@ class Container:
             self._client.kill(self.identifier)
 
     def exit(self) -> NodeExit:
-        """See :meth:`allranks.engine.agents.Agent.exit`."""
+        """See :meth:`allranks.engine.agents.Agent.exit`: as the keeper says; where it could not, as the daemon does."""
+        if self._network is not None:
+            self._see_that_it_is_in(self._network)
+        if self._ended is None:
+            state = self._state_of_the_dead()
+            output = self._stream.output or state["Error"]
+            memory = bool(state["OOMKilled"])
+            self._exit = NodeExit(status=state["ExitCode"], out_of_memory=memory, output=output)
+        else:
+            memory = bool(self._ended["memory_kills"])
+            self._exit = NodeExit(status=self._ended["status"], out_of_memory=memory, output=self._stream.output)
+        return self._exit
+
+    def _see_that_it_is_in(self, network: str) -> None:
         with as_engine_error(f"{self.title} is lost."):
-            self._client.wait(self.identifier, timeout=int(agents.STOP_GRACE))
-            found: dict[str, Any] = self._client.inspect_container(self.identifier)
-        if self._network is not None and self._network not in found["NetworkSettings"]["Networks"]:
+            found = self._client.inspect_container(self.identifier)
+        if network not in found["NetworkSettings"]["Networks"]:
             msg = f"{self.title} was taken out of the job's network."
             raise EngineError(msg, remedy="Leave the networks of running jobs alone.")
-        state = found["State"]
-        output = self._stream.output or state["Error"]
-        return NodeExit(status=state["ExitCode"], out_of_memory=bool(state["OOMKilled"]), output=output)
+
+    def _state_of_the_dead(self) -> dict[str, Any]:
+        with as_engine_error(f"{self.title} is lost."):
+            self._client.wait(self.identifier, timeout=int(agents.STOP_GRACE))
+            state: dict[str, Any] = self._client.inspect_container(self.identifier)["State"]
+        return state
+
+    def early_end(self, consequence: str) -> EngineError:
+        """The error of a job of which this container ended before its agent did.
+
+        Args:
+            consequence: What goes on the first sentence; empty for nothing.
+        """
+        how = self._exit
+        status = "nobody knows how" if how.status is None else f"exit status {how.status}"
+        memory = "The kernel killed it for want of memory (limits.memory_mib)." if how.out_of_memory else ""
+        why = (f"It was killed or removed, or its daemon ended ({status}).", memory, how.output)
+        return EngineError(
+            f"{self.title} ended before its agent did{consequence}.",
+            why=" ".join(part for part in why if part),
+            remedy="See `docker events` and the daemon's log. What was heard of its tests is in the report.",
+        )
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -143,7 +193,7 @@ class Container:
 
 
 class DockerJob(JobOfAgents[Container]):
-    """Agents in containers, which share a volume.
+    """Agents in containers; the files of all are in one volume, which is there while one of the containers runs.
 
     Args:
         client: Of the daemon.
@@ -155,8 +205,26 @@ class DockerJob(JobOfAgents[Container]):
         super().__init__(containers, limit)
         self._client = client
 
+    def start(self, archive: bytes) -> None:
+        """Start the containers, give them their files, and let the agents begin.
+
+        Raises:
+            EngineError: One could not be started.
+        """
+        for container in self._agents:
+            container.attach_and_start()
+        # What is in memory is there while a container runs, and not before.
+        with as_engine_error(f"{self._leader.title} could not be started."):
+            self._client.put_archive(self._leader.identifier, ROOT, archive)
+        for container in self._agents:
+            container.begin()
+
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
+        gone = [container for container in self._agents if not container.keeps_files]
+        if len(gone) == len(self._agents):
+            lost = gone[0].early_end(", and its files with it")
+            raise lost
         try:
             self._bring_home(results)
         except (*FAILURES, tarfile.TarError) as error:
@@ -164,6 +232,9 @@ class DockerJob(JobOfAgents[Container]):
             raise EngineError(
                 msg, why=str(error), remedy="Check the daemon, and space and permissions here."
             ) from error
+        if gone:
+            known = gone[0].early_end("")
+            raise known
 
     def _bring_home(self, results: Path) -> None:
         if not self._followers:
@@ -178,10 +249,12 @@ class DockerJob(JobOfAgents[Container]):
             bring_home(folders, results)
 
     def _archive_of(self, node: int) -> Iterable[bytes]:
-        """The results of a node, out of the volume: where its own container is gone, another one has it, too."""
+        """The results of a node, from a container that has them: where its own has ended, another one has them, too."""
         path = f"{own_folder(node)}/results"
         own = self._agents[node]
-        *containers, last = sorted(self._agents, key=lambda each: each is not own)
+        *containers, last = sorted(
+            (container for container in self._agents if container.keeps_files), key=lambda each: each is not own
+        )
         for container in containers:
             with suppress(NotFound):
                 return self._read(container, path)

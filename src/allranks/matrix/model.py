@@ -191,6 +191,7 @@ class Limits:
         assembly: What the agents of a cell's nodes get to come together, and again to collect.
         silence: What the agent of one node may take for a sign of life before it counts as lost.
         memory_mib: Memory of one job in MiB; None for 2 GiB and 1 GiB more for each rank.
+        disk_mib: What the tests of one job may write, in MiB, where the engine can limit that; it counts as memory.
     """
 
     process_group: float = 60.0
@@ -200,6 +201,7 @@ class Limits:
     assembly: float = 120.0
     silence: float = 20.0
     memory_mib: int | None = None
+    disk_mib: int = 1024
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,7 @@ def _resources_of_nodes(matrix: Matrix, job: Job) -> tuple[Resources, ...]:
         resources(
             world_size=len(share_of(node, total=cell.world_size, nodes=cell.nodes)),
             memory_mib=matrix.limits.memory_mib,
+            disk_mib=matrix.limits.disk_mib,
             seconds=_seconds(matrix, job),
             overlap=job.suite.overlap,
         )
