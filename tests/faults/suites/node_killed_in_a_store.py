@@ -19,13 +19,13 @@ FAULT = {
     "words": ["rank 1 is lost: the agent of node 1 is gone"],
     "undetermined": "rank 0 may be told that its peer is gone before it is stopped",
     "limits": {"process_group": 60, "test": 90, "job": 120},
-    "exit_code": 3,
+    "exit_code": 4,
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
         "job": {
             "verdict": ("error", "job"),
-            "words": ["The agent of node 1 is gone"],
-            "text": ["The agent of node 1 ended with status 137"],
+            "words": ["The container of node 1 of gloo-w2-g0-env-n2/faulty ended before its agent did"],
+            "text": ["exit status 137"],
         },
     },
     "seconds": 6,

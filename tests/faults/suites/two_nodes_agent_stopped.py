@@ -21,7 +21,7 @@ FAULT = {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
         "job": {"verdict": ("error", "job"), "words": ["The agent of node 1 does not answer"]},
     },
-    "seconds": 12,
+    "seconds": 16,
 }
 
 
