@@ -26,7 +26,7 @@ from allranks.schedule.inventory import Inventory
 from allranks.schedule.live import LiveView
 from allranks.schedule.runner import Runner
 
-pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("leases")]
 
 RECORD = Path("/run/allranks-gpu-hook.jsonl")
 REQUIRE_HOOK = "ALLRANKS_REQUIRE_GPU_HOOK"
@@ -73,6 +73,17 @@ Path("/job/results" if node == "0" else f"/job/node-{node}/results", f"seen-{nod
 def test_nothing():
     pass
 """
+
+
+@pytest.fixture
+def leases(tmp_path, monkeypatch):
+    """Leases of the test's own, for GPUs that are not there; owners of runs are looked for where they are.
+
+    A job with a lease first removes what dead runs have left, and in a folder without locks every run would look dead.
+    """
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    monkeypatch.setattr("allranks.schedule.leases.lock_folder", lambda: folder)
 
 
 @pytest.fixture
