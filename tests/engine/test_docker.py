@@ -193,6 +193,10 @@ def test_the_end_of_the_agent_is_told_by_its_keeper_and_its_files_are_still_ther
     with engine_of(client).start(spec) as job:
         end_agent(client, status=-9, memory_kills=1)
         ending = job.wait(events.append)
+        assert client.daemon.recv(100) == b"begin\n"
+        client.daemon.setblocking(False)
+        with pytest.raises(BlockingIOError):  # the end of its input would have the keeper leave
+            client.daemon.recv(100)
     assert (ending.status, ending.out_of_memory, ending.timed_out) == (-9, True, False)
     assert events == []
     assert client.names[-1] == "remove"

@@ -115,10 +115,10 @@ class Container:
 
     def hang_up(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.hang_up`."""
-        try:
-            self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
+        # A keeper whose input has ended stays for a minute, and else until its files have been fetched.
+        if not self.keeps_files:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
 
     def resume(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.resume`."""
