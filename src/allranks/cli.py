@@ -1,6 +1,7 @@
 """The command line: ``allranks plan | run | merge | report | leases | doctor | clean``."""
 
 import argparse
+import errno
 import io
 import json
 import os
@@ -35,6 +36,8 @@ from allranks.options import (
     count,
 )
 from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
+
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
@@ -182,8 +185,10 @@ def _say(line: str) -> None:
         # In one piece: jobs that run side by side have a thread each.
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        # `allranks run | head` must not end the run: what is printed is lost, the report is not.
+    except OSError as error:
+        if error.errno not in _NOBODY_READS:
+            raise
+        # `allranks run | head`, or a closed terminal, must not end the run: what is printed is lost, the report is not.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

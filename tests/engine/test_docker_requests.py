@@ -21,6 +21,7 @@ from allranks.engine.docker_requests import (
     volume_names,
 )
 from allranks.engine.spec import Passthrough, resources
+from allranks.harness.config import GpuToCheck
 
 
 @pytest.fixture
@@ -262,3 +263,9 @@ def test_each_node_has_the_limits_of_its_own_ranks(nodes_of):
         assert (found["mem_limit"], found["pids_limit"], found["shm_size"]) == (
             wanted.memory_bytes, wanted.pids, wanted.shm_bytes,
         )  # fmt: skip
+
+
+def test_no_agent_tries_a_gpu_that_its_node_does_not_have(nodes_of):
+    to_check = tuple(GpuToCheck(gpu=gpu, visible=gpu, name=gpu) for gpu in ("a", "b"))
+    specs = nodes_of(gpus=("a", "b"), check_gpus=to_check)
+    assert [[each.gpu for each in spec.agent.check_gpus] for spec in specs] == [["a"], ["b"]]

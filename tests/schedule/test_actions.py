@@ -6,9 +6,9 @@ from allranks.report.judged import Failure
 from allranks.report.merge import merge
 from allranks.report.model import VerdictKind
 from allranks.schedule import actions
-from allranks.schedule.actions import ActionsView, Commands, annotate, console_for, is_on_actions
+from allranks.schedule.actions import ActionsView, Commands, annotate, is_on_actions
+from allranks.schedule.console import console_for
 from allranks.schedule.journal import JobError
-from allranks.schedule.live import LiveView
 
 NOTHING = "cell/s: no test ran (1.0 s)"
 
@@ -133,17 +133,11 @@ def test_what_befell_a_job_has_no_file():
     assert actions._annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"
 
 
-def test_a_run_outside_of_actions_says_what_it_says(lines, merged):
-    with console_for(lines, {}) as console:
-        assert type(console.view) is LiveView
-        console.annotate(merged(3))
-    assert lines == []
-
-
 def test_a_step_has_its_commands_again_when_the_run_is_over_whatever_happened(lines, merged):
     def run():
-        with console_for(lines, {"GITHUB_ACTIONS": "true"}) as console:
-            assert isinstance(console.view, ActionsView)
+        with console_for(lines, environ={"GITHUB_ACTIONS": "true"}) as console:
+            with console.watch(["cell/s"]) as live:
+                assert isinstance(live, ActionsView)
             console.annotate(merged(1))
             raise KeyError
 

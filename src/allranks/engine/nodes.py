@@ -64,10 +64,12 @@ def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
         agent: What the node's agent is told, its post included.
     """
     node, nodes = agent.node, agent.nodes
+    gpus = gpus_of(node, spec.gpus, nodes)
     return replace(
         spec,
-        agent=agent,
-        gpus=gpus_of(node, spec.gpus, nodes),
+        # An agent would take a GPU that its node does not have for one that is sick.
+        agent=replace(agent, check_gpus=tuple(each for each in agent.check_gpus if each.gpu in gpus)),
+        gpus=gpus,
         passthrough=_passthrough_of(node, spec.passthrough, nodes),
         resources=spec.resources_on(node),
     )

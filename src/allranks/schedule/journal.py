@@ -79,8 +79,8 @@ def _whose(event: Event) -> str:
 
 def job_error(events: Sequence[Event], ending: JobExit) -> JobError | None:
     """What went wrong with a job as a whole; None when its agent did all its work."""
-    if failures := [event for event in events if event["event"] == "collection_failed"]:
-        return _collection_error(failures)
+    if (early := _error_before_tests(events)) is not None:
+        return early
     if (apart := find(events, "nodes_failed") or find(events, "node_lost")) is not None:
         return JobError(kind="agent", what=apart["message"], why=_ends_of(ending), remedy=_SEE_THE_OTHER_AGENTS)
     if (failed := find(events, "agent_failed")) is not None:
@@ -90,6 +90,31 @@ def job_error(events: Sequence[Event], ending: JobExit) -> JobError | None:
     if find(events, "interrupted"):
         return JobError(kind="interrupted", what="The job was interrupted.")
     return None if find(events, "agent_finished") else _death(ending)
+
+
+def _error_before_tests(events: Sequence[Event]) -> JobError | None:
+    if failures := [event for event in events if event["event"] == "gpu_failed"]:
+        return _gpu_error(failures)
+    if failures := [event for event in events if event["event"] == "collection_failed"]:
+        return _collection_error(failures)
+    return None
+
+
+def _gpu_error(failures: Sequence[Event]) -> JobError:
+    what = "; ".join(f"{event['name']} is sick: {event['message']}" for event in failures)
+    why = "Before a job's tests each of its GPUs multiplies two small matrices."
+    remedy = "See agent.log there, and dmesg and nvidia-smi -q on its host; or leave it out: --gpus."
+    return JobError(kind="infrastructure", what=f"{what}.", why=why, remedy=remedy)
+
+
+def sick_gpus(events: Sequence[Event]) -> frozenset[str]:
+    """The GPUs of the job that did not compute, by id."""
+    return frozenset(event["gpu"] for event in events if event["event"] == "gpu_failed")
+
+
+def well_gpus(events: Sequence[Event]) -> frozenset[str]:
+    """The GPUs of the job that did, as far as it had them try."""
+    return frozenset(gpu for event in events if event["event"] == "gpus_checked" for gpu in event["gpus"])
 
 
 def _agent_failure(failed: Event) -> JobError:

@@ -17,8 +17,8 @@ from allranks.report.exit_code import exit_code
 from allranks.report.judged import MergedRun
 from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
-from allranks.schedule.actions import Console, console_for
 from allranks.schedule.again import Again
+from allranks.schedule.console import Console, console_for
 from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import choose_host, engines
@@ -82,7 +82,8 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     Raises:
         AllranksError: The run could not begin, or nothing can be written.
     """
-    with console_for(say) as console:
+    pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
+    with console_for(say, pytest_args) as console:
         return _run(expansion, jobs, options, console)
 
 
@@ -101,8 +102,10 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         try:
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             host = choose_host(options.engine, expansion.matrix, say, inventory)
-            runner = Runner(expansion.matrix, host, folder, console.view, options.pytest_args, options.rules)
-            runner.run(*_to_do(jobs, options.left))
+            to_do, again = _to_do(jobs, options.left)
+            with console.watch([job.id for job in to_do]) as live:
+                runner = Runner(expansion.matrix, host, folder, live, options.pytest_args, options.rules)
+                runner.run(to_do, again)
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")
             _show(folder, {job.id for job in jobs}, console)
