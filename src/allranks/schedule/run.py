@@ -19,6 +19,7 @@ from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
 from allranks.schedule.again import Again
 from allranks.schedule.console import Console, console_for
+from allranks.schedule.descriptors import make_room_for_descriptors
 from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import choose_host, engines
@@ -82,6 +83,7 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     Raises:
         AllranksError: The run could not begin, or nothing can be written.
     """
+    make_room_for_descriptors()
     pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
     with console_for(say, pytest_args) as console:
         return _run(expansion, jobs, options, console)
