@@ -7,7 +7,8 @@ There are no GPUs here. A stand-in for NVIDIA's hook writes down which ones the 
 import json
 import os
 import stat
-import time
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -99,10 +100,9 @@ def run_jobs(tmp_path, docker_client, run_id):
         jobs = plan(expansion.matrix, expansion.cells)
         folder = open_run(tmp_path / "results", run_id, jobs, {}, 7)
         host = replace(choose_host("docker", expansion.matrix, print, inventory), cores=64, memory=1 << 20)
-        began = int(time.time())
-        with own_run(run_id):
+        with own_run(run_id), lives(docker_client, run_id, len(jobs) * nodes) as seen:
             Runner(expansion.matrix, host, folder, LiveView(print), ()).run(jobs)
-        return found_of(folder.path), lives(docker_client, run_id, began)
+        return found_of(folder.path), seen
 
     return run
 
@@ -115,15 +115,31 @@ def found_of(folder):
     }
 
 
-def lives(client, run_id, began):
-    """For each container of a run, by id: its job and node, and when it started and died."""
-    found = {}
-    filters = {"label": f"allranks.run={run_id}", "type": "container"}
-    for event in client.events(since=began, until=int(time.time()) + 1, filters=filters, decode=True):
-        said = event["Actor"]["Attributes"]
-        life = found.setdefault(event["id"], {"job": said["allranks.job"], "node": said["allranks.node"]})
-        life[event["Action"]] = event["timeNano"]
-    return found
+@contextmanager
+def lives(client, run_id, count):
+    """For each of so many containers of a run, by id: its job and node, and when it started and died.
+
+    The daemon is listened to all the while: of what is over it remembers 256 events, and eight jobs have more.
+    """
+    seen, are_gone = {}, threading.Event()
+    stream = client.events(filters={"label": f"allranks.run={run_id}", "type": "container"}, decode=True)
+
+    def listen():
+        for event in stream:
+            said = event["Actor"]["Attributes"]
+            life = seen.setdefault(event["id"], {"job": said["allranks.job"], "node": said["allranks.node"]})
+            life[event["Action"]] = event["timeNano"]
+            if sum("destroy" in life for life in seen.values()) == count:
+                are_gone.set()
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        yield seen
+        assert are_gone.wait(30)
+    finally:
+        stream.close()
+        listener.join()
 
 
 def at_once(lives):
