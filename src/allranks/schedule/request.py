@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from allranks.engine.spec import FileCopy, JobSpec, Passthrough, ranks_at_once, resources
-from allranks.harness.config import AgentConfig, GpuToCheck, Share, TimeLimits
+from allranks.engine.spec import FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
+from allranks.harness.config import AgentConfig, GpuToCheck, Share, TimeLimits, share_of
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.packing.task import Room
 
@@ -63,6 +63,7 @@ class Attempt:
 def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
     """The request for one attempt at a job."""
     gpus = list(_gpus_to_check(surroundings, attempt))
+    each = _resources_of_nodes(matrix, job, _seconds(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
     return JobSpec(
         run_id=attempt.run_id,
         job_id=job.id,
@@ -77,13 +78,8 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
         environment=dict(job.environment),
         gpus=attempt.gpus,
         passthrough=attempt.passthrough,
-        resources=resources(
-            world_size=job.cell.world_size,
-            memory_mib=matrix.limits.memory_mib,
-            seconds=_seconds(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0),
-            disk_mib=matrix.limits.disk_mib,
-            overlap=job.suite.overlap,
-        ),
+        resources=total(each),
+        node_resources=each if len(each) > 1 else (),
     )
 
 
@@ -108,10 +104,22 @@ def _gpus_to_check(surroundings: Surroundings, attempt: Attempt) -> Iterator[Gpu
 def room_of(matrix: Matrix, job: Job, *, gpus: int) -> Room:
     """What a job takes of its host: a core for each rank that may run at once, and the memory that it may use."""
     ranks = ranks_at_once(job.cell.world_size, job.suite.overlap)
-    limits = resources(
-        world_size=job.cell.world_size, memory_mib=matrix.limits.memory_mib, seconds=0, overlap=job.suite.overlap
+    return Room(gpus=gpus, cores=ranks, memory=total(_resources_of_nodes(matrix, job, 0)).memory_bytes >> 20)
+
+
+def _resources_of_nodes(matrix: Matrix, job: Job, seconds: float) -> tuple[Resources, ...]:
+    """What a job with this time limit may use on each of its nodes, by the ranks that are there."""
+    cell = job.cell
+    return tuple(
+        resources(
+            world_size=len(share_of(node, total=cell.world_size, nodes=cell.nodes)),
+            memory_mib=matrix.limits.memory_mib,
+            disk_mib=matrix.limits.disk_mib,
+            seconds=seconds,
+            overlap=job.suite.overlap,
+        )
+        for node in range(cell.nodes)
     )
-    return Room(gpus=gpus, cores=ranks, memory=limits.memory_bytes >> 20)
 
 
 def _seconds(matrix: Matrix, job: Job) -> float:
@@ -138,6 +146,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
             job=limits.job,
             peer_grace=limits.peer_grace,
             assembly=limits.assembly,
+            silence=limits.silence,
         ),
         seed=attempt.seed,
         pytest_args=(*job.suite.pytest_args, *attempt.pytest_args),

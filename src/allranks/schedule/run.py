@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.engine.ownership import own_run
-from allranks.engine.protocol import Engine
-from allranks.errors import AllranksError, ExitCode, UsageError
+from allranks.errors import AllranksError, ExitCode
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import EngineName, Job
@@ -105,7 +104,6 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         try:
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             host = choose_host(options.engine, expansion.matrix, say, inventory)
-            _refuse_several_nodes(host.engine, jobs)
             to_do, again = _to_do(jobs, options.left)
             with console.watch([job.id for job in to_do]) as live:
                 runner = Runner(expansion.matrix, host, folder, live, options.pytest_args, options.rules)
@@ -132,13 +130,6 @@ def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Seque
     if left is None:
         return jobs, NOTHING_BEFORE
     return [job for job in jobs if job.id in left], left
-
-
-def _refuse_several_nodes(engine: Engine, jobs: Sequence[Job]) -> None:
-    wide = [job.cell.id for job in jobs if job.cell.nodes > 1]
-    if wide and not engine.spans_nodes:
-        msg = f"The cell {wide[0]} has several nodes, and the {engine.name} engine of this version runs one."
-        raise UsageError(msg, remedy="Take --engine process, or select the other cells: --where nodes=1.")
 
 
 def _conclude(
