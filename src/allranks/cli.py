@@ -1,4 +1,4 @@
-"""The command line: ``allranks plan | run | merge | report | leases | doctor | clean``."""
+"""The command line: ``allranks plan | run | build | merge | report | leases | doctor | clean``."""
 
 import argparse
 import io
@@ -8,11 +8,13 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import allranks
+from allranks.building import add_build, add_images, build, taking_images
 from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion, expand
@@ -97,10 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"allranks {allranks.__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     commands = parser.add_subparsers(
-        title="commands", required=True, metavar="plan | run | merge | report | leases | doctor | clean"
+        title="commands", required=True, metavar="plan | run | build | merge | report | leases | doctor | clean"
     )
     _add_plan(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
     _add_run(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
+    _add_build(commands.add_parser("build", help="build the images of cells, for this machine or for others"))
     _add_merge(commands.add_parser("merge", help="make one report of results, from this machine or from many"))
     _add_report(commands.add_parser("report", help="make the report of the newest run again, and show it"))
     leases = commands.add_parser("leases", help="show which run and which job holds each GPU of this host")
@@ -121,6 +124,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.usage = "allranks run [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
     add_engine(parser)
+    add_images(parser)
     add_results(parser)
     parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
     add_durations(parser, "file of what tests took, for even shards (default: the one that the matrix file names)")
@@ -133,6 +137,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_run)
+
+
+def _add_build(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    add_engine(parser)
+    add_build(parser)
+    parser.set_defaults(command=_build)
 
 
 def _add_merge(parser: argparse.ArgumentParser) -> None:
@@ -245,6 +256,10 @@ def _run_jobs(
     from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
     from allranks.schedule.runner import Rules  # noqa: PLC0415
 
+    if options.images and options.engine != "process":
+        matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], _say)
+        expansion = replace(expansion, matrix=matrix)
+        jobs = [replace(job, image=matrix.images[job.image.name]) for job in jobs]
     setting, left = going_on or (setting_of(expansion.matrix), None)
     rules = Rules(
         most=options.jobs,
@@ -306,6 +321,13 @@ def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.
     attempt = Attempt(run_id="dry-run", number=1, seed=options.seed or 0, pytest_args=options.pytest_args)
     requests = [job_spec(expansion.matrix, job, Surroundings(image=job.image.name), attempt).to_json() for job in jobs]
     _say(json.dumps(requests, indent=1))
+    return ExitCode.OK
+
+
+def _build(options: argparse.Namespace) -> ExitCode:
+    expansion = expand(load(options.matrix))
+    jobs = plan(expansion.matrix, _selected(expansion, options), options.suite or None)
+    build(expansion.matrix, jobs, options, _say)
     return ExitCode.OK
 
 
