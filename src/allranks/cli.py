@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,8 @@ from allranks.options import (
     add_engine,
     add_form,
     add_gpu_mode,
+    add_machines,
+    add_plan_file,
     add_repetition,
     add_results,
     add_selection,
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from allranks.report.verdict import Setting
     from allranks.schedule.again import Again
     from allranks.schedule.leases import Holder
+    from allranks.schedule.machines.planning import OwnPart
+
+_FORMATS = "json is for programs, github the job matrix of a workflow"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="json is for machines")
+    parser.add_argument("--format", choices=("table", "json", "github"), default="table", help=_FORMATS)
+    add_machines(parser)
+    parser.usage = "allranks plan [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
     parser.set_defaults(command=_plan)
 
 
@@ -134,6 +141,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", metavar="0,2-3", help="only these GPUs, by number or id (default: all of the host's)")
     add_gpu_mode(parser)
     add_repetition(parser)
+    add_plan_file(parser, "the plan of a CI's machines, of which --pack names this one's part")
+    parser.add_argument("--pack", metavar="PACK", help="run this part of the plan, as its entry of the job matrix says")
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_run)
@@ -190,6 +199,8 @@ def _say(line: str) -> None:
 
 def _plan(options: argparse.Namespace) -> ExitCode:
     expansion = expand(load(options.matrix))
+    if options.format == "github":
+        return _plan_machines(expansion, options)
     cells, suites = _selected(expansion, options), options.suite or None
     if options.format == "json":
         _say(render_json(expansion, cells, suites))
@@ -198,6 +209,31 @@ def _plan(options: argparse.Namespace) -> ExitCode:
     if options.explain:
         _say("\n" + render_explanation(expansion))
     return ExitCode.OK
+
+
+def _plan_machines(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
+    from allranks.report.durations_file import read_durations  # noqa: PLC0415 - no other plan needs them
+    from allranks.schedule.machines.planning import PlanOptions, plan_machines  # noqa: PLC0415
+    from allranks.schedule.machines.wishes import Wishes  # noqa: PLC0415
+
+    durations = options.durations or expansion.matrix.root / expansion.matrix.durations
+    plan_options = PlanOptions(
+        run_id=_run_id(),
+        pytest_args=options.pytest_args,
+        durations=read_durations(durations, _remark),
+        wishes=Wishes(most=options.max_entries, minutes=options.minutes_per_entry),
+        plan_file=options.plan_file,
+    )
+    entries, notes = plan_machines(expansion, _chosen_jobs(expansion, options), plan_options)
+    for note in notes:
+        _remark(note)
+    _say(entries)
+    return ExitCode.OK
+
+
+def _remark(line: str) -> None:
+    """Say something beside what is printed for a program."""
+    print(line, file=sys.stderr)
 
 
 def _selected(expansion: Expansion, options: argparse.Namespace) -> Sequence[Cell]:
@@ -211,15 +247,54 @@ def _selected(expansion: Expansion, options: argparse.Namespace) -> Sequence[Cel
 
 def _run(options: argparse.Namespace) -> ExitCode:
     expansion = expand(load(options.matrix))
+    if options.plan_file or options.pack:
+        return _run_pack(expansion, options)
     if options.wanted:
         return _go_on(expansion, options)
+    jobs = _chosen_jobs(expansion, options)
+    if options.dry_run:
+        return _show_requests(expansion, jobs, options)
+    return _run_jobs(expansion, jobs, options, _PartOf(run_id=_run_id()))
+
+
+def _chosen_jobs(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:
+    """What the command line selects; all that runs by default where it selects nothing.
+
+    Raises:
+        UsageError: That is nothing at all.
+    """
     cells, suites = _selected(expansion, options), _suites(expansion.matrix, options)
     jobs = plan(expansion.matrix, cells, suites)
     if not jobs:
         raise _nothing_to_run(expansion.matrix, cells, suites)
+    return jobs
+
+
+def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
+    """Run what a plan has for this machine, as the plan has it."""
+    from allranks.schedule.machines.planning import own_part  # noqa: PLC0415 - no other run needs it
+
+    _refuse_beside_a_pack(options)
+    own = own_part(expansion, options.plan_file, options.pack)
+    own.refuse_others(os.environ.get(RUN_ID_VARIABLE), options.pytest_args)
+    options.pytest_args = own.plan.pytest_args
+    if options.seed is None:
+        options.seed = own.plan.seed
+    if options.engine == "auto" and own.pack.engine:
+        options.engine = own.pack.engine
     if options.dry_run:
-        return _show_requests(expansion, jobs, options)
-    return _run_jobs(expansion, jobs, options, run_id=_run_id())
+        return _show_requests(expansion, own.jobs, options)
+    return _run_jobs(expansion, own.jobs, options, _PartOf(run_id=own.plan.run_id, own=own))
+
+
+def _refuse_beside_a_pack(options: argparse.Namespace) -> None:
+    if not (options.plan_file and options.pack):
+        given, absent = ("--plan-file", "--pack") if options.plan_file else ("--pack", "--plan-file")
+        msg = f"{given} is there without {absent}."
+        raise UsageError(msg, remedy="Write --plan-file plan.json --pack PACK, with a pack of that plan.")
+    if options.cells or options.where or options.suite or options.wanted:
+        msg = "A pack of a plan is run as it is: it cannot be selected from, nor gone on with."
+        raise UsageError(msg, remedy="Leave away cells, --where, --suite, --resume and --rerun-failed, or --pack.")
 
 
 def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
@@ -240,17 +315,24 @@ def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     _say(f"going on with the run {earlier.run_id}: {len(left)} of its {len(jobs)} jobs have something left to do")
     if options.dry_run:
         return _show_requests(expansion, [job for job in jobs if job.id in left], options)
-    return _run_jobs(expansion, jobs, options, run_id=earlier.run_id, going_on=(earlier.setting, left))
+    return _run_jobs(expansion, jobs, options, _PartOf(run_id=earlier.run_id, going_on=(earlier.setting, left)))
 
 
-def _run_jobs(
-    expansion: Expansion,
-    jobs: Sequence[Job],
-    options: argparse.Namespace,
-    *,
-    run_id: str,
-    going_on: "tuple[Setting, Mapping[str, Again]] | None" = None,
-) -> ExitCode:
+@dataclass(frozen=True, kw_only=True)
+class _PartOf:
+    """The run that some jobs are a part of, and what it has settled for them.
+
+    Attributes:
+        going_on: How results are judged, and what is left of the jobs, where the run is gone on with.
+        own: What a plan of several machines has for this one.
+    """
+
+    run_id: str
+    going_on: "tuple[Setting, Mapping[str, Again]] | None" = None
+    own: "OwnPart | None" = None
+
+
+def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
     # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
     from allranks.schedule.earlier import setting_of  # noqa: PLC0415
     from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
@@ -260,22 +342,24 @@ def _run_jobs(
         matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], _say)
         expansion = replace(expansion, matrix=matrix)
         jobs = [replace(job, image=matrix.images[job.image.name]) for job in jobs]
-    setting, left = going_on or (setting_of(expansion.matrix), None)
+    setting, left = of.going_on or (setting_of(expansion.matrix), None)
     rules = Rules(
         most=options.jobs,
         retries=options.retries,
         fail_fast=options.fail_fast,
         shuffle=options.shuffle,
         judges=setting,
+        seconds=of.own.pack.limit if of.own else None,
     )
     run_options = RunOptions(
-        run_id=run_id,
+        run_id=of.run_id,
         results=_results(expansion, options),
         engine=options.engine,
         seed=options.seed,
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
         durations=options.durations,
+        known=of.own.plan.durations if of.own else None,
         rules=rules,
         left=left,
         gpus=options.gpus,

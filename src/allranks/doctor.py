@@ -16,7 +16,8 @@ from allranks.engine.ownership import lock_folder
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine
 from allranks.errors import EngineError
-from allranks.schedule.host import EngineName, is_daemon_expected
+from allranks.matrix.model import EngineName
+from allranks.schedule.host import is_daemon_expected
 from allranks.schedule.inventory import GpuMode, Inventory, take_inventory
 from allranks.user_cache import cache_folder
 

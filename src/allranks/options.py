@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from allranks.schedule.folder import RUN_ID_VARIABLE
+from allranks.schedule.machines.wishes import MINUTES_PER_ENTRY, MOST_ENTRIES
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"
 RESULTS_VARIABLE = "ALLRANKS_RESULTS"
@@ -113,6 +114,37 @@ def add_repetition(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_plan_file(parser: argparse._ActionsContainer, meaning: str) -> None:
+    """The plan that the machines of a CI share.
+
+    Args:
+        parser: The command's.
+        meaning: What the command does with it.
+    """
+    parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
+
+
+def add_machines(parser: argparse.ArgumentParser) -> None:
+    """How jobs are divided among the machines of a CI."""
+    group = parser.add_argument_group("with --format github")
+    add_plan_file(group, "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`")
+    group.add_argument(
+        "--max-entries",
+        type=_entries,
+        default=MOST_ENTRIES,
+        metavar="N",
+        help=f"no more machines than this (default, and GitHub's limit: {MOST_ENTRIES})",
+    )
+    group.add_argument(
+        "--minutes-per-entry",
+        type=_minutes,
+        default=MINUTES_PER_ENTRY,
+        metavar="N",
+        help=f"what a machine should have to do: fewer minutes, more machines (default: {MINUTES_PER_ENTRY})",
+    )
+    add_durations(group, "what tests took, for even packs (default: the file that the matrix file names)")
+
+
 def add_form(parser: argparse.ArgumentParser) -> None:
     """How results are read, and the report is written."""
     parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
@@ -138,7 +170,7 @@ def add_form(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
 
 
-def add_durations(parser: argparse.ArgumentParser, meaning: str) -> None:
+def add_durations(parser: argparse._ActionsContainer, meaning: str) -> None:
     """The file of durations.
 
     Args:
@@ -158,6 +190,22 @@ def count(text: str) -> int:
         msg = f"{text!r} is no number of jobs: take 1 or more"
         raise argparse.ArgumentTypeError(msg)
     return int(text)
+
+
+def _entries(text: str) -> int:
+    entries = _number(text)
+    if not 1 <= entries <= MOST_ENTRIES:
+        msg = f"{text!r} entries: GitHub takes from 1 to {MOST_ENTRIES} in a job matrix"
+        raise argparse.ArgumentTypeError(msg)
+    return entries
+
+
+def _minutes(text: str) -> int:
+    minutes = _number(text)
+    if minutes < 1:
+        msg = f"{text!r} is no time: take 1 minute or more"
+        raise argparse.ArgumentTypeError(msg)
+    return minutes
 
 
 def _number(text: str) -> int:

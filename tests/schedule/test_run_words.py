@@ -2,7 +2,8 @@
 
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
-from allranks.schedule.run import _facts, _from_here
+from allranks.schedule.facts import facts_of
+from allranks.schedule.run import _from_here
 
 MATRIX = """
 [matrix]
@@ -25,14 +26,14 @@ torch = "2.13.0"
 def test_every_rule_that_dropped_cells_is_in_the_manifest_with_its_reason(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)
-    facts = _facts(expand(load(tmp_path)))
+    facts = facts_of(expand(load(tmp_path)))
     assert facts["dropped"] == [{"rule": "gpu_count > 0", "reason": "no GPU here", "count": 2}]
 
 
 def test_a_policy_that_the_matrix_file_does_not_set_stays_open(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)
-    assert _facts(expand(load(tmp_path)))["policy"] == {"skip": None, "mixed_skip": [], "baseline": None}
+    assert facts_of(expand(load(tmp_path)))["policy"] == {"skip": None, "mixed_skip": [], "baseline": None}
 
 
 def test_a_path_below_the_current_folder_is_shown_as_one_types_it(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from allranks.matrix.model import (
     Suite,
 )
 from allranks.matrix.plan import check_images
+from allranks.matrix.runners import check_runners, runner_rule
 from allranks.matrix.suggest import did_you_mean, listed, shown
 from allranks.matrix.when import Condition, ConditionError, check_literals, parse_condition
 
@@ -79,7 +80,9 @@ def load(start: Path) -> Matrix:
     """
     table = read(_locate(start.absolute()))
     matrix = _matrix(table)
-    check_images(expand(matrix))
+    expansion = expand(matrix)
+    check_images(expansion)
+    check_runners(expansion)
     return matrix
 
 
@@ -102,7 +105,7 @@ def _locate(start: Path) -> Path:
 
 
 def _matrix(file: Table) -> Matrix:
-    file.only("matrix", "suites", "images", "env", "policy", "limits", "process", "durations")
+    file.only("matrix", "suites", "images", "env", "policy", "limits", "process", "runners", "durations")
     file.needs("matrix", "[matrix]")
     table = file.table("matrix")
     table.only(*AXES, "custom_backends", "exclude", "include")
@@ -121,6 +124,7 @@ def _matrix(file: Table) -> Matrix:
         policy=_policy(file.table("policy")),
         limits=_limits(file.table("limits"), os.environ),
         process=_process(file.table("process")),
+        runners=tuple(runner_rule(entry, _optional_condition(entry, known)) for entry in file.tables("runners")),
         durations=_durations(file.table("durations")),
         line=table.line,
     )

@@ -16,6 +16,7 @@ __all__ = [
     "AXES",
     "AxisValue",
     "Cell",
+    "EngineName",
     "EnvRule",
     "Image",
     "Include",
@@ -26,6 +27,7 @@ __all__ = [
     "Policy",
     "Process",
     "Rule",
+    "RunnerRule",
     "Shard",
     "SkipPolicy",
     "Suite",
@@ -34,6 +36,7 @@ __all__ = [
 
 Isolation = Literal["test", "file", "job"]
 SkipPolicy = Literal["skip", "pass"]
+EngineName = Literal["auto", "process", "docker"]
 
 DURATIONS_FILE = Path(".allranks-durations.json")
 
@@ -212,12 +215,44 @@ class Process:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunnerRule:
+    """One ``[[runners]]``: the CI machines that take the cells under ``when`` (None: all that no rule before it takes).
+
+    Attributes:
+        labels: What a machine has to have, all of it.
+        group: The runner group that it has to be in; empty for any.
+        gpus: How many GPUs such a machine has.
+        cores: How many CPU cores; None where the file does not say.
+        hosted: Whether GitHub owns it: no GPUs, and six hours for a job.
+        engine: What runs jobs there; None for whatever is there.
+        minutes: What a job of the CI may take at most; None for what the CI allows.
+        line: Where in the matrix file it is declared; 0 for the one that counts where the file has none.
+    """
+
+    when: Condition | None = None
+    labels: tuple[str, ...] = ()
+    group: str = ""
+    gpus: int = 0
+    cores: int | None = None
+    hosted: bool = False
+    engine: EngineName | None = None
+    minutes: int | None = None
+    line: int = 0
+
+    @property
+    def runs_on(self) -> str:
+        """The machines in words: ``self-hosted, gpu-4``."""
+        return ", ".join((*([f"the group {self.group}"] if self.group else []), *self.labels))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Matrix:
     """One matrix file, checked.
 
     Attributes:
         path: The file it was read from.
         axes: The values on each axis, every axis of :data:`AXES` present, in that order.
+        runners: Which CI machines take which cells; of two rules for one cell the earlier wins.
         durations: What tests have taken, for even shards: a file relative to the matrix file, which may not exist yet.
         line: Where in the file ``[matrix]`` begins.
     """
@@ -232,6 +267,7 @@ class Matrix:
     policy: Policy = Policy()
     limits: Limits = Limits()
     process: Process = Process()
+    runners: tuple[RunnerRule, ...] = ()
     durations: Path = DURATIONS_FILE
     line: int = 1
 

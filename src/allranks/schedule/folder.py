@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,15 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import allranks
 from allranks.errors import ResultsError
 from allranks.locking import hold
 from allranks.matrix.model import Job
+from allranks.schedule.manifest import announce, fresh_manifest
+from allranks.schedule.packing.estimate import seconds_of_tests
 
 if TYPE_CHECKING:
     from allranks.report.durations import Durations
-
-SCHEMA = 1
 
 _LOCK = ".manifest.lock"
 
@@ -69,8 +67,7 @@ class RunFolder:
 
     def expected(self, job: Job) -> float | None:
         """Seconds that a job may take, by what its suite's tests took under its backend; None where nobody knows."""
-        tests = self.durations.get(job.suite.name, {}).get(job.cell.backend, {})
-        return sum(tests.values()) / (job.shard.count if job.shard else 1) if tests else None
+        return seconds_of_tests(self.durations, job)
 
     def new_attempt(self, job: Job) -> tuple[int, Path]:
         """The number and the folder of a new attempt at a job; earlier ones stay as they are.
@@ -118,34 +115,11 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
         with hold(path / _LOCK):
-            manifest = _read(path / "run.json") or _fresh_manifest(run_id, facts, seed)
-            _announce(manifest, jobs, pytest_args)
+            manifest = _read(path / "run.json") or fresh_manifest(run_id, facts, seed)
+            announce(manifest, jobs, pytest_args)
             write_json(path / "run.json", manifest)
         _point_latest(results, run_id)
     return RunFolder(path=path, run_id=run_id, seed=int(manifest["seed"]))
-
-
-def _fresh_manifest(run_id: str, facts: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "run_id": run_id,
-        "allranks": allranks.__version__,
-        "python": sys.version.split()[0],
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": secrets.randbits(31) if seed is None else seed,
-        **facts,
-        "cells": {},
-        "jobs": [],
-    }
-
-
-def _announce(manifest: dict[str, Any], jobs: Iterable[Job], pytest_args: Sequence[str]) -> None:
-    known = {job["id"] for job in manifest["jobs"]}
-    for job in jobs:
-        manifest["cells"].setdefault(job.cell.id, job.cell.axes())
-        if job.id not in known:
-            entry = {"id": job.id, "cell": job.cell.id, "suite": job.name, "image": job.image.name}
-            manifest["jobs"].append({**entry, "pytest_args": list(pytest_args)})
 
 
 def _read(path: Path) -> dict[str, Any] | None:

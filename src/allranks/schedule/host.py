@@ -5,13 +5,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from allranks.engine.package import package_files, package_path
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine
 from allranks.errors import AllranksError, EngineError, MatrixError
-from allranks.matrix.model import Image, Job, Matrix
+from allranks.matrix.model import EngineName, Image, Job, Matrix
 from allranks.matrix.plan import image_for
 from allranks.schedule.interpreter import surroundings_of
 from allranks.schedule.inventory import Inventory, take_inventory
@@ -22,7 +22,6 @@ from allranks.user_cache import cache_folder
 if TYPE_CHECKING:
     from docker import DockerClient
 
-EngineName = Literal["auto", "process", "docker"]
 Say = Callable[[str], None]
 MakeSurroundings = Callable[[Image], Surroundings]
 

@@ -1,22 +1,18 @@
 """One run, from its jobs to its report and its exit code."""
 
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from allranks.engine.ownership import own_run
 from allranks.engine.protocol import Engine
 from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
-from allranks.matrix.model import Job
-from allranks.report.baseline import read_baseline
-from allranks.report.durations import Meter
+from allranks.matrix.model import EngineName, Job
+from allranks.report.durations import Durations, Meter
 from allranks.report.durations_file import keep_durations
 from allranks.report.exit_code import exit_code
 from allranks.report.judged import MergedRun
@@ -24,8 +20,9 @@ from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
 from allranks.schedule.actions import Console, console_for
 from allranks.schedule.again import Again
+from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RunFolder, open_run
-from allranks.schedule.host import EngineName, choose_host, engines
+from allranks.schedule.host import choose_host, engines
 from allranks.schedule.inventory import GpuMode, take_inventory
 from allranks.schedule.runner import NOTHING_BEFORE, Rules, Runner
 from allranks.schedule.snapshot import take_snapshot
@@ -53,6 +50,7 @@ class RunOptions:
         pytest_args: Arguments for pytest inside the ranks.
         nothing_ran_allowed: Whether a run in which no test executed is good.
         durations: The file of durations; None for the one that the matrix names.
+        known: What the shards of its suites go by; None for what the file of durations knows.
         rules: How its jobs follow each other.
         left: What is left of the jobs of a run that is gone on with, by their ids; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
@@ -66,6 +64,7 @@ class RunOptions:
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool
     durations: Path | None = None
+    known: Durations | None = None
     rules: Rules = field(default_factory=Rules)
     left: Mapping[str, Again] | None = None
     gpus: str | None = None
@@ -97,11 +96,11 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
     if options.left is not None:
         _remove_remains()
     with own_run(options.run_id), interruptible():
-        facts = _facts(expansion)
+        facts = facts_of(expansion)
         folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
         durations = options.durations or expansion.matrix.root / expansion.matrix.durations
         try:
-            folder = take_snapshot(folder, jobs, durations, say)
+            folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             host = choose_host(options.engine, expansion.matrix, say, inventory)
             _refuse_several_nodes(host.engine, jobs)
             runner = Runner(expansion.matrix, host, folder, console.view, options.pytest_args, options.rules)
@@ -135,24 +134,6 @@ def _refuse_several_nodes(engine: Engine, jobs: Sequence[Job]) -> None:
     if wide and not engine.spans_nodes:
         msg = f"The cell {wide[0]} has several nodes, and the {engine.name} engine of this version runs one."
         raise UsageError(msg, remedy="Take --engine process, or select the other cells: --where nodes=1.")
-
-
-def _facts(expansion: Expansion) -> dict[str, Any]:
-    matrix = expansion.matrix
-    dropped = [
-        {"rule": rule.when.source, "reason": rule.reason, "count": count}
-        for rule, count in expansion.dropped_by.items()
-    ]
-    return {
-        "command": shlex.join(["allranks", *sys.argv[1:]]),
-        "matrix": str(matrix.path.name),
-        "policy": {
-            "skip": matrix.policy.skip,
-            "mixed_skip": list(matrix.policy.mixed_skip),
-            "baseline": read_baseline(matrix.root / matrix.policy.baseline) if matrix.policy.baseline else None,
-        },
-        "dropped": dropped,
-    }
 
 
 def _conclude(

@@ -80,6 +80,7 @@ class Rules:
         fail_fast: Whether the run ends with the first job that is not good.
         shuffle: What the order of jobs, and of the tests of each, is drawn by; None for one that ends soonest.
         judges: How the results of a job are judged, for `retries` and `fail_fast`.
+        seconds: How long the run may take; None for as long as it does.
     """
 
     most: int | None = None
@@ -87,6 +88,7 @@ class Rules:
     fail_fast: bool = False
     shuffle: int | None = None
     judges: Setting = field(default_factory=lambda: Setting(skip="skip"))
+    seconds: float | None = None
 
 
 class _News(NamedTuple):
@@ -155,6 +157,7 @@ class Runner:
         self._free = host.room
         self._made: set[str] = set()
         self._has_told = False
+        self._ends: float | None = None
 
     def run(self, jobs: Sequence[Job], again: Mapping[str, Again] = NOTHING_BEFORE) -> None:
         """Run all jobs.
@@ -170,10 +173,12 @@ class Runner:
         self._jobs = jobs
         self._again = {number: again[job.id] for number, job in enumerate(jobs) if job.id in again}
         backlog = Backlog(self._in_order(jobs), self._host.room)
+        self._ends = None if self._rules.seconds is None else time.monotonic() + self._rules.seconds
         try:
             while backlog or self._seats:
                 self._begin_what_fits(backlog)
                 self._listen(backlog)
+                self._mind_the_time(backlog)
         finally:
             self._end_all()
 
@@ -340,12 +345,27 @@ class Runner:
             count, there = wanted.room.gpus if wanted else 0, len(self._host.gpus)
             self._live.say(f"waiting for {count} of {there} GPUs: another run holds them")
         try:
-            news = self._news.get(timeout=_POLL if is_others else None)
+            news = self._news.get(timeout=self._patience(_POLL if is_others else None))
         except queue.Empty:
             return
         self._take_note(news, backlog)
         if news.error is not None:
             raise news.error
+
+    def _patience(self, wanted: float | None) -> float | None:
+        """How long to wait for news, in seconds: no longer than the run may take."""
+        if self._ends is None or self._stopped is not None:
+            return wanted
+        left = max(0.0, self._ends - time.monotonic())
+        return left if wanted is None else min(left, wanted)
+
+    def _mind_the_time(self, backlog: Backlog) -> None:
+        """End the run where its time is over: whoever ends it later from outside leaves no report."""
+        if self._ends is None or self._stopped is not None or time.monotonic() < self._ends:
+            return
+        if backlog or self._seats:
+            over = f"the run's limit of {self._rules.seconds:g} s is over"
+            self._stop(f"Not run to its end: {over}.", f"{over}, and ends it", backlog)
 
     def _take_note(self, news: _News, backlog: Backlog) -> None:
         seat = self._seats[news.place]
@@ -371,13 +391,13 @@ class Runner:
             backlog.add(seat.task)
             self._live.say(f"{turn.job.id}: {_words(left)} again ({self._tries[counted]} of {self._rules.retries})")
         elif self._rules.fail_fast:
-            self._stop(turn.job, backlog)
+            what = f"Not run to its end: --fail-fast ended the run when {turn.job.id} was not good."
+            self._stop(what, f"{turn.job.id} is not good, and --fail-fast ends the run", backlog)
 
-    def _stop(self, failed: Job, backlog: Backlog) -> None:
+    def _stop(self, what: str, said: str, backlog: Backlog) -> None:
         """End the run: those that run are ended, and of those that wait it is written down why they did not run."""
-        what = f"Not run to its end: --fail-fast ended the run when {failed.id} was not good."
         self._stopped = JobError(kind="stopped", what=what, remedy="Go on with it: allranks run --resume.")
-        self._live.say(f"{failed.id} is not good, and --fail-fast ends the run")
+        self._live.say(said)
         for seat in self._seats.values():
             seat.turn.interrupt(self._stopped)
         for task in backlog.clear():

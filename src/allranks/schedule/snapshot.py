@@ -20,7 +20,14 @@ from allranks.schedule.folder import RunFolder, as_results_error
 DURATIONS = "durations.json"
 
 
-def take_snapshot(folder: RunFolder, jobs: Iterable[Job], durations: Path, say: Callable[[str], None]) -> RunFolder:
+def take_snapshot(
+    folder: RunFolder,
+    jobs: Iterable[Job],
+    durations: Path,
+    say: Callable[[str], None],
+    *,
+    known: Durations | None = None,
+) -> RunFolder:
     """Keep the durations that the shards among some jobs go by; of a run that is joined, what it has kept stays.
 
     Args:
@@ -28,6 +35,7 @@ def take_snapshot(folder: RunFolder, jobs: Iterable[Job], durations: Path, say: 
         jobs: What is to run; for whole suites alone, whose lengths only help to pack them, nothing is kept.
         durations: The file of durations.
         say: Prints one line.
+        known: What shards go by in the place of that file: on every machine of a plan the same.
 
     Returns:
         The folder, with the durations of this run.
@@ -38,18 +46,18 @@ def take_snapshot(folder: RunFolder, jobs: Iterable[Job], durations: Path, say: 
     if not any(job.shard for job in jobs):
         return replace(folder, durations=read_durations(durations, _to_nobody))
     with as_results_error(folder.path), hold(folder.lock):
-        return replace(folder, durations=_kept(folder.path / DURATIONS, durations, say))
+        return replace(folder, durations=_kept(folder.path / DURATIONS, durations, say, known))
 
 
 def _to_nobody(_line: str) -> None:
     """Keep quiet about a file that nothing depends on."""
 
 
-def _kept(kept: Path, durations: Path, say: Callable[[str], None]) -> Durations:
+def _kept(kept: Path, durations: Path, say: Callable[[str], None], known: Durations | None) -> Durations:
     """The run's own copy of the durations, made where there is none yet."""
     if not kept.exists():
         draft = kept.with_name(f".{kept.name}")
-        draft.write_text(render(read_durations(durations, say)), encoding="utf-8")
+        draft.write_text(render(read_durations(durations, say) if known is None else known), encoding="utf-8")
         draft.replace(kept)
     try:
         return parse(kept.read_text(encoding="utf-8"))

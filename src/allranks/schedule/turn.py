@@ -17,10 +17,11 @@ from allranks.report.verdict import Setting
 from allranks.schedule import journal
 from allranks.schedule.again import WHOLE, Again, newest_attempt, to_run_again
 from allranks.schedule.cache import keep_cache, keep_cache_of_shard
-from allranks.schedule.folder import SCHEMA, RunFolder, as_results_error, write_json
+from allranks.schedule.folder import RunFolder, as_results_error, write_json
 from allranks.schedule.journal import JobError
 from allranks.schedule.leases import Lease
 from allranks.schedule.live import LiveView
+from allranks.schedule.manifest import SCHEMA
 
 _NOBODY_KNOWS = JobExit(status=None)
 INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")

@@ -1,0 +1,184 @@
+"""``[[runners]]``: which CI machines take which cells, and whether such a machine can run them at all."""
+
+import re
+from itertools import chain
+from typing import Final, get_args
+
+from allranks.errors import MatrixError, UsageError
+from allranks.matrix.document import Table, place
+from allranks.matrix.expand import Expansion, cell_at
+from allranks.matrix.model import Cell, EngineName, Matrix, RunnerRule
+from allranks.matrix.suggest import shown
+from allranks.matrix.when import Condition, parse_condition
+
+HOSTED_MINUTES: Final = 360
+OWN_MINUTES: Final = 5 * 24 * 60
+"""What a job may take: six hours on GitHub's machines; on one's own GitHub allows 35 days, and nobody means them
+(https://docs.github.com/actions/reference/limits)."""
+
+HOSTED_CORES: Final = 4
+OWN_CORES: Final = 4
+CORES_OF_A_GPU: Final = 8
+"""Cores where the file does not say: GitHub's ubuntu-latest has four, and machines with GPUs eight or more for each."""
+
+UBUNTU: Final = RunnerRule(labels=("ubuntu-latest",), hosted=True)
+"""What takes cells without GPUs where the file has no rule."""
+
+ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
+
+_HOSTED_LABEL: Final = re.compile(r"(ubuntu|windows|macos)-(latest|\d+(\.\d+)?)(-[a-z0-9-]+)?")
+_SELF_HOSTED: Final = "self-hosted"
+_LONGEST_NAME: Final = 256
+
+
+def runner_rule(table: Table, when: Condition | None) -> RunnerRule:
+    """Reads one ``[[runners]]``.
+
+    Args:
+        table: The entry.
+        when: Its condition, read already.
+
+    Raises:
+        MatrixError: A key is wrong, or two of them contradict each other.
+    """
+    table.only("when", "labels", "group", "gpus", "cores", "hosted", "engine", "minutes")
+    labels = _labels(table)
+    hosted = _hosted(table, labels)
+    return RunnerRule(
+        when=when,
+        labels=labels,
+        group=_name(table, "group", table.text("group", RunnerRule.group, "gpu-machines")),
+        gpus=_gpus(table, hosted=hosted),
+        cores=table.whole("cores", RunnerRule.cores, at_least=1),
+        hosted=hosted,
+        engine=table.choice("engine", ENGINES, ENGINES[0]) if "engine" in table else None,
+        minutes=_minutes(table, hosted=hosted),
+        line=table.line,
+    )
+
+
+def _labels(table: Table) -> tuple[str, ...]:
+    if "labels" not in table and "group" not in table:
+        table.needs("labels", 'labels = ["self-hosted", "linux", "gpu-4"]')
+    if table.values.get("labels") == []:
+        remedy = 'Write for example labels = ["self-hosted", "linux"], or leave the key out where group says enough.'
+        raise table.error(name="labels", what="the list is empty", remedy=remedy)
+    labels = table.texts("labels")
+    lowered = [label.lower() for label in labels]
+    for label in labels:
+        if lowered.count(label.lower()) > 1:
+            raise table.error(
+                name="labels", what=f"{shown(label)} is there twice", remedy="Write each label once, in whatever case."
+            )
+    return tuple(_name(table, "labels", label) for label in labels)
+
+
+def _name(table: Table, key: str, name: str) -> str:
+    """A name that GitHub can have given, on one line and not longer than any that it takes."""
+    if len(name) > _LONGEST_NAME or not name.isprintable() or name != name.strip() or "," in name:
+        remedy = f"Write it as in the settings of your runners: one line of up to {_LONGEST_NAME} characters, no comma."
+        raise table.error(key, f"{shown(name)} cannot be the name of a label or a group", remedy)
+    return name
+
+
+def _hosted(table: Table, labels: tuple[str, ...]) -> bool:
+    """What the file says, else what the labels do: GitHub's own machines have labels like ubuntu-24.04."""
+    is_own = any(label.lower() == _SELF_HOSTED for label in labels)
+    like_github = any(_HOSTED_LABEL.fullmatch(label.lower()) for label in labels)
+    hosted = bool(table.flag("hosted", like_github and not is_own))
+    if hosted and is_own:
+        what = f"a machine with the label {shown(_SELF_HOSTED)} is not one of GitHub's"
+        raise table.error(name="hosted", what=what, remedy="Remove hosted, or that label.")
+    return hosted
+
+
+def _gpus(table: Table, *, hosted: bool) -> int:
+    gpus = table.whole("gpus", RunnerRule.gpus, at_least=0)
+    if gpus and hosted:
+        remedy = "Remove gpus, or write hosted = false if this is a machine of your own."
+        raise table.error(
+            name="gpus", what=f"GitHub's machines have no GPUs, and this one should have {gpus}", remedy=remedy
+        )
+    return gpus
+
+
+def _minutes(table: Table, *, hosted: bool) -> int | None:
+    minutes = table.whole("minutes", RunnerRule.minutes, at_least=1)
+    most = HOSTED_MINUTES if hosted else OWN_MINUTES
+    if minutes is not None and minutes > most:
+        whose = "on GitHub's machines" if hosted else "on machines of your own"
+        remedy = f"Write a whole number from 1 to {most}."
+        raise table.error(name="minutes", what=f"{minutes} minutes are more than a job may take {whose}", remedy=remedy)
+    return minutes
+
+
+def check_runners(expansion: Expansion) -> None:
+    """Sees to it that no rule sends a cell to machines that lack its GPUs.
+
+    Raises:
+        MatrixError: For the first cell of the first such rule.
+    """
+    left, others = expansion.kept, [include.cell for include in expansion.matrix.includes]
+    for rule in expansion.matrix.runners:
+        taken = left & expansion.grid.where(rule.when)
+        bad = taken & expansion.grid.where(parse_condition(f"gpu_count > {rule.gpus}"))
+        included = [cell for cell in others if _takes(rule, cell)]
+        for cell in chain(map(cell_at, expansion.grid.points(bad)), included):
+            if cell.gpu_count > rule.gpus:
+                raise _lacks_gpus(expansion.matrix, rule, cell)
+        left ^= taken
+        others = [cell for cell in others if cell not in included]
+
+
+def _lacks_gpus(matrix: Matrix, rule: RunnerRule, cell: Cell) -> MatrixError:
+    where = place(matrix.path, rule.line, "runners")
+    what = f"{where}: the cell {cell.id} needs {cell.gpu_count} GPUs, and goes to machines ({rule.runs_on}) with"
+    if rule.hosted:
+        remedy = 'Add `gpu_count == 0` to its when, and a rule of your own GPU machines: labels = ["self-hosted", …].'
+        return MatrixError(f"{what} none.", why="GitHub's machines run cells without GPUs alone.", remedy=remedy)
+    remedy = f"Say how many they have (gpus = {cell.gpu_count}), or add `gpu_count <= {rule.gpus}` to the rule's when."
+    return MatrixError(f"{what} {rule.gpus or 'none'}.", why="All of its tests would be skipped.", remedy=remedy)
+
+
+def runner_for(matrix: Matrix, cell: Cell) -> RunnerRule:
+    """The machines that take a cell: those of the first rule that holds.
+
+    Raises:
+        UsageError: No rule does.
+    """
+    rule = next((rule for rule in matrix.runners if _takes(rule, cell)), None)
+    if rule is None and not matrix.runners and not cell.gpu_count:
+        return UBUNTU
+    if rule is None:
+        raise _nobodys(matrix, cell)
+    return rule
+
+
+def _takes(rule: RunnerRule, cell: Cell) -> bool:
+    return rule.when is None or rule.when.holds(cell.axes())
+
+
+def _nobodys(matrix: Matrix, cell: Cell) -> UsageError:
+    if cell.gpu_count:
+        needs = f'when = "gpu_count > 0"  labels = ["self-hosted", "linux", "gpu"]  gpus = {cell.gpu_count}'
+    else:
+        needs = 'labels = ["ubuntu-latest"]'
+    what = f"No CI machine takes the cell {cell.id}."
+    why = (
+        f"None of the {len(matrix.runners)} rules for runners holds there."
+        if matrix.runners
+        else ("The matrix file has no rule for runners, and GitHub's own machines have no GPUs.")
+    )
+    return UsageError(what, why=why, remedy=f"Add to {matrix.path.name}:  [[runners]]  {needs}")
+
+
+def cores_of(rule: RunnerRule) -> int:
+    """The CPU cores of a rule's machines; a guess where the file does not say."""
+    if rule.cores is not None:
+        return rule.cores
+    return HOSTED_CORES if rule.hosted else max(OWN_CORES, CORES_OF_A_GPU * rule.gpus)
+
+
+def minutes_of(rule: RunnerRule) -> int:
+    """What a job of the CI may take on a rule's machines."""
+    return rule.minutes or (HOSTED_MINUTES if rule.hosted else OWN_MINUTES)

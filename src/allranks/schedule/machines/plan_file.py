@@ -1,0 +1,223 @@
+"""The plan file: a run's manifest, with which machine runs which jobs, checked by each machine before it goes by it.
+
+One machine makes it, and all others get it as it is. A ``PACK`` on a command line, ``cuda-g4-03of12@0123456789abcdef``,
+names a pack and the digest of its plan, so that no machine can run a pack of another one. As the ``run.json`` of a
+gathered folder the file says which jobs have to be there, so that a machine that never came is missed.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import allranks
+from allranks.errors import UsageError
+from allranks.matrix.model import EngineName, Job, Matrix
+from allranks.matrix.suggest import did_you_mean, listed
+from allranks.report.durations import Durations
+from allranks.schedule.machines.declaration_digest import declaration_digests, differences, digest
+from allranks.schedule.machines.packs import Pack
+from allranks.schedule.manifest import SCHEMA, announce, fresh_manifest
+
+_AGAIN: Final = "Take the plan file that was made together with the pack: both come out of one `allranks plan`."
+_PACK: Final = re.compile(r"(?P<slug>[^@]+)(@(?P<digest>[0-9a-f]+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPack:
+    """A pack as a machine finds it in the file.
+
+    Attributes:
+        jobs: Ids of its jobs, in order.
+        cells: The cells of these jobs, each with its value on each axis.
+        engine: Where they run; None where nobody says.
+        limit: Seconds until allranks itself ends the run.
+    """
+
+    slug: str
+    jobs: tuple[str, ...]
+    cells: Mapping[str, Mapping[str, Any]]
+    engine: EngineName | None
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFile:
+    """A plan that somebody has made.
+
+    Attributes:
+        path: Where it was read.
+        run_id: The run that all packs are parts of.
+        seed: What every rank of every test of all machines starts from.
+        pytest_args: What each job gives to pytest.
+        durations: What tests had taken when the plan was made, for the suites that are split.
+        digest: Of all that it says of jobs and packs.
+        declaration: Digests of what the matrix file declared.
+        made: Which version of allranks made it, and when.
+        packs: By slug.
+    """
+
+    path: Path
+    run_id: str
+    seed: int
+    pytest_args: tuple[str, ...]
+    durations: Durations
+    digest: str
+    declaration: Mapping[str, str]
+    made: tuple[str, str]
+    packs: Mapping[str, PlannedPack]
+
+
+def plan_document(  # noqa: PLR0913 - all of them go into one file
+    *,
+    run_id: str,
+    matrix: Matrix,
+    facts: Mapping[str, Any],
+    jobs: Sequence[Job],
+    packs: Sequence[Pack],
+    durations: Durations,
+    pytest_args: Sequence[str],
+) -> dict[str, Any]:
+    """What the file says: a manifest, and under ``plan`` the packs.
+
+    Args:
+        run_id: The run that all machines take part in.
+        matrix: Where the jobs come from.
+        facts: What else the manifest says.
+        jobs: All that is planned.
+        packs: Their division.
+        durations: What tests have taken.
+        pytest_args: What each job gives to pytest.
+    """
+    document = fresh_manifest(run_id, facts, None)
+    announce(document, jobs, pytest_args)
+    split = {job.suite.name for job in jobs if job.shard}
+    document["plan"] = {
+        "declaration": declaration_digests(matrix),
+        "durations": {suite: durations[suite] for suite in durations if suite in split},
+        "packs": [
+            {"slug": pack.slug, "engine": pack.engine, "limit": pack.limits.run, "jobs": list(pack.jobs)}
+            for pack in packs
+        ],
+    }
+    document["plan"]["digest"] = _digest(document)
+    return document
+
+
+def reference(document: Mapping[str, Any], pack: Pack) -> str:
+    """What a machine is told to name its pack by."""
+    return f"{pack.slug}@{document['plan']['digest']}"
+
+
+def write_plan(path: Path, document: Mapping[str, Any]) -> None:
+    """Write the file, whole or not at all.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        msg = f"The plan file {path} cannot be written."
+        raise UsageError(msg, why=f"{error.strerror or error}.", remedy="Name another one.") from error
+
+
+def read_plan(path: Path) -> PlanFile:
+    """Reads a plan file, and sees that it is as it was made.
+
+    Raises:
+        UsageError: It is no plan file, or somebody has changed it.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+        made = (str(document["allranks"]), str(document["started"]))
+        if document["schema"] > SCHEMA:
+            why = f"It was made by allranks {made[0]}."
+            msg = f"{path} is of a newer version of allranks."
+            raise UsageError(msg, why=why, remedy="Use that version here, too.")
+        plan, said = _plan_file(path, document, made), _digest(document)
+    except OSError as error:
+        msg = f"The plan file {path} cannot be read."
+        remedy = "Make one: allranks plan --format github --plan-file plan.json"
+        raise UsageError(msg, why=f"{error.strerror or error}.", remedy=remedy) from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        msg = f"{path} is no plan file of allranks, or is damaged."
+        raise UsageError(msg, why=f"{type(error).__name__}: {error}.", remedy=_AGAIN) from error
+    if said != plan.digest:
+        msg = f"{path} has been changed since it was made."
+        raise UsageError(msg, why=f"It says that its digest is {plan.digest}, and that is {said}.", remedy=_AGAIN)
+    return plan
+
+
+def _plan_file(path: Path, document: Mapping[str, Any], made: tuple[str, str]) -> PlanFile:
+    plan, jobs = document["plan"], document["jobs"]
+    return PlanFile(
+        path=path,
+        run_id=str(document["run_id"]),
+        seed=int(document["seed"]),
+        pytest_args=tuple(jobs[0]["pytest_args"]),
+        durations=plan["durations"],
+        digest=plan["digest"],
+        declaration=plan["declaration"],
+        made=made,
+        packs={
+            pack["slug"]: PlannedPack(
+                slug=pack["slug"],
+                jobs=tuple(jobs[number]["id"] for number in pack["jobs"]),
+                cells={jobs[number]["cell"]: document["cells"][jobs[number]["cell"]] for number in pack["jobs"]},
+                engine=pack["engine"],
+                limit=float(pack["limit"]),
+            )
+            for pack in plan["packs"]
+        },
+    )
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    """A digest of what runs where; when it was made, and of which run it is, count for nothing."""
+    plan = {name: value for name, value in document["plan"].items() if name != "digest"}
+    return digest([document["allranks"], document["policy"], document["cells"], document["jobs"], plan])
+
+
+def pack_called(plan: PlanFile, text: str) -> PlannedPack:
+    """The pack that a command line names, by its slug, with or without the digest of its plan.
+
+    Raises:
+        UsageError: There is none, or it is of another plan.
+    """
+    found = _PACK.fullmatch(text)
+    slug, said = (found["slug"], found["digest"]) if found else (text, None)
+    if said and said != plan.digest:
+        version, when = plan.made
+        what = f"The pack {slug} is of the plan {said}, and {plan.path} is the plan {plan.digest}."
+        why = f"That one was made on {when} by allranks {version}, for the run {plan.run_id}: {_contents(plan)}."
+        raise UsageError(what, why=why, remedy=_AGAIN)
+    if slug not in plan.packs:
+        what = f"There is no pack {slug!r} in {plan.path}."
+        raise UsageError(what, why=f"It has {_contents(plan)}.", remedy=did_you_mean(slug, plan.packs))
+    return plan.packs[slug]
+
+
+def _contents(plan: PlanFile) -> str:
+    jobs = sum(len(pack.jobs) for pack in plan.packs.values())
+    return f"{jobs} jobs in {len(plan.packs)} packs"
+
+
+def refuse_another_matrix(plan: PlanFile, matrix: Matrix) -> None:
+    """See that this machine has the matrix that was planned, under the same version of allranks.
+
+    Raises:
+        UsageError: It has another one; says in what they differ.
+    """
+    here = allranks.__version__
+    if plan.made[0] != here:
+        msg = f"{plan.path} was made by allranks {plan.made[0]}, and this is {here}."
+        raise UsageError(msg, remedy="Install one version on all machines.")
+    if parts := differences(plan.declaration, declaration_digests(matrix)):
+        msg = f"{matrix.path.name} is not the matrix file that {plan.path} was made of: they differ in {listed(parts)}."
+        why = "Limits may differ by environment variables, too." if "limits" in parts else ""
+        raise UsageError(msg, why=why, remedy="Check out the same commit on all machines.")
