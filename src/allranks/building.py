@@ -29,6 +29,7 @@ def add_build(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="with --export: what this registry has (ghcr.io/owner/repository) is not built, and taken from there",
     )
+    parser.add_argument("--without-gpus", action="store_true", help="only those that a job without GPUs runs in")
     parser.add_argument("--push", action="store_true", help="what it does not have is pushed to it")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the names, with the key of what goes in, and stop"
@@ -60,7 +61,8 @@ def build(matrix: Matrix, jobs: Iterable[Job], options: argparse.Namespace, say:
     from allranks.schedule.host import client_for  # noqa: PLC0415
 
     _check(options)
-    images = list({job.image.name: job.image for job in jobs}.values())
+    of = [job for job in jobs if not (options.without_gpus and job.cell.gpu_count)]
+    images = list({job.image.name: job.image for job in of}.values())
     client, why = client_for(options.engine)
     if client is None:
         say(f"engine: process ({why}), which runs no images")

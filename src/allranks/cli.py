@@ -150,9 +150,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
+    add_plan_file(parser, "the images of all jobs of this plan, in the place of those of the selected cells")
     add_engine(parser)
     add_build(parser)
-    parser.set_defaults(command=_build)
+    parser.set_defaults(command=_build, pytest_args=())
 
 
 def _add_merge(parser: argparse.ArgumentParser) -> None:
@@ -334,6 +335,7 @@ class _PartOf:
 
 def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
     # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
+    from allranks.schedule.actions import Console, leave_to_the_merge  # noqa: PLC0415
     from allranks.schedule.earlier import setting_of  # noqa: PLC0415
     from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
     from allranks.schedule.runner import Rules  # noqa: PLC0415
@@ -364,6 +366,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         left=left,
         gpus=options.gpus,
         gpu_mode=options.gpu_mode,
+        annotate=leave_to_the_merge if of.own else Console.annotate,
     )
     code = run(expansion, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")
@@ -410,9 +413,19 @@ def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.
 
 def _build(options: argparse.Namespace) -> ExitCode:
     expansion = expand(load(options.matrix))
-    jobs = plan(expansion.matrix, _selected(expansion, options), options.suite or None)
-    build(expansion.matrix, jobs, options, _say)
+    build(expansion.matrix, _jobs_to_build_for(expansion, options), options, _say)
     return ExitCode.OK
+
+
+def _jobs_to_build_for(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:
+    from allranks.schedule.machines.planning import planned_jobs  # noqa: PLC0415 - no other build needs it
+
+    if options.plan_file is None:
+        return _chosen_jobs(expansion, options)
+    if options.cells or options.where or options.suite:
+        msg = "A plan file says already which cells and suites are meant."
+        raise UsageError(msg, remedy="Leave away cells, --where and --suite, or --plan-file.")
+    return planned_jobs(expansion, options.plan_file)
 
 
 def _merge(options: argparse.Namespace) -> ExitCode:
@@ -437,6 +450,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.junit_form import JUnitForm  # noqa: PLC0415
     from allranks.report.merge import merge  # noqa: PLC0415
     from allranks.report.table import render_table as render_results  # noqa: PLC0415
+    from allranks.schedule.actions import console_for  # noqa: PLC0415
     from allranks.schedule.run import MEANING  # noqa: PLC0415
 
     meter = Meter()
@@ -453,7 +467,10 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
         update_baseline(options.update_baseline, merged.suites)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     report = "\n        ".join(map(str, merged.junit_files))
-    _say(f"{render_results(merged)}\n\nreport: {report}\npage: {merged.page}\nexit code {code:d}: {MEANING[code]}")
+    with console_for(_say) as console:
+        console.say(f"{render_results(merged)}\n\nreport: {report}\npage: {merged.page}")
+        console.annotate(merged)
+    _say(f"exit code {code:d}: {MEANING[code]}")
     return merged.page, code
 
 

@@ -149,6 +149,10 @@ class Console:
             annotate(merged, self.commands)
 
 
+def leave_to_the_merge(_console: Console, _merged: MergedRun) -> None:
+    """Annotate nothing: this is a part of a run, and who merges the parts says of all together what went wrong."""
+
+
 @contextmanager
 def console_for(say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Iterator[Console]:
     """What fits where this runs; no line that is said meanwhile is a workflow command, unless it is ours."""
