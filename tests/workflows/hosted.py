@@ -1,4 +1,4 @@
-"""Runs a workflow file as GitHub does, as far as ours need it: jobs on machines that share what is passed on and no more.
+"""Runs a workflow file as GitHub does, as far as ours need it: jobs on machines that share only what is passed on.
 
 Each job has a folder of its own for its checkout and its temporary files; its ``run:`` steps are run as they stand, by
 bash; GitHub's own actions are copies to and from :class:`service.Service`. What this does not know is an error.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from expressions import Open, Scope, as_text, condition, evaluate, filled
+from expressions import Open, Scope, as_text, condition, filled
 from service import ActionError, Service
 
 SUMMARY_LIMIT = 1 << 20
@@ -141,6 +141,12 @@ def first_attempt(site: Site) -> Run:
 def rerun(site: Site, run: Run, wanted: Callable[[str, str], bool]) -> Run:
     """Some jobs again, and all that need them; the others stay as they were."""
     return _attempt(site, replace(run, service=run.service.copy()), wanted)
+
+
+def run_job(site: Site, job_id: str, needs: Mapping[str, Any]) -> JobRun:
+    """One job alone, after others that ended so: ``{"plan": {"result": "success", "outputs": {...}}}``."""
+    contexts = {"github": _github(site, 1), "needs": needs, "inputs": _inputs(site)}
+    return _Machine(site, job_id, 1, {}, contexts, Service(site.folder / "service")).run()
 
 
 def _attempt(site: Site, before: Run, wanted: Callable[[str, str], bool]) -> Run:

@@ -1,4 +1,4 @@
-"""dist.yml as a user's repository calls it: each job on a machine of its own, in real containers, and each way to go wrong."""
+"""dist.yml as a user's repository calls it, in real containers: each job on its own machine, and all ways to go wrong."""
 
 import os
 import re
@@ -74,7 +74,7 @@ def command(*words: str, folder: Path, environ: dict[str, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def image(docker_client, tmp_path_factory) -> str:
+def image(docker_client, tmp_path_factory) -> str:  # noqa: ARG001 - is skipped without a daemon
     """The image that other tests' cells run in, too."""
     folder = tmp_path_factory.mktemp("image")
     (folder / "suite").mkdir()
@@ -88,7 +88,18 @@ def image(docker_client, tmp_path_factory) -> str:
 def wheels(tmp_path_factory) -> Path:
     """allranks and all that it needs, as a package index would have them."""
     folder = tmp_path_factory.mktemp("wheels")
-    command(sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), str(ROOT), folder=folder, environ=dict(os.environ))
+    command(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+        folder=folder,
+        environ=dict(os.environ),
+    )
     return folder
 
 
@@ -131,7 +142,7 @@ def again(site, run, tmp_path) -> Callable[..., Run]:
         here = replace(site, repository=repository, folder=tmp_path / "machines", installed=installed, **others)
         before = replace(of, service=of.service.copy())
         change(before)
-        return rerun(here, before, lambda job, slug: (slug == OTHER if suite else job == "report"))
+        return rerun(here, before, lambda job, slug: slug == OTHER if suite else job == "report")
 
     return repeat
 
@@ -150,7 +161,7 @@ def errors_of(job: JobRun) -> list[str]:
     return [each["message"] for each in job.annotations if each["level"] == "error"]
 
 
-def test_a_good_run_opens_the_gate(run, site):
+def test_a_good_run_opens_the_gate(run):
     assert run.results == {
         "plan": "success",
         "image": "success",
@@ -167,7 +178,7 @@ def test_a_good_run_opens_the_gate(run, site):
     assert [run.job(job).annotations for job in ("report", "gate")] == [[], []]
 
 
-def test_a_failing_test_closes_it_and_a_rerun_of_what_failed_opens_it(run, again):
+def test_a_failing_test_closes_it_and_a_rerun_of_what_failed_opens_it(again):
     failed = again(FAILS)
     assert failed.results[f"run {OTHER}"] == failed.results["report"] == failed.results["gate"] == "failure"
     assert failed.job("run", GOOD).attempt == 1
@@ -192,7 +203,7 @@ def test_an_artifact_that_never_came_closes_it(again):
     assert "- exit code of the merged report: 3 where it must be 0" in gate_of(lost).summary
 
 
-def test_a_cancelled_job_closes_it_and_what_it_had_found_is_reported(again, left_of):
+def test_a_cancelled_job_closes_it_and_what_it_had_found_is_reported(again):
     cancelled = again(HANGS, cancellation=Cancellation(OTHER, "gloo-w2-g0-tcp/other: running in"))
     job = cancelled.job("run", OTHER)
     assert job.result == "cancelled"
