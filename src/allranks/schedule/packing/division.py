@@ -21,12 +21,10 @@ MOST_PAIRS: Final = 2_500
 """Pairs of tasks that are weighed for an exchange; among more tasks there is one to move."""
 
 EFFORT: Final = 200_000
-"""Tasks that are packed in search of something more even, over all tries: about a second."""
+"""Tasks that are packed in search of something more even, over all tries: a second at most."""
 
-
-def load(tasks: Sequence[Task], total: Room) -> float:
-    """Seconds of a whole host that tasks are worth."""
-    return sum(task.seconds * share(task, total) for task in tasks)
+TRIES: Final = 200
+"""Tries for each task, where there are few."""
 
 
 def divide(tasks: Sequence[Task], total: Room, count: int) -> list[list[Task]]:
@@ -49,7 +47,8 @@ def divide(tasks: Sequence[Task], total: Room, count: int) -> list[list[Task]]:
 def _longest_first(tasks: Sequence[Task], total: Room, count: int) -> list[list[Task]]:
     hosts: list[list[Task]] = [[] for _ in range(count)]
     loads = [(0.0, 0, number) for number in range(count)]
-    worth = {id(task): task.seconds * share(task, total) for task in tasks}
+    shares = {room: share(room, total) for room in {task.room for task in tasks}}
+    worth = {id(task): task.seconds * shares[task.room] for task in tasks}
     for task in sorted(tasks, key=lambda task: -worth[id(task)]):
         so_far, length, number = loads[0]
         hosts[number].append(task)
@@ -65,7 +64,7 @@ class _Hosts:
         self.tasks = tasks
         self._total = total
         self._seconds = [packed_seconds(each, total) for each in tasks]
-        self._effort = EFFORT
+        self._effort = min(EFFORT, TRIES * sum(map(len, tasks)))
 
     def even_out(self) -> None:
         """Take tasks off the host that is last, for that which is first, as long as that brings it forward."""
@@ -75,7 +74,9 @@ class _Hosts:
             first = min(hosts, key=lambda host: (self._seconds[host], host))
             if self._seconds[last] - self._seconds[first] <= EVEN * self._seconds[last]:
                 return
-            if not self._mend(last, first):
+            if self._mend(last, first):
+                hosts = set(range(len(self.tasks)))
+            else:
                 hosts.remove(last)  # one task is as long as that, or several that run side by side
 
     def _mend(self, last: int, first: int) -> bool:

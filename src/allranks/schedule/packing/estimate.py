@@ -45,9 +45,9 @@ def expected(durations: "Durations", jobs: Sequence[Job]) -> list[Expected]:
     return [Expected(usual, False) if one is None else Expected(one + OVERHEAD, True) for one in each]
 
 
-def share(task: Task, total: Room) -> float:
+def share(room: Room, total: Room) -> float:
     """The part of a host that a task takes: a third where three like it fit side by side, all of it at most."""
-    fit = [most // amount for amount, most in zip(task.room.within(total), total, strict=True) if amount]
+    fit = [most // amount for amount, most in zip(room.within(total), total, strict=True) if amount]
     return 1.0 / max(1, min(fit)) if fit else 0.0
 
 
@@ -58,28 +58,29 @@ def packed_seconds(tasks: Iterable[Task], total: Room) -> float:
     room are one line, and only the first in each is looked at.
     """
     lines = _lines(tasks, total)
-    free, now, ends = total, 0.0, list[tuple[float, Room]]()
+    now, ends, (gpus, cores, memory) = 0.0, list[tuple[float, Room]](), total
     while lines:
-        for room in list(lines):
-            while free.holds(room) and (line := lines.get(room)):
-                heapq.heappush(ends, (now + line.pop(), room))
-                free = free.minus(room)
-                if not line:
-                    del lines[room]
+        for line in lines:
+            room, seconds = line
+            # Room.holds, which would take most of the time here.
+            while seconds and room[0] <= gpus and room[1] <= cores and room[2] <= memory:
+                heapq.heappush(ends, (now + seconds.pop(), room))
+                gpus, cores, memory = gpus - room[0], cores - room[1], memory - room[2]
+        lines = [line for line in lines if line[1]]
         if lines:
             now, room = heapq.heappop(ends)
-            free = free.plus(room)
+            gpus, cores, memory = gpus + room[0], cores + room[1], memory + room[2]
     return max((end for end, _ in ends), default=0.0)
 
 
-def _lines(tasks: Iterable[Task], total: Room) -> dict[Room, list[float]]:
+def _lines(tasks: Iterable[Task], total: Room) -> list[tuple[Room, list[float]]]:
     """Seconds by room, the largest room first and the longest last."""
-    lines: dict[Room, list[float]] = {}
-    shares: dict[Room, float] = {}
+    by_room: dict[Room, list[float]] = {}
     for task in tasks:
-        room = task.room.within(total)
-        lines.setdefault(room, []).append(task.seconds)
-        shares[room] = share(task, total)
+        by_room.setdefault(task.room, []).append(task.seconds)
+    lines: dict[Room, list[float]] = {}
+    for room, seconds in by_room.items():
+        lines.setdefault(room.within(total), []).extend(seconds)
     for line in lines.values():
         line.sort()
-    return {room: lines[room] for room in sorted(lines, key=lambda room: (-shares[room], room))}
+    return sorted(lines.items(), key=lambda line: (-share(line[0], total), line[0]))
