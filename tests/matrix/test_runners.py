@@ -115,7 +115,9 @@ def test_a_rule_that_sends_a_cell_to_machines_without_its_gpus_is_an_error(load_
 
 
 def test_a_cell_that_an_earlier_rule_takes_is_no_business_of_a_later_one(load_text, document):
-    takes_all = '[[runners]]\nwhen = "gpu_count > 0"\nlabels = ["gpu"]\ngpus = 2\n[[runners]]\nlabels = ["ubuntu-latest"]'
+    takes_all = (
+        '[[runners]]\nwhen = "gpu_count > 0"\nlabels = ["gpu"]\ngpus = 2\n[[runners]]\nlabels = ["ubuntu-latest"]'
+    )
     assert len(load_text(f"{document}\n{takes_all}\n").runners) == 2
 
 

@@ -1,4 +1,4 @@
-"""dist.yml as a user's repository calls it, in real containers: each job on its own machine, and all ways to go wrong."""
+"""dist.yml as a user's repository calls it, in real containers: each job on its own machine, and each way to fail."""
 
 import os
 import re

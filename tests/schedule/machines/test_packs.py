@@ -57,7 +57,9 @@ def matrices(draw):
         runners=(
             RunnerRule(when=CPU, labels=("ubuntu-latest",), hosted=True, line=1),
             RunnerRule(when=parse_condition(f"gpu_count <= {small}"), labels=("gpu",), gpus=small, line=2),
-            RunnerRule(labels=("self-hosted", "big"), gpus=8, cores=16, minutes=draw(st.sampled_from([None, 400])), line=3),
+            RunnerRule(
+                labels=("self-hosted", "big"), gpus=8, cores=16, minutes=draw(st.sampled_from([None, 400])), line=3
+            ),
         ),
     )
 
@@ -205,7 +207,13 @@ def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():
     matrix = Matrix(**{**matrix.__dict__, "images": {image.name: image}})
     jobs, division = divided(matrix, known(matrix, 3000), Wishes())
     document = plan_document(
-        run_id="r" * 60, matrix=matrix, facts={"policy": {}}, jobs=jobs, packs=division.packs, durations={}, pytest_args=()
+        run_id="r" * 60,
+        matrix=matrix,
+        facts={"policy": {}},
+        jobs=jobs,
+        packs=division.packs,
+        durations={},
+        pytest_args=(),
     )
     assert len(division.packs) == 256
     assert len(render_entries(document, division, jobs)) < 1 << 19
