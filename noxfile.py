@@ -81,3 +81,10 @@ def torch_outcomes(session: nox.Session) -> None:
     suites = [each for each in session.posargs if each != "--record"]
     folder = f"results/torch-outcomes/{time.strftime('%Y%m%d-%H%M%S')}"
     session.run("python", "tests/torch_suites/record.py", "--run", folder, *suites)
+
+
+@nox.session(default=False)
+def pictures(session: nox.Session) -> None:
+    """Make the pictures of docs/github.md anew, by a run of the workflow in real containers; needs Chromium."""
+    session.install("-e", ".", *_group("test"), "markdown-it-py>=3")
+    session.run("python", "scripts/workflow-pictures")

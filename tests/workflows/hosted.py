@@ -24,6 +24,7 @@ from service import ActionError, Service
 
 SUMMARY_LIMIT = 1 << 20
 TOKEN = "ghs_not-a-secret"  # noqa: S105
+INSTALLING = "Install allranks"
 PINNED = re.compile(r"(?P<action>[\w./-]+)@[0-9a-f]{40}")
 BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail")
 ANNOTATION = re.compile(r"::(?P<level>error|warning|notice) ?(?P<properties>[^:]*)::(?P<message>.*)")
@@ -97,7 +98,7 @@ class Site:
         environ: What all machines have in their environment.
         event: The webhook's payload.
         event_name: Which event it is.
-        installed: A folder with allranks from an earlier job: the step that installs it is not run again.
+        installed: The folder with allranks, which the first job to install it leaves here: the step is the same in all.
         cancellation: What is cancelled, if anything is.
     """
 
@@ -108,7 +109,7 @@ class Site:
     environ: Mapping[str, str]
     event: Mapping[str, Any] = field(default_factory=dict)
     event_name: str = "push"
-    installed: Path | None = None
+    installed: list[Path] = field(default_factory=list)
     cancellation: Cancellation | None = None
 
 
@@ -360,8 +361,8 @@ class _Machine:
         return self._service.save(inputs, self._workspace)
 
     def _runs(self, step: Mapping[str, Any]) -> Step:
-        if step["name"] == "Install allranks" and self._site.installed:
-            (self._temp / "allranks").symlink_to(self._site.installed)
+        if step["name"] == INSTALLING and self._site.installed:
+            (self._temp / "allranks").symlink_to(self._site.installed[0])
             return Step(step["name"], "success", log="it was installed before")
         files = {name: self._folder / f"{name}-{len(self._steps)}" for name in ("output", "summary", "path", "env")}
         for file in files.values():
@@ -378,6 +379,8 @@ class _Machine:
         summary = files["summary"].read_text()
         if len(summary.encode()) > SUMMARY_LIMIT:
             summary, log = "", f"{log}\n::error::$GITHUB_STEP_SUMMARY upload aborted"
+        if step["name"] == INSTALLING:
+            self._site.installed.append(self._temp / "allranks")
         return Step(step["name"], outcome, _pairs(files["output"].read_text()), log, summary)
 
     def _step_environ(self, step: Mapping[str, Any], files: Mapping[str, Path]) -> dict[str, str]:

@@ -132,15 +132,13 @@ def run(site) -> Run:
 @pytest.fixture
 def again(site, run, tmp_path) -> Callable[..., Run]:
     """Run the other pack again, and all that needs it, with another suite; or only these, without a suite."""
-    # What an attempt installs is what the first one installed.
-    [installed] = site.folder.glob("attempt-1/plan-*/temp/allranks")
 
     def repeat(suite: str = "", *, of: Run = run, change: Callable[[Run], object] = lambda _run: None, **others) -> Run:
         repository = tmp_path / secrets.token_hex(3)
         command("cp", "-a", str(site.repository), str(repository), folder=tmp_path, environ=dict(os.environ))
         (repository / "tests" / "other" / "test_other.py").write_text(suite)
-        here = replace(site, repository=repository, folder=tmp_path / "machines", installed=installed, **others)
-        before = replace(of, service=of.service.copy())
+        here = replace(site, repository=repository, folder=tmp_path / "machines", **others)
+        before = replace(of, jobs=dict(of.jobs), service=of.service.copy())
         change(before)
         return rerun(here, before, lambda job, slug: slug == OTHER if suite else job == "report")
 
@@ -218,3 +216,15 @@ def test_a_cell_without_a_test_closes_it(again):
     empty = again(EMPTY)
     assert empty.results["gate"] == "failure"
     assert "No test was collected" in empty.job("report").summary
+
+
+def test_results_of_an_earlier_plan_stand_in_for_nothing(again):
+    def plan_anew(run: Run) -> None:
+        """What is there after a rerun of everything, before any machine has run."""
+        [plan] = [artifact for artifact in run.service.artifacts if "-plan-" in artifact.name]
+        run.service.artifacts.append(replace(plan, name=plan.name.replace("-plan-1", "-plan-2"), attempt=2))
+        run.jobs["plan", ""] = replace(run.job("plan"), outputs={**run.job("plan").outputs, "attempt": "2"})
+
+    renewed = again(change=plan_anew)
+    assert renewed.results["gate"] == "failure"
+    assert renewed.job("report").summary.count("has not started or was lost") == 2

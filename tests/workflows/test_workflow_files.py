@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from expressions import Open, Scope, filled
-from hosted import PINNED, read_workflow
+from hosted import INSTALLING, PINNED, read_workflow
 
 ROOT = Path(__file__).parents[2]
 OWN = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -66,6 +66,13 @@ def test_a_pull_request_never_runs_what_writes():
     allowed = re.findall(r"github\.event_name == '(\w+)'", job["if"])
     assert job["if"] == " || ".join(f"github.event_name == '{event}'" for event in allowed)
     assert set(allowed) == {"push", "schedule", "workflow_dispatch"}
+
+
+def test_allranks_is_installed_in_the_same_way_by_all_jobs():
+    steps = [step for path in OWN if path.stem != "ci" for step in steps_of(read_workflow(path)["jobs"])]
+    ways = [step for step in steps if step["name"] == INSTALLING]
+    assert len(ways) == 5
+    assert all(way == ways[0] for way in ways)
 
 
 HERE, FORK = {"full_name": "owner/repository"}, {"full_name": "somebody/repository"}
