@@ -587,3 +587,112 @@ def test_the_doctors_findings_are_printed_and_a_problem_is_exit_code_4(allranks,
     assert out == "ok       GPUs: none\nPROBLEM  disk: full\n         -> Make room.\n1 problem(s)\n"
     found.clear()
     assert allranks("doctor")[:2] == (0, "ok       GPUs: none\nno problem was found\n")
+
+
+RUNNERS = """
+[[runners]]
+when = "gpu_count == 0"
+labels = ["ubuntu-latest"]
+
+[[runners]]
+labels = ["self-hosted", "gpu"]
+gpus = 2
+engine = "process"
+"""
+
+
+@pytest.fixture
+def plan_machines(allranks, repository):
+    """Plan for machines; the entries of the job matrix, the first for those without GPUs."""
+    (repository / "matrix.toml").write_text(MATRIX + RUNNERS)
+
+    def plan_all(*arguments):
+        code, out, err = allranks("plan", "--format", "github", "--plan-file", "plan.json", *arguments)
+        assert code == 0, err
+        return json.loads(out)["include"]
+
+    return plan_all
+
+
+def test_a_plan_for_github_is_json_alone_and_what_it_did_is_said_beside_it(allranks, repository):
+    (repository / "matrix.toml").write_text(MATRIX + RUNNERS)
+    code, out, err = allranks("plan", "--format", "github")
+    assert (code, out.count("\n")) == (0, 1)
+    assert [entry["jobs"] for entry in json.loads(out)["include"]] == [3, 2]
+    assert err.startswith("5 jobs in 2 entries of the job matrix\n")
+    assert not (repository / "plan.json").exists()
+
+
+def test_a_pack_is_run_as_it_was_planned(plan_machines, allranks, runs):
+    _, gpu = plan_machines("--", "-k", "x")
+    assert allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"])[0] == 0
+    [(jobs, options)] = runs
+    document = json.loads(Path("plan.json").read_text())
+    assert jobs == ["nccl-w2-g2-env/tiny", "nccl-w2-g2-env/other"]
+    assert (options.run_id, options.seed) == (document["run_id"], document["seed"])
+    assert (options.engine, options.pytest_args) == ("process", ("-k", "x"))
+    assert (options.rules.seconds, options.known) == (gpu["limit_seconds"], {})
+
+
+def test_the_command_line_may_choose_engine_and_seed_of_a_pack(plan_machines, allranks, runs):
+    _, gpu = plan_machines()
+    allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"], "--engine", "docker", "--seed", "5")
+    assert (runs[0][1].engine, runs[0][1].seed) == ("docker", 5)
+
+
+def test_a_pack_is_shown_without_running_it(plan_machines, allranks, runs):
+    cpu, _ = plan_machines()
+    code, out, _ = allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"], "--dry-run")
+    assert (code, len(json.loads(out)), runs) == (0, 3, [])
+
+
+@pytest.mark.parametrize("also", [["gloo-w1-g0-env"], ["--where", "world_size=2"], ["--suite", "tiny"], ["--resume"]])
+def test_a_pack_is_not_selected_from(plan_machines, allranks, runs, also):
+    cpu, _ = plan_machines()
+    code, _, err = allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"], *also)
+    assert (code, runs) == (2, [])
+    assert "cannot be selected from" in err
+
+
+@pytest.mark.parametrize("half", [["--plan-file", "plan.json"], ["--pack", "cpu-g0-1of1"]])
+def test_a_pack_needs_its_plan_and_a_plan_the_pack(allranks, runs, half):
+    code, _, err = allranks("run", *half)
+    assert (code, runs) == (2, [])
+    assert "--plan-file plan.json --pack PACK" in err
+
+
+def test_a_pack_of_another_matrix_or_another_run_is_refused_before_anything_runs(
+    plan_machines, allranks, runs, repository, monkeypatch
+):
+    cpu, _ = plan_machines()
+    asked = ("run", "--plan-file", "plan.json", "--pack", cpu["pack"])
+    monkeypatch.setenv("ALLRANKS_RUN_ID", "another")
+    assert "ALLRANKS_RUN_ID is 'another'" in allranks(*asked)[2]
+    monkeypatch.delenv("ALLRANKS_RUN_ID")
+    (repository / "matrix.toml").write_text(MATRIX + RUNNERS.replace("gpus = 2", "gpus = 4"))
+    code, _, err = allranks(*asked)
+    assert (code, runs) == (2, [])
+    assert "they differ in 'runners'" in err
+
+
+def test_gpu_cells_without_a_rule_for_machines_are_an_error_of_that_plan_alone(allranks):
+    assert allranks("plan")[0] == 0
+    code, out, err = allranks("plan", "--format", "github")
+    assert (code, out) == (2, "")
+    assert "No CI machine takes the cell nccl-w2-g2-env" in err
+    assert "[[runners]]" in err
+
+
+def test_a_plan_of_nothing_is_an_error_since_github_takes_no_empty_matrix(allranks):
+    code, out, err = allranks("plan", "--format", "github", "gloo-w1-g0-env", "--suite", "other")
+    assert (code, out) == (2, "")
+    assert "nothing to run" in err
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--max-entries", "257"], ["--max-entries", "0"], ["--minutes-per-entry", "0"], ["--max-entries", "x"]]
+)
+def test_a_number_of_entries_that_github_does_not_take_is_refused(allranks, wrong):
+    code, out, err = allranks("plan", "--format", "github", *wrong)
+    assert (code, out) == (2, "")
+    assert wrong[0] in err

@@ -282,6 +282,12 @@ def test_what_a_killed_run_left_is_cleaned_up(launch, scratch, engine, left_of):
     clean = [sys.executable, "-m", "allranks", "clean"]
     done = subprocess.run(clean, capture_output=True, text=True, env=os.environ, check=True)
     assert launch.run_id in done.stdout
+    merge = [sys.executable, "-m", "allranks", "merge", str(launch.results / launch.run_id)]
+    merged = subprocess.run(merge, capture_output=True, text=True, env=os.environ, check=False)
+    assert merged.returncode == 3, merged.stderr
+    report = JUnitXml.fromfile(launch.results / launch.run_id / "junit.xml")
+    cases = {case.name: case for suite in report for case in suite}
+    assert cases["test_failing"].result[0].message.startswith("rank 1 failed")
 
 
 def test_a_run_that_was_killed_is_gone_on_with_and_what_failed_in_it_is_run_again(launch, scratch, engine):

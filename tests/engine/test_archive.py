@@ -26,7 +26,7 @@ def packed(*copies: FileCopy, prefix: str = "code") -> tarfile.TarFile:
     archive.add_folder("results")
     archive.add_bytes("agent/config.json", b"{}")
     archive.add_copies(prefix, copies)
-    return tarfile.open(fileobj=io.BytesIO(archive.finish()))
+    return tarfile.open(fileobj=io.BytesIO(archive.finish().data))
 
 
 def names(root: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """The docker engine against a client that is a recorder: what it asks for, and every way out."""
 
 import gc
+import json
 import socket
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -13,13 +14,13 @@ from allranks.engine import docker as engine_docker
 from allranks.engine.docker import (
     USER,
     DockerEngine,
-    agent_arguments,
     connect,
     container_environment,
     container_name,
     creation_request,
     gpu_settings,
     job_archive,
+    keeper_arguments,
 )
 from allranks.engine.ownership import own_run
 from allranks.engine.spec import Passthrough, Resources
@@ -128,9 +129,19 @@ def ignore(_event):
     pass
 
 
+def frame(stream: int, payload: bytes) -> bytes:
+    return bytes((stream, 0, 0, 0)) + len(payload).to_bytes(4, "big") + payload
+
+
+def end_agent(client: FakeClient, status: int = 0, memory_kills: int = 0) -> None:
+    """As the keeper does."""
+    event = {"event": "agent_ended", "status": status, "memory_kills": memory_kills}
+    client.daemon.sendall(frame(1, b"\n\x1e" + json.dumps(event).encode() + b"\n"))
+
+
 @pytest.fixture
 def request_of(make_spec):
-    return creation_request(make_spec(image="i", run_id="r", gpus=("GPU-a",)), "host")
+    return creation_request(make_spec(image="i", run_id="r", gpus=("GPU-a",)), "host", 4096)
 
 
 def test_containers_have_a_read_only_root(request_of):
@@ -155,7 +166,7 @@ def test_containers_have_an_init_process(request_of):
 
 def test_containers_have_limits_from_the_job(make_spec):
     spec = make_spec(image="i")
-    config = creation_request(spec, "host")["host_config"]
+    config = creation_request(spec, "host", 4096)["host_config"]
     assert config["pids_limit"] == spec.resources.pids
     assert config["mem_limit"] == config["memswap_limit"] == spec.resources.memory_bytes
     assert config["shm_size"] == spec.resources.shm_bytes
@@ -168,17 +179,31 @@ def test_containers_have_no_network_and_know_their_own_name(request_of):
 
 
 def test_containers_mount_a_volume_of_their_own_and_nothing_of_the_host(request_of):
-    [mount] = request_of["host_config"]["mounts"]
-    assert (mount["Target"], mount["Type"], mount["Source"]) == ("/job", "volume", "")
+    mounts = request_of["host_config"]["mounts"]
+    assert [(mount["Target"], mount["Type"], mount["Source"]) for mount in mounts] == [
+        ("/job", "volume", ""),
+        ("/job/shared", "volume", ""),
+    ]
     assert "binds" not in request_of["host_config"]
     assert "nosuid,nodev" in request_of["host_config"]["tmpfs"]["/tmp"]
 
 
 def test_every_object_carries_the_labels_by_which_it_is_reaped(request_of):
     wanted = {"allranks": "1", "allranks.run": "r", "allranks.host": "host"}
-    [mount] = request_of["host_config"]["mounts"]
     assert wanted.items() <= request_of["labels"].items()
-    assert mount["VolumeOptions"]["Labels"] == request_of["labels"]
+    for mount in request_of["host_config"]["mounts"]:
+        assert mount["VolumeOptions"]["Labels"] == request_of["labels"]
+
+
+def test_volumes_have_room_for_what_is_copied_in_for_results_and_for_what_tests_may_write(make_spec):
+    spec = make_spec(image="i")
+    job, shared = creation_request(spec, "host", 4096)["host_config"]["mounts"]
+    options = [mount["VolumeOptions"]["DriverConfig"]["Options"] for mount in (job, shared)]
+    assert [each["type"] for each in options] == ["tmpfs", "tmpfs"]
+    assert options[0]["o"].startswith(f"size={4096 + engine_docker.RESULTS_BYTES},")
+    assert options[1]["o"].startswith(f"size={spec.resources.disk_bytes},")
+    assert all("nosuid,nodev" in each["o"] for each in options)
+    assert (f"uid={USER}" in options[0]["o"], f"uid={USER}" in options[1]["o"]) == (False, True)
 
 
 def test_containers_get_exactly_the_leased_gpus_by_id(request_of):
@@ -211,9 +236,9 @@ def test_logs_are_not_kept_by_the_daemon(request_of):
 
 def test_agents_are_started_with_the_folders_of_the_volume(request_of):
     assert request_of["entrypoint"] == ["python3"]
-    assert request_of["command"] == agent_arguments()
-    arguments = " ".join(agent_arguments())
-    assert arguments.startswith("-m allranks.harness --config /job/agent/config.json")
+    assert request_of["command"] == keeper_arguments()
+    arguments = " ".join(keeper_arguments())
+    assert "-m allranks.harness.keeper --config /job/agent/config.json" in arguments
     assert "--results /job/results" in arguments
 
 
@@ -231,8 +256,8 @@ def test_container_names_are_legal_and_unlike_for_each_attempt(make_spec):
 
 
 def test_archive_has_each_folder_of_the_job_and_its_config(make_spec):
-    data = job_archive(make_spec(), ())
-    assert all(name in data for name in (b"agent/config.json", b"code", b"results", b"shared"))
+    data = job_archive(make_spec(), ()).data
+    assert all(name in data for name in (b"agent/config.json", b"code", b"results"))
 
 
 def test_a_job_is_attached_before_it_starts_and_removed_with_its_volume(fake, spec):
@@ -240,7 +265,7 @@ def test_a_job_is_attached_before_it_starts_and_removed_with_its_volume(fake, sp
     with engine_of(client).start(spec) as job:
         client.daemon.shutdown(socket.SHUT_WR)
         assert job.wait(ignore).status == 0
-    assert client.names == ["create", "put_archive", "attach", "start", "wait", "inspect", "remove"]
+    assert client.names == ["create", "attach", "start", "put_archive", "wait", "inspect", "remove"]
     assert client.calls[-1] == ("remove", ID, True, True)
 
 
@@ -360,8 +385,9 @@ def test_events_and_other_output_are_told_apart(fake, spec):
 def test_stopping_ends_the_agents_input_and_waits_for_its_end(fake, spec):
     client = fake()
     with engine_of(client).start(spec) as job:
-        client.daemon.shutdown(socket.SHUT_WR)
+        end_agent(client)
         job.stop()
+        assert client.daemon.recv(10) == b"begin\n"
         assert client.daemon.recv(10) == b""
     assert "kill" not in client.names
 
@@ -386,7 +412,7 @@ def test_a_daemon_that_refuses_to_kill_leaves_it_to_removal(fake, spec, monkeypa
 def test_the_time_limit_of_the_engine_ends_a_job(fake, make_spec, monkeypatch):
     monkeypatch.setattr(engine_docker, "STOP_GRACE", 0.05)
     client = fake()
-    limits = Resources(memory_bytes=1, shm_bytes=1, pids=1, seconds=0.05)
+    limits = Resources(memory_bytes=1, shm_bytes=1, disk_bytes=1, pids=1, seconds=0.05)
     with engine_of(client).start(make_spec(image="i", resources=limits)) as job:
         assert job.wait(ignore).timed_out
     assert "kill" in client.names
@@ -396,16 +422,40 @@ def test_the_time_limit_of_the_engine_ends_a_job(fake, make_spec, monkeypatch):
 def test_results_that_cannot_be_had_are_an_error(fake, spec, failure, tmp_path):
     client = fake(get_archive=failure)
     with engine_of(client).start(spec) as job:
-        client.daemon.close()
+        end_agent(client)
         job.wait(ignore)
         with pytest.raises(EngineError, match="could not be copied"):
             job.collect(tmp_path)
 
 
+def test_the_end_of_the_agent_is_told_by_its_keeper_and_its_files_are_still_there(fake, spec):
+    client, events = fake(), []
+    with engine_of(client).start(spec) as job:
+        end_agent(client, status=-9, memory_kills=1)
+        ending = job.wait(events.append)
+    assert (ending.status, ending.out_of_memory, ending.timed_out) == (-9, True, False)
+    assert events == []
+    assert client.names[-1] == "remove"
+    assert "wait" not in client.names
+
+
+def test_a_container_that_ends_before_its_agent_takes_the_files_along_and_that_is_said(fake, spec, tmp_path):
+    client = fake()
+    client.state = {"ExitCode": 137, "OOMKilled": True, "Error": ""}
+    with engine_of(client).start(spec) as job:
+        client.daemon.close()
+        job.wait(ignore)
+        with pytest.raises(EngineError, match="ended before its agent did") as error:
+            job.collect(tmp_path)
+    assert "exit status 137" in error.value.why
+    assert "want of memory" in error.value.why
+    assert "get_archive" not in client.names
+
+
 def test_results_that_are_no_archive_are_an_error(fake, spec, tmp_path):
     client = fake()
     with engine_of(client).start(spec) as job:
-        client.daemon.close()
+        end_agent(client)
         job.wait(ignore)
         with pytest.raises(EngineError, match="could not be copied"):
             job.collect(tmp_path)

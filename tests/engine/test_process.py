@@ -197,7 +197,7 @@ open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
 
 def test_the_time_limit_ends_an_agent_that_does_nothing(engine, make_spec, monkeypatch, tmp_path):
     monkeypatch.setattr(engine_process, "STOP_GRACE", 0.2)
-    resources = Resources(memory_bytes=1, shm_bytes=1, pids=1, seconds=0.2)
+    resources = Resources(memory_bytes=1, shm_bytes=1, disk_bytes=1, pids=1, seconds=0.2)
     limited = make_spec(python=sys.executable, code=tmp_path, resources=resources)
     with engine("import signal; signal.pause()").start(limited) as job:
         job.go()

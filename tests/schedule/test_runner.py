@@ -323,3 +323,19 @@ def test_words_of_a_job_that_make_no_sense_end_that_job_alone(runner, engine, pa
     assert records()[ONE]["error"]["kind"] == "agent"
     assert "cannot be understood" in records()[ONE]["error"]["what"]
     assert records()[TWO]["error"] is None
+
+
+def test_a_run_whose_time_is_over_ends_in_order_and_says_so_of_each_job(runner, engine, pair, records, lines):
+    engine.endless.add(ONE)
+    runner(pair, most=1, seconds=0.2).run(pair)
+    errors = {cell: record["error"] for cell, record in records().items()}
+    assert [errors[cell]["kind"] for cell in (ONE, TWO)] == ["stopped", "stopped"]
+    assert errors[TWO]["what"] == "Not run to its end: the run's limit of 0.2 s is over."
+    assert "the run's limit of 0.2 s is over, and ends it" in lines
+    assert f"go {TWO}" not in engine.log
+
+
+def test_a_run_that_is_done_in_time_is_not_ended(runner, pair, records, lines):
+    runner(pair, seconds=60.0).run(pair)
+    assert {record["error"] for record in records().values()} == {None}
+    assert not [line for line in lines if "limit" in line]

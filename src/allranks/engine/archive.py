@@ -5,11 +5,28 @@ import shutil
 import tarfile
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from allranks.engine.spec import FileCopy
 
+PAGE = 4096
+"""Bytes that a file system in memory gives out at a time."""
+
 _SKIPPED_NAMES = frozenset({"__pycache__", ".git", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """A finished archive.
+
+    Attributes:
+        data: It.
+        pages: How many pages its files take where they are unpacked, those of folders included.
+    """
+
+    data: bytes
+    pages: int
 
 
 class ArchiveBuilder:
@@ -25,6 +42,7 @@ class ArchiveBuilder:
         # A link would lead nowhere in the job: what it leads to goes in instead.
         self._tar = tarfile.open(fileobj=self._buffer, mode="w", dereference=True)  # noqa: SIM115 - see `finish`
         self._folders: set[str] = set()
+        self._pages = 0
 
     def add_folder(self, name: str) -> None:
         """Add an empty folder."""
@@ -62,12 +80,13 @@ class ArchiveBuilder:
     def _owned(self, info: tarfile.TarInfo) -> tarfile.TarInfo:
         info.uid = info.gid = self._owner
         info.uname = info.gname = ""
+        self._pages += 1 + -(-info.size // PAGE)
         return info
 
-    def finish(self) -> bytes:
+    def finish(self) -> Archive:
         """The archive."""
         self._tar.close()
-        return self._buffer.getvalue()
+        return Archive(data=self._buffer.getvalue(), pages=self._pages)
 
 
 def walk(source: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:

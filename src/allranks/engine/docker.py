@@ -12,16 +12,17 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import docker
 import requests
 from docker.errors import APIError, DockerException, NotFound
-from docker.types import DeviceRequest, Mount
+from docker.types import DeviceRequest, DriverConfig, Mount
 from docker.utils import kwargs_from_env, parse_host
 
-from allranks.engine.archive import ArchiveBuilder, unpack
+from allranks.engine.archive import PAGE, Archive, ArchiveBuilder, unpack
 from allranks.engine.frames import STDOUT, FrameReader
 from allranks.engine.ownership import (
     HOST_LABEL,
@@ -35,6 +36,8 @@ from allranks.engine.protocol import EventSink, JobExit
 from allranks.engine.spec import FileCopy, JobSpec
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
+from allranks.harness.events import Event
+from allranks.harness.keeper import AGENT_ENDED
 from allranks.interruption import uninterrupted
 
 USER = 10001
@@ -42,6 +45,9 @@ USER = 10001
 
 STOP_GRACE = 8
 """Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
+
+RESULTS_BYTES = 512 << 20
+"""What a job may write down: each rank's log has a limit of its own."""
 
 _FAILURES = (DockerException, requests.RequestException, OSError)
 _ROOT = "/job"
@@ -99,21 +105,24 @@ class DockerEngine:
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator["DockerJob"]:  # noqa: ARG002
         """See :meth:`allranks.engine.protocol.Engine.start`."""
+        archive = job_archive(spec, self._package)
         with ExitStack() as stack:
             with _as_engine_error(f"The container of {spec.job_id} could not be started."):
-                identifier = self._create(spec, stack)
+                identifier = self._create(spec, archive.pages * PAGE, stack)
                 job = DockerJob(self._client, identifier, spec.resources.seconds)
                 stack.callback(job.close)
-                self._client.put_archive(identifier, _ROOT, job_archive(spec, self._package))
                 job.attach_and_start()
+                # What is in memory is there while the container runs, and not before.
+                self._client.put_archive(identifier, _ROOT, archive.data)
+                job.begin()
             yield job
 
-    def _create(self, spec: JobSpec, stack: ExitStack) -> str:
+    def _create(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> str:
         """Create the container, and have `stack` remove it."""
         if spec.image is None:
             msg = f"job {spec.job_id} names no image"
             raise EngineError(msg)
-        request = creation_request(spec, host_id())
+        request = creation_request(spec, host_id(), code_bytes)
         host_config = self._client.create_host_config(**request.pop("host_config"))
         # The daemon would go on making what nobody then knows to remove.
         with uninterrupted():
@@ -174,6 +183,8 @@ class DockerJob:
         self._stream = EventStream()
         self._frames = FrameReader()
         self._is_over = True
+        self._ended: Event | None = None
+        self._exit = JobExit(status=None)
         self._bell = os.eventfd(0)
 
     def attach_and_start(self) -> None:
@@ -182,7 +193,6 @@ class DockerJob:
             self._identifier, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         )
         self._client.start(self._identifier)
-        self._is_over = False
 
     @property
     def _socket(self) -> socket.socket:
@@ -190,11 +200,19 @@ class DockerJob:
         wrapped: socket.socket = getattr(self._attached, "_sock", self._attached)
         return wrapped
 
+    def begin(self) -> None:
+        """Let the agent start: its files are there now."""
+        self._is_over = False
+        self._say(b"begin\n")
+
     def go(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.go`."""
         self._deadline = time.monotonic() + self._limit
+        self._say(b"go\n")
+
+    def _say(self, line: bytes) -> None:
         try:
-            self._socket.sendall(b"go\n")
+            self._socket.sendall(line)
         except OSError:
             # The container has ended already; `wait` finds out how.
             return
@@ -204,15 +222,19 @@ class DockerJob:
         timed_out = not self._pump(lambda: self._deadline, sink)
         if timed_out:
             self.stop()
+        self._exit = replace(self._how_it_ended(), timed_out=timed_out)
+        self._is_over = True
+        return self._exit
+
+    def _how_it_ended(self) -> JobExit:
+        """As the keeper says; where it could not, as the daemon does."""
+        if self._ended is not None:
+            memory = bool(self._ended["memory_kills"])
+            return JobExit(status=self._ended["status"], out_of_memory=memory, output=self._stream.output)
         with _as_engine_error("The daemon lost a job."):
             state = self._exited_state()
-        self._is_over = True
-        return JobExit(
-            status=state["ExitCode"],
-            timed_out=timed_out,
-            out_of_memory=bool(state["OOMKilled"]),
-            output=self._stream.output or state["Error"],
-        )
+        output = self._stream.output or state["Error"]
+        return JobExit(status=state["ExitCode"], out_of_memory=bool(state["OOMKilled"]), output=output)
 
     def _exited_state(self) -> dict[str, Any]:
         self._client.wait(self._identifier, timeout=STOP_GRACE)
@@ -250,6 +272,8 @@ class DockerJob:
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
+        if self._ended is None:
+            raise _gone_with_its_files(self._exit)
         try:
             pieces, _ = self._client.get_archive(self._identifier, f"{_ROOT}/results")
             unpack(pieces, results)
@@ -273,11 +297,13 @@ class DockerJob:
             connection.close()
 
     def _pump(self, deadline: Callable[[], float], sink: EventSink) -> bool:
-        """Read the attach stream to its end, the container's; False when the deadline, which may change, came first."""
+        """Listen until agent or container have ended; False when the deadline, which may change, came first."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._socket, selectors.EVENT_READ)
             selector.register(self._bell, selectors.EVENT_READ)
-            while (remaining := deadline() - time.monotonic()) > 0:
+            while self._ended is None:
+                if (remaining := deadline() - time.monotonic()) <= 0:
+                    return False
                 ready = {key.fd for key, _ in selector.select(remaining)}
                 if self._bell in ready:
                     os.eventfd_read(self._bell)
@@ -287,7 +313,7 @@ class DockerJob:
                 if not data:
                     return True
                 self._take(data, sink)
-        return False
+        return True
 
     def _receive(self) -> bytes:
         """What the daemon has to say; nothing when the connection is lost, since it is asked about the end anyway."""
@@ -302,7 +328,22 @@ class DockerJob:
                 self._stream.note(payload)
                 continue
             for event in self._stream.feed(payload):
-                sink(event)
+                if event["event"] == AGENT_ENDED:
+                    self._ended = event
+                else:
+                    sink(event)
+
+
+def _gone_with_its_files(how: JobExit) -> EngineError:
+    """The error of a job whose container ended before its agent did."""
+    status = "nobody knows how" if how.status is None else f"exit status {how.status}"
+    memory = "The kernel killed it for want of memory (limits.memory_mib)." if how.out_of_memory else ""
+    why = (f"It was killed or removed, or its daemon ended ({status}).", memory, how.output)
+    return EngineError(
+        "The container of a job ended before its agent did, and its files with it.",
+        why=" ".join(part for part in why if part),
+        remedy="See `docker events` and the daemon's log. What was heard of its tests is in the report.",
+    )
 
 
 def _of_this_host() -> dict[str, list[str]]:
@@ -335,18 +376,19 @@ def _as_engine_error(what: str) -> Iterator[None]:
         raise EngineError(what, why=str(why), remedy=remedy) from error
 
 
-def creation_request(spec: JobSpec, host: str) -> dict[str, Any]:
+def creation_request(spec: JobSpec, host: str, code_bytes: int) -> dict[str, Any]:
     """What the daemon is asked to create: a container that may do nothing but compute.
 
     Args:
         spec: The job.
         host: This host's id, for the labels.
+        code_bytes: What its code and the agent's take.
     """
     labels = {**spec.labels, HOST_LABEL: host}
     return {
         "image": spec.image,
         "entrypoint": ["python3"],
-        "command": agent_arguments(),
+        "command": keeper_arguments(),
         "hostname": _NODE,
         "user": f"{USER}:{USER}",
         "working_dir": f"{_ROOT}/shared",
@@ -357,7 +399,10 @@ def creation_request(spec: JobSpec, host: str) -> dict[str, Any]:
             "network_mode": "none",
             # Without this name gloo looks for the host's address for minutes.
             "extra_hosts": {_NODE: "127.0.0.1"},
-            "mounts": [Mount(_ROOT, "", type="volume", labels=labels)],
+            "mounts": [
+                _in_memory(_ROOT, code_bytes + RESULTS_BYTES, labels, owner=0),
+                _in_memory(f"{_ROOT}/shared", spec.resources.disk_bytes, labels, owner=USER),
+            ],
             "tmpfs": {"/tmp": "rw,nosuid,nodev,exec,mode=1777,size=1g"},  # noqa: S108 - the container's own
             "read_only": True,
             "cap_drop": ["ALL"],
@@ -373,16 +418,39 @@ def creation_request(spec: JobSpec, host: str) -> dict[str, Any]:
     }
 
 
+def _in_memory(target: str, size: int, labels: Mapping[str, str], owner: int) -> Mount:
+    """A volume that holds so many bytes and no more: what a disk holds, few hosts can limit.
+
+    It is there while a container that has it runs. Measured (Docker 20.10): as quick as a volume on the disk; a
+    container of its own that holds it would cost half a second.
+    """
+    options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=0755,uid={owner},gid={owner},nosuid,nodev"}
+    return Mount(target, "", type="volume", labels=dict(labels), driver_config=DriverConfig("local", options))
+
+
 def container_name(spec: JobSpec) -> str:
     """A name that tells a person in ``docker ps`` what it is, and that no other attempt has."""
     readable = re.sub(r"[^a-zA-Z0-9_.-]+", "-", spec.job_id)
     return f"allranks-{spec.run_id}-{readable}-{spec.attempt}"
 
 
-def agent_arguments() -> list[str]:
-    """The agent's command line in a container, after the interpreter."""
+_WAIT_FOR_FILES = """
+import os, sys
+line = b""
+while not line.endswith(b"\\n"):
+    piece = os.read(0, 1)
+    if not piece:
+        sys.exit(130)
+    line += piece
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def keeper_arguments() -> list[str]:
+    """The command line of a container after the interpreter: it waits for its files, and becomes the keeper."""
     folders = [item for name in ("code", "results", "shared") for item in (f"--{name}", f"{_ROOT}/{name}")]
-    return ["-m", "allranks.harness", "--config", f"{_ROOT}/agent/config.json", *folders]
+    keeper = ["-m", "allranks.harness.keeper", "--config", f"{_ROOT}/agent/config.json", *folders]
+    return ["-ISc", _WAIT_FOR_FILES, *keeper]
 
 
 def container_environment(spec: JobSpec) -> dict[str, str]:
@@ -420,10 +488,10 @@ def gpu_settings(spec: JobSpec) -> dict[str, Any]:
             return {"devices": devices, "group_add": [str(group) for group in spec.passthrough.groups]}
 
 
-def job_archive(spec: JobSpec, package: tuple[FileCopy, ...]) -> bytes:
+def job_archive(spec: JobSpec, package: tuple[FileCopy, ...]) -> Archive:
     """What goes into the job's volume. Its root stays root's, so each folder below carries the job's user."""
     archive = ArchiveBuilder(USER)
-    for name in ("agent", "code", "results", "shared"):
+    for name in ("agent", "code", "results"):
         archive.add_folder(name)
     archive.add_bytes("agent/config.json", spec.agent.to_json().encode())
     archive.add_copies("agent", package)

@@ -30,6 +30,7 @@ class Resources:
     Attributes:
         memory_bytes: Memory, without swap.
         shm_bytes: Size of ``/dev/shm``.
+        disk_bytes: What its tests may write to their folders, for engines that can limit that; it is memory, too.
         pids: Number of processes and threads.
         seconds: From the job's turn to its agent's end, imports and collection included where they are not done by
             then; the engine's own, last time limit.
@@ -37,6 +38,7 @@ class Resources:
 
     memory_bytes: int
     shm_bytes: int
+    disk_bytes: int
     pids: int
     seconds: float
 
@@ -140,7 +142,9 @@ def ranks_at_once(world_size: int, overlap: int) -> int:
     return world_size if overlap == 1 else max(world_size, LAUNCHED) * overlap
 
 
-def resources(*, world_size: int, memory_mib: int | None, seconds: float, overlap: int = 1) -> Resources:
+def resources(
+    *, world_size: int, memory_mib: int | None, seconds: float, overlap: int = 1, disk_mib: int = 1024
+) -> Resources:
     """What a job gets unless its matrix file says otherwise.
 
     Args:
@@ -148,6 +152,7 @@ def resources(*, world_size: int, memory_mib: int | None, seconds: float, overla
         memory_mib: Memory in MiB; None for 2 GiB and 1 GiB more for each rank, or for each test that overlaps.
         seconds: The job's time limit; the agent keeps it, the engine allows up to a minute more.
         overlap: How many of its launcher tests may run at a time.
+        disk_mib: What its tests may write, in MiB.
     """
     mib = 1 << 20
     ranks = ranks_at_once(world_size, overlap)
@@ -155,6 +160,7 @@ def resources(*, world_size: int, memory_mib: int | None, seconds: float, overla
         memory_bytes=(memory_mib or 2048 + 1024 * max(world_size, overlap)) * mib,
         # NCCL and gloo share buffers here, DataLoader workers too; only what is used costs memory.
         shm_bytes=(64 + 256 * ranks) * mib,
+        disk_bytes=disk_mib * mib,
         # A rank has a hundred threads where RPC, autograd and gloo each have theirs; a fork bomb has no end.
         pids=1024 + 512 * max(ranks, LAUNCHED),
         seconds=seconds + min(60.0, 20.0 + seconds / 10),

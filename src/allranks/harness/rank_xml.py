@@ -95,15 +95,24 @@ def write_rank_xml(results: Path, rank: int, *, cell: str, suite: str, world_siz
 
 
 def rank_tests(results: Path, rank: int) -> list[RankTest]:
-    """The tests that one rank began, in their order."""
+    """The tests that one rank began, in their order; of one whose own events are lost, what the journal has."""
     tests: dict[str, RankTest] = {}
     for event in _events_of_rank(results, rank):
         if nodeid := event.get("nodeid"):
             _add(tests.setdefault(nodeid, RankTest(nodeid)), event)
-    for event in read_events(results / JOURNAL):
-        if event["event"] == "arrived" and event.get("rank") == rank and event.get("nodeid") in tests:
-            tests[event["nodeid"]].arrived = event
+    for event in _arrivals(results):
+        if event["rank"] == rank:
+            test = tests.setdefault(event["nodeid"], RankTest(event["nodeid"], ended=event))
+            test.arrived = event
     return list(tests.values())
+
+
+def _arrivals(results: Path) -> Iterator[Event]:
+    """What the leading agent wrote down of each rank's outcome of each test; what makes no sense is left out."""
+    for event in read_events(results / JOURNAL):
+        known = event["event"] == "arrived" and event.get("outcome") in list(Outcome)
+        if known and isinstance(event.get("rank"), int) and isinstance(event.get("nodeid"), str):
+            yield event
 
 
 def _events_of_rank(results: Path, rank: int) -> Iterator[Event]:
@@ -131,6 +140,11 @@ def ranks_with_events(results: Path) -> list[int]:
     files = (path for folder in folders_with_ranks(results) for path in folder.glob("events-*.jsonl"))
     names = {path.name.removeprefix("events-").removesuffix(".jsonl") for path in files}
     return sorted(int(name) for name in names if name.isdecimal())
+
+
+def ranks_heard_of(results: Path) -> list[int]:
+    """The ranks of which anything is known: those with events of their own, and those that the journal names."""
+    return sorted({*ranks_with_events(results), *(event["rank"] for event in _arrivals(results))})
 
 
 def _document(tests: Sequence[RankTest], properties: Mapping[str, str]) -> ET.Element:

@@ -193,6 +193,7 @@ class Limits:
         peer_grace: What the peers of the first bad rank get to end by themselves.
         assembly: What the agents of a cell's nodes get to come together, and again to collect.
         memory_mib: Memory of one job in MiB; None for 2 GiB and 1 GiB more for each rank.
+        disk_mib: What the tests of one job may write, in MiB, where the engine can limit that; it counts as memory.
     """
 
     process_group: float = 60.0
@@ -201,6 +202,7 @@ class Limits:
     peer_grace: float = 3.0
     assembly: float = 120.0
     memory_mib: int | None = None
+    disk_mib: int = 1024
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,8 @@ def runner_for(matrix: Matrix, cell: Cell) -> RunnerRule:
     Raises:
         UsageError: No rule does.
     """
-    rule = next((rule for rule in matrix.runners if _takes(rule, cell)), None)
+    values = cell.axes()
+    rule = next((rule for rule in matrix.runners if rule.when is None or rule.when.holds(values)), None)
     if rule is None and not matrix.runners and not cell.gpu_count:
         return UBUNTU
     if rule is None:

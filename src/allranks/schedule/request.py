@@ -75,6 +75,7 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
         resources=resources(
             world_size=job.cell.world_size,
             memory_mib=matrix.limits.memory_mib,
+            disk_mib=matrix.limits.disk_mib,
             seconds=_seconds(matrix, job),
             overlap=job.suite.overlap,
         ),

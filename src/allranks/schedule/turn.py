@@ -3,21 +3,22 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from allranks.engine.protocol import Engine, JobExit, RunningJob
 from allranks.engine.spec import JobSpec
 from allranks.errors import AllranksError
 from allranks.harness.events import JOURNAL, Event, append_events, read_events
-from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
 from allranks.matrix.model import Job
 from allranks.report.verdict import Setting
 from allranks.schedule import journal
 from allranks.schedule.again import WHOLE, Again, newest_attempt, to_run_again
 from allranks.schedule.cache import keep_cache, keep_cache_of_shard
 from allranks.schedule.folder import RunFolder, as_results_error, write_json
+from allranks.schedule.heard import Heard, write_missing_xml
 from allranks.schedule.journal import JobError
 from allranks.schedule.leases import Lease
 from allranks.schedule.live import LiveView
@@ -155,21 +156,23 @@ class Attendant:
             turn.go()
 
     def _wait(self, turn: Turn) -> None:
-        def take(event: Event) -> None:
-            if event["event"] != "output":
-                turn.events.append(event)
-            self._live.event(turn.job.id, event)
-
         if turn.running is None:
             return
         try:
-            turn.ending = turn.running.wait(take)
+            with closing(Heard(turn.folder / JOURNAL)) as heard:
+                turn.ending = turn.running.wait(partial(self._take, turn, heard))
         except AllranksError as error:
             turn.error = JobError.from_exception(error)
         except Exception as error:  # noqa: BLE001 - a job's words are not ours: they may end that job, never the run
             turn.error = _not_understood(error)
             turn.running.stop()
         turn.error = turn.end or turn.error
+
+    def _take(self, turn: Turn, heard: Heard, event: Event) -> None:
+        if event["event"] != "output":
+            turn.events.append(event)
+            heard.write(event)
+        self._live.event(turn.job.id, event)
 
     def _put_away(self, turn: Turn) -> None:
         """Bring the results home, and write the record."""
@@ -223,9 +226,7 @@ def _complete_results(turn: Turn) -> None:
     if turn.events and not (turn.folder / JOURNAL).exists():
         append_events(turn.folder / JOURNAL, turn.events)
     cell = turn.job.cell
-    for rank in ranks_with_events(turn.folder):
-        if not (turn.folder / f"rank-{rank}.xml").exists():
-            write_rank_xml(turn.folder, rank, cell=cell.id, suite=turn.job.name, world_size=cell.world_size)
+    write_missing_xml(turn.folder, cell=cell.id, suite=turn.job.name, world_size=cell.world_size)
 
 
 def _whole_journal(turn: Turn) -> list[Event]:

@@ -186,10 +186,10 @@ def test_jobs_that_need_more_machines_than_there_may_be_are_an_error():
 
 
 def test_more_kinds_of_machines_than_entries_are_an_error():
+    other = RunnerRule(when=parse_condition("world_size == 2"), labels=("b",), line=2)
+    matrix = small_matrix(runners=(other, rule()))
+    matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (1, 2)}})
     with pytest.raises(UsageError, match=r"2 entries .* may be 1"):
-        gpu = RunnerRule(when=parse_condition("world_size == 2"), labels=("b",), line=2)
-        matrix = small_matrix(runners=(gpu, rule()))
-        matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (1, 2)}})
         divided(matrix, {}, Wishes(most=1))
 
 

@@ -48,7 +48,7 @@ def test_hosts_are_done_within_a_tenth_of_each_other_or_the_last_ones_tasks_expl
 
 
 def test_many_tasks_are_even_within_a_few_hundredths():
-    chance = random.Random(1)
+    chance = random.Random(1)  # noqa: S311 - no secret
     tasks = tasks_of([(Room(g := chance.choice([1, 2, 4, 8]), g), chance.lognormvariate(3, 1)) for _ in range(2000)])
     seconds = [packed_seconds(host, HOST) for host in divide(tasks, HOST, 12)]
     assert min(seconds) >= 0.97 * max(seconds)

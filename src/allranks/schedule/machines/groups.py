@@ -65,7 +65,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
     numbers: dict[tuple[RunnerRule, str, bool], list[int]] = {}
     for number, job in enumerate(jobs):
         numbers.setdefault((runner_for(matrix, job.cell), job.image.name, job.cell.nodes > 1), []).append(number)
-    groups = []
+    groups, rooms = [], dict[tuple[int, int, int], Room]()
     for (rule, image, is_wide), own in numbers.items():
         longest = max((jobs[number] for number in own), key=lambda job: limit_of(job, matrix.limits))
         group = Group(
@@ -73,7 +73,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
             image=image,
             engine=rule.engine or ("process" if is_wide else None),
             total=Room(gpus=rule.gpus, cores=cores_of(rule)),
-            tasks=tuple(Task(number, _room(matrix, jobs[number]), foreseen[number].seconds) for number in own),
+            tasks=tuple(Task(number, _room(matrix, jobs[number], rooms), foreseen[number].seconds) for number in own),
             allowed={number: allowed(jobs[number], foreseen[number], matrix.limits) for number in own},
             own_limit=limit_of(longest, matrix.limits),
         )
@@ -82,9 +82,12 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
     return groups
 
 
-def _room(matrix: Matrix, job: Job) -> Room:
-    """What a job takes of a machine; how much memory that has nobody says."""
-    return room_of(matrix, job, gpus=job.cell.gpu_count)._replace(memory=0)
+def _room(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Room]) -> Room:
+    """What a job takes of a machine, looked up where it is known; how much memory a machine has nobody says."""
+    kind = job.cell.world_size, job.cell.gpu_count, job.suite.overlap
+    if kind not in known:
+        known[kind] = room_of(matrix, job, gpus=job.cell.gpu_count)._replace(memory=0)
+    return known[kind]
 
 
 def _refuse_what_never_fits(group: Group, longest: Job) -> None:

@@ -1,0 +1,105 @@
+"""The process that keeps a job's files: they live in memory, and as long as something runs in the job's container.
+
+It starts the agent, ends with all that the agent left when that has ended, says so, and stays until the files have been
+fetched; whoever fetches them removes the container. The agent shares its standard input and output.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from allranks.harness import kernel
+from allranks.harness.events import RECORD_SEPARATOR, write_all
+
+AGENT_ENDED = "agent_ended"
+"""The keeper's only event: ``status``, the agent's as `subprocess` has it, and ``memory_kills``."""
+
+STOP_GRACE = 6.0
+"""Seconds from the end of standard input until an agent that goes on is killed: ranks take three to stop."""
+
+FETCH_GRACE = 60.0
+"""Seconds that the files stay when standard input has ended: whoever is to fetch them may be dead."""
+
+_STDIN, _STDOUT = 0, 1
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Run the agent with these arguments; the exit status is the agent's, as a shell has it."""
+    kernel.adopt_orphans()
+    bell = _bell_of_ended_children()
+    agent = subprocess.Popen([sys.executable, "-m", "allranks.harness", *arguments])
+    signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
+    status = wait(agent, bell, STOP_GRACE)
+    end_orphans()
+    tell(status, kernel.killed_for_memory())
+    _wait_for_hangup(FETCH_GRACE)
+    os._exit(status if status >= 0 else 128 - status)
+
+
+def _bell_of_ended_children() -> int:
+    """A descriptor that becomes readable when a child ends."""
+    bell, ring = os.pipe()
+    os.set_blocking(ring, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
+    return bell
+
+
+def wait(agent: subprocess.Popen[bytes], bell: int, grace: float) -> int:
+    """Wait for the agent's end, and kill it when it does not end by itself.
+
+    Args:
+        agent: Its process.
+        bell: Becomes readable when a child has ended.
+        grace: Seconds that it has after the end of standard input.
+    """
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    # Nothing is read: what comes is for the agent.
+    poll.register(_STDIN, 0)
+    deadline: float | None = None
+    while agent.poll() is None:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = {descriptor for descriptor, _ in poll.poll(None if left is None else left * 1000)}
+        if bell in ready:
+            os.read(bell, 4096)
+        if _STDIN in ready:
+            poll.unregister(_STDIN)
+            deadline = time.monotonic() + grace
+        if left == 0.0:
+            agent.kill()
+            return agent.wait()
+    return agent.returncode
+
+
+def end_orphans() -> None:
+    """Kill what the agent left behind: nobody may write any more to what is about to be read."""
+    while orphans := kernel.children():
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def tell(status: int, memory_kills: int) -> None:
+    """Say on standard output that the agent has ended; a line that somebody began there does not hide it."""
+    event = {"event": AGENT_ENDED, "at": time.time(), "status": status, "memory_kills": memory_kills}
+    try:
+        write_all(_STDOUT, b"\n" + RECORD_SEPARATOR + json.dumps(event).encode() + b"\n")
+    except OSError:
+        return  # nobody listens any more
+
+
+def _wait_for_hangup(grace: float) -> None:
+    while os.read(_STDIN, 4096):
+        pass
+    time.sleep(grace)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

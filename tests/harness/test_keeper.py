@@ -1,0 +1,117 @@
+"""The keeper, as a container starts it: a process between the engine and an agent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from allranks.engine.docker import keeper_arguments
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    """Starts a keeper whose agent is some other program: a package with its name, first on the path."""
+    started = []
+
+    def start(agent: str, grace: str = "6.0") -> subprocess.Popen:
+        for name in ("keeper", "kernel", "events"):
+            target = tmp_path / "allranks" / "harness" / f"{name}.py"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = (SOURCE / "allranks" / "harness" / f"{name}.py").read_text()
+            target.write_text(text.replace("STOP_GRACE = 6.0", f"STOP_GRACE = {grace}"))
+        (tmp_path / "allranks" / "harness" / "__main__.py").write_text(agent)
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        process = subprocess.Popen(
+            [sys.executable, *keeper_arguments()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.stdin.close()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def say(process: subprocess.Popen, line: bytes) -> None:
+    process.stdin.write(line)
+    process.stdin.flush()
+
+
+def ended(process: subprocess.Popen) -> dict:
+    """The keeper's event, which is the next line that has a frame."""
+    for line in process.stdout:
+        if line.startswith(b"\x1e"):
+            return json.loads(line[1:])
+    return {}
+
+
+def test_the_agent_starts_when_its_files_are_there_and_reads_what_is_for_it(keeper):
+    process = keeper("print(input(), flush=True)")
+    say(process, b"begin\ngo\n")
+    assert process.stdout.readline() == b"go\n"
+    assert ended(process)["status"] == 0
+
+
+def test_nobody_who_lets_it_begin_is_no_reason_to_stay(keeper):
+    process = keeper("raise SystemExit(3)")
+    process.stdin.close()
+    assert process.wait(20) == 130
+
+
+def test_the_files_stay_until_standard_input_ends(keeper):
+    process = keeper("raise SystemExit(3)")
+    say(process, b"begin\n")
+    assert ended(process)["status"] == 3
+    assert process.poll() is None
+
+
+def test_an_agent_that_was_killed_is_told_with_its_signal(keeper):
+    process = keeper("import os; os.kill(os.getpid(), 9)")
+    say(process, b"begin\n")
+    assert ended(process)["status"] == -signal.SIGKILL
+
+
+def test_a_line_that_the_agent_began_does_not_hide_the_end(keeper):
+    process = keeper("print('half a line', end='', flush=True)")
+    say(process, b"begin\n")
+    assert ended(process)["event"] == "agent_ended"
+
+
+def test_what_the_agent_left_is_killed_before_its_end_is_told(keeper):
+    left = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, flush=True)"
+    process = keeper(left)
+    say(process, b"begin\n")
+    pid = int(process.stdout.readline())
+    assert ended(process)["status"] == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_an_agent_that_does_not_stop_at_the_end_of_its_input_is_killed(keeper):
+    process = keeper("import time; print('here', flush=True); time.sleep(300)", grace="0.1")
+    say(process, b"begin\n")
+    assert process.stdout.readline() == b"here\n"
+    process.stdin.close()
+    assert ended(process)["status"] == -signal.SIGKILL
+
+
+def test_a_termination_is_the_agents(keeper):
+    agent = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print('here', flush=True); signal.pause()"
+    process = keeper(agent)
+    say(process, b"begin\n")
+    assert process.stdout.readline() == b"here\n"
+    process.terminate()
+    assert ended(process)["status"] == 7
