@@ -24,6 +24,7 @@ from service import ActionError, Service
 
 SUMMARY_LIMIT = 1 << 20
 TOKEN = "ghs_not-a-secret"  # noqa: S105
+RUN_URL = "https://github.com/owner/repository/actions/runs/4711"
 INSTALLING = "Install allranks"
 PINNED = re.compile(r"(?P<action>[\w./-]+)@[0-9a-f]{40}")
 BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail")
@@ -330,7 +331,8 @@ class _Machine:
             said = getattr(self, "_" + re.sub(r"\W", "_", action))(inputs)
         except ActionError as error:
             return Step(step["name"], "failure", log=f"::error::{error}")
-        return Step(step["name"], "success", log=str(said))
+        outputs = {"artifact-url": f"{RUN_URL}/artifacts/1"} if action == "actions/upload-artifact" else {}
+        return Step(step["name"], "success", outputs, log=str(said))
 
     def _actions_checkout(self, inputs: Mapping[str, str]) -> str:
         if inputs != {"persist-credentials": "false"}:

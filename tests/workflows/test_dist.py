@@ -171,6 +171,7 @@ def test_a_good_run_opens_the_gate(run):
     assert "The gate is open:** 2 planned jobs" in gate_of(run).summary
     summary = run.job("report").summary
     assert "4 tests, none went wrong" in summary
+    assert "[The whole report](https://github.com/" in summary
     assert re.search(r"gloo\\-w2\\-g0\\-env|gloo-w2-g0-env", summary)
     assert "running in sha256:" in run.job("run", GOOD).log or "running in allranks/" in run.job("run", GOOD).log
     assert [run.job(job).annotations for job in ("report", "gate")] == [[], []]
