@@ -88,6 +88,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(ownership, "lock_folder", lambda: folder)
     monkeypatch.setattr("allranks.schedule.leases.lock_folder", lambda: folder)
+    monkeypatch.setattr("allranks.schedule.line.lock_folder", lambda: folder)
     return folder
 
 

@@ -1,6 +1,7 @@
 """The command line: ``allranks plan | run | build | merge | report | leases | doctor | clean``."""
 
 import argparse
+import errno
 import io
 import json
 import os
@@ -36,6 +37,8 @@ from allranks.options import (
     count,
 )
 from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
+
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
@@ -193,8 +196,10 @@ def _say(line: str) -> None:
         # In one piece: jobs that run side by side have a thread each.
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        # `allranks run | head` must not end the run: what is printed is lost, the report is not.
+    except OSError as error:
+        if error.errno not in _NOBODY_READS:
+            raise
+        # `allranks run | head`, or a closed terminal, must not end the run: what is printed is lost, the report is not.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -335,7 +340,7 @@ class _PartOf:
 
 def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
     # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
-    from allranks.schedule.actions import Console, leave_to_the_merge  # noqa: PLC0415
+    from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
     from allranks.schedule.earlier import setting_of  # noqa: PLC0415
     from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
     from allranks.schedule.runner import Rules  # noqa: PLC0415
@@ -366,7 +371,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         left=left,
         gpus=options.gpus,
         gpu_mode=options.gpu_mode,
-        annotate=leave_to_the_merge if of.own else Console.annotate,
+        annotate=leave_to_the_merge if of.own else annotate_all,
     )
     code = run(expansion, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")
@@ -450,7 +455,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.junit_form import JUnitForm  # noqa: PLC0415
     from allranks.report.merge import merge  # noqa: PLC0415
     from allranks.report.table import render_table as render_results  # noqa: PLC0415
-    from allranks.schedule.actions import console_for  # noqa: PLC0415
+    from allranks.schedule.console import console_for  # noqa: PLC0415
     from allranks.schedule.heard import complete_dead_runs  # noqa: PLC0415
     from allranks.schedule.run import MEANING  # noqa: PLC0415
 

@@ -2,10 +2,20 @@ import pytest
 
 from allranks.engine.protocol import JobExit
 from allranks.errors import EngineError
-from allranks.schedule.journal import JobError, collected, find, job_error, not_run, notes
+from allranks.schedule.journal import JobError, collected, find, job_error, not_run, notes, sick_gpus, well_gpus
 
 FINISHED = {"event": "agent_finished"}
 WELL = JobExit(status=0)
+
+
+def test_a_sick_gpu_is_an_error_of_the_infrastructure_that_names_it():
+    events = [
+        {"event": "gpus_checked", "gpus": ["GPU-a"]},
+        {"event": "gpu_failed", "gpu": "GPU-b", "name": "GPU 1 (H100, GPU-b)", "message": "it hangs"},
+    ]
+    error = job_error(events, JobExit(status=1))
+    assert (error.kind, error.what) == ("infrastructure", "GPU 1 (H100, GPU-b) is sick: it hangs.")
+    assert (well_gpus(events), sick_gpus(events)) == ({"GPU-a"}, {"GPU-b"})
 
 
 def event(kind, **fields):

@@ -48,6 +48,7 @@ class ArchiveBuilder:
         """Add an empty folder."""
         if name in self._folders:
             return
+        self._add_parents(name)
         self._folders.add(name)
         info = tarfile.TarInfo(name)
         info.type = tarfile.DIRTYPE
@@ -55,12 +56,12 @@ class ArchiveBuilder:
         info.mtime = int(time.time())
         self._tar.addfile(self._owned(info))
 
-    def add_bytes(self, name: str, content: bytes) -> None:
-        """Add a file with this content."""
+    def add_secret(self, name: str, content: bytes) -> None:
+        """Add a file with this content that its owner alone may read."""
         self._add_parents(name)
         info = tarfile.TarInfo(name)
         info.size = len(content)
-        info.mode = 0o644
+        info.mode = 0o600
         info.mtime = int(time.time())
         self._tar.addfile(self._owned(info), io.BytesIO(content))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allranks.engine.spec import JobSpec, Passthrough
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, Post, share_of
 
 _TOKEN_BYTES = 32
@@ -47,7 +48,38 @@ def arrange_meeting() -> Meeting:
     except OSError:
         held.close()
         raise
-    return Meeting(held, secrets.token_hex(_TOKEN_BYTES))
+    return Meeting(held, make_token())
+
+
+def make_token() -> str:
+    """A token that has never been before, for one job."""
+    return secrets.token_hex(_TOKEN_BYTES)
+
+
+def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
+    """What of a job on several nodes is one node's.
+
+    Args:
+        spec: The job.
+        agent: What the node's agent is told, its post included.
+    """
+    node, nodes = agent.node, agent.nodes
+    gpus = gpus_of(node, spec.gpus, nodes)
+    return replace(
+        spec,
+        # An agent would take a GPU that its node does not have for one that is sick.
+        agent=replace(agent, check_gpus=tuple(each for each in agent.check_gpus if each.gpu in gpus)),
+        gpus=gpus,
+        passthrough=_passthrough_of(node, spec.passthrough, nodes),
+        resources=spec.resources_on(node),
+    )
+
+
+def _passthrough_of(node: int, passthrough: Passthrough, nodes: int) -> Passthrough:
+    """How one node is given its GPUs: AMD's have a device node each, behind the one that all of them need."""
+    shared, own = passthrough.nodes[:1], gpus_of(node, passthrough.nodes[1:], nodes)
+    numbers = tuple(passthrough.numbers[place] for place in share_of(node, total=len(passthrough.numbers), nodes=nodes))
+    return replace(passthrough, nodes=(*shared, *own), numbers=numbers)
 
 
 def gpus_of(node: int, gpus: Sequence[str], nodes: int) -> tuple[str, ...]:

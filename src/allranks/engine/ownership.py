@@ -101,7 +101,7 @@ def _share(path: Path) -> int:
     while True:
         descriptor = open_lock(path)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if _is_at(path, descriptor):
+        if is_at(path, descriptor):
             return descriptor
         os.close(descriptor)
 
@@ -112,11 +112,12 @@ def _remove_if_last(path: Path, descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    if _is_at(path, descriptor):
+    if is_at(path, descriptor):
         path.unlink()
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is the one that a path names now: somebody may have removed or replaced it."""
     try:
         return path.stat().st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:

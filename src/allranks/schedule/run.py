@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.engine.ownership import own_run
-from allranks.engine.protocol import Engine
-from allranks.errors import AllranksError, ExitCode, UsageError
+from allranks.errors import AllranksError, ExitCode
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import EngineName, Job
@@ -18,16 +17,15 @@ from allranks.report.exit_code import exit_code
 from allranks.report.judged import MergedRun
 from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
-from allranks.schedule.actions import Console, console_for
 from allranks.schedule.again import Again
+from allranks.schedule.console import Annotate, Console, annotate_all, console_for
+from allranks.schedule.descriptors import make_room_for_descriptors
 from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import choose_host, engines
 from allranks.schedule.inventory import GpuMode, take_inventory
 from allranks.schedule.runner import NOTHING_BEFORE, Rules, Runner
 from allranks.schedule.snapshot import take_snapshot
-
-Annotate = Callable[[Console, MergedRun], None]
 
 MEANING: Mapping[ExitCode, str] = {
     ExitCode.OK: "all verdicts are good",
@@ -72,7 +70,7 @@ class RunOptions:
     left: Mapping[str, Again] | None = None
     gpus: str | None = None
     gpu_mode: GpuMode = "auto"
-    annotate: Annotate = Console.annotate
+    annotate: Annotate = annotate_all
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
@@ -87,7 +85,9 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     Raises:
         AllranksError: The run could not begin, or nothing can be written.
     """
-    with console_for(say) as console:
+    make_room_for_descriptors()
+    pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
+    with console_for(say, pytest_args) as console:
         return _run(expansion, jobs, options, console)
 
 
@@ -106,9 +106,10 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         try:
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             host = choose_host(options.engine, expansion.matrix, say, inventory)
-            _refuse_several_nodes(host.engine, jobs)
-            runner = Runner(expansion.matrix, host, folder, console.view, options.pytest_args, options.rules)
-            runner.run(*_to_do(jobs, options.left))
+            to_do, again = _to_do(jobs, options.left)
+            with console.watch([job.id for job in to_do]) as live:
+                runner = Runner(expansion.matrix, host, folder, live, options.pytest_args, options.rules)
+                runner.run(to_do, again)
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")
             options.annotate(console, _show(folder, {job.id for job in jobs}, console))
@@ -131,13 +132,6 @@ def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Seque
     if left is None:
         return jobs, NOTHING_BEFORE
     return [job for job in jobs if job.id in left], left
-
-
-def _refuse_several_nodes(engine: Engine, jobs: Sequence[Job]) -> None:
-    wide = [job.cell.id for job in jobs if job.cell.nodes > 1]
-    if wide and not engine.spans_nodes:
-        msg = f"The cell {wide[0]} has several nodes, and the {engine.name} engine of this version runs one."
-        raise UsageError(msg, remedy="Take --engine process, or select the other cells: --where nodes=1.")
 
 
 def _conclude(
