@@ -2,12 +2,13 @@
 
 import pytest
 
+from allranks.cli import main
 from allranks.report.judged import Failure
 from allranks.report.merge import merge
 from allranks.report.model import VerdictKind
 from allranks.schedule import actions
-from allranks.schedule.actions import ActionsView, Commands, annotate, is_on_actions
-from allranks.schedule.console import console_for
+from allranks.schedule.actions import ActionsConsole, ActionsView, Commands, annotate, is_on_actions
+from allranks.schedule.console import console_for, leave_to_the_merge
 from allranks.schedule.journal import JobError
 
 NOTHING = "cell/s: no test ran (1.0 s)"
@@ -151,3 +152,24 @@ def test_a_step_of_a_workflow_is_known_by_its_environment():
     assert is_on_actions({"GITHUB_ACTIONS": "true"})
     assert not is_on_actions({"GITHUB_ACTIONS": ""})
     assert not is_on_actions({})
+
+
+RANK_XML = """\
+<testsuite name="pytest" tests="1" failures="1"><testcase classname="tests.test_a" name="test_x" file="tests/test_a.py">
+<failure message="no&#10;::error::forged">no&#10;::add-mask::forged</failure></testcase></testsuite>
+"""
+
+
+def test_merging_annotates_and_takes_no_command_from_what_it_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    (tmp_path / "rank-0.xml").write_text(RANK_XML)
+    assert main(["merge", str(tmp_path)]) == 1
+    [command] = taken(capsys.readouterr().out.splitlines())
+    assert command.startswith("::error title=")
+    assert "test_x" in command
+
+
+def test_a_part_of_a_run_leaves_annotations_to_whoever_merges(tmp_path, commands, lines):
+    (tmp_path / "rank-0.xml").write_text(RANK_XML)
+    leave_to_the_merge(ActionsConsole(lines, commands), merge(tmp_path))
+    assert taken(lines) == []

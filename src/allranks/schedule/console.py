@@ -54,6 +54,19 @@ class PlainConsole:
         """The table of results is all that there is."""
 
 
+Annotate = Callable[[Console, MergedRun], None]
+"""Says of a run that has ended what a console's :meth:`Console.annotate` shows."""
+
+
+def annotate_all(console: Console, merged: MergedRun) -> None:
+    """Annotate what went wrong: this is the whole run."""
+    console.annotate(merged)
+
+
+def leave_to_the_merge(_console: Console, _merged: MergedRun) -> None:
+    """Annotate nothing: this is a part of a run, and who merges the parts says of all together what went wrong."""
+
+
 @contextmanager
 def console_for(
     say: Callable[[str], None],

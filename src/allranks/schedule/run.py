@@ -18,7 +18,7 @@ from allranks.report.judged import MergedRun
 from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
 from allranks.schedule.again import Again
-from allranks.schedule.console import Console, console_for
+from allranks.schedule.console import Annotate, Console, annotate_all, console_for
 from allranks.schedule.descriptors import make_room_for_descriptors
 from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RunFolder, open_run
@@ -55,6 +55,7 @@ class RunOptions:
         left: What is left of the jobs of a run that is gone on with, by their ids; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
         gpu_mode: Whose GPUs, and how containers are given them.
+        annotate: How a CI service is told of failures.
     """
 
     run_id: str
@@ -69,6 +70,7 @@ class RunOptions:
     left: Mapping[str, Again] | None = None
     gpus: str | None = None
     gpu_mode: GpuMode = "auto"
+    annotate: Annotate = annotate_all
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
@@ -111,7 +113,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             return _conclude(folder, jobs, options, durations, console)
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")
-            _show(folder, {job.id for job in jobs}, console)
+            options.annotate(console, _show(folder, {job.id for job in jobs}, console))
             return ExitCode.INTERRUPTED
         except Exception:
             # Whatever broke: what was planned, and what was found so far, is in a report.
@@ -139,6 +141,7 @@ def _conclude(
     ids = {job.id for job in jobs}
     meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
     own = _show(folder, ids, console, meter.add)
+    options.annotate(console, own)
     keep_durations(durations, meter.durations, console.say)
     return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
 
@@ -151,7 +154,6 @@ def _show(folder: RunFolder, job_ids: AbstractSet[str], console: Console, *obser
     report = _lasting(folder.path)
     say("report: " + "\n        ".join(str(_from_here(report / file.name)) for file in own.junit_files))
     say(f"page: {_from_here(report / own.page.name)}")
-    console.annotate(own)
     return own
 
 
