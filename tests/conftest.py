@@ -90,6 +90,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("allranks.schedule.leases.lock_folder", lambda: folder)
     for module in ("docker", "builds"):
         monkeypatch.setattr(f"allranks.engine.{module}.host_id", lambda: f"test-{os.getpid()}")
+    monkeypatch.setattr("allranks.schedule.line.lock_folder", lambda: folder)
     return folder
 
 

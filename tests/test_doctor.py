@@ -7,7 +7,7 @@ import pytest
 
 from allranks import doctor
 from allranks.doctor import Finding, examine, examine_daemon, examine_folders, examine_gpus
-from allranks.errors import EngineError
+from allranks.errors import DeviceError, EngineError
 from allranks.schedule.inventory import Inventory
 
 NOW = datetime(2026, 11, 22, 1, 6, 41, tzinfo=UTC).timestamp()
@@ -39,7 +39,19 @@ def test_a_host_where_all_is_well_has_no_problem(tmp_path):
 def test_a_driver_without_a_gpu_is_a_problem(tmp_path):
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").touch()
-    assert "nvidia-smi lists no GPU" in problems(examine_gpus(Inventory(), tmp_path))["GPUs"].text
+    assert "(NVML) has no GPU" in problems(examine_gpus(Inventory(), tmp_path))["GPUs"].text
+
+
+@pytest.mark.usefixtures("locks")
+def test_a_driver_that_does_not_answer_is_a_problem_and_the_rest_is_looked_at(tmp_path, monkeypatch):
+    def fail(_mode):
+        msg = "NVML cannot."
+        raise DeviceError(msg, why="It says: lost.", remedy="Restart.")
+
+    monkeypatch.setattr(doctor, "take_inventory", fail)
+    found = list(examine("process", "auto", tmp_path))
+    assert problems(found)["GPUs"] == Finding("GPUs", "NVML cannot. It says: lost.", "Restart.")
+    assert {"results", "Docker"} <= {finding.subject for finding in found}
 
 
 def test_a_card_without_a_driver_is_a_problem_and_named(tmp_path):

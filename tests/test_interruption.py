@@ -1,4 +1,7 @@
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -69,3 +72,28 @@ def test_an_interrupt_that_another_thread_takes_waits_too():
         over.set()
         thread.join()
     assert done == [True]
+
+
+IN_EXEC = """\
+import sys
+from allranks.interruption import interruptible
+try:
+    with interruptible():
+        exec("import signal; signal.raise_signal(signal.SIGINT)")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def test_an_interrupt_in_exec_as_dataclasses_use_it_leaves_the_exit_code_alone(tmp_path):
+    (tmp_path / "in_exec.py").write_text(IN_EXEC)
+    assert subprocess.run([sys.executable, "-m", "in_exec"], cwd=tmp_path, check=False).returncode == 130
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_while_the_command_is_still_importing_is_told_without_a_traceback(tmp_path, name):
+    (tmp_path / "argparse.py").write_text(f"import signal\nsignal.raise_signal(signal.{name})\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
+    command = [sys.executable, "-m", "allranks", "plan"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "\nallranks: interrupted\n")

@@ -1,6 +1,7 @@
-"""The command line: ``allranks plan | run | merge | report | leases | images | doctor | clean``."""
+"""The command line: ``allranks plan | run | build | merge | report | leases | images | doctor | clean``."""
 
 import argparse
+import errno
 import io
 import json
 import os
@@ -8,12 +9,13 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import allranks
+from allranks.building import add_build, add_images, build, taking_images
 from allranks.errors import AllranksError, ExitCode, UsageError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion, expand
@@ -36,6 +38,8 @@ from allranks.options import (
     count,
 )
 from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
+
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
@@ -104,10 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"allranks {allranks.__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
     commands = parser.add_subparsers(
-        title="commands", required=True, metavar="plan | run | merge | report | leases | images | doctor | clean"
+        title="commands",
+        required=True,
+        metavar="plan | run | build | merge | report | leases | images | doctor | clean",
     )
     _add_plan(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
     _add_run(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
+    _add_build(commands.add_parser("build", help="build the images of cells, for this machine or for others"))
     _add_merge(commands.add_parser("merge", help="make one report of results, from this machine or from many"))
     _add_report(commands.add_parser("report", help="make the report of the newest run again, and show it"))
     leases = commands.add_parser("leases", help="show which run and which job holds each GPU of this host")
@@ -131,6 +138,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
     parser.usage = "allranks run [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
     add_engine(parser)
+    add_images(parser)
     add_results(parser)
     parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
     add_durations(parser, "file of what tests took, for even shards (default: the one that the matrix file names)")
@@ -145,6 +153,14 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
     parser.set_defaults(command=_run)
+
+
+def _add_build(parser: argparse.ArgumentParser) -> None:
+    add_selection(parser)
+    add_plan_file(parser, "the images of all jobs of this plan, in the place of those of the selected cells")
+    add_engine(parser)
+    add_build(parser)
+    parser.set_defaults(command=_build, pytest_args=())
 
 
 def _add_merge(parser: argparse.ArgumentParser) -> None:
@@ -189,8 +205,10 @@ def _say(line: str) -> None:
         # In one piece: jobs that run side by side have a thread each.
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
-    except BrokenPipeError:
-        # `allranks run | head` must not end the run: what is printed is lost, the report is not.
+    except OSError as error:
+        if error.errno not in _NOBODY_READS:
+            raise
+        # `allranks run | head`, or a closed terminal, must not end the run: what is printed is lost, the report is not.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -331,10 +349,15 @@ class _PartOf:
 
 def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
     # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
+    from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
     from allranks.schedule.earlier import setting_of  # noqa: PLC0415
     from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
     from allranks.schedule.runner import Rules  # noqa: PLC0415
 
+    if options.images and options.engine != "process":
+        matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], _say)
+        expansion = replace(expansion, matrix=matrix)
+        jobs = [replace(job, image=matrix.images[job.image.name]) for job in jobs]
     setting, left = of.going_on or (setting_of(expansion.matrix), None)
     rules = Rules(
         most=options.jobs,
@@ -357,6 +380,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         left=left,
         gpus=options.gpus,
         gpu_mode=options.gpu_mode,
+        annotate=leave_to_the_merge if of.own else annotate_all,
     )
     code = run(expansion, jobs, run_options, _say)
     _say(f"exit code {code:d}: {MEANING[code]}")
@@ -401,6 +425,23 @@ def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.
     return ExitCode.OK
 
 
+def _build(options: argparse.Namespace) -> ExitCode:
+    expansion = expand(load(options.matrix))
+    build(expansion.matrix, _jobs_to_build_for(expansion, options), options, _say)
+    return ExitCode.OK
+
+
+def _jobs_to_build_for(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:
+    from allranks.schedule.machines.planning import planned_jobs  # noqa: PLC0415 - no other build needs it
+
+    if options.plan_file is None:
+        return _chosen_jobs(expansion, options)
+    if options.cells or options.where or options.suite:
+        msg = "A plan file says already which cells and suites are meant."
+        raise UsageError(msg, remedy="Leave away cells, --where and --suite, or --plan-file.")
+    return planned_jobs(expansion, options.plan_file)
+
+
 def _merge(options: argparse.Namespace) -> ExitCode:
     return _merged(options)[1]
 
@@ -423,6 +464,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.junit_form import JUnitForm  # noqa: PLC0415
     from allranks.report.merge import merge  # noqa: PLC0415
     from allranks.report.table import render_table as render_results  # noqa: PLC0415
+    from allranks.schedule.console import console_for  # noqa: PLC0415
     from allranks.schedule.heard import complete_dead_runs  # noqa: PLC0415
     from allranks.schedule.run import MEANING  # noqa: PLC0415
 
@@ -441,7 +483,10 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
         update_baseline(options.update_baseline, merged.suites)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     report = "\n        ".join(map(str, merged.junit_files))
-    _say(f"{render_results(merged)}\n\nreport: {report}\npage: {merged.page}\nexit code {code:d}: {MEANING[code]}")
+    with console_for(_say) as console:
+        console.say(f"{render_results(merged)}\n\nreport: {report}\npage: {merged.page}")
+        console.annotate(merged)
+    _say(f"exit code {code:d}: {MEANING[code]}")
     return merged.page, code
 
 

@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple
 from allranks.engine.ownership import lock_folder
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine
-from allranks.errors import EngineError
+from allranks.errors import DeviceError, EngineError
 from allranks.matrix.model import EngineName
 from allranks.schedule.host import is_daemon_expected
-from allranks.schedule.inventory import GpuMode, Inventory, take_inventory
+from allranks.schedule.inventory import GpuMode, Inventory, nvidia_cards, take_inventory
 from allranks.user_cache import cache_folder
 
 _GIB: Final = 1 << 30
@@ -30,8 +30,6 @@ _ROOM_FOR_RUNS: Final = _GIB
 _SHM: Final = 512 << 20
 _SECONDS_APART: Final = 5.0
 _CDI_SINCE: Final = 25
-_NVIDIA_VENDOR: Final = "0x10de"
-_DISPLAY_CLASS: Final = "0x03"
 _ROOT: Final = Path("/")
 _INSTALL_TOOLKIT: Final = (
     "Install nvidia-container-toolkit, run `sudo nvidia-ctk runtime configure --runtime=docker`, and restart Docker."
@@ -67,8 +65,12 @@ def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Findin
         mode: Whose GPUs, as for a run.
         results: The folder of all runs; it need not exist yet.
     """
-    inventory = take_inventory(mode)
-    yield from examine_gpus(inventory)
+    try:
+        inventory = take_inventory(mode)
+        yield from examine_gpus(inventory)
+    except DeviceError as error:
+        inventory = Inventory()
+        yield Finding("GPUs", f"{error.what} {error.why}", error.remedy)
     yield from examine_folders(results)
     yield from _remains(ProcessEngine(cache_folder() / "package"))
     if not is_daemon_expected(engine):
@@ -101,11 +103,11 @@ def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
     """
     gpus = inventory.gpus
     if gpus:
-        yield Finding("GPUs", f"{len(gpus)} ({inventory.driver}): {', '.join(gpus)}")
+        yield Finding("GPUs", f"{len(gpus)} ({inventory.driver}): {', '.join(map(inventory.name_of, gpus))}")
     elif (root / "proc/driver/nvidia/version").exists():
-        text = "NVIDIA's driver is loaded, and nvidia-smi lists no GPU"
+        text = "NVIDIA's driver is loaded, and its management library (NVML) has no GPU"
         yield Finding("GPUs", text, "Run nvidia-smi, and do what it says: mostly a restart.")
-    elif cards := list(_nvidia_cards(root)):
+    elif cards := list(nvidia_cards(root)):
         text = f"there is one of NVIDIA's ({', '.join(cards)}), and no driver"
         yield Finding("GPUs", text, "Install NVIDIA's driver, and restart the host.")
     else:
@@ -114,17 +116,6 @@ def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
     if locked:
         text = f"this user may not use {', '.join(locked)}"
         yield Finding("groups", text, "Join their groups: sudo usermod -aG render,video $USER")
-
-
-def _nvidia_cards(root: Path) -> Iterator[str]:
-    """Addresses of NVIDIA's cards on the PCI bus, driver or not."""
-    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        try:
-            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
-        except OSError:
-            continue
-        if vendor == _NVIDIA_VENDOR and kind.startswith(_DISPLAY_CLASS):
-            yield device.name
 
 
 def examine_folders(results: Path, shm: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - what is asked about

@@ -82,6 +82,10 @@ class EngineError(AllranksError):
     """The engine could not run a job: no daemon, a refused container, a lost connection."""
 
 
+class DeviceError(AllranksError):
+    """GPUs cannot be asked for, or one of them is sick."""
+
+
 class ImageError(AllranksError):
     """A cell's image could not be made or found."""
 

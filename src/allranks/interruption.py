@@ -10,6 +10,15 @@ from allranks.harness.signals import put_off
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Interrupted(KeyboardInterrupt):
+    """One of the signals has come.
+
+    A class of its own: a plain :class:`KeyboardInterrupt` that passes through ``exec``, as within the import of a
+    module with dataclasses, has CPython end the process by SIGINT, whatever exit code it then asks for
+    (``run_eval_code_obj`` in pythonrun.c).
+    """
+
+
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Hold the signals back until the context ends, so that what is being put away is put away whole."""
@@ -23,14 +32,14 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn the first of the signals into :class:`KeyboardInterrupt`, and ignore the rest while things are put away."""
+    """Turn the first of the signals into :class:`Interrupted`, and ignore the rest while things are put away."""
 
     def interrupt(told: int, _frame: FrameType | None) -> None:
         if put_off(told):
             return
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        raise Interrupted
 
     before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
     try:

@@ -7,7 +7,8 @@ There are no GPUs here. A stand-in for NVIDIA's hook writes down which ones the 
 import json
 import os
 import stat
-import time
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -26,7 +27,7 @@ from allranks.schedule.inventory import Inventory
 from allranks.schedule.live import LiveView
 from allranks.schedule.runner import Runner
 
-pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("locks")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("leases")]
 
 RECORD = Path("/run/allranks-gpu-hook.jsonl")
 REQUIRE_HOOK = "ALLRANKS_REQUIRE_GPU_HOOK"
@@ -34,7 +35,8 @@ REQUIRE_HOOK = "ALLRANKS_REQUIRE_GPU_HOOK"
 MATRIX = """\
 [matrix]
 backend = ["gloo"]
-world_size = [1]
+world_size = [{nodes}]
+nodes = [{nodes}]
 gpu_count = {gpu_count}
 
 {suites}
@@ -65,7 +67,8 @@ seen = {
     "nodes": {node.name: is_usable(node) for node in NODES},
     "kfd": is_usable("/dev/kfd"),
 }
-Path("/job/results/seen.json").write_text(json.dumps(seen))
+node = os.environ["GROUP_RANK"]
+Path("/job/results" if node == "0" else f"/job/node-{node}/results", f"seen-{node}.json").write_text(json.dumps(seen))
 
 
 def test_nothing():
@@ -74,42 +77,69 @@ def test_nothing():
 
 
 @pytest.fixture
+def leases(tmp_path, monkeypatch):
+    """Leases of the test's own, for GPUs that are not there; owners of runs are looked for where they are.
+
+    A job with a lease first removes what dead runs have left, and in a folder without locks every run would look dead.
+    """
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    monkeypatch.setattr("allranks.schedule.leases.lock_folder", lambda: folder)
+
+
+@pytest.fixture
 def run_jobs(tmp_path, docker_client, run_id):
     """Runs suites that look at what they are given: by job what it leased and saw, and the lives of the containers."""
 
-    def run(inventory, gpu_count, suites):
+    def run(inventory, gpu_count, suites, nodes=1):
         tables = "\n".join(f'[suites.s{number}]\npath = "suite"' for number in range(suites))
         (tmp_path / "suite").mkdir()
         (tmp_path / "suite" / "test_seen.py").write_text(SUITE)
-        (tmp_path / "matrix.toml").write_text(MATRIX.format(gpu_count=gpu_count, suites=tables))
+        (tmp_path / "matrix.toml").write_text(MATRIX.format(gpu_count=gpu_count, suites=tables, nodes=nodes))
         expansion = expand(load(tmp_path))
         jobs = plan(expansion.matrix, expansion.cells)
         folder = open_run(tmp_path / "results", run_id, jobs, {}, 7)
         host = replace(choose_host("docker", expansion.matrix, print, inventory), cores=64, memory=1 << 20)
-        began = int(time.time())
-        with own_run(run_id):
+        with own_run(run_id), lives(docker_client, run_id, len(jobs) * nodes) as seen:
             Runner(expansion.matrix, host, folder, LiveView(print), ()).run(jobs)
-        return found_of(folder.path), lives(docker_client, run_id, began)
+        return found_of(folder.path), seen
 
     return run
 
 
 def found_of(folder):
     return {
-        record["id"]: (record["gpus"], json.loads(path.with_name("seen.json").read_text()))
+        record["id"]: (record["gpus"], json.loads(path.with_name("seen-0.json").read_text()))
         for path in folder.glob("cells/*/*/attempt-1/job.json")
         if (record := json.loads(path.read_text()))["error"] is None
     }
 
 
-def lives(client, run_id, began):
-    """For each container of a run, by id: its job, and when it started and died."""
-    found = {}
-    filters = {"label": f"allranks.run={run_id}", "type": "container"}
-    for event in client.events(since=began, until=int(time.time()) + 1, filters=filters, decode=True):
-        life = found.setdefault(event["id"], {"job": event["Actor"]["Attributes"]["allranks.job"]})
-        life[event["Action"]] = event["timeNano"]
-    return found
+@contextmanager
+def lives(client, run_id, count):
+    """For each of so many containers of a run, by id: its job and node, and when it started and died.
+
+    The daemon is listened to all the while: of what is over it remembers 256 events, and eight jobs have more.
+    """
+    seen, are_gone = {}, threading.Event()
+    stream = client.events(filters={"label": f"allranks.run={run_id}", "type": "container"}, decode=True)
+
+    def listen():
+        for event in stream:
+            said = event["Actor"]["Attributes"]
+            life = seen.setdefault(event["id"], {"job": said["allranks.job"], "node": said["allranks.node"]})
+            life[event["Action"]] = event["timeNano"]
+            if sum("destroy" in life for life in seen.values()) == count:
+                are_gone.set()
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    try:
+        yield seen
+        assert are_gone.wait(30)
+    finally:
+        stream.close()
+        listener.join()
 
 
 def at_once(lives):
@@ -155,6 +185,15 @@ def test_each_container_is_given_exactly_its_leased_gpus_while_eight_overlap(run
             containers[other]["start"] < containers[one]["die"]
         )
         assert not overlap or not set(given[one]) & set(given[other])
+
+
+def test_each_node_is_given_its_own_share_of_the_leased_gpus(run_jobs, hook):
+    found, containers = run_jobs(Inventory(gpus=("GPU-a", "GPU-b", "GPU-c", "GPU-d")), [4], 1, nodes=2)
+    given = {life["node"]: hook()[identifier] for identifier, life in containers.items()}
+    assert given == {"0": "GPU-a,GPU-b", "1": "GPU-c,GPU-d"}
+    [(leased, seen)] = found.values()
+    assert leased == ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
+    assert seen["nvidia"] == given["0"]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def tree(tmp_path):
 def packed(*copies: FileCopy, prefix: str = "code") -> tarfile.TarFile:
     archive = ArchiveBuilder(OWNER)
     archive.add_folder("results")
-    archive.add_bytes("agent/config.json", b"{}")
+    archive.add_secret("agent/config.json", b"{}")
     archive.add_copies(prefix, copies)
     return tarfile.open(fileobj=io.BytesIO(archive.finish().data))
 

@@ -16,6 +16,7 @@ from allranks.engine import process as engine_process
 from allranks.engine.nodes import arrange_meeting, bring_home, gpus_of, name_of
 from allranks.engine.package import package_folder
 from allranks.engine.process import ProcessEngine, environment
+from allranks.engine.protocol import JobExit, NodeExit
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, Post
 from allranks.harness.events import read_events
 
@@ -179,7 +180,7 @@ def run_job(make_spec, tmp_path):
 @needs_torch
 def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id):
     ending, events, results = run_job()
-    assert (ending.status, ending.output) == (0, "")
+    assert ending == JobExit(status=0, followers=(NodeExit(status=0),))
     assert {event["outcome"] for event in events if event["event"] == "arrived"} == {"passed"}
     assert {event["rank"] for event in events if event["event"] == "arrived"} == {0, 1, 2, 3}
     assert [event["event"] for event in read_events(results / "events-agent-1.jsonl")][-1] == "agent_finished"
@@ -192,7 +193,7 @@ def test_an_agent_that_is_killed_is_told_and_nothing_is_left(run_job, left_of, r
     assert ending.status == 1
     [lost] = [event for event in events if event["event"] == "node_lost"]
     assert lost["message"] == "The agent of node 1 is gone."
-    assert f"The agent of node 1 ended with status -{signal.SIGKILL:d}." in ending.output
+    assert ending.followers == (NodeExit(status=-signal.SIGKILL),)
     ended = [event for event in read_events(results / "events-3.jsonl") if event["event"] == "rank_ended"]
     assert ended[0]["message"] == "rank 3 is lost: the agent of node 1 is gone"
     assert not [each for each in left_of(run_id) if each.startswith("process")]
@@ -230,7 +231,7 @@ def test_an_agent_that_ends_before_the_leader_has_met_it_ends_the_job(engine, sp
         job.go()
         ending = job.wait(lambda _event: None)
     assert (ending.status, ending.timed_out) == (130, False)
-    assert ending.output == "The agent of node 1 ended with status 1. cannot start"
+    assert ending.followers == (NodeExit(status=1, output="cannot start"),)
 
 
 def test_an_agent_that_ends_after_the_leader_has_met_it_is_the_leaders_business(engine, spec):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.engine import agents
 from allranks.engine import process as engine_process
 from allranks.engine.ownership import RUN_VARIABLE, own_run
 from allranks.engine.process import ProcessEngine, command, environment
@@ -170,14 +171,14 @@ def test_a_go_that_nobody_reads_is_no_error(engine, spec):
 
 
 def test_an_agent_that_ignores_the_end_of_its_input_is_killed(engine, spec, monkeypatch):
-    monkeypatch.setattr(engine_process, "STOP_GRACE", 0.2)
+    monkeypatch.setattr(agents, "STOP_GRACE", 0.2)
     with engine("import signal; signal.pause()").start(spec) as job:
         job.stop()
         assert job._leader.process.returncode == -signal.SIGKILL
 
 
 def test_an_agent_with_much_left_to_say_is_read_until_its_end(engine, spec, monkeypatch):
-    monkeypatch.setattr(engine_process, "STOP_GRACE", 30)
+    monkeypatch.setattr(agents, "STOP_GRACE", 30)
     program = "import sys; sys.stdin.read(); sys.stdout.write('x\\n' * 500_000); sys.exit(7)"
     with engine(program).start(spec) as job:
         job.stop()
@@ -196,7 +197,7 @@ open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
 
 
 def test_the_time_limit_ends_an_agent_that_does_nothing(engine, make_spec, monkeypatch, tmp_path):
-    monkeypatch.setattr(engine_process, "STOP_GRACE", 0.2)
+    monkeypatch.setattr(agents, "STOP_GRACE", 0.2)
     resources = Resources(memory_bytes=1, shm_bytes=1, disk_bytes=1, pids=1, seconds=0.2)
     limited = make_spec(python=sys.executable, code=tmp_path, resources=resources)
     with engine("import signal; signal.pause()").start(limited) as job:

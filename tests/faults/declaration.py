@@ -84,6 +84,7 @@ class Fault:
         says: What the command must print.
         not_on: Engines that cannot express the fault, each with the reason.
         nodes: Agents of the job.
+        strike: What is done to the container of a node when a rank says that it waits, and that node (see ``strike``).
         memory_mib: A real limit on the job's memory.
         disk_mib: The size of the disk that the job's temporary folder lies on; None for the host's own.
         is_alone: It takes so much of the machine that nothing else may run beside it.
@@ -104,6 +105,7 @@ class Fault:
     says: tuple[str, ...] = ()
     not_on: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
+    strike: tuple[str, int] | None = None
     init_method: str = "env"
     memory_mib: int | None = None
     disk_mib: int | None = None

@@ -9,16 +9,20 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from declaration import Expectation, Fault, passed
 from junitparser import JUnitXml, Properties, SystemErr, SystemOut, TestCase
+from strike import WORD, strike
 
 from allranks.engine import ownership
 from allranks.engine.docker import connect
@@ -113,7 +117,8 @@ def run_fault(fault: Fault, engine: str, folder: Path) -> Seen:
     report = folder / "warden.json"
     command = [sys.executable, str(WARDEN), str(report), *_confinement(fault, engine, temporary), "--"]
     command += [sys.executable, "-m", "allranks", "run", "--engine", engine, "--results", str(results), "--seed", "7"]
-    said = _complete([*command, "--", *fault.pytest_args], repository, _environment(run_id, temporary))
+    command += ["--", *fault.pytest_args]
+    said = _complete(command, repository, _environment(run_id, temporary), partial(_notice, fault, run_id))
     warden = json.loads(report.read_text()) if report.exists() else {"status": None, "left": []}
     left = (*warden["left"], *_left(run_id, engine, temporary))
     return _seen(results / run_id, warden["status"], left, said)
@@ -169,7 +174,14 @@ def _write_repository(fault: Fault, repository: Path) -> None:
     (repository / "matrix.toml").write_text(matrix)
 
 
-def _complete(command: Sequence[str], folder: Path, environment: dict[str, str]) -> str:
+def _notice(fault: Fault, run_id: str, line: str) -> None:
+    """See what the command says as it says it."""
+    if fault.strike is not None and line.rstrip().endswith(WORD):
+        strike(run_id, *fault.strike)
+
+
+def _complete(command: Sequence[str], folder: Path, environment: dict[str, str], notice: Callable[[str], None]) -> str:
+    said: list[str] = []
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -180,11 +192,15 @@ def _complete(command: Sequence[str], folder: Path, environment: dict[str, str])
         text=True,
         errors="backslashreplace",
     ) as process:
-        try:
-            return process.communicate(timeout=LAST_RESORT)[0]
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return f"no end of the command after {LAST_RESORT:g} s\n{process.communicate()[0]}"
+        last_resort = threading.Timer(LAST_RESORT, process.kill)
+        last_resort.start()
+        for line in process.stdout or ():
+            said.append(line)
+            notice(line)
+        last_resort.cancel()
+    if process.returncode == -signal.SIGKILL:
+        said.append(f"no end of the command after {LAST_RESORT:g} s\n")
+    return "".join(said)
 
 
 def _left(run_id: str, engine: str, temporary: Path) -> Iterator[str]:

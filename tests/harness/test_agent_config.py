@@ -5,11 +5,12 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.harness.agent import cell_environment
-from allranks.harness.config import AgentConfig
+from allranks.harness.config import AgentConfig, GpuToCheck
 
 
 def test_a_config_reads_back_as_it_was_written(tmp_path):
     config = replace(CONFIG, pytest_args=("-k", "a or ü"), isolation="job", master_addr="node0")
+    config = replace(config, check_gpus=(GpuToCheck(gpu="GPU-a", visible="0", name="GPU 0 (GPU-a)"),))
     path = tmp_path / "config.json"
     path.write_text(config.to_json())
     assert AgentConfig.read(path) == config

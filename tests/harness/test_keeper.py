@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.docker import keeper_arguments
+from allranks.engine.docker_requests import keeper_arguments
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -28,7 +28,7 @@ def keeper(tmp_path):
         (tmp_path / "allranks" / "harness" / "__main__.py").write_text(agent)
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
         process = subprocess.Popen(
-            [sys.executable, *keeper_arguments()],
+            [sys.executable, *keeper_arguments(0)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

@@ -2,13 +2,14 @@
 
 import pytest
 
+from allranks.cli import main
 from allranks.report.judged import Failure
 from allranks.report.merge import merge
 from allranks.report.model import VerdictKind
 from allranks.schedule import actions
-from allranks.schedule.actions import ActionsView, Commands, annotate, console_for, is_on_actions
+from allranks.schedule.actions import ActionsConsole, ActionsView, Commands, annotate, is_on_actions
+from allranks.schedule.console import console_for, leave_to_the_merge
 from allranks.schedule.journal import JobError
-from allranks.schedule.live import LiveView
 
 NOTHING = "cell/s: no test ran (1.0 s)"
 
@@ -133,17 +134,11 @@ def test_what_befell_a_job_has_no_file():
     assert actions._annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"
 
 
-def test_a_run_outside_of_actions_says_what_it_says(lines, merged):
-    with console_for(lines, {}) as console:
-        assert type(console.view) is LiveView
-        console.annotate(merged(3))
-    assert lines == []
-
-
 def test_a_step_has_its_commands_again_when_the_run_is_over_whatever_happened(lines, merged):
     def run():
-        with console_for(lines, {"GITHUB_ACTIONS": "true"}) as console:
-            assert isinstance(console.view, ActionsView)
+        with console_for(lines, environ={"GITHUB_ACTIONS": "true"}) as console:
+            with console.watch(["cell/s"]) as live:
+                assert isinstance(live, ActionsView)
             console.annotate(merged(1))
             raise KeyError
 
@@ -157,3 +152,24 @@ def test_a_step_of_a_workflow_is_known_by_its_environment():
     assert is_on_actions({"GITHUB_ACTIONS": "true"})
     assert not is_on_actions({"GITHUB_ACTIONS": ""})
     assert not is_on_actions({})
+
+
+RANK_XML = """\
+<testsuite name="pytest" tests="1" failures="1"><testcase classname="tests.test_a" name="test_x" file="tests/test_a.py">
+<failure message="no&#10;::error::forged">no&#10;::add-mask::forged</failure></testcase></testsuite>
+"""
+
+
+def test_merging_annotates_and_takes_no_command_from_what_it_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    (tmp_path / "rank-0.xml").write_text(RANK_XML)
+    assert main(["merge", str(tmp_path)]) == 1
+    [command] = taken(capsys.readouterr().out.splitlines())
+    assert command.startswith("::error title=")
+    assert "test_x" in command
+
+
+def test_a_part_of_a_run_leaves_annotations_to_whoever_merges(tmp_path, commands, lines):
+    (tmp_path / "rank-0.xml").write_text(RANK_XML)
+    leave_to_the_merge(ActionsConsole(lines, commands), merge(tmp_path))
+    assert taken(lines) == []

@@ -2,13 +2,16 @@ import os
 from pathlib import Path
 from typing import get_args
 
+import pynvml
 import pytest
+from fake_nvml import FakeNvml, device
 
 from allranks.engine.spec import Passthrough
-from allranks.errors import UsageError
+from allranks.errors import DeviceError, UsageError
 from allranks.schedule.inventory import GpuMode, chosen_gpus, take_inventory
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))
+ABSENT = FakeNvml([], init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
 
 @pytest.mark.parametrize(
@@ -46,33 +49,31 @@ def test_an_empty_list_in_the_environment_means_none():
     assert take_inventory(environ={"ALLRANKS_GPUS": ""}).gpus == ()
 
 
-@pytest.fixture
-def driver(tmp_path, monkeypatch):
-    """Put a stand-in for nvidia-smi first on the path."""
-
-    def install(script: str) -> None:
-        tool = tmp_path / "bin" / "nvidia-smi"
-        tool.parent.mkdir()
-        tool.write_text(f"#!/bin/sh\n{script}\n")
-        tool.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-
-    return install
+NOWHERE = Path("/nowhere")
 
 
-def test_gpus_of_this_host_come_from_the_driver(driver):
-    driver("printf 'GPU-a\\nGPU-b\\n'")
-    assert take_inventory(environ={}, root=Path("/nowhere")).gpus == ("GPU-a", "GPU-b")
+def test_gpus_of_nvidia_are_those_that_nvml_names():
+    inventory = take_inventory(environ={}, root=NOWHERE, nvml=FakeNvml([device("a"), device("b")]))
+    assert (inventory.driver, inventory.gpus) == ("nvidia", ("GPU-a", "GPU-b"))
+    assert inventory.name_of("GPU-b") == "GPU 1 (H100, 80 GiB, GPU-b)"
+    assert inventory.only("1").name_of("GPU-b") == "GPU 1 (H100, 80 GiB, GPU-b)"
+    assert inventory.name_of("GPU-x") == "GPU (GPU-x)"
 
 
-def test_a_driver_that_does_not_answer_has_no_gpus(driver):
-    driver("echo 'NVIDIA-SMI has failed'; exit 9")
-    assert take_inventory(environ={}, root=Path("/nowhere")).gpus == ()
+def test_a_driver_that_cannot_say_is_an_error_and_no_host_without_gpus():
+    with pytest.raises(DeviceError):
+        take_inventory(environ={}, root=NOWHERE, nvml=FakeNvml([], init=999))
 
 
-def test_no_driver_is_no_gpus(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert take_inventory(environ={}, root=Path("/nowhere")).gpus == ()
+def test_a_driver_that_is_not_loaded_is_missed_where_there_is_a_card(tmp_path):
+    nvml = FakeNvml([], init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    assert take_inventory(environ={}, root=tmp_path, nvml=nvml).gpus == ()
+    card = tmp_path / "sys/bus/pci/devices/0000:01:00.0"
+    card.mkdir(parents=True)
+    (card / "vendor").write_text("0x10de\n")
+    (card / "class").write_text("0x030200\n")
+    with pytest.raises(DeviceError, match="cannot be initialised"):
+        take_inventory(environ={}, root=tmp_path, nvml=nvml)
 
 
 @pytest.fixture
@@ -98,18 +99,16 @@ AMD = ("GPU-9e3779b97f4a7c15", "renderD128")
 
 
 @pytest.mark.parametrize("mode", ["auto", "rocm"])
-def test_gpus_of_amd_are_in_the_kernels_topology(amd, monkeypatch, mode):
-    monkeypatch.setenv("PATH", str(amd))
-    inventory = take_inventory(mode, {}, amd)
+def test_gpus_of_amd_are_in_the_kernels_topology(amd, mode):
+    inventory = take_inventory(mode, {}, amd, ABSENT)
     assert (inventory.driver, inventory.gpus) == ("rocm", AMD)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other groups")
-def test_containers_get_the_nodes_of_their_gpus_and_may_use_them(amd, monkeypatch):
-    monkeypatch.setenv("PATH", str(amd))
+def test_containers_get_the_nodes_of_their_gpus_and_may_use_them(amd):
     for name, group in (("kfd", 110), ("dri/renderD128", 44), ("dri/renderD129", 110)):
         os.chown(amd / "dev" / name, -1, group)
-    inventory = take_inventory("auto", {}, amd)
+    inventory = take_inventory("auto", {}, amd, ABSENT)
     kfd, d128, d129 = "/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"
     assert inventory.of(AMD[:1]) == Passthrough(driver="rocm", nodes=(kfd, d129), groups=(110,), numbers=(0,))
     assert inventory.of(AMD[1:]) == Passthrough(driver="rocm", nodes=(kfd, d128), groups=(44, 110), numbers=(1,))
@@ -117,9 +116,8 @@ def test_containers_get_the_nodes_of_their_gpus_and_may_use_them(amd, monkeypatc
     assert inventory.of(()) == Passthrough(driver="rocm")
 
 
-def test_nvidias_come_first_where_there_are_both(driver, amd):
-    driver("echo GPU-a")
-    assert take_inventory("auto", {}, amd).gpus == ("GPU-a",)
+def test_nvidias_come_first_where_there_are_both(amd):
+    assert take_inventory("auto", {}, amd, FakeNvml([device("a")])).gpus == ("GPU-a",)
     assert take_inventory("rocm", {}, amd).gpus == AMD
     assert take_inventory("none", {}, amd).gpus == ()
 
@@ -133,8 +131,7 @@ def test_the_mode_says_how_named_gpus_are_given(amd):
     assert (remote.nodes, remote.numbers) == (("/dev/kfd", "/dev/dri/x"), (1,))
 
 
-def test_cdi_names_gpus_of_nvidia(driver, amd):
-    driver("echo GPU-a")
-    inventory = take_inventory("cdi", {}, amd)
+def test_cdi_names_gpus_of_nvidia(amd):
+    inventory = take_inventory("cdi", {}, amd, FakeNvml([device("a")]))
     assert (inventory.driver, inventory.gpus) == ("cdi", ("GPU-a",))
     assert inventory.of(("GPU-a",)) == Passthrough(driver="cdi")

@@ -2,10 +2,20 @@ import pytest
 
 from allranks.engine.protocol import JobExit
 from allranks.errors import EngineError
-from allranks.schedule.journal import JobError, collected, find, job_error, not_run, notes
+from allranks.schedule.journal import JobError, collected, find, job_error, not_run, notes, sick_gpus, well_gpus
 
 FINISHED = {"event": "agent_finished"}
 WELL = JobExit(status=0)
+
+
+def test_a_sick_gpu_is_an_error_of_the_infrastructure_that_names_it():
+    events = [
+        {"event": "gpus_checked", "gpus": ["GPU-a"]},
+        {"event": "gpu_failed", "gpu": "GPU-b", "name": "GPU 1 (H100, GPU-b)", "message": "it hangs"},
+    ]
+    error = job_error(events, JobExit(status=1))
+    assert (error.kind, error.what) == ("infrastructure", "GPU 1 (H100, GPU-b) is sick: it hangs.")
+    assert (well_gpus(events), sick_gpus(events)) == ({"GPU-a"}, {"GPU-b"})
 
 
 def event(kind, **fields):
@@ -51,6 +61,19 @@ def test_an_agent_that_failed_says_why():
     error = job_error([event("agent_failed", message="no torch", text="Traceback"), FINISHED], JobExit(status=1))
     assert (error.kind, error.what, error.why) == ("agent", "no torch", "Traceback")
     assert "bug" in error.remedy
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        event("agent_failed", message="the agent cannot write its results: [Errno 28] No space left on device"),
+        event("agent_failed", message="broke down", text="Traceback\nOSError: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_an_agent_on_a_full_disk_is_no_bug(failed):
+    error = job_error([failed], JobExit(status=1))
+    assert (error.kind, error.why) == ("infrastructure", "[Errno 28] No space left on device")
+    assert "bug" not in error.remedy
 
 
 def test_a_missing_text_of_a_failed_agent_is_none():

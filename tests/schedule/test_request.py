@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.engine.spec import Passthrough
 from allranks.schedule.request import Attempt, Surroundings, files_of, job_spec
 
 ATTEMPT = Attempt(run_id="r", number=2, seed=5, gpus=("GPU-a", "GPU-b"), pytest_args=("-k", "x"))
@@ -74,3 +75,23 @@ def test_files_are_joined_by_what_pytest_reads_above_them(tmp_path):
 def test_a_suite_that_is_one_file_is_copied_as_one(tmp_path):
     (tmp_path / "test_x.py").touch()
     assert [copy.target for copy in files_of(tmp_path, (Path("test_x.py"),))] == [Path("test_x.py")]
+
+
+@pytest.mark.parametrize(
+    ("where", "passthrough", "visible"),
+    [
+        (Surroundings(python="python"), Passthrough(), ["GPU-a", "x"]),
+        (Surroundings(image="i"), Passthrough(), ["GPU-a", "1"]),
+        (Surroundings(python="python"), Passthrough(driver="rocm", numbers=(4, 6)), ["4", "6"]),
+        (Surroundings(image="i"), Passthrough(driver="rocm", numbers=(4, 6)), ["0", "1"]),
+    ],
+)
+def test_gpus_that_nobody_has_seen_computing_are_tried(matrix, jobs, where, passthrough, visible):
+    attempt = Attempt(run_id="r", number=1, seed=1, gpus=("GPU-a", "x"), passthrough=passthrough)
+    job = jobs["nccl-w2-g2-env"]
+    before = job_spec(matrix, job, where, attempt)
+    spec = job_spec(matrix, job, where, replace(attempt, unchecked={"GPU-a": "GPU 0", "x": "GPU 1"}))
+    assert [gpu.visible for gpu in spec.agent.check_gpus] == visible
+    assert [gpu.name for gpu in spec.agent.check_gpus] == ["GPU 0", "GPU 1"]
+    assert before.agent.check_gpus == ()
+    assert spec.resources.seconds > before.resources.seconds + 59

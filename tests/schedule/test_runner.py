@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,8 @@ from scripted_engine import ARRIVED, COLLECTED, FINISHED, WELL
 
 from allranks.errors import EngineError, ImageError, ResultsError
 from allranks.interruption import interruptible
-from allranks.schedule.leases import try_lease
+from allranks.schedule.leases import count_free, try_lease
+from allranks.schedule.line import claimed, stand_in_line
 from allranks.schedule.request import Surroundings
 
 pytestmark = pytest.mark.usefixtures("locks")
@@ -94,6 +96,96 @@ def test_a_job_waits_for_gpus_that_another_run_holds(runner, engine, jobs, lines
     runner(wanted, gpus=("GPU-a",), cores=8).run(wanted)
     assert engine.log.index("close gloo-w1-g0-env") < engine.log.index("start nccl-w1-g1-env")
     assert [line for line in lines if "waiting for 1 of 1 GPUs: another run holds them" in line]
+
+
+FIRST, SECOND, BOTH = "nccl-w1-g1-env", "gloo-w1-g0-env", "nccl-w2-g2-env"
+SICK = (
+    {"event": "gpu_failed", "gpu": "GPU-a", "name": "GPU 0 (GPU-a)", "message": "it hangs"},
+    {"event": "agent_finished"},
+)
+
+
+def well(*gpus):
+    return ({"event": "gpus_checked", "gpus": list(gpus)}, *WELL)
+
+
+def test_a_gpu_that_is_sick_is_leased_no_more_and_its_job_runs_elsewhere(runner, engine, jobs, lines):
+    engine.events[FIRST] = SICK
+    engine.acts["close", FIRST] = lambda: engine.events.update({FIRST: WELL})
+    runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b"), retries=1).run([jobs[FIRST]])
+    assert engine.specs[FIRST][0].gpus == ("GPU-b",)
+    assert f"{FIRST}/tiny: the whole job again (1 of 1)" in lines
+    assert "GPU 0 (GPU-a) is sick: no job of this run gets it any more" in lines
+
+
+def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_go_on(runner, engine, jobs, records):
+    other = replace(jobs[FIRST], suite=replace(jobs[FIRST].suite, name="other"))
+    engine.events[FIRST] = SICK
+    engine.acts["close", FIRST] = lambda: engine.events.update({FIRST: WELL})
+    runner([jobs[FIRST], other], gpus=("GPU-a", "GPU-b"), most=1).run([jobs[FIRST], other])
+    error = records()[FIRST]["error"]
+    assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is sick: it hangs.")
+    spec, _ = engine.specs[FIRST]
+    assert (spec.job_id, spec.gpus) == (other.id, ("GPU-b",))
+
+
+def test_a_job_that_needs_more_gpus_than_are_well_says_so_and_is_not_skipped(runner, engine, jobs, records):
+    wanted = [jobs[BOTH], replace(jobs[FIRST], suite=replace(jobs[FIRST].suite, name="other"))]
+    again = replace(jobs[BOTH], suite=replace(jobs[BOTH].suite, name="third"))
+    engine.events[BOTH] = SICK
+    runner([*wanted, again], gpus=("GPU-a", "GPU-b"), most=1).run([wanted[0], again, wanted[1]])
+    assert records()[BOTH]["error"]["what"] == "GPU 0 (GPU-a) is sick: it hangs."
+    assert engine.log.count(f"start {BOTH}") == 1
+    assert engine.specs[FIRST][0].gpus == ("GPU-b",)
+
+
+def test_each_gpu_is_tried_once_in_each_image(runner, engine, jobs):
+    several = [replace(jobs[BOTH], suite=replace(jobs[BOTH].suite, name=name)) for name in "abc"]
+    asked = []
+    engine.events[BOTH] = well("GPU-a", "GPU-b")
+    engine.acts["go", BOTH] = lambda: asked.append([each.gpu for each in engine.specs[BOTH][0].agent.check_gpus])
+    images = iter(["one", "one", "two"])
+    runner(
+        several, gpus=("GPU-a", "GPU-b"), cores=2, most=1, surroundings=lambda _: Surroundings(image=next(images))
+    ).run(several)
+    assert asked == [["GPU-a", "GPU-b"], [], ["GPU-a", "GPU-b"]]
+
+
+def test_a_run_that_waits_for_gpus_stands_in_line_and_leaves_it_when_it_has_them(runner, engine, jobs, locks):
+    lease = try_lease(("GPU-a",), 1)
+    runner_of_both = runner([jobs[BOTH]], gpus=("GPU-a", "GPU-b"))
+    seen = []
+
+    def look_at_line():
+        deadline = time.monotonic() + 20
+        while not claimed() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        # Who comes now leaves it both, also the one that is free.
+        seen.extend([claimed(), count_free(("GPU-a", "GPU-b")), try_lease(("GPU-b",), 1)])
+        lease.__exit__(None, None, None)
+
+    engine.acts["start", BOTH] = lambda: seen.append(list(locks.glob("line-*")))
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(look_at_line)
+        runner_of_both.run([jobs[BOTH]])
+        other.result()
+    assert seen == [{"GPU-a", "GPU-b"}, 0, None, []]
+
+
+def test_a_run_leaves_gpus_to_whoever_waited_before(runner, engine, jobs):
+    ticket = stand_in_line(("GPU-a", "GPU-b"))
+    acts = []
+
+    def say(line):
+        if line.startswith("waiting for 1 of 2 GPUs"):
+            acts.append(list(engine.log))
+            ticket.leave()
+
+    work = runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b"))
+    work._live.say = say
+    work.run([jobs[FIRST]])
+    assert acts == [[]]
+    assert engine.log[0] == f"start {FIRST}"
 
 
 def test_a_job_holds_its_gpus_until_it_is_put_away(runner, engine, jobs):

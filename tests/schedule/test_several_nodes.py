@@ -1,15 +1,13 @@
 """Jobs of several nodes on their way from the matrix file to an engine."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from allranks.errors import ExitCode, UsageError
-from allranks.matrix.expand import expand
-from allranks.schedule import run as scheduled
+from allranks.engine.protocol import JobExit, NodeExit
+from allranks.engine.spec import resources
 from allranks.schedule.journal import job_error
-from allranks.schedule.request import Attempt, Surroundings, job_spec
+from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
 
 ATTEMPT = Attempt(run_id="r", number=1, seed=1)
 
@@ -23,7 +21,9 @@ def wide(jobs):
 def test_the_agents_are_told_how_many_nodes_there_are_and_no_secret_yet(matrix, wide):
     agent = job_spec(matrix, wide, Surroundings(), ATTEMPT).agent
     assert (agent.nodes, agent.post) == (2, None)
-    assert agent.limits.assembly == matrix.limits.assembly
+    limits = replace(matrix.limits, assembly=7, silence=3)
+    agent = job_spec(replace(matrix, limits=limits), wide, Surroundings(), ATTEMPT).agent
+    assert (agent.limits.assembly, agent.limits.silence) == (7, 3)
 
 
 def test_the_engines_limit_leaves_time_for_agents_to_come_together(matrix, wide, jobs):
@@ -32,22 +32,41 @@ def test_the_engines_limit_leaves_time_for_agents_to_come_together(matrix, wide,
     assert together >= alone + matrix.limits.assembly
 
 
-def test_an_engine_that_runs_one_node_refuses_several_before_anything_runs(matrix, wide, tmp_path, monkeypatch):
-    host = SimpleNamespace(engine=SimpleNamespace(name="docker", spans_nodes=False))
-    monkeypatch.setattr(scheduled, "choose_host", lambda *_: host)
-    monkeypatch.setattr(scheduled, "Runner", lambda *_: pytest.fail("it runs"))
-    options = scheduled.RunOptions(
-        run_id="r", results=tmp_path, engine="docker", seed=1, pytest_args=(), nothing_ran_allowed=False
-    )
-    with pytest.raises(UsageError, match="nccl-w2-g2-env-n2 has several nodes, and the docker engine") as error:
-        scheduled.run(expand(matrix), [wide], options, print)
-    assert error.value.exit_code is ExitCode.USAGE
-    assert "--where nodes=1" in error.value.remedy
-
-
 @pytest.mark.parametrize("kind", ["nodes_failed", "node_lost"])
 def test_what_befell_the_agents_together_is_the_jobs_error(kind):
     events = [{"event": kind, "message": "The agent of node 1 is gone."}, {"event": "agent_finished"}]
-    error = job_error(events, SimpleNamespace(timed_out=False))
-    assert (error.kind, error.what) == ("agent", "The agent of node 1 is gone.")
+    error = job_error(events, JobExit(status=1))
+    assert (error.kind, error.what, error.why) == ("agent", "The agent of node 1 is gone.", "")
     assert "agent-1.log" in error.remedy
+
+
+def test_the_jobs_error_says_how_the_agent_of_each_node_ended():
+    killed, fine = NodeExit(status=137, out_of_memory=True, output="Killed"), NodeExit(status=0)
+    ending = JobExit(status=1, followers=(fine, killed))
+    lost = job_error([{"event": "node_lost", "message": "The agent of node 2 is gone."}], ending)
+    [why] = lost.why.splitlines()
+    assert why.startswith("The agent of node 2 ended with status 137. The kernel killed it, or a part of it, for want")
+    assert why.endswith("Killed")
+
+
+def test_a_leader_that_died_is_named_by_its_node():
+    error = job_error([], JobExit(status=137, output="Killed", followers=(NodeExit(status=130),)))
+    assert error.what == "The agent of node 0 ended before its work was done, with status 137."
+    assert error.why.splitlines() == ["Killed", "The agent of node 1 ended with status 130."]
+    assert "agent-1.log" in error.remedy
+
+
+def test_each_node_has_the_limits_of_its_own_ranks_and_the_job_those_of_all(matrix, wide):
+    matrix = replace(matrix, limits=replace(matrix.limits, memory_mib=None))
+    uneven = replace(wide, cell=replace(wide.cell, world_size=3))
+    spec = job_spec(matrix, uneven, Surroundings(), ATTEMPT)
+    by_ranks = [resources(world_size=ranks, memory_mib=None, seconds=0) for ranks in (2, 1)]
+    assert [spec.resources_on(node).memory_bytes for node in (0, 1)] == [each.memory_bytes for each in by_ranks]
+    assert [spec.resources_on(node).shm_bytes for node in (0, 1)] == [each.shm_bytes for each in by_ranks]
+    assert spec.resources.memory_bytes == sum(each.memory_bytes for each in by_ranks)
+    assert room_of(matrix, uneven, gpus=0).memory == spec.resources.memory_bytes >> 20
+
+
+def test_one_node_may_use_what_its_job_may(matrix, jobs):
+    spec = job_spec(matrix, jobs["nccl-w2-g2-env"], Surroundings(), ATTEMPT)
+    assert (spec.node_resources, spec.resources_on(0)) == ((), spec.resources)

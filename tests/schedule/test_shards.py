@@ -223,7 +223,6 @@ class SharingEngine:
     """
 
     name: str = "sharing"
-    spans_nodes: bool = True
     collected: object = None
     splits: dict = field(default_factory=dict)
     carried: dict = field(default_factory=dict)

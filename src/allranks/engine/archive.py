@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from allranks.engine.drafts import draft_of
 from allranks.engine.spec import FileCopy
 
 PAGE = 4096
@@ -48,6 +49,7 @@ class ArchiveBuilder:
         """Add an empty folder."""
         if name in self._folders:
             return
+        self._add_parents(name)
         self._folders.add(name)
         info = tarfile.TarInfo(name)
         info.type = tarfile.DIRTYPE
@@ -55,12 +57,12 @@ class ArchiveBuilder:
         info.mtime = int(time.time())
         self._tar.addfile(self._owned(info))
 
-    def add_bytes(self, name: str, content: bytes) -> None:
-        """Add a file with this content."""
+    def add_secret(self, name: str, content: bytes) -> None:
+        """Add a file with this content that its owner alone may read."""
         self._add_parents(name)
         info = tarfile.TarInfo(name)
         info.size = len(content)
-        info.mode = 0o644
+        info.mode = 0o600
         info.mtime = int(time.time())
         self._tar.addfile(self._owned(info), io.BytesIO(content))
 
@@ -132,7 +134,7 @@ def _extract(archive: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> 
     content = archive.extractfile(entry) if entry.isfile() else None
     if content is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("wb") as file:
+        with draft_of(target) as draft, draft.open("wb") as file:
             shutil.copyfileobj(content, file)
 
 

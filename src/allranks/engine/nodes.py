@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allranks.engine.drafts import draft_of
+from allranks.engine.spec import JobSpec, Passthrough
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, Post, share_of
 
 _TOKEN_BYTES = 32
@@ -47,7 +49,38 @@ def arrange_meeting() -> Meeting:
     except OSError:
         held.close()
         raise
-    return Meeting(held, secrets.token_hex(_TOKEN_BYTES))
+    return Meeting(held, make_token())
+
+
+def make_token() -> str:
+    """A token that has never been before, for one job."""
+    return secrets.token_hex(_TOKEN_BYTES)
+
+
+def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
+    """What of a job on several nodes is one node's.
+
+    Args:
+        spec: The job.
+        agent: What the node's agent is told, its post included.
+    """
+    node, nodes = agent.node, agent.nodes
+    gpus = gpus_of(node, spec.gpus, nodes)
+    return replace(
+        spec,
+        # An agent would take a GPU that its node does not have for one that is sick.
+        agent=replace(agent, check_gpus=tuple(each for each in agent.check_gpus if each.gpu in gpus)),
+        gpus=gpus,
+        passthrough=_passthrough_of(node, spec.passthrough, nodes),
+        resources=spec.resources_on(node),
+    )
+
+
+def _passthrough_of(node: int, passthrough: Passthrough, nodes: int) -> Passthrough:
+    """How one node is given its GPUs: AMD's have a device node each, behind the one that all of them need."""
+    shared, own = passthrough.nodes[:1], gpus_of(node, passthrough.nodes[1:], nodes)
+    numbers = tuple(passthrough.numbers[place] for place in share_of(node, total=len(passthrough.numbers), nodes=nodes))
+    return replace(passthrough, nodes=(*shared, *own), numbers=numbers)
 
 
 def gpus_of(node: int, gpus: Sequence[str], nodes: int) -> tuple[str, ...]:
@@ -81,15 +114,20 @@ def bring_home(folders: Sequence[Path], results: Path) -> None:
 
 def _copy(source: Path, results: Path, node: int | None) -> None:
     if node is None:
-        shutil.copytree(source, results, dirs_exist_ok=True)
+        shutil.copytree(source, results, dirs_exist_ok=True, copy_function=_copy_file)
         return
     for path in _files(source):
         target = results / name_of(path.relative_to(source), node)
         target.parent.mkdir(parents=True, exist_ok=True)
         later = target.read_bytes() if target.exists() else b""
-        shutil.copy2(path, target)
+        _copy_file(path, target)
         if later:
             _append(target, later)
+
+
+def _copy_file(source: Path | str, target: Path | str) -> None:
+    with draft_of(Path(target)) as draft:
+        shutil.copy2(source, draft)
 
 
 def _append(path: Path, later: bytes) -> None:

@@ -130,7 +130,7 @@ def _locked(path: Path, operation: int) -> int:
         except BlockingIOError:
             os.close(descriptor)
             raise
-        if _is_at(path, descriptor):
+        if is_at(path, descriptor):
             return descriptor
         os.close(descriptor)
 
@@ -141,12 +141,13 @@ def _remove_if_last(path: Path, descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
-    if _is_at(path, descriptor):
+    if is_at(path, descriptor):
         with suppress(PermissionError):  # another user has made it, and whoever comes next may lock it all the same
             path.unlink()
 
 
-def _is_at(path: Path, descriptor: int) -> bool:
+def is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file is the one that a path names now: somebody may have removed or replaced it."""
     try:
         return path.stat().st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:

@@ -1,29 +1,26 @@
 """The embedded engine: a job is a process on this host, in a session and a scratch folder of its own."""
 
 import os
-import selectors
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
+from allranks.engine.agents import STOP_GRACE, JobOfAgents
 from allranks.engine.nodes import Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engine.ownership import RUN_VARIABLE, forget_dead_runs, is_dead, process_namespace
-from allranks.engine.protocol import EventSink, JobExit
+from allranks.engine.protocol import NodeExit
 from allranks.engine.spec import JobSpec
 from allranks.engine.stream import EventStream
 from allranks.errors import EngineError
 from allranks.harness.events import Event
 from allranks.harness.kernel import is_readable, variables_of
-
-STOP_GRACE = 8.0
-"""Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
 
 _OF_A_RANK = frozenset(
     {
@@ -45,7 +42,6 @@ class ProcessEngine:
     """
 
     name = "process"
-    spans_nodes = True
 
     def __init__(self, package_path: Path) -> None:
         self._package_path = package_path
@@ -132,8 +128,19 @@ class _Agent:
         self.stream = EventStream()
         self.has_ended = False
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """See :class:`allranks.engine.agents.Agent`; it may end while what outlives it holds its output open."""
+        return self.output, self.pidfd
+
+    def hear(self, ready: Collection[int]) -> Iterator[Event]:
+        """See :meth:`allranks.engine.agents.Agent.hear`."""
+        data = os.read(self.output, 1 << 16) if self.output in ready else b""
+        yield from self.stream.feed(data)
+        self.has_ended = not data
+
     def go(self) -> None:
-        """Give it its turn."""
+        """See :meth:`allranks.engine.agents.Agent.go`."""
         try:
             os.write(_descriptor(self.process.stdin), b"go\n")
         except BrokenPipeError:
@@ -141,16 +148,16 @@ class _Agent:
             return
 
     def hang_up(self) -> None:
-        """Have it end its ranks and itself."""
+        """See :meth:`allranks.engine.agents.Agent.hang_up`."""
         _close(self.process.stdin)
 
     def resume(self) -> None:
-        """Let it go on if somebody has stopped it: it has its ranks to end."""
+        """See :meth:`allranks.engine.agents.Agent.resume`."""
         if self.process.returncode is None:
             signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
 
     def end(self, deadline: float) -> None:
-        """Take its exit status, and end what it has left; kill it where it has not ended at the deadline."""
+        """See :meth:`allranks.engine.agents.Agent.end`; ends what it has left, too."""
         if self.process.returncode is not None:
             return
         if not is_readable(self.pidfd, max(0.0, deadline - time.monotonic())):
@@ -164,6 +171,10 @@ class _Agent:
             for pid in _processes_with(variable):
                 _kill(pid, variable)
 
+    def exit(self) -> NodeExit:
+        """See :meth:`allranks.engine.agents.Agent.exit`."""
+        return NodeExit(status=self.process.returncode, output=self.stream.output)
+
     def close(self) -> None:
         """Let go of an agent that has ended."""
         _close(self.process.stdin)
@@ -171,7 +182,7 @@ class _Agent:
         os.close(self.pidfd)
 
 
-class ProcessJob:
+class ProcessJob(JobOfAgents[_Agent]):
     """Agents on this host, one for each node.
 
     Args:
@@ -181,63 +192,8 @@ class ProcessJob:
     """
 
     def __init__(self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None) -> None:
-        self._leader, *self._followers = agents
-        self._agents = agents
-        self._limit = limit
+        super().__init__(agents, limit)
         self._meeting = meeting
-        self._deadline = time.monotonic() + limit
-        self._have_met = False
-        self._bell = os.eventfd(0)
-
-    def go(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.go`."""
-        self._deadline = time.monotonic() + self._limit
-        self._leader.go()
-
-    def hang_up(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.hang_up`."""
-        self._deadline = min(self._deadline, time.monotonic() + STOP_GRACE)
-        self._leader.hang_up()
-        os.eventfd_write(self._bell, 1)  # whoever reads has a new deadline
-
-    def wait(self, sink: EventSink) -> JobExit:
-        """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
-        timed_out = not self._read_until(self._is_over, lambda: self._deadline, sink)
-        self.stop()
-        return JobExit(status=self._leader.process.returncode, timed_out=timed_out, output=self._output)
-
-    def _is_over(self) -> bool:
-        """The leader has ended, or waits in vain for an agent that has ended before the two have met."""
-        return self._leader.has_ended or (
-            not self._have_met and any(follower.has_ended for follower in self._followers)
-        )
-
-    @property
-    def _output(self) -> str:
-        """What the agents have printed that is no event."""
-        others = (
-            f"The agent of node {node} ended with status {agent.process.returncode}. {agent.stream.output}".strip()
-            for node, agent in enumerate(self._followers, start=1)
-            if agent.process.returncode or agent.stream.output
-        )
-        return "\n".join(filter(None, (self._leader.stream.output, *others)))
-
-    def stop(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
-        # The leader first: it ends the ranks of all nodes, and knows then why they ended.
-        self._stop([self._leader])
-        self._stop(self._followers)
-
-    def _stop(self, agents: Sequence[_Agent]) -> None:
-        for agent in agents:
-            agent.hang_up()
-            if agent is not self._leader:
-                agent.resume()
-        deadline = time.monotonic() + STOP_GRACE
-        # An agent whose last events nobody reads would wait for room in the pipe until it is killed.
-        self._read_until(lambda: all(agent.has_ended for agent in agents), lambda: deadline, _ignore)
-        for agent in agents:
-            agent.end(deadline)
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
@@ -251,46 +207,9 @@ class ProcessJob:
         """Let go of agents that have ended."""
         for agent in self._agents:
             agent.close()
-        os.close(self._bell)
         if self._meeting is not None:
             self._meeting.close()
-
-    def _read_until(self, is_over: Callable[[], bool], deadline: Callable[[], float], sink: EventSink) -> bool:
-        """Read events until something is the case; False when the deadline, which may change, came first."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._bell, selectors.EVENT_READ)
-            for agent in self._agents:
-                if not agent.has_ended:
-                    selector.register(agent.output, selectors.EVENT_READ, agent)
-                    selector.register(agent.pidfd, selectors.EVENT_READ, agent)
-            while not is_over() and (remaining := deadline() - time.monotonic()) > 0:
-                found = selector.select(remaining)
-                if any(key.fd == self._bell for key, _ in found):
-                    os.eventfd_read(self._bell)
-                for agent, ready in _by_agent(found).items():
-                    self._read(agent, ready, sink)
-                    if agent.has_ended:
-                        selector.unregister(agent.output)
-                        selector.unregister(agent.pidfd)
-        return is_over()
-
-    def _read(self, agent: _Agent, ready: Collection[int], sink: EventSink) -> None:
-        data = os.read(agent.output, 1 << 16) if agent.output in ready else b""
-        for event in agent.stream.feed(data):
-            self._have_met = self._have_met or (agent is self._leader and event["event"] == "nodes_met")
-            # A follower's journal is its own: of what it says only what its ranks print is news.
-            if agent is self._leader or event["event"] == "output":
-                sink(event)
-        # Something that outlived the agent may hold the pipe open: the agent's own end is what counts.
-        agent.has_ended = not data
-
-
-def _by_agent(ready: Iterable[tuple[selectors.SelectorKey, int]]) -> dict[_Agent, set[int]]:
-    found: dict[_Agent, set[int]] = {}
-    for key, _ in ready:
-        if key.data is not None:
-            found.setdefault(key.data, set()).add(key.fd)
-    return found
+        super().close()
 
 
 def _make_scratch(spec: JobSpec) -> Path:
@@ -299,10 +218,6 @@ def _make_scratch(spec: JobSpec) -> Path:
     except OSError as error:
         msg = f"A folder for {spec.job_id} could not be made."
         raise EngineError(msg, why=str(error), remedy="Free some space, or set TMPDIR.") from error
-
-
-def _ignore(_event: Event) -> None:
-    """Take an event that is in the job's journal too."""
 
 
 def _close(file: IO[bytes] | None) -> None:

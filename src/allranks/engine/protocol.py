@@ -13,20 +13,31 @@ EventSink = Callable[[Event], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobExit:
-    """How an agent's process ended.
+class NodeExit:
+    """How the agent of one node ended.
 
     Attributes:
         status: Its exit status, negative for a signal; None where nobody knows.
-        timed_out: The engine's own time limit ended it.
         out_of_memory: The kernel killed something of it for want of memory.
         output: The end of what it printed beside its events: why it could not even start, say.
     """
 
     status: int | None
-    timed_out: bool = False
     out_of_memory: bool = False
     output: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobExit(NodeExit):
+    """How a job ended: its agent or, of several, the leading one, and the others.
+
+    Attributes:
+        timed_out: The engine's own time limit ended it.
+        followers: Those of the nodes from 1 on.
+    """
+
+    timed_out: bool = False
+    followers: tuple[NodeExit, ...] = ()
 
 
 class RunningJob(Protocol):
@@ -62,10 +73,6 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """``process`` or ``docker``."""
-
-    @property
-    def spans_nodes(self) -> bool:
-        """Whether it runs jobs of more than one node."""
 
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> AbstractContextManager[RunningJob]:
         """Start a job; leaving the context removes everything that was made for it, whatever happened.

@@ -1,7 +1,7 @@
 """A job as an engine sees it: frozen, printable, comparable without any engine."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -25,7 +25,7 @@ class FileCopy:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one job may use.
+    """What one job may use, on one node or on all of them.
 
     Attributes:
         memory_bytes: Memory, without swap.
@@ -82,6 +82,8 @@ class JobSpec:
         environment: Variables for the agent and its ranks.
         gpus: Identifiers of the GPUs that the job holds; empty for none.
         passthrough: How it is given them.
+        resources: What it may use, on all of its nodes together.
+        node_resources: What it may use on each of several nodes, by that node's ranks; empty for one node.
     """
 
     run_id: str
@@ -98,6 +100,11 @@ class JobSpec:
     gpus: tuple[str, ...] = ()
     passthrough: Passthrough = Passthrough()
     resources: Resources
+    node_resources: tuple[Resources, ...] = ()
+
+    def resources_on(self, node: int) -> Resources:
+        """What the job may use on one of its nodes."""
+        return self.node_resources[node] if self.node_resources else self.resources
 
     @property
     def labels(self) -> dict[str, str]:
@@ -164,4 +171,15 @@ def resources(
         # A rank has a hundred threads where RPC, autograd and gloo each have theirs; a fork bomb has no end.
         pids=1024 + 512 * max(ranks, LAUNCHED),
         seconds=seconds + min(60.0, 20.0 + seconds / 10),
+    )
+
+
+def total(each: Sequence[Resources]) -> Resources:
+    """What a job may use on all of its nodes together, which run at the same time."""
+    return Resources(
+        memory_bytes=sum(one.memory_bytes for one in each),
+        shm_bytes=sum(one.shm_bytes for one in each),
+        disk_bytes=max(one.disk_bytes for one in each),  # their folder is one
+        pids=sum(one.pids for one in each),
+        seconds=max(one.seconds for one in each),
     )

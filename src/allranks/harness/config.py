@@ -25,6 +25,7 @@ class TimeLimits:
         assembly: With several nodes, from the leading agent's start to the last other agent's coming, and again from
             the leader's collection to the last other agent's.
         silence: With several nodes, what an agent may take for its answer before it counts as lost.
+        gpu_check: What the GPUs of a job get together to compute something; a first context takes a second or two.
     """
 
     process_group: float
@@ -33,6 +34,7 @@ class TimeLimits:
     peer_grace: float
     assembly: float = 120.0
     silence: float = 20.0
+    gpu_check: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,21 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuToCheck:
+    """A GPU that is to compute something before the job does.
+
+    Attributes:
+        gpu: Its id.
+        visible: By which it alone is seen, in CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES.
+        name: What people call it.
+    """
+
+    gpu: str
+    visible: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class AgentConfig:
     """One job as its agent sees it.
 
@@ -89,6 +106,8 @@ class AgentConfig:
         only: Node ids of the tests that an attempt runs again; None where it runs all that are collected.
         shuffle: What the order of the tests is drawn by; None for the order of their collection.
         torch: The torch version that the cell stands for; empty where it stands for none.
+        check_gpus: The GPUs, of all nodes, that the leading agent is to try first; none where that has been done.
+        gpu_device: The type of these devices, as torch knows it.
     """
 
     cell: str
@@ -111,6 +130,8 @@ class AgentConfig:
     only: tuple[str, ...] | None = None
     shuffle: int | None = None
     torch: str = ""
+    check_gpus: tuple[GpuToCheck, ...] = ()
+    gpu_device: str = "cuda"
 
     @property
     def node(self) -> int:
@@ -141,7 +162,9 @@ class AgentConfig:
             post = Post(**fields["post"]) if fields["post"] else None
             share = Share(**fields["share"]) if fields["share"] else None
             only = None if fields["only"] is None else tuple(fields["only"])
-            return cls(**{**fields, **lists, "limits": limits, "post": post, "share": share, "only": only})
+            gpus = tuple(GpuToCheck(**gpu) for gpu in fields.pop("check_gpus"))
+            own = {**lists, "limits": limits, "post": post, "share": share, "only": only, "check_gpus": gpus}
+            return cls(**{**fields, **own})
         except (KeyError, TypeError) as error:
             msg = f"{path} is not an agent config of this version of allranks: {error}"
             raise ValueError(msg) from error

@@ -63,12 +63,10 @@ def ensure_image(
     """
     if image.image is not None:
         return _finished(image.name, image.image, client=client, progress=progress)
-    recipe = recipe_of(image, root=root)
-    base = find_base(client, recipe.base, environ=os.environ, progress=progress)
-    reference = f"{repository(recipe.name)}:{_key(recipe, base)}"
     with ExitStack() as held:
-        held.enter_context(shared(image_lock(reference)))
         site = Site(client=client, root=root, progress=progress, uses=held)
+        recipe, base, reference = _named(image, site)
+        held.enter_context(shared(image_lock(reference)))
         there = _present(client, reference) or _build_once(recipe, base, reference, site)
         if uses is not None:
             uses.push(held.pop_all())
@@ -81,6 +79,21 @@ def _present(client: DockerClient, reference: str) -> BuiltImage | None:
         touch(client, reference)
         return BuiltImage(reference=reference, id=str(present.id), built=False)
     return None
+
+
+def image_reference(image: Image, site: Site) -> str:
+    """The name that an image has, or would have once it is built: with the key of what goes in.
+
+    Raises:
+        ImageError: Its recipe cannot be read, or its base image is not to be had.
+    """
+    return image.image if image.image is not None else _named(image, site)[2]
+
+
+def _named(image: Image, site: Site) -> tuple[Recipe, Base, str]:
+    recipe = recipe_of(image, root=site.root)
+    base = find_base(site.client, recipe.base, environ=os.environ, progress=site.progress)
+    return recipe, base, f"{repository(recipe.name)}:{_key(recipe, base)}"
 
 
 def repository(name: str) -> str:

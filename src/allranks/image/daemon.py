@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ class Site:
     client: DockerClient
     root: Path
     progress: Progress
-    uses: ExitStack
+    uses: ExitStack = field(default_factory=ExitStack)
 
 
 @contextmanager

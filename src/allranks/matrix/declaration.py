@@ -402,7 +402,7 @@ def _baseline(table: Table) -> Path | None:
 
 
 def _limits(table: Table, environ: Mapping[str, str]) -> Limits:
-    table.only("process_group", "test", "job", "peer_grace", "assembly", "memory_mib", "disk_mib")
+    table.only("process_group", "test", "job", "peer_grace", "assembly", "silence", "memory_mib", "disk_mib")
     default = Limits() if "test" in table else _default_limits(environ.get(TEST_LIMIT_VARIABLE, ""))
     limits = Limits(
         process_group=table.seconds("process_group", default.process_group),
@@ -410,6 +410,7 @@ def _limits(table: Table, environ: Mapping[str, str]) -> Limits:
         job=table.seconds("job", default.job),
         peer_grace=table.seconds("peer_grace", default.peer_grace),
         assembly=table.seconds("assembly", default.assembly),
+        silence=table.seconds("silence", default.silence),
         memory_mib=table.whole("memory_mib", default.memory_mib, at_least=1),
         disk_mib=table.whole("disk_mib", default.disk_mib, at_least=1),
     )

@@ -201,6 +201,7 @@ class Limits:
         job: From a job's turn to its agent's end; what the agent did ahead of its turn does not count.
         peer_grace: What the peers of the first bad rank get to end by themselves.
         assembly: What the agents of a cell's nodes get to come together, and again to collect.
+        silence: What the agent of one node may take for a sign of life before it counts as lost.
         memory_mib: Memory of one job in MiB; None for 2 GiB and 1 GiB more for each rank.
         disk_mib: What the tests of one job may write, in MiB, where the engine can limit that; it counts as memory.
     """
@@ -210,6 +211,7 @@ class Limits:
     job: float = 1800.0
     peer_grace: float = 3.0
     assembly: float = 120.0
+    silence: float = 20.0
     memory_mib: int | None = None
     disk_mib: int = 1024
 

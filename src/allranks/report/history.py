@@ -74,7 +74,8 @@ def bad_attempts(attempts: Sequence[Attempt], setting: Setting) -> Mapping[str, 
     found: dict[str, tuple[EarlierAttempt, ...]] = {}
     for attempt in attempts:
         error = attempt.record.error if attempt.record else None
-        was_ended = error is not None and error.kind in _ENDED_FROM_OUTSIDE
+        # Without a record, whoever would have written it was killed.
+        was_ended = attempt.record is None or (error is not None and error.kind in _ENDED_FROM_OUTSIDE)
         for test in judge(attempt, read_ranks(attempt.files), setting):
             if test.verdict.is_bad and not (was_ended and has_no_result(test)):
                 entry = EarlierAttempt(number=attempt.number or 0, verdict=test.verdict, ranks=test.ranks)

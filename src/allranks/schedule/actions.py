@@ -7,8 +7,8 @@ off but for our own, since a line of a test's that looks like one, indented or n
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -127,37 +127,21 @@ def _escaped(text: str, also: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class Console:
-    """Where a run says what happens.
+class ActionsConsole:
+    """The log of a step of a workflow.
 
     Attributes:
         say: Prints one line.
-        commands: None where nobody takes any.
+        commands: How the runner is asked for something.
     """
 
     say: Callable[[str], None]
-    commands: Commands | None = None
+    commands: Commands
 
-    @property
-    def view(self) -> LiveView:
-        """What jobs tell while they run."""
-        return ActionsView(say=self.say, commands=self.commands) if self.commands else LiveView(self.say)
+    def watch(self, _job_ids: Sequence[str]) -> AbstractContextManager[LiveView]:
+        """See :class:`Console <allranks.schedule.console.Console>`."""
+        return nullcontext(ActionsView(say=self.say, commands=self.commands))
 
     def annotate(self, merged: MergedRun) -> None:
-        """See :func:`annotate`; elsewhere the table is all."""
-        if self.commands:
-            annotate(merged, self.commands)
-
-
-@contextmanager
-def console_for(say: Callable[[str], None], environ: Mapping[str, str] = os.environ) -> Iterator[Console]:
-    """What fits where this runs; no line that is said meanwhile is a workflow command, unless it is ours."""
-    if not is_on_actions(environ):
-        yield Console(say)
-        return
-    commands = Commands(say)
-    commands.switch_off()
-    try:
-        yield Console(say, commands)
-    finally:
-        commands.switch_on()
+        """See :func:`annotate`."""
+        annotate(merged, self.commands)

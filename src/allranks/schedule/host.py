@@ -49,7 +49,7 @@ def choose_host(
     """
     inventory = take_inventory() if inventory is None else inventory
     gpus = inventory.gpus
-    client, why = _client(engine)
+    client, why = client_for(engine)
     say(f"engine: {'process' if client is None else 'docker'} ({why}); GPUs: {len(gpus) or 'none'}")
     chosen, make = _processes(matrix, say) if client is None else _containers(matrix, say, client, uses)
     for name in chosen.reap():
@@ -79,7 +79,7 @@ def _size_of_daemon(client: "DockerClient") -> tuple[int, int]:
 def engines() -> list[Engine]:
     """Every engine that works on this host, to clean up after."""
     found: list[Engine] = [_process_engine()]
-    client, _ = _client("auto")
+    client, _ = client_for("auto")
     return found if client is None else [*found, _docker_engine(client)]
 
 
@@ -93,7 +93,7 @@ def _processes(matrix: Matrix, say: Say) -> tuple[Engine, MakeSurroundings]:
 def _containers(
     matrix: Matrix, say: Say, client: "DockerClient", uses: ExitStack | None
 ) -> tuple[Engine, MakeSurroundings]:
-    from allranks.image.build import ensure_image  # noqa: PLC0415 - see _client
+    from allranks.image.build import ensure_image  # noqa: PLC0415 - see client_for
 
     def make(image: Image) -> Surroundings:
         made = ensure_image(image, root=matrix.root, client=client, progress=say, uses=uses)
@@ -111,8 +111,12 @@ def is_daemon_expected(engine: EngineName) -> bool:
     return engine == "docker" or (engine == "auto" and ("DOCKER_HOST" in os.environ or _SOCKET.exists()))
 
 
-def _client(engine: EngineName) -> "tuple[DockerClient | None, str]":
-    """A client, or None for the process engine; and why."""
+def client_for(engine: EngineName) -> "tuple[DockerClient | None, str]":
+    """A client, or None for the process engine; and why.
+
+    Raises:
+        EngineError: The docker engine was asked for, and no daemon answers.
+    """
     if engine == "process":
         return None, "asked for"
     if not is_daemon_expected(engine):
@@ -129,7 +133,7 @@ def _client(engine: EngineName) -> "tuple[DockerClient | None, str]":
 
 
 def _docker_engine(client: "DockerClient") -> Engine:
-    from allranks.engine.docker import DockerEngine  # noqa: PLC0415 - see _client
+    from allranks.engine.docker import DockerEngine  # noqa: PLC0415 - see client_for
 
     return DockerEngine(client, package_files())
 

@@ -1,21 +1,20 @@
 """The GPUs of this host, and how containers are given some of them.
 
-NVIDIA's are asked for by ``nvidia-smi``, which speaks NVML; AMD's are in the kernel's topology (amdgpu's
+NVIDIA's are those that NVML names (:mod:`allranks.schedule.nvml`); AMD's are in the kernel's topology (amdgpu's
 ``/sys/class/kfd``). Those of a remote daemon nobody here can ask for: ``ALLRANKS_GPUS`` names them.
 """
 
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal, Self
 
 from allranks.engine.spec import GpuDriver, Passthrough
 from allranks.errors import UsageError
+from allranks.schedule.nvml import Gpu, Nvml, nvidia_gpus
 
 GpuMode = Literal["auto", "nvidia", "cdi", "rocm", "none"]
 
@@ -23,6 +22,8 @@ GPUS_VARIABLE = "ALLRANKS_GPUS"
 """Names the GPUs, comma-separated, where they cannot be asked for: those of a remote daemon."""
 
 _ROOT: Final = Path("/")
+_NVIDIA_VENDOR: Final = "0x10de"
+_DISPLAY_CLASS: Final = "0x03"
 _KFD: Final = Path("dev/kfd")
 _TOPOLOGY: Final = Path("sys/class/kfd/kfd/topology/nodes")
 
@@ -37,6 +38,7 @@ class Inventory:
         nodes: For AMD's, the device node of each, by id.
         everything: All that the host has, where `gpus` are some of them.
         root: Where ``/dev`` is.
+        descriptions: What some of them are, for people, by id.
     """
 
     driver: GpuDriver = "nvidia"
@@ -44,6 +46,13 @@ class Inventory:
     nodes: Mapping[str, Path] | None = None
     everything: tuple[str, ...] = ()
     root: Path = _ROOT
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+
+    def name_of(self, gpu: str) -> str:
+        """A GPU as a person finds it: its number among all of the host's, what it is, and its id."""
+        all_gpus = self.everything or self.gpus
+        number = f"GPU {all_gpus.index(gpu)}" if gpu in all_gpus else "GPU"
+        return f"{number} ({', '.join(filter(None, (self.descriptions.get(gpu), gpu)))})"
 
     def only(self, wanted: str) -> Self:
         """Some of its GPUs: see :func:`chosen_gpus`."""
@@ -69,13 +78,19 @@ def _groups(paths: Iterator[Path]) -> Iterator[int]:
             yield path.stat().st_gid
 
 
-def take_inventory(mode: GpuMode = "auto", environ: Mapping[str, str] = os.environ, root: Path = _ROOT) -> Inventory:
+def take_inventory(
+    mode: GpuMode = "auto", environ: Mapping[str, str] = os.environ, root: Path = _ROOT, nvml: Nvml | None = None
+) -> Inventory:
     """The GPUs of this host.
 
     Args:
         mode: Whose; ``auto`` for NVIDIA's, and where there are none for AMD's.
         environ: May name the GPUs itself.
         root: Where ``/dev`` and ``/sys`` are.
+        nvml: Whom to ask for NVIDIA's; None for the host's own library.
+
+    Raises:
+        DeviceError: NVIDIA's driver is there, and cannot say.
     """
     if mode == "none":
         return Inventory()
@@ -83,24 +98,31 @@ def take_inventory(mode: GpuMode = "auto", environ: Mapping[str, str] = os.envir
         names = (name.strip() for name in environ[GPUS_VARIABLE].split(","))
         gpus = tuple(dict.fromkeys(name for name in names if name))
         return Inventory(driver="nvidia" if mode == "auto" else mode, gpus=gpus, root=root)
-    nvidia = _nvidia_gpus() if mode != "rocm" else ()
+    nvidia = nvidia_gpus(nvml, has_cards=any(nvidia_cards(root))) if mode != "rocm" else ()
     if nvidia or mode in {"nvidia", "cdi"}:
-        return Inventory(driver="cdi" if mode == "cdi" else "nvidia", gpus=nvidia, root=root)
+        return _of_nvidia("cdi" if mode == "cdi" else "nvidia", nvidia, root)
     nodes = dict(_amd_gpus(root))
     return Inventory(driver="rocm" if nodes or mode == "rocm" else "nvidia", gpus=tuple(nodes), nodes=nodes, root=root)
 
 
-def _nvidia_gpus() -> tuple[str, ...]:
-    """Their UUIDs; empty where there is no driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    query = [tool, "--query-gpu=uuid", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+def _of_nvidia(driver: GpuDriver, gpus: Sequence[Gpu], root: Path) -> Inventory:
+    descriptions = {gpu.uuid: gpu.description for gpu in gpus}
+    return Inventory(driver=driver, gpus=tuple(descriptions), root=root, descriptions=descriptions)
+
+
+def nvidia_cards(root: Path = _ROOT) -> Iterator[str]:
+    """Addresses of NVIDIA's GPUs on the PCI bus, driver or not.
+
+    Args:
+        root: Where ``/sys`` is.
+    """
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        try:
+            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor == _NVIDIA_VENDOR and kind.startswith(_DISPLAY_CLASS):
+            yield device.name
 
 
 def _amd_gpus(root: Path) -> Iterator[tuple[str, Path]]:

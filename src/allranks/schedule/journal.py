@@ -1,14 +1,19 @@
 """What the events of a job say about the job as a whole."""
 
+import errno
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allranks.engine.protocol import JobExit
+from allranks.engine.protocol import JobExit, NodeExit
 from allranks.errors import AllranksError
 from allranks.harness.events import Event
 
 _LEFT_SHOWN = 5
+
+_UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS})\].*")
+"""What Python says of a disk that is full, or read-only."""
 
 _SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's results folder."
 
@@ -79,10 +84,10 @@ def _whose(event: Event) -> str:
 
 def job_error(events: Sequence[Event], ending: JobExit) -> JobError | None:
     """What went wrong with a job as a whole; None when its agent did all its work."""
-    if failures := [event for event in events if event["event"] == "collection_failed"]:
-        return _collection_error(failures)
+    if (early := _error_before_tests(events)) is not None:
+        return early
     if (apart := find(events, "nodes_failed") or find(events, "node_lost")) is not None:
-        return JobError(kind="agent", what=apart["message"], remedy=_SEE_THE_OTHER_AGENTS)
+        return JobError(kind="agent", what=apart["message"], why=_ends_of(ending), remedy=_SEE_THE_OTHER_AGENTS)
     if (failed := find(events, "agent_failed")) is not None:
         return _agent_failure(failed)
     if ending.timed_out or find(events, "job_timed_out"):
@@ -90,6 +95,31 @@ def job_error(events: Sequence[Event], ending: JobExit) -> JobError | None:
     if find(events, "interrupted"):
         return JobError(kind="interrupted", what="The job was interrupted.")
     return None if find(events, "agent_finished") else _death(ending)
+
+
+def _error_before_tests(events: Sequence[Event]) -> JobError | None:
+    if failures := [event for event in events if event["event"] == "gpu_failed"]:
+        return _gpu_error(failures)
+    if failures := [event for event in events if event["event"] == "collection_failed"]:
+        return _collection_error(failures)
+    return None
+
+
+def _gpu_error(failures: Sequence[Event]) -> JobError:
+    what = "; ".join(f"{event['name']} is sick: {event['message']}" for event in failures)
+    why = "Before a job's tests each of its GPUs multiplies two small matrices."
+    remedy = "See agent.log there, and dmesg and nvidia-smi -q on its host; or leave it out: --gpus."
+    return JobError(kind="infrastructure", what=f"{what}.", why=why, remedy=remedy)
+
+
+def sick_gpus(events: Sequence[Event]) -> frozenset[str]:
+    """The GPUs of the job that did not compute, by id."""
+    return frozenset(event["gpu"] for event in events if event["event"] == "gpu_failed")
+
+
+def well_gpus(events: Sequence[Event]) -> frozenset[str]:
+    """The GPUs of the job that did, as far as it had them try."""
+    return frozenset(gpu for event in events if event["event"] == "gpus_checked" for gpu in event["gpus"])
 
 
 def _agent_failure(failed: Event) -> JobError:
@@ -102,6 +132,9 @@ def _agent_failure(failed: Event) -> JobError:
             "Let the cell's image, or the interpreter of process.python, have the torch that the cell is named after."
         )
         return JobError(kind="infrastructure", what=what, why=why, remedy=remedy)
+    if full := _UNWRITABLE.search(f"{what}\n{why}"):
+        remedy = "Free space where jobs run (Docker's own folder, or TMPDIR), then go on: allranks run --resume."
+        return JobError(kind="infrastructure", what="The agent could not write.", why=full[0], remedy=remedy)
     return JobError(kind="agent", what=what, why=why, remedy="Please report this as a bug of allranks.")
 
 
@@ -119,8 +152,27 @@ def _timeout_error(events: Sequence[Event]) -> JobError:
 
 
 def _death(ending: JobExit) -> JobError:
-    how = "nobody knows how" if ending.status is None else f"with status {ending.status}"
-    memory = "The kernel killed it, or a part of it, for want of memory (limits.memory_mib). "
-    why = (memory if ending.out_of_memory else "") + ending.output
-    remedy = "See agent.log in the job's results folder."
-    return JobError(kind="agent", what=f"The agent ended before its work was done, {how}.", why=why, remedy=remedy)
+    why = "\n".join(filter(None, (f"{_memory(ending)}{ending.output}", _ends_of(ending))))
+    remedy = _SEE_THE_OTHER_AGENTS if ending.followers else "See agent.log in the job's results folder."
+    whose = " of node 0" if ending.followers else ""
+    what = f"The agent{whose} ended before its work was done, {_how(ending)}."
+    return JobError(kind="agent", what=what, why=why, remedy=remedy)
+
+
+def _ends_of(ending: JobExit) -> str:
+    """How the agents of the nodes from 1 on ended, a line each; those of which there is nothing to say are left out."""
+    said = (
+        f"The agent of node {node} ended {_how(end)}. {_memory(end)}{end.output}".strip()
+        for node, end in enumerate(ending.followers, start=1)
+        if end.status != 0 or end.out_of_memory or end.output
+    )
+    return "\n".join(said)
+
+
+def _how(end: NodeExit) -> str:
+    return "nobody knows how" if end.status is None else f"with status {end.status}"
+
+
+def _memory(end: NodeExit) -> str:
+    words = "The kernel killed it, or a part of it, for want of memory (limits.memory_mib). "
+    return words if end.out_of_memory else ""

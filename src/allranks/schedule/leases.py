@@ -2,7 +2,7 @@
 
 A lease is a lock (flock(2)) on one file for each GPU, in one folder for the whole host. It lasts as long as any
 process holds its descriptor: the orchestrator, and every process of a job on the process engine. The file
-says whose the lease is or was.
+says whose the lease is or was. Who has to wait stands in line (:mod:`allranks.schedule.line`).
 """
 
 import fcntl
@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from allranks.engine.ownership import lock_folder, open_lock
+from allranks.schedule.line import Ticket, claimed
 
 _PREFIX = "gpu-"
 
@@ -54,16 +55,19 @@ class Holder:
     since: float = 0.0
 
 
-def try_lease(gpus: Sequence[str], count: int, holder: Holder | None = None) -> Lease | None:
-    """A lease on `count` of these GPUs, all of them or none; None when too few are free.
+def try_lease(
+    gpus: Sequence[str], count: int, holder: Holder | None = None, ticket: Ticket | None = None
+) -> Lease | None:
+    """A lease on `count` of these GPUs, all of them or none; None when too few are free, or others are before us.
 
     Args:
         gpus: To choose from.
         count: How many.
         holder: Who asks, for :func:`holders`.
+        ticket: Our place in the line.
     """
     held: dict[str, int] = {}
-    for gpu in gpus:
+    for gpu in _not_claimed(gpus, ticket) if count else ():
         if len(held) == count:
             break
         descriptor = _try_lock(gpu)
@@ -100,9 +104,15 @@ def _signed(path: Path) -> tuple[str, Holder]:
         return path.name.removeprefix(_PREFIX), Holder()
 
 
-def count_free(gpus: Iterable[str]) -> int:
-    """How many of these GPUs nobody holds at this moment."""
-    return sum(_is_free(gpu) for gpu in gpus)
+def count_free(gpus: Iterable[str], ticket: Ticket | None = None) -> int:
+    """How many of these GPUs nobody holds at this moment, or waits for and is before us in the line."""
+    return sum(_is_free(gpu) for gpu in _not_claimed(gpus, ticket))
+
+
+def _not_claimed(gpus: Iterable[str], ticket: Ticket | None) -> Iterable[str]:
+    wanted = tuple(gpus)
+    others = claimed(ticket) if wanted else frozenset()
+    return [gpu for gpu in wanted if gpu not in others]
 
 
 def _is_free(gpu: str) -> bool:

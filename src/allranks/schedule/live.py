@@ -1,13 +1,13 @@
 """What a person sees while jobs run: one plain line for each thing that happened."""
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from allranks.harness.events import Event
 from allranks.harness.outcome import Outcome
 from allranks.schedule.journal import JobError
+from allranks.schedule.progress import State, Tests, word_of
 
 _LINES = 12
 _SHOWN = 160  # characters of a message: one or two lines of a terminal
@@ -25,6 +25,15 @@ class LiveView:
     _running: set[str] = field(default_factory=set)
     _has_failed: set[str] = field(default_factory=set)
     _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def job_is(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
+        """A job waits, for the first time or again, or is being prepared: in lines that is nothing to tell.
+
+        Args:
+            job_id: The job.
+            state: Where it is.
+            gpus: The places of its GPUs among the host's.
+        """
 
     def job_started(self, job_id: str, where: str) -> None:
         """A job has its turn."""
@@ -45,9 +54,7 @@ class LiveView:
             return
         if Outcome(event["outcome"]).is_bad:
             self._has_failed.add(job_id)
-            who, what = f"rank {event['rank']}", Outcome(event["outcome"]).replace("_", " ")
-            message = " ".join(event["message"].split()).removeprefix(f"{who} ").removeprefix(f"{what}: ")
-            self.say(f"{job_id}: first failure: {who} {what} in {event['nodeid']}: {message[:_SHOWN]}")
+            self.say(f"{job_id}: first failure: {failure_of(event)}")
 
     def job_ended(self, job_id: str, events: Sequence[Event], seconds: float, error: JobError | None) -> None:
         """A job is over; what befell the job as a whole is said in full, as far as a person would read."""
@@ -59,6 +66,13 @@ class LiveView:
                     self.say(f"    {line}")
 
 
+def failure_of(event: Event) -> str:
+    """What a rank came to, in which test, and why, on one line."""
+    who, what = f"rank {event['rank']}", Outcome(event["outcome"]).replace("_", " ")
+    message = " ".join(event["message"].split()).removeprefix(f"{who} ").removeprefix(f"{what}: ")
+    return f"{who} {what} in {event['nodeid']}: {message[:_SHOWN]}"
+
+
 def _last_lines(text: str) -> list[str]:
     """The end of a text, which is where Python and pip say what went wrong."""
     lines = [line for line in text.splitlines() if line.strip()]
@@ -67,15 +81,8 @@ def _last_lines(text: str) -> list[str]:
 
 def _summary(events: Sequence[Event]) -> str:
     """Tests by what became of them: the worst of their ranks, in plain words."""
-    tests: dict[str, set[Outcome]] = {}
+    tests = Tests()
     for event in events:
         if event["event"] == "arrived":
-            tests.setdefault(event["nodeid"], set()).add(Outcome(event["outcome"]))
-    counts = Counter(_word(outcomes) for outcomes in tests.values())
-    return ", ".join(f"{counts[word]} {word}" for word in ("bad", "passed", "skipped") if counts[word]) or "no test ran"
-
-
-def _word(outcomes: set[Outcome]) -> str:
-    if any(outcome.is_bad for outcome in outcomes):
-        return "bad"
-    return "passed" if Outcome.PASSED in outcomes else "skipped"
+            tests.note(event["nodeid"], word_of(Outcome(event["outcome"])))
+    return tests.words or "no test ran"

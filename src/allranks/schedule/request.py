@@ -1,16 +1,18 @@
 """From a job of the plan to the request that an engine gets: printable, and made without any engine."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from allranks.engine.spec import FileCopy, JobSpec, Passthrough, ranks_at_once, resources
-from allranks.harness.config import AgentConfig, Share, TimeLimits
+from allranks.engine.spec import FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
+from allranks.harness.config import AgentConfig, GpuToCheck, Share, TimeLimits, share_of
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.packing.task import Room
 
 _CONFIGURATION = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 """Files that pytest looks for in the folder of the tests and those above it."""
+
+_OF_NVIDIA = ("GPU-", "MIG-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,7 @@ class Attempt:
         seconds: What the tests of the suite have taken before, by node id; for a shard.
         only: Node ids of the tests that it runs again; None for all.
         shuffle: What the order of its tests is drawn by; None for the order of their collection.
+        unchecked: Those of its GPUs that nobody has seen computing, by id: what people call them.
     """
 
     run_id: str
@@ -54,15 +57,18 @@ class Attempt:
     seconds: Mapping[str, float] = field(default_factory=dict)
     only: tuple[str, ...] | None = None
     shuffle: int | None = None
+    unchecked: Mapping[str, str] = field(default_factory=dict)
 
 
 def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
     """The request for one attempt at a job."""
+    gpus = list(_gpus_to_check(surroundings, attempt))
+    each = _resources_of_nodes(matrix, job, _seconds(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
     return JobSpec(
         run_id=attempt.run_id,
         job_id=job.id,
         attempt=attempt.number,
-        agent=_agent_config(matrix, job, attempt),
+        agent=replace(_agent_config(matrix, job, attempt), check_gpus=tuple(gpus)),
         code=matrix.root.resolve(),
         files=tuple(files_of(matrix.root.resolve(), (job.suite.path, *job.suite.files))),
         carried=attempt.carried,
@@ -72,23 +78,48 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
         environment=dict(job.environment),
         gpus=attempt.gpus,
         passthrough=attempt.passthrough,
-        resources=resources(
-            world_size=job.cell.world_size,
-            memory_mib=matrix.limits.memory_mib,
-            disk_mib=matrix.limits.disk_mib,
-            seconds=_seconds(matrix, job),
-            overlap=job.suite.overlap,
-        ),
+        resources=total(each),
+        node_resources=each if len(each) > 1 else (),
     )
+
+
+def _gpus_to_check(surroundings: Surroundings, attempt: Attempt) -> Iterator[GpuToCheck]:
+    """The GPUs that the job is to try, each with what its own process sees it by.
+
+    A process finds those of NVIDIA's by their ids, and AMD's by their numbers. In a container ids of NVIDIA's own hold
+    too; all else counts from 0 there.
+    """
+    passthrough, in_container = attempt.passthrough, surroundings.image is not None
+    for place, gpu in enumerate(attempt.gpus):
+        if gpu not in attempt.unchecked:
+            continue
+        visible = gpu
+        if in_container and (passthrough.driver == "rocm" or not gpu.startswith(_OF_NVIDIA)):
+            visible = str(place)
+        elif passthrough.driver == "rocm":
+            visible = str(passthrough.numbers[place])
+        yield GpuToCheck(gpu=gpu, visible=visible, name=attempt.unchecked[gpu])
 
 
 def room_of(matrix: Matrix, job: Job, *, gpus: int) -> Room:
     """What a job takes of its host: a core for each rank that may run at once, and the memory that it may use."""
     ranks = ranks_at_once(job.cell.world_size, job.suite.overlap)
-    limits = resources(
-        world_size=job.cell.world_size, memory_mib=matrix.limits.memory_mib, seconds=0, overlap=job.suite.overlap
+    return Room(gpus=gpus, cores=ranks, memory=total(_resources_of_nodes(matrix, job, 0)).memory_bytes >> 20)
+
+
+def _resources_of_nodes(matrix: Matrix, job: Job, seconds: float) -> tuple[Resources, ...]:
+    """What a job with this time limit may use on each of its nodes, by the ranks that are there."""
+    cell = job.cell
+    return tuple(
+        resources(
+            world_size=len(share_of(node, total=cell.world_size, nodes=cell.nodes)),
+            memory_mib=matrix.limits.memory_mib,
+            disk_mib=matrix.limits.disk_mib,
+            seconds=seconds,
+            overlap=job.suite.overlap,
+        )
+        for node in range(cell.nodes)
     )
-    return Room(gpus=gpus, cores=ranks, memory=limits.memory_bytes >> 20)
 
 
 def _seconds(matrix: Matrix, job: Job) -> float:
@@ -115,6 +146,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
             job=limits.job,
             peer_grace=limits.peer_grace,
             assembly=limits.assembly,
+            silence=limits.silence,
         ),
         seed=attempt.seed,
         pytest_args=(*job.suite.pytest_args, *attempt.pytest_args),

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.engine.ownership import own_run
-from allranks.engine.protocol import Engine
-from allranks.errors import AllranksError, ExitCode, UsageError
+from allranks.errors import AllranksError, ExitCode
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import EngineName, Job
@@ -18,8 +17,9 @@ from allranks.report.exit_code import exit_code
 from allranks.report.judged import MergedRun
 from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
-from allranks.schedule.actions import Console, console_for
 from allranks.schedule.again import Again
+from allranks.schedule.console import Annotate, Console, annotate_all, console_for
+from allranks.schedule.descriptors import make_room_for_descriptors
 from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import choose_host, engines
@@ -55,6 +55,7 @@ class RunOptions:
         left: What is left of the jobs of a run that is gone on with, by their ids; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
         gpu_mode: Whose GPUs, and how containers are given them.
+        annotate: How a CI service is told of failures.
     """
 
     run_id: str
@@ -69,6 +70,7 @@ class RunOptions:
     left: Mapping[str, Again] | None = None
     gpus: str | None = None
     gpu_mode: GpuMode = "auto"
+    annotate: Annotate = annotate_all
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
@@ -83,7 +85,9 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     Raises:
         AllranksError: The run could not begin, or nothing can be written.
     """
-    with console_for(say) as console:
+    make_room_for_descriptors()
+    pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
+    with console_for(say, pytest_args) as console:
         return _run(expansion, jobs, options, console)
 
 
@@ -102,19 +106,20 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         try:
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             host = choose_host(options.engine, expansion.matrix, say, inventory, uses)
-            _refuse_several_nodes(host.engine, jobs)
-            runner = Runner(expansion.matrix, host, folder, console.view, options.pytest_args, options.rules)
-            runner.run(*_to_do(jobs, options.left))
+            to_do, again = _to_do(jobs, options.left)
+            with console.watch([job.id for job in to_do]) as live:
+                runner = Runner(expansion.matrix, host, folder, live, options.pytest_args, options.rules)
+                runner.run(to_do, again)
+            return _conclude(folder, jobs, options, durations, console)
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")
-            _show(folder, {job.id for job in jobs}, console)
+            options.annotate(console, _show(folder, {job.id for job in jobs}, console))
             return ExitCode.INTERRUPTED
         except Exception:
             # Whatever broke: what was planned, and what was found so far, is in a report.
             with suppress(AllranksError):
                 merge(folder.path)
             raise
-        return _conclude(folder, jobs, options, durations, console)
 
 
 def _remove_remains() -> None:
@@ -129,13 +134,6 @@ def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Seque
     return [job for job in jobs if job.id in left], left
 
 
-def _refuse_several_nodes(engine: Engine, jobs: Sequence[Job]) -> None:
-    wide = [job.cell.id for job in jobs if job.cell.nodes > 1]
-    if wide and not engine.spans_nodes:
-        msg = f"The cell {wide[0]} has several nodes, and the {engine.name} engine of this version runs one."
-        raise UsageError(msg, remedy="Take --engine process, or select the other cells: --where nodes=1.")
-
-
 def _conclude(
     folder: RunFolder, jobs: Sequence[Job], options: RunOptions, durations: Path, console: Console
 ) -> ExitCode:
@@ -143,6 +141,7 @@ def _conclude(
     ids = {job.id for job in jobs}
     meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
     own = _show(folder, ids, console, meter.add)
+    options.annotate(console, own)
     keep_durations(durations, meter.durations, console.say)
     return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
 
@@ -155,7 +154,6 @@ def _show(folder: RunFolder, job_ids: AbstractSet[str], console: Console, *obser
     report = _lasting(folder.path)
     say("report: " + "\n        ".join(str(_from_here(report / file.name)) for file in own.junit_files))
     say(f"page: {_from_here(report / own.page.name)}")
-    console.annotate(own)
     return own
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -22,12 +22,14 @@ from allranks.harness.collection.shuffling import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.report.verdict import Setting
+from allranks.schedule import journal
 from allranks.schedule.again import WHOLE, Again, newest_attempt
 from allranks.schedule.cache import carried_files
 from allranks.schedule.folder import RunFolder
 from allranks.schedule.inventory import Inventory
 from allranks.schedule.journal import JobError
 from allranks.schedule.leases import Holder, Lease, count_free, try_lease
+from allranks.schedule.line import Ticket, stand_in_line
 from allranks.schedule.live import LiveView
 from allranks.schedule.packing.backlog import Backlog
 from allranks.schedule.packing.order import ordered
@@ -43,6 +45,9 @@ _NO_GPUS = Inventory()
 
 _POLL = 0.25
 """Seconds between two looks at GPUs that another run holds."""
+
+_NAP = 1.0
+"""Seconds for which nobody looks up: an interrupt that comes in the instant before a wait is noticed only after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,14 @@ class Host:
     def room(self) -> Room:
         """All that jobs share."""
         return Room(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
+
+    def name_of(self, gpu: str) -> str:
+        """What people call one of its GPUs."""
+        return replace(self.inventory, gpus=self.gpus).name_of(gpu)
+
+    def places(self, gpus: Sequence[str]) -> tuple[int, ...]:
+        """The numbers by which people know some of its GPUs: their places among all that it has."""
+        return tuple(map((self.inventory.everything or self.gpus).index, gpus))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +170,10 @@ class Runner:
         self._free = host.room
         self._made: set[Image] = set()
         self._has_told = False
+        self._ticket: Ticket | None = None
+        self._sick: set[str] = set()
+        self._left_out: set[str] = set()
+        self._seen_well: set[tuple[str, Surroundings]] = set()
         self._ends: float | None = None
 
     def run(self, jobs: Sequence[Job], again: Mapping[str, Again] = NOTHING_BEFORE) -> None:
@@ -180,6 +197,7 @@ class Runner:
                 self._listen(backlog)
                 self._mind_the_time(backlog)
         finally:
+            self._leave_line()
             self._end_all()
 
     def _in_order(self, jobs: Sequence[Job]) -> list[Task]:
@@ -214,6 +232,11 @@ class Runner:
         self._let_go_who_waits()
 
     @property
+    def _gpus(self) -> tuple[str, ...]:
+        """The GPUs that jobs may lease."""
+        return tuple(gpu for gpu in self._host.gpus if gpu not in self._sick)
+
+    @property
     def _waiting(self) -> list[_Seat]:
         return [seat for seat in self._seats.values() if not seat.is_going]
 
@@ -240,7 +263,7 @@ class Runner:
 
     def _free_now(self) -> Room:
         """What nobody uses: of the GPUs, other runs on this host may hold some."""
-        return self._free._replace(gpus=min(self._free.gpus, count_free(self._host.gpus)))
+        return self._free._replace(gpus=min(self._free.gpus, count_free(self._gpus, self._ticket)))
 
     def _can_stand_by(self, task: Task) -> bool:
         """Whether cores are all that it lacks: making its image may take minutes, in which nobody hears the others."""
@@ -261,11 +284,16 @@ class Runner:
     def _seat(self, task: Task, *, goes: bool) -> bool:
         """Start a job in a thread of its own; False where another run was quicker with its GPUs."""
         job = self._jobs[task.number]
+        self._live.job_is(job.id, "preparing")
         made = self._surroundings(job)
         holder = Holder(run_id=self._folder.run_id, job_id=job.id, pid=os.getpid(), since=time.time())
-        lease = try_lease(self._host.gpus, self._gpus_of(job), holder)
+        lease = try_lease(self._gpus, self._gpus_of(job), holder, self._ticket)
         if lease is None:
+            self._live.job_is(job.id, "waiting")
             return False
+        self._live.job_is(job.id, "preparing", self._host.places(lease.gpus))
+        if lease.gpus:
+            self._leave_line()  # whoever came meanwhile is before our next job
         with ExitStack() as undo:
             undo.enter_context(lease)
             turn = self._turn(task, lease, made, undo)
@@ -319,17 +347,26 @@ class Runner:
             seconds=self._folder.seconds_of(turn.job),
             only=turn.again.tests,
             shuffle=self._rules.shuffle,
+            unchecked={
+                gpu: self._host.name_of(gpu) for gpu in turn.lease.gpus if (gpu, surroundings) not in self._seen_well
+            },
         )
         return job_spec(self._matrix, turn.job, surroundings, attempt)
 
     def _attend(self, place: int, turn: Turn) -> None:
         """What a job's thread does."""
         try:
-            self._attendant.see_through(turn, lambda: self._news.put(_News(place, is_away=False)))
+            self._attendant.see_through(turn, lambda: self._has_ended(place, turn))
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._news.put(_News(place, is_away=True, error=error))
         else:
             self._news.put(_News(place, is_away=True))
+
+    def _has_ended(self, place: int, turn: Turn) -> None:
+        """A job needs no more cores. Its lease lasts yet: who is sick must be known before the next one can be made."""
+        with suppress(LookupError, TypeError):  # a job's words are not ours; its record says that they make no sense
+            self._sick |= journal.sick_gpus(turn.events) & set(turn.lease.gpus)
+        self._news.put(_News(place, is_away=False))
 
     def _listen(self, backlog: Backlog) -> None:
         """Wait until there is more room, and take note of it.
@@ -340,24 +377,37 @@ class Runner:
         wanted = backlog.first
         fits = wanted is not None and self._has_place and not self._waiting and self._free.holds(self._room(wanted))
         is_others = fits and bool(wanted and wanted.room.gpus)
-        if is_others and not self._has_told:
-            self._has_told = True
-            count, there = wanted.room.gpus if wanted else 0, len(self._host.gpus)
-            self._live.say(f"waiting for {count} of {there} GPUs: another run holds them")
+        if is_others:
+            self._wait_in_line(wanted.room.gpus if wanted else 0)
+        else:
+            self._leave_line()
         try:
-            news = self._news.get(timeout=self._patience(_POLL if is_others else None))
+            news = self._news.get(timeout=self._patience(_POLL if is_others else _NAP))
         except queue.Empty:
             return
         self._take_note(news, backlog)
         if news.error is not None:
             raise news.error
 
-    def _patience(self, wanted: float | None) -> float | None:
+    def _wait_in_line(self, count: int) -> None:
+        """Have other runs know that GPUs are waited for: who came later leaves them to us."""
+        if not self._has_told:
+            self._has_told = True
+            self._live.say(f"waiting for {count} of {len(self._host.gpus)} GPUs: another run holds them")
+        if self._ticket is None:
+            self._ticket = stand_in_line(self._gpus)
+        self._ticket.touch()
+
+    def _leave_line(self) -> None:
+        if self._ticket is not None:
+            self._ticket.leave()
+            self._ticket = None
+
+    def _patience(self, wanted: float) -> float:
         """How long to wait for news, in seconds: no longer than the run may take."""
         if self._ends is None or self._stopped is not None:
             return wanted
-        left = max(0.0, self._ends - time.monotonic())
-        return left if wanted is None else min(left, wanted)
+        return min(max(0.0, self._ends - time.monotonic()), wanted)
 
     def _mind_the_time(self, backlog: Backlog) -> None:
         """End the run where its time is over: whoever ends it later from outside leaves no report."""
@@ -375,10 +425,41 @@ class Runner:
         seat.thread.join()
         self._let_off(seat, seat.held)
         del self._seats[news.place]
+        self._learn_of_gpus(seat.turn)
         if self._stopped is not None and not seat.turn.has_record:
             self._record_unstarted(seat.task, self._stopped)
         elif seat.turn.left is not None and self._stopped is None:
             self._try_again(seat, seat.turn.left, backlog)
+        self._give_up_too_large(backlog)
+
+    def _learn_of_gpus(self, turn: Turn) -> None:
+        """Take note of which GPUs compute in these surroundings, and lease those no more that do not."""
+        well: frozenset[str] = frozenset()
+        with suppress(LookupError, TypeError):
+            well = journal.well_gpus(turn.events)
+        if turn.spec is not None:
+            made = Surroundings(image=turn.spec.image, python=turn.spec.python, python_path=turn.spec.python_path)
+            self._seen_well.update((gpu, made) for gpu in well)
+        new = self._sick & set(turn.lease.gpus) - self._left_out
+        self._left_out |= new
+        self._free = self._free.minus(Room(gpus=len(new)))
+        for gpu in sorted(new):
+            self._live.say(f"{self._host.name_of(gpu)} is sick: no job of this run gets it any more")
+
+    def _give_up_too_large(self, backlog: Backlog) -> None:
+        """Write down of the jobs that need more GPUs than are well that they cannot run."""
+        there = len(self._gpus)
+        if not self._sick:
+            return
+        for task in backlog.clear():
+            if task.room.gpus <= there:
+                backlog.add(task)
+                continue
+            names = ", ".join(map(self._host.name_of, sorted(self._sick)))
+            what = f"It needs {task.room.gpus} GPUs, and {there} of this host's are well: {names} is sick."
+            why = JobError(kind="infrastructure", what=what, remedy="Repair it, and go on: allranks run --resume.")
+            self._record_unstarted(task, why)
+            self._live.job_ended(self._jobs[task.number].id, (), 0.0, why)
 
     def _try_again(self, seat: _Seat, left: Again, backlog: Backlog) -> None:
         """See that what is left of a job runs again, if it may; else the job is not good."""
@@ -389,6 +470,7 @@ class Runner:
             self._tries[counted] += 1
             self._again[number] = left
             backlog.add(seat.task)
+            self._live.job_is(turn.job.id, "waiting")
             self._live.say(f"{turn.job.id}: {_words(left)} again ({self._tries[counted]} of {self._rules.retries})")
         elif self._rules.fail_fast:
             what = f"Not run to its end: --fail-fast ended the run when {turn.job.id} was not good."

@@ -16,7 +16,6 @@ FAULT = {
     "ranks": ["aborted", "crashed"],
     "words": ["rank 1 is lost: the agent of node 1 is gone"],
     "exit_code": 3,
-    "not_on": {"docker": "it runs no job of several nodes yet"},
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
         "job": {"verdict": ("error", "job"), "words": ["The agent of node 1 is gone"]},

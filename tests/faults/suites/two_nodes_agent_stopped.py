@@ -15,14 +15,13 @@ FAULT = {
     "leading": 1,
     "ranks": ["aborted", "crashed"],
     "words": ["rank 1 is lost: the agent of node 1 does not answer"],
-    "limits": {"test": 60, "job": 120},
+    "limits": {"test": 60, "job": 120, "silence": 3},
     "exit_code": 3,
-    "not_on": {"docker": "it runs no job of several nodes yet"},
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
         "job": {"verdict": ("error", "job"), "words": ["The agent of node 1 does not answer"]},
     },
-    "seconds": 40,
+    "seconds": 16,
 }
 
 

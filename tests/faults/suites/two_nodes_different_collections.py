@@ -13,7 +13,6 @@ FAULT = {
     "ranks": ["missing", "missing"],
     "words": ["Nodes 0 and 1 have collected different tests"],
     "exit_code": 3,
-    "not_on": {"docker": "it runs no job of several nodes yet"},
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
         "job": {

@@ -15,7 +15,6 @@ FAULT = {
     "ranks": ["missing", "missing"],
     "words": ["The agent of node 1 has not collected its tests within 6 s"],
     "exit_code": 3,
-    "not_on": {"docker": "it runs no job of several nodes yet"},
     "others": {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
         "job": {"verdict": ("error", "job"), "words": ["The agent of node 1 has not collected its tests within 6 s"]},

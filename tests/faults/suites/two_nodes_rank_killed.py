@@ -15,7 +15,6 @@ FAULT = {
     "ranks": ["errored|failed|aborted", "crashed"],
     "words": ["SIGKILL"],
     "undetermined": "gloo may tell rank 0 that its peer is gone before rank 0 is stopped",
-    "not_on": {"docker": "it runs no job of several nodes yet"},
     "seconds": 5,
 }
 

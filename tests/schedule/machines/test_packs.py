@@ -193,12 +193,11 @@ def test_more_kinds_of_machines_than_entries_are_an_error():
         divided(matrix, {}, Wishes(most=1))
 
 
-def test_cells_of_several_nodes_are_apart_and_run_as_processes():
+def test_cells_of_several_nodes_run_beside_others():
     matrix = small_matrix(runners=(rule(),), suites=1)
     matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (2,), "nodes": (1, 2)}})
-    packs = divided(matrix, {}, Wishes())[1].packs
-    assert [pack.engine for pack in packs] == [None, "process"]
-    assert len({pack.slug for pack in packs}) == 2
+    [pack] = divided(matrix, {}, Wishes())[1].packs
+    assert (pack.engine, len(pack.jobs)) == (None, 2)
 
 
 def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():

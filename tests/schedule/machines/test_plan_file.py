@@ -71,6 +71,7 @@ def test_an_entry_has_what_a_workflow_needs(make, expansion):
         "slug",
         "pack",
         "runs_on",
+        "hosted",
         "image",
         "engine",
         "timeout_minutes",

@@ -37,6 +37,7 @@ def _entry(document: Mapping[str, Any], pack: Pack, jobs: Sequence[Job]) -> dict
         "slug": pack.slug,
         "pack": reference(document, pack),
         "runs_on": _runs_on(pack.rule),
+        "hosted": pack.rule.hosted,
         "image": pack.image,
         "engine": pack.engine or "auto",
         "timeout_minutes": pack.limits.job_minutes,

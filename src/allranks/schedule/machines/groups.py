@@ -52,7 +52,7 @@ class Group:
 
 
 def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected]) -> list[Group]:
-    """Jobs by rule and image, in their order; those of several nodes apart, since the docker engine runs one node.
+    """Jobs by rule and image, in their order.
 
     Args:
         matrix: Says which machines there are.
@@ -62,16 +62,16 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
     Raises:
         UsageError: No machine takes a job, or it does not fit into the time that the CI gives it.
     """
-    numbers: dict[tuple[RunnerRule, str, bool], list[int]] = {}
+    numbers: dict[tuple[RunnerRule, str], list[int]] = {}
     for number, job in enumerate(jobs):
-        numbers.setdefault((runner_for(matrix, job.cell), job.image_title, job.cell.nodes > 1), []).append(number)
+        numbers.setdefault((runner_for(matrix, job.cell), job.image_title), []).append(number)
     groups, rooms = [], dict[tuple[int, int, int], Room]()
-    for (rule, image, is_wide), own in numbers.items():
+    for (rule, image), own in numbers.items():
         longest = max((jobs[number] for number in own), key=lambda job: limit_of(job, matrix.limits))
         group = Group(
             rule=rule,
             image=image,
-            engine=rule.engine or ("process" if is_wide else None),
+            engine=rule.engine,
             total=Room(gpus=rule.gpus, cores=cores_of(rule)),
             tasks=tuple(Task(number, _room(matrix, jobs[number], rooms), foreseen[number].seconds) for number in own),
             allowed={number: allowed(jobs[number], foreseen[number], matrix.limits) for number in own},

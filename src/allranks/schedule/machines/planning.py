@@ -123,6 +123,13 @@ def own_part(expansion: Expansion, plan_file: Path, pack_text: str) -> OwnPart:
     return OwnPart(plan=found, pack=pack, jobs=_jobs(expansion, pack))
 
 
+def planned_jobs(expansion: Expansion, plan_file: Path) -> tuple[Job, ...]:
+    """The jobs of all packs; arguments and errors as of :func:`own_part`."""
+    found = read_plan(plan_file)
+    refuse_another_matrix(found, expansion.matrix)
+    return tuple(job for pack in found.packs.values() for job in _jobs(expansion, pack))
+
+
 def _jobs(expansion: Expansion, pack: PlannedPack) -> tuple[Job, ...]:
     """The pack's jobs, each of them made by this machine's matrix.
 

@@ -1,0 +1,169 @@
+"""The agents of a job while it runs, one for each node, the leading one first: heard together and ended in good order.
+
+Whatever an engine's agents are, processes or containers, what a run may do with them is the same.
+"""
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from allranks.engine.protocol import EventSink, JobExit, NodeExit
+from allranks.harness.events import Event
+
+STOP_GRACE = 8.0
+"""Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
+
+
+class Agent(Protocol):
+    """The agent of one node.
+
+    Attributes:
+        has_ended: Nothing more will come of it.
+    """
+
+    has_ended: bool
+
+    @property
+    def descriptors(self) -> Collection[int]:
+        """One of these is readable when :meth:`hear` has something to do."""
+
+    def hear(self, ready: Collection[int]) -> Iterable[Event]:
+        """The events that have come; at its end, notes it.
+
+        Args:
+            ready: Those of its descriptors that are readable.
+        """
+
+    def go(self) -> None:
+        """Give it its turn; nothing where it has ended already."""
+
+    def hang_up(self) -> None:
+        """Have it end its ranks and itself; idempotent."""
+
+    def resume(self) -> None:
+        """Let it go on if somebody has stopped it: it has its ranks to end."""
+
+    def end(self, deadline: float) -> None:
+        """See to it that it has ended; at the deadline (monotonic) it is killed. Idempotent."""
+
+    def exit(self) -> NodeExit:
+        """How it has ended.
+
+        Raises:
+            EngineError: The engine has lost it.
+        """
+
+
+A = TypeVar("A", bound=Agent)
+
+
+class JobOfAgents(Generic[A]):
+    """What both engines' jobs do with their agents.
+
+    Args:
+        agents: The agents, the leading one first.
+        limit: Seconds that they may take once it is their turn.
+    """
+
+    def __init__(self, agents: Sequence[A], limit: float) -> None:
+        self._leader, *self._followers = agents
+        self._agents = agents
+        self._limit = limit
+        self._deadline = time.monotonic() + limit
+        self._have_met = False
+        self._bell = os.eventfd(0)
+
+    def go(self) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.go`."""
+        self._deadline = time.monotonic() + self._limit
+        self._leader.go()
+
+    def hang_up(self) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.hang_up`."""
+        self._deadline = min(self._deadline, time.monotonic() + STOP_GRACE)
+        self._leader.hang_up()
+        os.eventfd_write(self._bell, 1)  # whoever reads has a new deadline
+
+    def wait(self, sink: EventSink) -> JobExit:
+        """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
+        timed_out = not self._read_until(self._is_over, lambda: self._deadline, sink)
+        self.stop()
+        leader, *followers = [agent.exit() for agent in self._agents]
+        return JobExit(
+            status=leader.status,
+            timed_out=timed_out,
+            out_of_memory=leader.out_of_memory,
+            output=leader.output,
+            followers=tuple(followers),
+        )
+
+    def _is_over(self) -> bool:
+        """The leader has ended, or waits in vain for an agent that has ended before the two have met."""
+        return self._leader.has_ended or (
+            not self._have_met and any(follower.has_ended for follower in self._followers)
+        )
+
+    def stop(self) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
+        # The leader first: it ends the ranks of all nodes, and knows then why they ended.
+        self._stop([self._leader])
+        self._stop(self._followers)
+
+    def _stop(self, agents: Sequence[A]) -> None:
+        for agent in agents:
+            agent.hang_up()
+            if agent is not self._leader:
+                agent.resume()
+        deadline = time.monotonic() + STOP_GRACE
+        # An agent whose last events nobody reads would wait for room until it is killed.
+        self._read_until(lambda: all(agent.has_ended for agent in agents), lambda: deadline, _ignore)
+        for agent in agents:
+            agent.end(deadline)
+
+    def close(self) -> None:
+        """Let go of what this object itself holds."""
+        os.close(self._bell)
+
+    def _read_until(self, is_over: Callable[[], bool], deadline: Callable[[], float], sink: EventSink) -> bool:
+        """Read events until something is the case; False when the deadline, which may change, came first."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._bell, selectors.EVENT_READ)
+            for agent in self._agents:
+                if not agent.has_ended:
+                    _register(selector, agent)
+            while not is_over() and (remaining := deadline() - time.monotonic()) > 0:
+                found = selector.select(remaining)
+                if any(key.fd == self._bell for key, _ in found):
+                    os.eventfd_read(self._bell)
+                for agent, ready in _by_agent(found, self._agents):
+                    self._hear(agent, ready, sink)
+                    if agent.has_ended:
+                        for descriptor in agent.descriptors:
+                            selector.unregister(descriptor)
+        return is_over()
+
+    def _hear(self, agent: A, ready: Collection[int], sink: EventSink) -> None:
+        for event in agent.hear(ready):
+            self._have_met = self._have_met or (agent is self._leader and event["event"] == "nodes_met")
+            # A follower's journal is its own: of what it says only what its ranks print is news.
+            if agent is self._leader or event["event"] == "output":
+                sink(event)
+
+
+def _register(selector: selectors.BaseSelector, agent: Agent) -> None:
+    for descriptor in agent.descriptors:
+        selector.register(descriptor, selectors.EVENT_READ, agent)
+
+
+def _by_agent(found: Iterable[tuple[selectors.SelectorKey, int]], agents: Sequence[A]) -> Iterable[tuple[A, set[int]]]:
+    """The agents that have something to say, each with its readable descriptors."""
+    for agent in agents:
+        ready = {key.fd for key, _ in found if key.data is agent}
+        if ready:
+            yield agent, ready
+
+
+def _ignore(_event: Event) -> None:
+    """Take an event that is in the job's journal too."""

@@ -1,0 +1,307 @@
+"""A job of the docker engine while it runs: a container for each node, which is heard, and ended whatever happens."""
+
+import socket
+import tarfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, NotFound
+
+from allranks.engine import agents
+from allranks.engine.agents import JobOfAgents
+from allranks.engine.archive import unpack
+from allranks.engine.docker_requests import ROOT, own_folder
+from allranks.engine.frames import STDOUT, FrameReader
+from allranks.engine.nodes import bring_home
+from allranks.engine.protocol import NodeExit
+from allranks.engine.stream import EventStream
+from allranks.errors import EngineError
+from allranks.harness.events import Event
+from allranks.harness.keeper import AGENT_ENDED
+
+FAILURES = (DockerException, requests.RequestException, OSError)
+"""What comes of a daemon that refuses, or is not there any more."""
+
+_NO_ADDRESSES = "address pool"
+"""What every version of Docker says when it has no addresses left for a network, 20.10 as well as 28."""
+
+
+class Container:
+    """The container of one node, whose program is the node's agent.
+
+    Args:
+        client: Of the daemon.
+        identifier: The container's.
+        title: What a person calls it, as in "The container of node 1 of …".
+        network: The network of the job's nodes; None for a job on one node.
+    """
+
+    def __init__(self, client: docker.APIClient, identifier: str, title: str, network: str | None = None) -> None:
+        self.identifier = identifier
+        self.title = title
+        self.has_ended = False
+        self._client = client
+        self._network = network
+        self._attached: Any = None
+        self._stream = EventStream()
+        self._frames = FrameReader()
+        self._ended: Event | None = None
+        self._exit = NodeExit(status=None)
+
+    def attach_and_start(self) -> None:
+        """Attach first, so that nothing of what the agent says is lost, then start."""
+        with as_engine_error(f"{self.title} could not be started."):
+            self._attached = self._client.attach_socket(
+                self.identifier, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+            )
+            self._client.start(self.identifier)
+
+    @property
+    def _socket(self) -> socket.socket:
+        """What the SDK hands out is a file around the socket for some transports, the socket itself for others."""
+        wrapped: socket.socket = getattr(self._attached, "_sock", self._attached)
+        return wrapped
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """See :class:`allranks.engine.agents.Agent`."""
+        return (self._socket.fileno(),)
+
+    def hear(self, _ready: Collection[int]) -> Iterator[Event]:
+        """See :meth:`allranks.engine.agents.Agent.hear`; the end of the attach stream is the container's."""
+        data = self._receive()
+        for stream, payload in self._frames.feed(data):
+            if stream != STDOUT:
+                self._stream.note(payload)
+                continue
+            for event in self._stream.feed(payload):
+                if event["event"] == AGENT_ENDED:
+                    self._ended = event
+                else:
+                    yield event
+        self.has_ended = not data or self.keeps_files
+
+    def _receive(self) -> bytes:
+        """What the daemon has to say; nothing when the connection is lost, since it is asked about the end anyway."""
+        try:
+            return self._socket.recv(1 << 16)
+        except OSError:
+            return b""
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether its agent has ended and its keeper is still there, and with it the files of the job."""
+        return self._ended is not None
+
+    def begin(self) -> None:
+        """Let the agent start: its files are there now."""
+        self._say(b"begin\n")
+
+    def go(self) -> None:
+        """See :meth:`allranks.engine.agents.Agent.go`."""
+        self._say(b"go\n")
+
+    def _say(self, line: bytes) -> None:
+        try:
+            self._socket.sendall(line)
+        except OSError:
+            # The container has ended already; `exit` finds out how.
+            return
+
+    def hang_up(self) -> None:
+        """See :meth:`allranks.engine.agents.Agent.hang_up`."""
+        # A keeper whose input has ended stays for a minute, and else until its files have been fetched.
+        if not self.keeps_files:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def resume(self) -> None:
+        """See :meth:`allranks.engine.agents.Agent.resume`."""
+        # Mostly it is refused, because nobody has paused the container.
+        if not self.has_ended:
+            with suppress(*FAILURES):
+                self._client.unpause(self.identifier)
+
+    def end(self, _deadline: float) -> None:
+        """See :meth:`allranks.engine.agents.Agent.end`; until the deadline its job has heard it."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        # Not running any more, or no daemon: removal, now or by a later reap, does the rest.
+        with suppress(*FAILURES):
+            self._client.kill(self.identifier)
+
+    def exit(self) -> NodeExit:
+        """See :meth:`allranks.engine.agents.Agent.exit`: as the keeper says; where it could not, as the daemon does."""
+        if self._network is not None:
+            self._see_that_it_is_in(self._network)
+        if self._ended is None:
+            state = self._state_of_the_dead()
+            output = self._stream.output or state["Error"]
+            memory = bool(state["OOMKilled"])
+            self._exit = NodeExit(status=state["ExitCode"], out_of_memory=memory, output=output)
+        else:
+            memory = bool(self._ended["memory_kills"])
+            self._exit = NodeExit(status=self._ended["status"], out_of_memory=memory, output=self._stream.output)
+        return self._exit
+
+    def _see_that_it_is_in(self, network: str) -> None:
+        with as_engine_error(f"{self.title} is lost."):
+            found = self._client.inspect_container(self.identifier)
+        if network not in found["NetworkSettings"]["Networks"]:
+            msg = f"{self.title} was taken out of the job's network."
+            raise EngineError(msg, remedy="Leave the networks of running jobs alone.")
+
+    def _state_of_the_dead(self) -> dict[str, Any]:
+        with as_engine_error(f"{self.title} is lost."):
+            try:
+                self._client.wait(self.identifier, timeout=int(agents.STOP_GRACE))
+                state: dict[str, Any] = self._client.inspect_container(self.identifier)["State"]
+            except NotFound as error:
+                msg = f"{self.title} is gone: somebody has removed it."
+                raise EngineError(msg, why=reason_of(error), remedy="Run what is left: --resume.") from error
+        return state
+
+    def early_end(self, consequence: str) -> EngineError:
+        """The error of a job of which this container ended before its agent did.
+
+        Args:
+            consequence: What goes on the first sentence; empty for nothing.
+        """
+        how = self._exit
+        status = "nobody knows how" if how.status is None else f"exit status {how.status}"
+        memory = "The kernel killed it for want of memory (limits.memory_mib)." if how.out_of_memory else ""
+        why = (f"It was killed or removed, or its daemon ended ({status}).", memory, how.output)
+        return EngineError(
+            f"{self.title} ended before its agent did{consequence}.",
+            why=" ".join(part for part in why if part),
+            remedy="See `docker events` and the daemon's log. What was heard of its tests is in the report.",
+        )
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self._attached is None:
+            return
+        connection = self._socket
+        response = getattr(self._attached, "_response", None)
+        if response is not None:
+            # Left to the garbage collector, it finds its file closed and says so on standard error (Python 3.13).
+            response.close()
+        self._attached.close()
+        connection.close()
+
+
+class DockerJob(JobOfAgents[Container]):
+    """Agents in containers; the files of all are in one volume, which is there while one of the containers runs.
+
+    Args:
+        client: Of the daemon.
+        containers: Those of the nodes, the leading one first.
+        limit: Seconds that they may take once it is their turn.
+    """
+
+    def __init__(self, client: docker.APIClient, containers: Sequence[Container], limit: float) -> None:
+        super().__init__(containers, limit)
+        self._client = client
+
+    def start(self, archive: bytes) -> None:
+        """Start the containers, give them their files, and let the agents begin.
+
+        Raises:
+            EngineError: One could not be started.
+        """
+        for container in self._agents:
+            container.attach_and_start()
+        # What is in memory is there while a container runs, and not before.
+        with as_engine_error(f"{self._leader.title} could not be started."):
+            self._client.put_archive(self._leader.identifier, ROOT, archive)
+        for container in self._agents:
+            container.begin()
+
+    def collect(self, results: Path) -> None:
+        """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
+        gone = [container for container in self._agents if not container.keeps_files]
+        if len(gone) == len(self._agents):
+            lost = gone[0].early_end(", and its files with it")
+            raise lost
+        try:
+            self._bring_home(results)
+        except (*FAILURES, tarfile.TarError) as error:
+            msg = f"The results of a job could not be copied to {results}."
+            raise EngineError(
+                msg, why=reason_of(error), remedy="Check the daemon, and space and permissions here."
+            ) from error
+        if gone:
+            known = gone[0].early_end("")
+            raise known
+
+    def _bring_home(self, results: Path) -> None:
+        if not self._followers:
+            unpack(self._archive_of(0), results)
+            return
+        with TemporaryDirectory() as scratch:
+            folders = [Path(scratch, f"node-{node}") for node, _ in enumerate(self._agents)]
+            for node, folder in enumerate(folders):
+                # What is not there is told when all that is there has come home.
+                with suppress(NotFound):
+                    unpack(self._archive_of(node), folder)
+            bring_home(folders, results)
+
+    def _archive_of(self, node: int) -> Iterable[bytes]:
+        """The results of a node, from a container that has them: where its own has ended, another one has them, too."""
+        path = f"{own_folder(node)}/results"
+        own = self._agents[node]
+        *containers, last = sorted(
+            (container for container in self._agents if container.keeps_files), key=lambda each: each is not own
+        )
+        for container in containers:
+            with suppress(NotFound):
+                return self._read(container, path)
+        return self._read(last, path)
+
+    def _read(self, container: Container, path: str) -> Iterable[bytes]:
+        pieces: Iterable[bytes]
+        pieces, _ = self._client.get_archive(container.identifier, path)
+        return pieces
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        for container in self._agents:
+            container.close()
+        super().close()
+
+
+@contextmanager
+def as_engine_error(what: str) -> Iterator[None]:
+    """Have the daemon's failures in this block be an :class:`EngineError` of that first sentence."""
+    try:
+        yield
+    except FAILURES as error:
+        why = reason_of(error)
+        raise EngineError(what, why=why, remedy=_remedy(why)) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says; requests tells of a daemon that is gone in the notation of Python's tuples."""
+    if isinstance(error, APIError) and error.explanation:
+        return str(error.explanation)
+    below: BaseException | None = error if isinstance(error, requests.RequestException) else None
+    while below is not None:
+        if isinstance(below, OSError) and below.strerror:
+            return f"The daemon does not answer: {below.strerror}."
+        below = below.__cause__ or below.__context__
+    return str(error)
+
+
+def _remedy(why: str) -> str:
+    if _NO_ADDRESSES in why:
+        return (
+            "Each job on several nodes has a network, and a daemon has addresses for about thirty. Remove those that "
+            "nobody needs (docker network prune), or give it more (default-address-pools in its daemon.json)."
+        )
+    return "See the daemon's log; `allranks clean` removes what may be left."

@@ -1,0 +1,278 @@
+"""What the docker engine asks the daemon for: made of a job alone, and compared without any daemon."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from docker.types import DeviceRequest, DriverConfig, Mount
+
+from allranks.engine.archive import Archive, ArchiveBuilder
+from allranks.engine.nodes import spec_of_node
+from allranks.engine.ownership import HOST_LABEL, RUN_VARIABLE
+from allranks.engine.spec import FileCopy, JobSpec
+from allranks.harness.config import Post
+
+USER = 10001
+"""User and group of every job: a number that no distribution gives to anybody."""
+
+ROOT = "/job"
+"""Where a job's volume is in its container."""
+
+RESULTS_BYTES = 512 << 20
+"""What each node of a job may write down: each rank's log has a limit of its own."""
+
+PORT = 29400
+"""Where the leading agent listens for the others, on a network where nobody else is."""
+
+INTERFACE = "eth0"
+"""What Docker calls a container's interface to its only network."""
+
+NODE_LABEL = "allranks.node"
+
+
+def node_name(node: int) -> str:
+    """A node's name in the job's network."""
+    return f"node{node}"
+
+
+def own_folder(node: int) -> str:
+    """The folder of the job's volume that the agent of one node has for itself: all nodes have the volume."""
+    return f"{ROOT}/node-{node}" if node else ROOT
+
+
+def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
+    """What of a job each of its nodes has; the job itself where it has one.
+
+    Args:
+        spec: The job.
+        token: By which its agents will know each other.
+    """
+    nodes = spec.agent.nodes
+    if nodes == 1:
+        return [spec]
+    leader = node_name(0)
+    agent = replace(spec.agent, master_addr=leader)
+    posts = [Post(node=node, leader=leader, port=PORT, token=token) for node in range(nodes)]
+    return [spec_of_node(spec, replace(agent, post=post)) for post in posts]
+
+
+def object_name(spec: JobSpec) -> str:
+    """A name that tells a person in ``docker ps`` what it is, and that no other attempt has."""
+    readable = re.sub(r"[^a-zA-Z0-9_.-]+", "-", spec.job_id)
+    return f"allranks-{spec.run_id}-{readable}-{spec.attempt}"
+
+
+def container_name(spec: JobSpec) -> str:
+    """The name of one node's container."""
+    return object_name(spec) if spec.agent.nodes == 1 else f"{object_name(spec)}-{node_name(spec.agent.node)}"
+
+
+def container_title(spec: JobSpec) -> str:
+    """What a person calls one node's container, at the start of a sentence."""
+    whose = spec.job_id if spec.agent.nodes == 1 else f"node {spec.agent.node} of {spec.job_id}"
+    return f"The container of {whose}"
+
+
+def network_of(spec: JobSpec) -> str | None:
+    """The name of the network that the nodes of a job have for themselves; None where there is one node."""
+    return None if spec.agent.nodes == 1 else object_name(spec)
+
+
+def _labels(spec: JobSpec, host: str) -> dict[str, str]:
+    return {**spec.labels, HOST_LABEL: host}
+
+
+def volume_names(spec: JobSpec) -> tuple[str, ...]:
+    """The names of the volumes that all nodes of a job have: its files, and what its tests write.
+
+    None where there is one node: its container's are nameless, and go with it.
+    """
+    return () if spec.agent.nodes == 1 else (object_name(spec), f"{object_name(spec)}-shared")
+
+
+def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
+    """What the daemon is asked to create for the nodes of a job: a network on which they are alone.
+
+    Args:
+        spec: The job.
+        host: This host's id, for the labels.
+    """
+    return {
+        "name": object_name(spec),
+        "driver": "bridge",
+        "check_duplicate": True,
+        # No way to any other network. Without the option, the host itself would still be there, as the gateway, with
+        # all that listens on it (Docker 20.10).
+        "internal": True,
+        "options": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+        "labels": _labels(spec, host),
+    }
+
+
+def creation_request(spec: JobSpec, host: str, code_bytes: int) -> dict[str, Any]:
+    """What the daemon is asked to create: a container that may do nothing but compute.
+
+    Args:
+        spec: What one node of the job has.
+        host: This host's id, for the labels.
+        code_bytes: What the job's code and the agents' take.
+    """
+    limits = spec.resources
+    return {
+        "image": spec.image,
+        "entrypoint": ["python3"],
+        "command": keeper_arguments(spec.agent.node),
+        "hostname": node_name(spec.agent.node),
+        "user": f"{USER}:{USER}",
+        "working_dir": f"{ROOT}/shared",
+        "environment": container_environment(spec),
+        "labels": {**_labels(spec, host), NODE_LABEL: str(spec.agent.node)},
+        "stdin_open": True,
+        "networking_config": _endpoint(spec),
+        "host_config": {
+            **_network_settings(spec),
+            "mounts": _mounts(spec, host, code_bytes),
+            "tmpfs": {"/tmp": "rw,nosuid,nodev,exec,mode=1777,size=1g"},  # noqa: S108 - the container's own
+            "read_only": True,
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges"],
+            "init": True,
+            "pids_limit": limits.pids,
+            "mem_limit": limits.memory_bytes,
+            "memswap_limit": limits.memory_bytes,
+            "shm_size": limits.shm_bytes,
+            "log_config": {"type": "none"},
+            **gpu_settings(spec),
+        },
+    }
+
+
+def _mounts(spec: JobSpec, host: str, code_bytes: int) -> list[Mount]:
+    files, written = volume_names(spec) or ("", "")
+    labels, limits = _labels(spec, host), spec.resources
+    return [
+        _in_memory(files, ROOT, code_bytes + RESULTS_BYTES * spec.agent.nodes, labels, owner=0),
+        _in_memory(written, f"{ROOT}/shared", limits.disk_bytes, labels, owner=USER),
+    ]
+
+
+def _in_memory(name: str, target: str, size: int, labels: Mapping[str, str], *, owner: int) -> Mount:
+    """A volume that holds so many bytes and no more: what a disk holds, few hosts can limit.
+
+    It is there while a container that has it runs. Measured (Docker 20.10): as quick as a volume on the disk; a
+    container of its own that holds it would cost half a second.
+    """
+    options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=0755,uid={owner},gid={owner},nosuid,nodev"}
+    return Mount(target, name, type="volume", labels=dict(labels), driver_config=DriverConfig("local", options))
+
+
+def _network_settings(spec: JobSpec) -> dict[str, Any]:
+    """No network where there is one node; else the job's, with nobody to ask for any other name.
+
+    Docker's own name server knows the nodes. What else it is asked for it would pass on from the host, and so out of
+    an internal network (CVE-2024-29018): at this address in the container nobody listens. It says nothing then, and
+    one second is the shortest time to wait for that.
+    """
+    if spec.agent.nodes == 1:
+        # Without this name gloo looks for the host's address for minutes.
+        return {"network_mode": "none", "extra_hosts": {node_name(0): "127.0.0.1"}}
+    return {
+        "network_mode": object_name(spec),
+        "dns": ["127.0.0.1"],
+        "dns_search": ["."],
+        "dns_opt": ["timeout:1", "attempts:1"],
+    }
+
+
+def _endpoint(spec: JobSpec) -> dict[str, Any] | None:
+    if spec.agent.nodes == 1:
+        return None
+    return {"EndpointsConfig": {object_name(spec): {"Aliases": [node_name(spec.agent.node)]}}}
+
+
+_WAIT_FOR_FILES = """
+import os, sys
+line = b""
+while not line.endswith(b"\\n"):
+    piece = os.read(0, 1)
+    if not piece:
+        sys.exit(130)
+    line += piece
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def keeper_arguments(node: int) -> list[str]:
+    """The command line of a container after the interpreter: it waits for its files, and becomes the keeper."""
+    own = own_folder(node)
+    return [
+        *("-ISc", _WAIT_FOR_FILES),
+        *("-m", "allranks.harness.keeper"),
+        *("--config", f"{own}/agent/config.json"),
+        *("--code", f"{ROOT}/code"),
+        *("--results", f"{own}/results"),
+        *("--shared", f"{ROOT}/shared"),
+    ]
+
+
+def container_environment(spec: JobSpec) -> dict[str, str]:
+    """The agent's variables in a container."""
+    return {
+        **_interfaces(spec.agent.nodes),
+        # A user id without an entry in the password file has neither of these.
+        "HOME": f"{ROOT}/shared",
+        "USER": "allranks",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **spec.environment,
+        "PYTHONPATH": f"{ROOT}/agent",
+        RUN_VARIABLE: spec.run_id,
+    }
+
+
+def _interfaces(nodes: int) -> dict[str, str]:
+    """Where ranks meet: on the way that a name of theirs leads, gloo and TensorPipe would not always look."""
+    if nodes == 1:
+        return {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
+
+
+CDI_KIND = "nvidia.com/gpu"
+"""What NVIDIA's toolkit calls its GPUs in the specifications that it writes."""
+
+
+def gpu_settings(spec: JobSpec) -> dict[str, Any]:
+    """What gives a container exactly the GPUs of its job, by id; a count would be the daemon's choice."""
+    if not spec.gpus:
+        return {"device_requests": []}
+    match spec.passthrough.driver:
+        case "nvidia":
+            requests = [DeviceRequest(driver="nvidia", device_ids=list(spec.gpus), capabilities=[["gpu"]])]
+            return {"device_requests": requests}
+        case "cdi":
+            names = [gpu if "=" in gpu else f"{CDI_KIND}={gpu}" for gpu in spec.gpus]
+            return {"device_requests": [DeviceRequest(driver="cdi", device_ids=names)]}
+        case "rocm":
+            devices = [f"{node}:{node}:rw" for node in spec.passthrough.nodes]
+            return {"devices": devices, "group_add": [str(group) for group in spec.passthrough.groups]}
+
+
+def job_archive(specs: Sequence[JobSpec], package: tuple[FileCopy, ...]) -> Archive:
+    """What goes into the job's volume. Its root stays root's, so each folder below carries the job's user.
+
+    Args:
+        specs: What each node has.
+        package: What the agents need of allranks itself.
+    """
+    archive = ArchiveBuilder(USER)
+    for name in ("agent", "code"):
+        archive.add_folder(name)
+    archive.add_copies("agent", package)
+    archive.add_copies("code", specs[0].files)
+    for spec in specs:
+        own = PurePosixPath(own_folder(spec.agent.node)).relative_to(ROOT)
+        archive.add_folder(str(own / "results"))
+        archive.add_secret(str(own / "agent" / "config.json"), spec.agent.to_json().encode())
+        archive.add_copies(str(own / "results"), spec.carried)
+    return archive.finish()

@@ -1,0 +1,167 @@
+"""Whether each GPU of a job computes: asked in a process of its own for each, before anything is collected.
+
+These processes are forks of the agent, which itself never touches CUDA. A device that is sick may raise, give wrong
+numbers, kill whoever uses it, or never answer; none of that may befall the job, or be taken for a fault of its tests.
+"""
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import torch
+
+from allranks.harness import kernel
+from allranks.harness.config import GpuToCheck
+from allranks.harness.events import Journal, write_all
+
+_SIZE: Final = 256
+_WELL: Final = b"well"
+_WORDS: Final = 2000
+"""Bytes of what is wrong, far below the size of a pipe's buffer."""
+
+_AFTER_KILL: Final = 2.0
+"""Seconds for a killed process to go; one that a driver holds in the kernel does not, and is left there."""
+
+
+def compute(device: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.matmul) -> None:
+    """Multiply two small matrices on a device, and see that it comes to what it comes to here.
+
+    The numbers are whole and small, so that every order of additions gives the same, TF32 included.
+
+    Args:
+        device: The type of device, as torch knows it; its first one is used.
+        multiply: What is tried.
+
+    Raises:
+        ArithmeticError: The device has computed something else.
+        Exception: Whatever torch raises where the device cannot compute.
+    """
+    numbers = torch.arange(_SIZE * _SIZE, dtype=torch.float32).reshape(_SIZE, _SIZE) % 7
+    expected = numbers @ numbers.T
+    there = numbers.to(device)
+    found = multiply(there, there.T).cpu()
+    if not torch.equal(found, expected):
+        wrong = int((found != expected).sum())
+        msg = f"{wrong} of the {found.numel()} numbers of a product of two matrices are wrong"
+        raise ArithmeticError(msg)
+
+
+def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: Journal) -> bool:
+    """Have each GPU compute, all at a time, and write down which do and which do not; whether all do.
+
+    A torch that knows no such devices checks none: what the job's tests make of that is theirs.
+
+    Args:
+        gpus: The job's.
+        device: Their type, as torch knows it.
+        limit: Seconds that all of them together get.
+        journal: Where it is written down.
+    """
+    if device == "cuda" and torch.version.cuda is None and torch.version.hip is None:
+        return True
+    began = time.time()
+    troubles = troubles_of(gpus, lambda: compute(device), limit)
+    well = [gpu.gpu for gpu in gpus if gpu.gpu not in troubles]
+    journal.write("gpus_checked", gpus=well, began=began, seconds=time.time() - began)
+    for gpu in gpus:
+        if gpu.gpu in troubles:
+            journal.write("gpu_failed", gpu=gpu.gpu, name=gpu.name, message=troubles[gpu.gpu])
+    return not troubles
+
+
+def troubles_of(gpus: Sequence[GpuToCheck], work: Callable[[], None], limit: float) -> Mapping[str, str]:
+    """What is wrong with each GPU on which some work does not succeed, by its id.
+
+    Args:
+        gpus: Each of them is the only one that its process can see.
+        work: What is done in these processes.
+        limit: Seconds that all of them together get.
+    """
+    deadline = time.monotonic() + limit
+    checks = [_start(gpu, work) for gpu in gpus]
+    told = {check.gpu: check.end(deadline, limit) for check in checks}
+    return {gpu: trouble for gpu, trouble in told.items() if trouble}
+
+
+@dataclass(frozen=True)
+class _Check:
+    """A process that tries one GPU.
+
+    Attributes:
+        answer: The end of a pipe on which it says how that went.
+    """
+
+    gpu: str
+    pid: int
+    answer: int
+
+    def end(self, deadline: float, limit: float) -> str:
+        """What is wrong; nothing where all is well."""
+        said = self._said(deadline)
+        if said is None:
+            os.kill(self.pid, signal.SIGKILL)
+        status = self._status(deadline if said is not None else 0.0)
+        os.close(self.answer)
+        if said is None:
+            return f"it has not computed anything within {limit:g} s"
+        if said:
+            return "" if said == _WELL else said.decode("utf-8", "replace")
+        return f"the process that used it {_ending(status)}"
+
+    def _said(self, deadline: float) -> bytes | None:
+        """Its answer, empty where it has ended without one; None where there is none in time."""
+        if not kernel.is_readable(self.answer, max(0.0, deadline - time.monotonic())):
+            return None
+        return os.read(self.answer, _WORDS)
+
+    def _status(self, deadline: float) -> int | None:
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            has_ended = kernel.is_readable(descriptor, max(_AFTER_KILL, deadline - time.monotonic()))
+        finally:
+            os.close(descriptor)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) if has_ended else None
+
+
+def _ending(status: int | None) -> str:
+    if status is None:
+        return "does not end"
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+
+
+def _start(gpu: GpuToCheck, work: Callable[[], None]) -> _Check:
+    answer, own = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(answer)
+        _try(gpu, work, own)
+    os.close(own)
+    return _Check(gpu.gpu, pid, answer)
+
+
+def _try(gpu: GpuToCheck, work: Callable[[], None], answer: int) -> NoReturn:
+    """What such a process does."""
+    status = 1
+    with suppress(BaseException):
+        kernel.die_with_parent()
+        # The only one that it sees: whatever goes wrong is this one's.
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = gpu.visible
+        write_all(answer, _outcome(work))
+        status = 0
+    # Nothing of the agent's is to be ended by it, and a sick device may hang whoever takes it down politely.
+    os._exit(status)
+
+
+def _outcome(work: Callable[[], None]) -> bytes:
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the device's
+        traceback.print_exc()
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        return f"{type(error).__name__}: {lines[0] if lines else ''}".encode()[:_WORDS]
+    return _WELL

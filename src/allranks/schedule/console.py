@@ -1,0 +1,129 @@
+"""Where a run says what happens: lines for whoever reads a log, a table for whoever sits before it."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Final, NoReturn, Protocol, TextIO
+
+from allranks.report.judged import MergedRun
+from allranks.schedule.actions import ActionsConsole, Commands, is_on_actions
+from allranks.schedule.live import LiveView
+
+_CANNOT: Final = frozenset({"", "dumb", "unknown"})
+"""What ``TERM`` says of a terminal that cannot move its cursor."""
+
+_WITH_VALUE: Final = "cknmoprW"
+_WITHOUT: Final = "hlqsvVx"
+
+
+class Console(Protocol):
+    """Where a run says what happens."""
+
+    def say(self, line: str, /) -> None:
+        """Print one line."""
+
+    def watch(self, job_ids: Sequence[str], /) -> AbstractContextManager[LiveView]:
+        """What jobs tell while they run.
+
+        Args:
+            job_ids: All of them, in the order of the plan.
+        """
+
+    def annotate(self, merged: MergedRun, /) -> None:
+        """Have whoever shows the run show its first failures, too."""
+
+
+@dataclass(frozen=True)
+class PlainConsole:
+    """Lines and nothing else.
+
+    Attributes:
+        say: Prints one line.
+    """
+
+    say: Callable[[str], None]
+
+    def watch(self, _job_ids: Sequence[str]) -> AbstractContextManager[LiveView]:
+        """See :class:`Console`."""
+        return nullcontext(LiveView(self.say))
+
+    def annotate(self, merged: MergedRun) -> None:
+        """The table of results is all that there is."""
+
+
+Annotate = Callable[[Console, MergedRun], None]
+"""Says of a run that has ended what a console's :meth:`Console.annotate` shows."""
+
+
+def annotate_all(console: Console, merged: MergedRun) -> None:
+    """Annotate what went wrong: this is the whole run."""
+    console.annotate(merged)
+
+
+def leave_to_the_merge(_console: Console, _merged: MergedRun) -> None:
+    """Annotate nothing: this is a part of a run, and who merges the parts says of all together what went wrong."""
+
+
+@contextmanager
+def console_for(
+    say: Callable[[str], None],
+    pytest_args: Sequence[Sequence[str]] = (),
+    environ: Mapping[str, str] = os.environ,
+    stream: TextIO | None = None,
+) -> Iterator[Console]:
+    """What fits where this runs.
+
+    Args:
+        say: Prints one line to standard output.
+        pytest_args: The arguments of each job for pytest.
+        environ: Says what runs this, and what the terminal can do.
+        stream: Standard output; None for this process's.
+    """
+    stream = sys.stdout if stream is None else stream
+    if is_on_actions(environ):
+        with _switched_off(Commands(say)) as commands:
+            yield ActionsConsole(say, commands)
+    elif stream.isatty() and environ.get("TERM", "") not in _CANNOT and not any(map(is_streamed, pytest_args)):
+        # rich takes a twentieth of a second to import: who reads a log need not wait for it.
+        from allranks.schedule.terminal import TerminalConsole  # noqa: PLC0415
+
+        yield TerminalConsole(say, stream)
+    else:
+        yield PlainConsole(say)
+
+
+@contextmanager
+def _switched_off(commands: Commands) -> Iterator[Commands]:
+    """No line that is said meanwhile is a workflow command, unless it is ours."""
+    commands.switch_off()
+    try:
+        yield commands
+    finally:
+        commands.switch_on()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def is_streamed(pytest_args: Sequence[str]) -> bool:
+    """Whether these arguments have pytest show at once what ranks print: ``-s``, or ``--capture=no``.
+
+    pytest parses with argparse, too, so that ``-xs`` is found and ``-rs`` and ``-k s`` are not. What it has besides
+    cannot change that.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for sign in _WITHOUT:
+        parser.add_argument(f"-{sign}", action="store_true")
+    for sign in _WITH_VALUE:
+        parser.add_argument(f"-{sign}")
+    parser.add_argument("--capture")
+    try:
+        found, _ = parser.parse_known_args(list(pytest_args))
+    except ValueError:  # what pytest will refuse, too
+        return False
+    return bool(found.s) or found.capture == "no"

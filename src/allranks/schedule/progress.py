@@ -1,0 +1,236 @@
+"""How far every job of a run is: counters that events move, and a picture of them to be shown."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from allranks.harness.events import Event
+from allranks.harness.outcome import Outcome
+
+State = Literal["waiting", "preparing", "running", "done"]
+Word = Literal["skipped", "passed", "bad"]
+
+STATES: Final[tuple[State, ...]] = ("running", "preparing", "waiting", "done")
+
+_WORSE: Final[tuple[Word, ...]] = ("skipped", "passed", "bad")
+
+
+def word_of(outcome: Outcome) -> Word:
+    """What a person calls an outcome."""
+    if outcome.is_bad:
+        return "bad"
+    return "passed" if outcome is Outcome.PASSED else "skipped"
+
+
+@dataclass(eq=False)
+class Tests:
+    """The tests of a job by the worst of their ranks, as far as they have come.
+
+    Attributes:
+        counts: How many came to what.
+        first_bad: The first that went wrong.
+    """
+
+    counts: Counter[Word] = field(default_factory=Counter)
+    first_bad: str = ""
+    _words: dict[str, Word] = field(default_factory=dict)
+
+    def note(self, nodeid: str, word: Word) -> None:
+        """A rank has reported."""
+        before = self._words.get(nodeid)
+        if before is not None and _WORSE.index(before) >= _WORSE.index(word):
+            return
+        if before is not None:
+            self.counts[before] -= 1
+        self._words[nodeid] = word
+        self.counts[word] += 1
+        if word == "bad":
+            self.first_bad = self.first_bad or nodeid
+
+    def forget_names(self) -> None:
+        """Keep the counts alone: hundreds of jobs may have thousands of tests each."""
+        self._words = {}
+
+    @property
+    def words(self) -> str:
+        """The counts as a person reads them; empty where nothing has come."""
+        return words(self.counts)
+
+
+def words(counts: Counter[Word]) -> str:
+    """Counts as a person reads them: ``1 bad, 2 passed``."""
+    return ", ".join(f"{counts[word]} {word}" for word in ("bad", "passed", "skipped") if counts[word])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """How far one job is.
+
+    Attributes:
+        collected: Tests that it has to run; None as long as nobody knows.
+        first_bad: The first of its tests that went wrong.
+        trouble: What befell the job as a whole.
+        gpus: The places of its GPUs among the host's.
+        seconds: Since it began to run; of one that is done, all that it took.
+    """
+
+    job_id: str
+    state: State = "waiting"
+    collected: int | None = None
+    passed: int = 0
+    skipped: int = 0
+    bad: int = 0
+    first_bad: str = ""
+    trouble: str = ""
+    gpus: tuple[int, ...] = ()
+    seconds: int | None = None
+
+    @property
+    def done(self) -> int:
+        """Tests of which at least one rank has reported."""
+        return self.passed + self.skipped + self.bad
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether a person should look at it."""
+        return bool(self.bad or self.trouble)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A run at one moment.
+
+    Attributes:
+        rows: Some of its jobs, or all, in the order of the plan.
+        states: How many of all jobs are in which state.
+        tests: How many tests of all jobs came to what.
+        bad_jobs: How many of all jobs a person should look at.
+        first_failure: The first thing that went wrong, in words.
+        seconds: Since the run began.
+    """
+
+    rows: tuple[Row, ...]
+    states: Counter[State]
+    tests: Counter[Word]
+    bad_jobs: int
+    first_failure: str
+    seconds: int
+
+
+@dataclass(eq=False)
+class _Job:
+    state: State = "waiting"
+    gpus: tuple[int, ...] = ()
+    collected: int | None = None
+    tests: Tests = field(default_factory=Tests)
+    trouble: str = ""
+    began: float | None = None
+    took: float | None = None
+
+    def row(self, job_id: str, now: float) -> Row:
+        counts = self.tests.counts
+        seconds = self.took if self.took is not None else None if self.began is None else now - self.began
+        return Row(
+            job_id=job_id,
+            state=self.state,
+            collected=self.collected,
+            passed=counts["passed"],
+            skipped=counts["skipped"],
+            bad=counts["bad"],
+            first_bad=self.tests.first_bad,
+            trouble=self.trouble,
+            gpus=self.gpus,
+            seconds=None if seconds is None else int(seconds),
+        )
+
+    @property
+    def is_bad(self) -> bool:
+        return bool(self.tests.counts["bad"] or self.trouble)
+
+    @property
+    def urgency(self) -> int:
+        """Which jobs are shown where there is no room for all: a smaller number goes first."""
+        if self.state == "running":
+            return 0
+        if self.is_bad:
+            return 1
+        return {"preparing": 2, "waiting": 3, "done": 4}[self.state]
+
+
+class Board:
+    """Where all jobs of a run stand; any thread may tell it, and any may look.
+
+    Args:
+        job_ids: The jobs in the order of the plan.
+    """
+
+    def __init__(self, job_ids: Iterable[str]) -> None:
+        self._jobs = {job_id: _Job() for job_id in job_ids}
+        self._first_failure = ""
+        self._began = time.monotonic()
+        # Held for counting and nothing else: whoever prints holds a lock of its own, and comes here with it.
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """How many jobs there are."""
+        return len(self._jobs)
+
+    def move(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
+        """A job is in another state; what prepares is a new attempt, of which nothing is known yet."""
+        with self._lock:
+            if state in {"waiting", "preparing"}:
+                self._jobs[job_id] = _Job(state=state, gpus=tuple(gpus))
+                return
+            job = self._jobs[job_id]
+            job.state, job.began = state, time.monotonic()
+
+    def note(self, job_id: str, event: Event) -> Word | None:
+        """Something arrived from a job; what it says of a test."""
+        if event["event"] == "arrived":
+            word = word_of(Outcome(event["outcome"]))
+            with self._lock:
+                self._jobs[job_id].tests.note(event["nodeid"], word)
+            return word
+        if event["event"] == "collected":
+            with self._lock:
+                self._jobs[job_id].collected = len(event["tests"])
+        return None
+
+    def fail(self, what: str) -> None:
+        """Something has gone wrong, in words: the first counts."""
+        with self._lock:
+            self._first_failure = self._first_failure or what
+
+    def end(self, job_id: str, seconds: float, trouble: str) -> None:
+        """A job is over."""
+        with self._lock:
+            job = self._jobs[job_id]
+            job.state, job.took, job.trouble, job.gpus = "done", seconds, trouble, ()
+            job.tests.forget_names()
+
+    def picture(self, room: int) -> Picture:
+        """How things stand now.
+
+        Args:
+            room: How many jobs can be shown: those that run first, then those that went wrong.
+        """
+        now = time.monotonic()
+        with self._lock:
+            chosen = sorted(self._jobs, key=lambda job_id: self._jobs[job_id].urgency)[: max(room, 0)]
+            shown = frozenset(chosen)
+            rows = tuple(job.row(job_id, now) for job_id, job in self._jobs.items() if job_id in shown)
+            tests: Counter[Word] = Counter()
+            for job in self._jobs.values():
+                tests.update(job.tests.counts)
+            return Picture(
+                rows=rows,
+                states=Counter(job.state for job in self._jobs.values()),
+                tests=tests,
+                bad_jobs=sum(job.is_bad for job in self._jobs.values()),
+                first_failure=self._first_failure,
+                seconds=int(now - self._began),
+            )

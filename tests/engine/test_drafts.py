@@ -1,0 +1,55 @@
+"""Files that come home whole or not at all."""
+
+import io
+import os
+import shutil
+import tarfile
+
+import pytest
+
+from allranks.engine.archive import unpack
+from allranks.engine.drafts import draft_of
+from allranks.engine.nodes import bring_home
+
+
+def fails(*_):
+    raise OSError(28, os.strerror(28))
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A folder with a file that was written while the job ran."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "events-agent.jsonl").write_text("heard")
+    return folder
+
+
+def test_a_file_takes_the_place_of_another_at_the_end(home):
+    target = home / "events-agent.jsonl"
+    with draft_of(target) as draft:
+        draft.write_text("own")
+        assert target.read_text() == "heard"
+    assert target.read_text() == "own"
+    assert list(home.iterdir()) == [target]
+
+
+def test_a_full_disk_cuts_nothing_that_a_copied_folder_brings_anew(home, tmp_path, monkeypatch):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "events-agent.jsonl").write_text("own")
+    monkeypatch.setattr(shutil, "copy2", lambda _, draft: (draft.write_text("o"), fails()))
+    with pytest.raises(OSError, match="No space left"):
+        bring_home([tmp_path / "results"], home)
+    assert {path.name: path.read_text() for path in home.iterdir()} == {"events-agent.jsonl": "heard"}
+
+
+def test_a_full_disk_cuts_nothing_that_an_archive_brings_anew(home, monkeypatch):
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        info = tarfile.TarInfo("results/events-agent.jsonl")
+        info.size = 3
+        archive.addfile(info, io.BytesIO(b"own"))
+    monkeypatch.setattr(shutil, "copyfileobj", lambda _, file: (file.write(b"o"), fails()))
+    with pytest.raises(OSError, match="No space left"):
+        unpack([data.getvalue()], home)
+    assert {path.name: path.read_text() for path in home.iterdir()} == {"events-agent.jsonl": "heard"}

@@ -1,0 +1,126 @@
+"""GPUs are tried before anything else: here on the CPU, which torch takes for a device like any other."""
+
+import os
+import re
+import signal
+
+import pytest
+import torch
+
+from allranks.harness.config import GpuToCheck
+from allranks.harness.gpu_check import check_gpus, compute, troubles_of
+
+GPUS = tuple(GpuToCheck(gpu=f"GPU-{letter}", visible=f"UUID-{letter}", name=f"GPU {letter}") for letter in "ab")
+
+
+class Journal(list):
+    def write(self, event, **fields):
+        self.append({"event": event, **fields})
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As in an agent: a fork has no thread of a pool that its parent has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_child_is_left():
+    yield
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def on_b(act):
+    """What does so on the second GPU, and nothing on the first."""
+
+    def work():
+        if os.environ["CUDA_VISIBLE_DEVICES"] == os.environ["HIP_VISIBLE_DEVICES"] == "UUID-b":
+            act()
+
+    return work
+
+
+def test_a_device_that_computes_is_well():
+    compute("cpu")
+    assert troubles_of(GPUS, lambda: compute("cpu"), 60) == {}
+
+
+def test_one_wrong_number_is_noticed():
+    def multiply(one, other):
+        product = one @ other
+        product[17, 4] += 1
+        return product
+
+    with pytest.raises(ArithmeticError, match="1 of the 65536 numbers"):
+        compute("cpu", multiply)
+
+
+def test_a_device_on_which_nothing_comes_out_is_sick():
+    with pytest.raises(NotImplementedError):
+        compute("meta")
+
+
+@pytest.mark.usefixtures("no_child_is_left")
+@pytest.mark.parametrize(
+    ("act", "limit", "told"),
+    [
+        (lambda: compute("cpu", torch.sub), 60, "ArithmeticError: .* of the 65536 numbers"),
+        (lambda: torch.zeros(1).to("cuda"), 60, "(AssertionError|RuntimeError): .*CUDA|NVIDIA"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), 60, "the process that used it was killed by SIGKILL"),
+        (lambda: os._exit(3), 60, "the process that used it ended with exit status 3"),
+        (signal.pause, 0.5, "it has not computed anything within 0.5 s"),
+    ],
+    ids=["wrong numbers", "an error", "a crash", "an exit", "a hang"],
+)
+def test_what_goes_wrong_on_one_gpu_is_told_of_that_one_and_befalls_nobody_else(act, limit, told):
+    troubles = troubles_of(GPUS, on_b(act), limit)
+    assert list(troubles) == ["GPU-b"]
+    assert re.match(told, troubles["GPU-b"])
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") != "UUID-b"
+
+
+def test_which_gpus_compute_is_written_down():
+    journal = Journal()
+    assert check_gpus(GPUS, "cpu", 60, journal)
+    assert [(event["event"], event["gpus"]) for event in journal] == [("gpus_checked", ["GPU-a", "GPU-b"])]
+
+
+def test_a_torch_without_cuda_tries_nothing(monkeypatch):
+    journal = Journal()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert check_gpus(GPUS, "cuda", 60, journal)
+    assert journal == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this host has GPUs")
+def test_a_torch_with_cuda_that_sees_no_device_has_sick_gpus(monkeypatch):
+    journal = Journal()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert not check_gpus(GPUS, "cuda", 60, journal)
+    assert [event["event"] for event in journal] == ["gpus_checked", "gpu_failed", "gpu_failed"]
+    assert journal[1]["name"] == "GPU a"
+
+
+SUITE = {"suite/test_small.py": "def test_small(): pass\n"}
+
+
+def test_an_agent_has_its_gpus_tried_and_runs_its_tests(start_agent):
+    run = start_agent(SUITE, check_gpus=GPUS, gpu_device="cpu").go()
+    assert run.wait() == 0
+    assert run.journal("gpus_checked")[0]["gpus"] == ["GPU-a", "GPU-b"]
+    assert len(run.arrived("test_small")) == 2
+
+
+def test_an_agent_whose_gpu_is_sick_collects_nothing_and_says_why(start_agent):
+    run = start_agent(SUITE, check_gpus=GPUS[:1], gpu_device="meta")
+    assert run.wait() == 1
+    [failed] = run.journal("gpu_failed")
+    assert failed["gpu"] == "GPU-a"
+    assert "NotImplementedError" in failed["message"]
+    assert "NotImplementedError" in run.log
+    assert run.journal("collected") == []

@@ -1,0 +1,212 @@
+"""Images that one machine builds and others take."""
+
+import io
+import json
+import sys
+import tarfile
+from contextlib import suppress
+from pathlib import Path
+
+import docker.errors
+import pytest
+
+from allranks.errors import ImageError
+from allranks.image import portable
+from allranks.image.build import BuiltImage
+from allranks.image.daemon import Site, find
+from allranks.image.portable import (
+    PortableImage,
+    Shelf,
+    as_archive,
+    export_images,
+    in_no_registry,
+    read_images,
+    take_images,
+    with_images,
+    write_list,
+)
+from allranks.image.registry import by_push, look_up
+from allranks.matrix.model import Image, Matrix
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helper, which pytest's importlib mode does not find
+
+from registry_stand_in import serving
+
+KEY = "allranks/portable-test:0123456789ab"
+CPU = Image(name="cpu", torch="2.13.0")
+
+
+@pytest.fixture
+def tiny(docker_client, monkeypatch):
+    """A built image of a few bytes; the matrix file's image stands for it."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("hello"), io.BytesIO())
+    name, _, tag = KEY.partition(":")
+    docker_client.api.import_image_from_data(content.getvalue(), repository=name, tag=tag)
+    built = BuiltImage(reference=KEY, id=docker_client.images.get(KEY).id, built=True)
+    monkeypatch.setattr(portable, "image_reference", lambda _image, _site: KEY)
+    monkeypatch.setattr(portable, "ensure_image", lambda *_args, **_named: built)
+    yield built
+    remove(docker_client, built.id)
+
+
+def remove(client, reference):
+    with suppress(docker.errors.ImageNotFound):
+        client.images.remove(reference, force=True)
+
+
+@pytest.fixture
+def site(docker_client, tmp_path, progress):
+    return Site(client=docker_client, root=tmp_path, progress=progress)
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    return Shelf(folder=tmp_path / "images", put=as_archive, known=in_no_registry)
+
+
+@pytest.mark.docker
+def test_an_archive_brings_an_image_to_a_daemon_that_lacks_it_and_gives_it_no_name(tiny, site, shelf, docker_client):
+    [exported] = export_images([CPU], shelf, site)
+    assert exported == PortableImage(name="cpu", key=KEY, reference=tiny.id, file="cpu.tar")
+    remove(docker_client, KEY)
+    remove(docker_client, tiny.id)
+    assert find(docker_client, tiny.id) is None
+    taken = take_images(read_images(shelf.folder).values(), shelf.folder, docker_client, site.progress)
+    assert taken == {"cpu": tiny.id}
+    assert docker_client.images.get(tiny.id).tags == []
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("tiny")
+def test_what_was_exported_before_stays_until_the_key_changes(site, shelf, progress, monkeypatch):
+    [first] = export_images([CPU], shelf, site)
+    stamp = (shelf.folder / "cpu.tar").stat().st_mtime_ns
+    assert export_images([CPU], shelf, site) == (first,)
+    assert (shelf.folder / "cpu.tar").stat().st_mtime_ns == stamp
+    assert progress[-1] == f"{KEY} is in {shelf.folder} already"
+    monkeypatch.setattr(portable, "image_reference", lambda _image, _site: "allranks/portable-test:other")
+    export_images([CPU], shelf, site)
+    assert (shelf.folder / "cpu.tar").stat().st_mtime_ns != stamp
+
+
+@pytest.mark.docker
+def test_a_registry_has_what_was_pushed_under_its_key_and_gives_it_by_digest(tiny, site, shelf, docker_client):
+    with serving() as registry:
+        place = f"{registry.name}/Owner/repository"
+        pushing = Shelf(folder=shelf.folder, put=by_push(place), known=look_up(place))
+        [pushed] = export_images([CPU], pushing, site)
+        repository = f"{registry.name}/owner/repository/allranks/portable-test"
+        assert pushed.reference.startswith(f"{repository}@sha256:")
+        assert not pushed.file
+        assert registry.pushed == ["owner/repository/allranks/portable-test:0123456789ab"]
+        (shelf.folder / "images.json").unlink()
+        taking = Shelf(folder=shelf.folder, put=as_archive, known=look_up(place))
+        assert export_images([CPU], taking, site) == (pushed,)
+        remove(docker_client, tiny.id)
+        docker_client.images.pull(pushed.reference)
+        assert docker_client.images.get(pushed.reference).id == tiny.id
+        remove(docker_client, pushed.reference)
+    (shelf.folder / "images.json").unlink()
+    assert look_up(place)(KEY, site) is None  # it does not answer any more: then it is built
+
+
+def test_a_finished_image_is_passed_on_by_its_name(tmp_path, shelf, daemon, progress):
+    finished = Image(name="own", image="registry.example/image@sha256:1234")
+    [exported] = export_images([finished], shelf, Site(client=daemon, root=tmp_path, progress=progress))
+    assert exported.reference == "registry.example/image@sha256:1234"
+    assert take_images([exported], shelf.folder, daemon, progress.append) == {"own": exported.reference}
+
+
+def test_a_matrix_takes_finished_images_in_the_place_of_those_it_would_build():
+    other = Image(name="cuda", torch="2.14.1")
+    matrix = Matrix(path=Path("matrix.toml"), axes={}, images={"cpu": CPU, "cuda": other})
+    images = with_images(matrix, {"cpu": "sha256:12"}).images
+    assert (images["cpu"].image, images["cuda"]) == ("sha256:12", other)
+
+
+MANIFEST = [{"Config": "c.json", "RepoTags": None, "Layers": []}]
+
+
+def archive(path, **files):
+    """A tar file; a name with ``__`` for its dot, and a value that is JSON."""
+    with tarfile.open(path, "w") as content:
+        for name, value in files.items():
+            info = tarfile.TarInfo(name.replace("__", "."))
+            data = json.dumps(value).encode()
+            info.size = len(data)
+            content.addfile(info, io.BytesIO(data))
+
+
+def named(name):
+    return {"manifests": [{"annotations": {"io.containerd.image.name": name}}]}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"manifest__json": [{**MANIFEST[0], "RepoTags": ["python:3.11-slim-bookworm"]}]}, "python:3.11-slim-bookworm"),
+        ({"manifest__json": MANIFEST, "repositories": {"allranks/cpu": {"x": "y"}}}, "allranks/cpu"),
+        ({"manifest__json": MANIFEST, "index__json": named("allranks/cpu:12")}, "allranks/cpu:12"),
+        ({"manifest__json": MANIFEST * 2}, "holds 2 images"),
+        ({"index__json": named("x")}, "holds 0 images"),
+    ],
+)
+def test_an_archive_that_would_name_images_or_bring_several_is_not_loaded(tmp_path, daemon, progress, files, said):
+    archive(tmp_path / "cpu.tar", **files)
+    image = PortableImage(name="cpu", key=KEY, reference="sha256:12", file="cpu.tar")
+    with pytest.raises(ImageError, match=said):
+        take_images([image], tmp_path, daemon, progress.append)
+
+
+def test_an_archive_with_two_lists_is_not_loaded(tmp_path, daemon, progress):
+    with tarfile.open(tmp_path / "cpu.tar", "w") as content:
+        for name in ("manifest.json", "./manifest.json"):
+            info = tarfile.TarInfo(name)
+            info.size = len(data := json.dumps(MANIFEST).encode())
+            content.addfile(info, io.BytesIO(data))
+    image = PortableImage(name="cpu", key=KEY, reference="sha256:12", file="cpu.tar")
+    with pytest.raises(ImageError, match="twice"):
+        take_images([image], tmp_path, daemon, progress.append)
+
+
+def test_an_archive_that_is_a_link_or_no_archive_is_not_loaded(tmp_path, daemon, progress):
+    archive(tmp_path / "elsewhere.tar", manifest__json=MANIFEST)
+    image = PortableImage(name="cpu", key=KEY, reference="sha256:12", file="cpu.tar")
+    (tmp_path / "cpu.tar").symlink_to(tmp_path / "elsewhere.tar")
+    with pytest.raises(ImageError, match="is a link"):
+        take_images([image], tmp_path, daemon, progress.append)
+    (tmp_path / "cpu.tar").unlink()
+    (tmp_path / "cpu.tar").write_text("no tar")
+    with pytest.raises(ImageError, match="cannot be used"):
+        take_images([image], tmp_path, daemon, progress.append)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "../cpu", "key": "k", "reference": "r", "file": ""},
+        {"name": "cpu", "key": "k", "reference": "r", "file": "../cpu.tar"},
+        {"name": "cpu", "key": "k", "reference": "r", "file": "/etc/passwd"},
+        {"name": "cpu", "key": "k", "reference": "r"},
+        "cpu",
+    ],
+)
+def test_a_list_that_leads_elsewhere_or_is_damaged_is_refused(tmp_path, entry):
+    (tmp_path / "images.json").write_text(json.dumps({"schema": 1, "images": [entry]}))
+    with pytest.raises(ImageError, match="cannot be read as a list"):
+        read_images(tmp_path)
+
+
+def test_a_list_of_another_version_and_one_that_is_not_there_are_told_apart(tmp_path):
+    with pytest.raises(ImageError, match="cannot be read"):
+        read_images(tmp_path)
+    (tmp_path / "images.json").write_text('{"schema": 2, "images": []}')
+    with pytest.raises(ImageError, match="another version"):
+        read_images(tmp_path)
+
+
+def test_an_empty_list_is_a_list(tmp_path):
+    write_list(tmp_path / "new", ())
+    assert read_images(tmp_path / "new") == {}

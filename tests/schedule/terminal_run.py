@@ -1,0 +1,58 @@
+"""``allranks run`` with an engine that is a script: a whole run, whose jobs go on when they are told to.
+
+``python terminal_run.py LOCKS WORDS ARGUMENT ...``: WORDS is the descriptor of a pipe from which each step that waits
+reads one word.
+"""
+
+import fcntl
+import os
+import sys
+import termios
+from pathlib import Path
+
+from scripted_engine import ARRIVED, COLLECTED, FINISHED, ScriptedEngine
+
+from allranks import cli
+from allranks.engine import ownership
+from allranks.schedule import leases, line, run
+from allranks.schedule.inventory import Inventory
+from allranks.schedule.request import Surroundings
+from allranks.schedule.runner import Host
+
+ONE, TWO, THREE = "gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"
+BAD = {**ARRIVED, "nodeid": "suite/test_a.py::test_b[x]", "rank": 1, "outcome": "failed", "message": "no [bold]good"}
+GPUS = ("GPU-a", "GPU-b", "GPU-c")
+
+
+class Engine(ScriptedEngine):
+    """Has the first job and the third wait for a word after their events."""
+
+    def __init__(self, words):
+        super().__init__()
+        # In one piece: two threads that read one file take each other's lines.
+        self.acts["wait", ONE] = self.acts["wait", THREE] = lambda: os.read(words, len("go\n"))
+        self.events[ONE] = ({**COLLECTED, "tests": ["t", BAD["nodeid"], "u"]}, ARRIVED, BAD, FINISHED)
+
+
+def main():
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # from here on Ctrl-C on this terminal is for this process
+    locks, words, *arguments = sys.argv[1:]
+    ownership.lock_folder = leases.lock_folder = line.lock_folder = lambda: Path(locks)
+    engine = Engine(int(words))
+    if "--endless" in arguments:
+        arguments.remove("--endless")
+        engine.acts.clear()
+        engine.endless.add(ONE)
+
+    def choose_host(_name, _matrix, say, _inventory):
+        say("engine: scripted")
+        surroundings = Surroundings(image="image:1")
+        return Host(engine=engine, gpus=GPUS, cores=8, memory=99999, surroundings=lambda _: surroundings)
+
+    run.choose_host = choose_host
+    run.take_inventory = lambda _: Inventory(gpus=GPUS)
+    return cli.main(["run", "--seed", "1", *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

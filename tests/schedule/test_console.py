@@ -1,0 +1,67 @@
+"""Which kind of console a run gets."""
+
+import io
+
+import pytest
+
+from allranks.report.merge import merge
+from allranks.schedule.actions import ActionsConsole
+from allranks.schedule.console import PlainConsole, console_for, is_streamed
+from allranks.schedule.live import LiveView
+from allranks.schedule.terminal import TerminalConsole
+
+XTERM = {"TERM": "xterm-256color"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "environ", "arguments", "kind"),
+    [
+        (Terminal(), XTERM, [("-k", "s"), ()], TerminalConsole),
+        (io.StringIO(), XTERM, [], PlainConsole),
+        (Terminal(), {**XTERM, "GITHUB_ACTIONS": "true"}, [], ActionsConsole),
+        (Terminal(), {"TERM": "dumb"}, [], PlainConsole),
+        (Terminal(), {}, [], PlainConsole),
+        (Terminal(), XTERM, [(), ("-s",)], PlainConsole),
+    ],
+    ids=["terminal", "pipe", "workflow", "dumb terminal", "no terminal is named", "output is streamed"],
+)
+def test_a_table_is_for_a_person_at_a_terminal(lines, stream, environ, arguments, kind):
+    with console_for(lines, arguments, environ, stream) as console:
+        assert type(console) is kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("-s", True),
+        ("-xs", True),
+        ("-vsx -k a", True),
+        ("--capture=no", True),
+        ("--capture no", True),
+        ("suite/test_a.py -p xdist --unknown -s", True),
+        ("", False),
+        ("-rs", False),
+        ("-k s", False),
+        ("-ks", False),
+        ("--capture=sys", False),
+        ("--stepwise -m slow", False),
+        ("-k", False),
+    ],
+)
+def test_what_streams_output_is_known_as_pytest_knows_it(arguments, expected):
+    assert is_streamed(arguments.split()) is expected
+
+
+def test_a_run_whose_lines_go_to_a_file_says_what_it_says(lines, tmp_path):
+    (tmp_path / "rank-0.xml").write_text("<testsuites><testsuite/></testsuites>")
+    with console_for(lines, environ={}) as console:
+        with console.watch(["cell/s"]) as live:
+            assert type(live) is LiveView
+            live.job_is("cell/s", "preparing", (0,))
+        console.annotate(merge(tmp_path))
+    assert lines == []

@@ -1,0 +1,108 @@
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pynvml
+import pytest
+from fake_nvml import FakeDevice, FakeNvml, device
+
+from allranks.errors import DeviceError, ExitCode
+from allranks.schedule.nvml import Gpu, nvidia_gpus
+
+# What a real driver exports, of a host with a GPU, one that is cut up, and one that is lost where LOST is defined.
+LIBRARY = r"""
+#include <string.h>
+typedef const char *device;
+static device at[] = {"GPU-a", "GPU-b", "GPU-c"};
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = LOST + 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *handle) { *handle = at[index]; return index == 2 ? 15 : 0; }
+int nvmlDeviceGetUUID(device handle, char *uuid, unsigned length) { strncpy(uuid, handle, length); return 0; }
+int nvmlDeviceGetName(device handle, char *name, unsigned length) { strncpy(name, "NVIDIA H100", length); return 0; }
+int nvmlDeviceGetMemoryInfo(device handle, unsigned long long *memory) { *memory = 80ull << 30; return 0; }
+int nvmlDeviceGetMigMode(device handle, unsigned *now, unsigned *then) {
+    *now = *then = handle == at[1];
+    return handle == at[0] ? 3 : 0;
+}
+int nvmlDeviceGetMaxMigDeviceCount(device handle, unsigned *count) { *count = 7; return 0; }
+int nvmlDeviceGetMigDeviceHandleByIndex(device handle, unsigned index, device *instance) {
+    *instance = "MIG-x";
+    return index == 3 ? 0 : 6;
+}
+"""
+
+
+def test_gpus_come_in_the_order_of_their_numbers_with_what_they_are():
+    nvml = FakeNvml([device("b"), device("a", name="A100", memory=40 << 30, knows_mig=False)])
+    assert nvidia_gpus(nvml) == (
+        Gpu(uuid="GPU-b", name="H100", memory_mib=80 << 10),
+        Gpu(uuid="GPU-a", name="A100", memory_mib=40 << 10),
+    )
+    assert nvml.open == 0
+    assert nvidia_gpus(nvml)[1].description == "A100, 40 GiB"
+
+
+def test_instances_are_in_the_place_of_a_gpu_that_is_cut_up():
+    one, two = (FakeDevice(uuid=f"MIG-{name}") for name in "xy")
+    nvml = FakeNvml([device("a"), device("b", mig=(None, one, None, two)), device("c", mig=()), device("d")])
+    assert [gpu.uuid for gpu in nvidia_gpus(nvml)] == ["GPU-a", "MIG-x", "MIG-y", "GPU-d"]
+
+
+def test_what_only_people_need_may_be_lacking():
+    nvml = FakeNvml([device("a", errors={"Name": pynvml.NVML_ERROR_NOT_SUPPORTED})])
+    [gpu] = nvidia_gpus(nvml)
+    assert (gpu.uuid, gpu.description) == ("GPU-a", "")
+
+
+def test_without_the_drivers_library_there_are_no_gpus():
+    assert nvidia_gpus(FakeNvml([], init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)) == ()
+
+
+@pytest.mark.parametrize(
+    ("nvml", "what", "why"),
+    [
+        (FakeNvml([], init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "cannot be initialised", "mismatch"),
+        (FakeNvml([], init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "cannot be initialised", "Driver Not Loaded"),
+        (
+            FakeNvml([device("a"), device("b", errors={"HandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST})]),
+            "cannot say what GPU 1 of 2 is",
+            "GPU is lost",
+        ),
+        (FakeNvml([device("a", errors={"UUID": 999})]), "cannot say what GPU 0 of 1 is", "Unknown Error"),
+    ],
+)
+def test_an_error_of_nvml_is_one_of_the_infrastructure_that_says_what(nvml, what, why):
+    with pytest.raises(DeviceError) as caught:
+        nvidia_gpus(nvml)
+    assert what in caught.value.what
+    assert why in caught.value.why
+    assert caught.value.exit_code is ExitCode.INFRASTRUCTURE
+    assert nvml.open == 0
+
+
+def test_a_library_that_never_answers_does_not_hold_up_the_run():
+    is_over = threading.Event()
+    nvml = FakeNvml([])
+    nvml.nvmlInit = is_over.wait
+    with pytest.raises(DeviceError, match="does not answer"):
+        nvidia_gpus(nvml, limit=0.01)
+    is_over.set()
+
+
+ASK = "from allranks.schedule.nvml import nvidia_gpus; print([gpu.uuid for gpu in nvidia_gpus()])"
+
+
+@pytest.mark.parametrize(("lost", "told"), [(0, "['GPU-a', 'MIG-x']"), (1, "cannot say what GPU 2 of 3 is")])
+def test_nvidias_bindings_ask_a_drivers_library(tmp_path, lost, told):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler makes a stand-in for the driver's library")
+    (tmp_path / "nvml.c").write_text(LIBRARY)
+    library = ["-shared", "-fPIC", f"-DLOST={lost}", "-o", tmp_path / "libnvidia-ml.so.1", tmp_path / "nvml.c"]
+    subprocess.run([compiler, *library], check=True)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=False)
+    assert told in done.stdout + done.stderr

@@ -1,0 +1,71 @@
+import pytest
+
+from allranks.schedule.progress import Board
+
+
+def arrived(nodeid, outcome, rank=0):
+    return {"event": "arrived", "nodeid": nodeid, "rank": rank, "outcome": outcome, "message": ""}
+
+
+@pytest.fixture
+def board():
+    return Board(["a", "b", "c", "d", "e"])
+
+
+def row(board, job_id):
+    return next(row for row in board.picture(99).rows if row.job_id == job_id)
+
+
+def test_a_test_counts_once_by_the_worst_of_its_ranks(board):
+    board.note("a", {"event": "collected", "tests": ["t", "u", "v", "w"]})
+    for event in (
+        arrived("t", "skipped"), arrived("t", "passed", 1), arrived("t", "passed", 2),
+        arrived("u", "passed"), arrived("u", "crashed", 1), arrived("u", "passed", 2),
+        arrived("v", "xfailed"),
+    ):  # fmt: skip
+        board.note("a", event)
+    found = row(board, "a")
+    assert (found.done, found.collected) == (3, 4)
+    assert (found.passed, found.bad, found.skipped, found.first_bad) == (1, 1, 1, "u")
+    assert board.picture(0).tests == {"passed": 1, "bad": 1, "skipped": 1}
+
+
+def test_a_job_goes_from_state_to_state_and_holds_its_gpus_until_its_end(board):
+    assert row(board, "a").state == "waiting"
+    board.move("a", "preparing", (0, 1))
+    assert (row(board, "a").state, row(board, "a").gpus, row(board, "a").seconds) == ("preparing", (0, 1), None)
+    board.move("a", "running")
+    assert (row(board, "a").state, row(board, "a").gpus, row(board, "a").seconds) == ("running", (0, 1), 0)
+    board.end("a", 61.5, "")
+    assert (row(board, "a").state, row(board, "a").gpus, row(board, "a").seconds) == ("done", (), 61)
+
+
+def test_a_job_that_is_tried_again_begins_anew(board):
+    board.note("a", arrived("t", "failed"))
+    board.end("a", 1.0, "It died.")
+    assert board.picture(0).bad_jobs == 1
+    board.move("a", "waiting")
+    assert (row(board, "a").bad, row(board, "a").trouble, board.picture(0).bad_jobs) == (0, "", 0)
+
+
+def test_the_first_failure_stands(board):
+    board.fail("one")
+    board.fail("two")
+    assert board.picture(0).first_failure == "one"
+
+
+def test_where_room_is_short_those_that_run_come_first_then_bad_ones_in_the_order_of_the_plan(board):
+    board.end("a", 1.0, "")
+    board.end("c", 1.0, "It died.")
+    board.move("d", "preparing")
+    board.move("e", "running")
+    shown = [[row.job_id for row in board.picture(room).rows] for room in range(6)]
+    assert shown == [[], ["e"], ["c", "e"], ["c", "d", "e"], ["b", "c", "d", "e"], ["a", "b", "c", "d", "e"]]
+    assert board.picture(1).states == {"running": 1, "preparing": 1, "waiting": 1, "done": 2}
+
+
+def test_a_job_that_is_over_keeps_counts_and_no_names(board):
+    board.note("a", arrived("t", "passed"))
+    board.end("a", 1.0, "")
+    assert row(board, "a").passed == 1
+    assert board._jobs["a"].tests._words == {}

@@ -1,0 +1,398 @@
+"""What may befall a run, and what may come of it."""
+
+import json
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import docker
+from neighbours import GPU
+from project import CODE, COUNTS
+from world import HostDaemon, OwnDaemon, fill, make_read_only, make_writable
+
+from allranks.engine.ownership import RUN_LABEL, RUN_VARIABLE
+from allranks.harness.kernel import variables_of
+
+BOTH: Final = ("process", "docker")
+IN_CONTAINERS: Final = ("docker",)
+
+PAUSE: Final = 3.0
+"""Seconds that a suspended run is suspended."""
+
+LAST_RESORT: Final = 240.0
+"""Seconds after which a run hangs."""
+
+INFRASTRUCTURE: Final = 4
+NOTHING_RAN: Final = 5
+INTERRUPTED: Final = 130
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """A run, and where it takes place.
+
+    Attributes:
+        process: ``allranks run``.
+        results: The folder of all runs, a disk of its own.
+        daemon: None for a run without containers.
+        drawn: What is left to chance.
+        said: What the run has said so far.
+        notes: What the incident has to tell.
+        wrong: What it saw that should not be.
+    """
+
+    run_id: str
+    engine: str
+    process: subprocess.Popen[bytes]
+    repository: Path
+    results: Path
+    environment: dict[str, str]
+    daemon: HostDaemon | None
+    drawn: random.Random
+    said: Callable[[], str]
+    notes: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return self.process.poll() is not None
+
+    def allranks(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Another command of allranks beside the run."""
+        command = [sys.executable, "-m", "allranks", *arguments]
+        environment = {**self.environment, **variables}
+        try:
+            return subprocess.run(
+                command, cwd=self.repository, env=environment, capture_output=True, text=True, timeout=300, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            self.wrong.append(f"no end after 300 s: {shlex.join(command[2:])}: {error.stdout!r}")
+            return subprocess.CompletedProcess(command, -9, "", "")
+
+    def containers(self, client: docker.DockerClient) -> list[dict[str, object]]:
+        """The run's containers."""
+        found: list[dict[str, object]] = client.api.containers(
+            all=True, filters={"label": f"{RUN_LABEL}={self.run_id}"}
+        )
+        return found
+
+    def networks(self, client: docker.DockerClient) -> list[dict[str, object]]:
+        """The run's networks."""
+        found: list[dict[str, object]] = client.api.networks(filters={"label": f"{RUN_LABEL}={self.run_id}"})
+        return found
+
+    def agents(self) -> list[int]:
+        """The run's agents on this host: each leads a session."""
+        pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
+        mine = f"{RUN_VARIABLE}={self.run_id}"
+        with suppress(ProcessLookupError):
+            return [pid for pid in pids if mine in variables_of(pid) and os.getsid(pid) == pid]
+        return []
+
+    def whenever(self, find: Callable[[], list[object]]) -> object | None:
+        """One of what there is, from now on, as soon as there is some; None where the run ends before."""
+        while not self.is_over:
+            if found := find():
+                return self.drawn.choice(found)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.02)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """One way for things to go wrong.
+
+    Attributes:
+        strike: Does it; True if the run met with it.
+        codes: What the run may end with, once it has met with it.
+        mend: Undoes what stays.
+        engines: Where there is such a thing.
+        needs_own_daemon: Whether others would notice.
+        is_clean: Whether nothing may be left although nobody has cleaned up.
+        is_harmless: Whether all tests must come to what they always do.
+        says: Of a run that ended with 4, one of these must be said.
+        eats: Whether a test of the run is to eat all memory.
+        is_written: Whether what the run has told of a test can be written down.
+        seconds: How much longer than an undisturbed run it may take.
+    """
+
+    name: str
+    strike: Callable[[Scene], bool]
+    codes: tuple[int, ...]
+    mend: Callable[[Scene], None] = lambda _: None
+    engines: tuple[str, ...] = BOTH
+    needs_own_daemon: bool = False
+    is_clean: bool = True
+    is_harmless: bool = False
+    says: tuple[str, ...] = ()
+    eats: bool = False
+    is_written: bool = True
+    seconds: float = 25.0
+
+
+def _signal(number: signal.Signals) -> Callable[[Scene], bool]:
+    def strike(scene: Scene) -> bool:
+        scene.process.send_signal(number)
+        return True
+
+    return strike
+
+
+def _suspend(scene: Scene) -> bool:
+    """Stop the orchestrator; meanwhile another run starts, which must not take what is not its own."""
+    scene.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        before, held = _living(scene), _held(scene)
+        scene.notes.append(f"{len(before)} jobs, {len(held)} leases")
+        _run_beside(scene, held)
+        cleaned = scene.allranks("clean").stdout
+        if scene.run_id in cleaned:
+            scene.wrong.append(f"a suspended run was cleaned up: {cleaned}")
+        if gone := before - _living(scene):
+            scene.wrong.append(f"of a suspended run is gone: {sorted(gone)}")
+        if _held(scene) != held:
+            scene.wrong.append(f"leases of a suspended run are gone: {held}, and now {_held(scene)}")
+        time.sleep(max(0.0, PAUSE - (time.monotonic() - began)))
+    finally:
+        scene.process.send_signal(signal.SIGCONT)
+    return True
+
+
+def _run_beside(scene: Scene, held: dict[str, str]) -> None:
+    """Another run of one small job, with the clean-up that every start begins with."""
+    run_id, results = "beside-it", scene.results.parent / "beside"
+    free = set(scene.environment["ALLRANKS_GPUS"].split(",")) - {GPU} - held.keys()
+    cell = "gloo-w2-g1-tcp" if any(free) else "gloo-w2-g0-env"
+    arguments = ("run", "--engine", scene.engine, "--results", str(results), "--suite", "kept", cell)
+    done = scene.allranks(*arguments, "--", "-k", "skipped", ALLRANKS_RUN_ID=run_id)
+    if done.returncode != NOTHING_RAN:
+        scene.wrong.append(f"the run beside ended with {done.returncode}: {done.stdout}{done.stderr}")
+    for record in results.glob(f"{run_id}/cells/*/*/attempt-1/job.json"):
+        leased = set(json.loads(record.read_text())["gpus"])
+        if not leased <= free:
+            scene.wrong.append(f"the run beside was given {leased}, which others held")
+
+
+def _living(scene: Scene) -> set[str]:
+    """The containers and scratch folders of the run: these last until their owner removes them."""
+    temporary = Path(scene.environment["TMPDIR"])
+    found = {path.name for path in temporary.glob(f"allranks-job-{scene.run_id}.*")}
+    if scene.daemon is not None:
+        with closing(scene.daemon.connect()) as client:
+            found |= {str(each["Id"]) for each in scene.containers(client)}
+    return found
+
+
+def _held(scene: Scene) -> dict[str, str]:
+    """What `allranks leases` says of the run's GPUs."""
+    lines = scene.allranks("leases").stdout.splitlines()
+    return {line.split(":")[0]: line for line in lines if f"of run {scene.run_id} " in line}
+
+
+def _kill_agent(scene: Scene) -> bool:
+    if scene.daemon is None:
+        pid = scene.whenever(lambda: list(scene.agents()))
+        if not isinstance(pid, int):
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return True
+        return False
+    return _with_container(scene, lambda client, name: client.api.kill(name))
+
+
+def _remove_container(scene: Scene) -> bool:
+    return _with_container(scene, lambda client, name: client.api.remove_container(name, force=True, v=True))
+
+
+def _with_container(scene: Scene, act: Callable[[docker.DockerClient, str], None]) -> bool:
+    assert scene.daemon is not None
+    with closing(scene.daemon.connect()) as client:
+        while (found := scene.whenever(lambda: list(scene.containers(client)))) is not None:
+            assert isinstance(found, dict)
+            # It may be gone by now, or not run yet: then it is another's turn.
+            with suppress(docker.errors.APIError):
+                act(client, found["Id"])
+                scene.notes.append(f"{found['Names'][0]} ({found['State']})")
+                return True
+    return False
+
+
+def _remove_network(scene: Scene) -> bool:
+    assert scene.daemon is not None
+    with closing(scene.daemon.connect()) as client:
+        while (found := scene.whenever(lambda: list(scene.networks(client)))) is not None:
+            assert isinstance(found, dict)
+            with suppress(docker.errors.APIError):
+                for each in client.api.inspect_network(found["Id"])["Containers"]:
+                    client.api.disconnect_container_from_network(each, found["Id"], force=True)
+                client.api.remove_network(found["Id"])
+                scene.notes.append(str(found["Name"]))
+                return True
+    scene.notes.append("the run has no network")
+    return False
+
+
+def _fill_results(scene: Scene) -> bool:
+    fill(scene.results)
+    return True
+
+
+def _free_results(scene: Scene) -> None:
+    (scene.results / ".filler").unlink(missing_ok=True)
+
+
+def _lock_results(scene: Scene) -> bool:
+    """Make the folder read-only, as soon as no file in it is being written."""
+    while not scene.is_over:
+        with suppress(OSError):
+            make_read_only(scene.results)
+            return True
+    return False
+
+
+def _unlock_results(scene: Scene) -> None:
+    make_writable(scene.results)
+
+
+def _own(scene: Scene) -> OwnDaemon:
+    assert isinstance(scene.daemon, OwnDaemon)
+    return scene.daemon
+
+
+def _restart_daemon(number: signal.Signals) -> Callable[[Scene], bool]:
+    def strike(scene: Scene) -> bool:
+        daemon = _own(scene)
+        daemon.end(number)
+        daemon.start()
+        return True
+
+    return strike
+
+
+def _fill_daemon(scene: Scene) -> bool:
+    fill(_own(scene).folder)
+    return True
+
+
+def _free_daemon(scene: Scene) -> None:
+    (_own(scene).folder / ".filler").unlink(missing_ok=True)
+
+
+def _wait_for_the_eater(scene: Scene) -> bool:
+    """The moment has been drawn by the test that eats."""
+    with suppress(subprocess.TimeoutExpired):
+        scene.process.wait(LAST_RESORT)
+    return True
+
+
+def eater(drawn: random.Random) -> tuple[str, str]:
+    """An init method and a test: who eats all memory, and so when."""
+    tests = [f"test_good[{number}]" for number in range(max(COUNTS.values()))] + ["test_skipped"]
+    # These run both suites, or the one that has them all.
+    return drawn.choice(("env", "tcp")), drawn.choice(tests)
+
+
+INCIDENTS: Final[dict[str, Incident]] = {
+    incident.name: incident
+    for incident in (
+        Incident(name="sigint", strike=_signal(signal.SIGINT), codes=(INTERRUPTED,)),
+        Incident(name="sigterm", strike=_signal(signal.SIGTERM), codes=(INTERRUPTED,)),
+        Incident(name="sigkill", strike=_signal(signal.SIGKILL), codes=(-9,), is_clean=False),
+        Incident(name="suspended", strike=_suspend, codes=(CODE,), is_harmless=True, seconds=60),
+        Incident(name="agent-killed", strike=_kill_agent, codes=(3, 4, CODE)),
+        Incident(
+            name="container-removed",
+            strike=_remove_container,
+            codes=(INFRASTRUCTURE,),
+            engines=IN_CONTAINERS,
+            says=("removed", "could not be started"),
+        ),
+        Incident(
+            name="network-removed",
+            strike=_remove_network,
+            codes=(CODE, 3, INFRASTRUCTURE),
+            engines=IN_CONTAINERS,
+        ),
+        Incident(
+            name="oom",
+            strike=_wait_for_the_eater,
+            codes=(CODE, 3),
+            engines=IN_CONTAINERS,
+            eats=True,
+            seconds=LAST_RESORT,
+        ),
+        Incident(
+            name="full-disk",
+            strike=_fill_results,
+            mend=_free_results,
+            codes=(INFRASTRUCTURE,),
+            says=("No space left",),
+            is_written=False,
+        ),
+        Incident(
+            name="read-only",
+            strike=_lock_results,
+            mend=_unlock_results,
+            codes=(INFRASTRUCTURE,),
+            says=("Read-only",),
+            is_written=False,
+        ),
+        Incident(
+            name="daemon-restart",
+            strike=_restart_daemon(signal.SIGTERM),
+            codes=(INFRASTRUCTURE,),
+            engines=IN_CONTAINERS,
+            needs_own_daemon=True,
+            is_clean=False,
+            seconds=60,
+        ),
+        Incident(
+            name="daemon-killed",
+            strike=_restart_daemon(signal.SIGKILL),
+            codes=(INFRASTRUCTURE,),
+            engines=IN_CONTAINERS,
+            needs_own_daemon=True,
+            is_clean=False,
+            seconds=60,
+        ),
+        Incident(
+            name="full-daemon",
+            strike=_fill_daemon,
+            mend=_free_daemon,
+            codes=(INFRASTRUCTURE, 3, CODE),
+            engines=IN_CONTAINERS,
+            needs_own_daemon=True,
+            is_clean=False,
+            seconds=60,
+        ),
+    )
+}
+
+
+FAILURE: Final = "failure"
+"""The moment in which a run tells of its first failure."""
+
+Moment = float | Literal["failure"]
+"""A moment of a run: a part of the length of an undisturbed one, or that of its first failure."""
+
+
+def wanted(names: list[str]) -> Iterator[tuple[Incident, Moment | None]]:
+    """The incidents of some names, each with its moment where one says it: ``sigkill@0.42``."""
+    for text in names or list(INCIDENTS):
+        name, _, moment = text.partition("@")
+        if name not in INCIDENTS:
+            sys.exit(f"There is no incident {name}; there are: {', '.join(INCIDENTS)}.")
+        yield INCIDENTS[name], "failure" if moment == FAILURE else float(moment) if moment else None

@@ -1,0 +1,229 @@
+"""What is wrong with what a disturbed run has left: with its words, its report, and what is still there of it."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from project import GPUS, WANTED
+from world import HostDaemon
+
+from allranks.engine import ownership
+
+Ranks = dict[int, str]
+
+_CRASHED = (
+    "Traceback (most recent call last)",
+    "This is a bug of allranks",
+    "Exception in thread",
+    "Exception ignored",
+)
+
+_NOT_RUN = frozenset({"missing", "aborted", "crashed"})
+"""What may become of a rank's test that its job did not finish."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A merged report.
+
+    Attributes:
+        tests: The outcomes of each test's ranks, by cell, suite and node id; none where a case stands for no test.
+        messages: What is said of each.
+    """
+
+    tests: Mapping[tuple[str, str, str], Ranks]
+    messages: Mapping[tuple[str, str, str], str]
+
+    @property
+    def jobs(self) -> set[tuple[str, str]]:
+        """The jobs that are in it."""
+        return {(cell, suite) for cell, suite, _ in self.tests}
+
+
+def read_report(path: Path) -> Report:
+    """``report.json``."""
+    said = json.loads(path.read_text())
+    tests: dict[tuple[str, str, str], Ranks] = {}
+    messages = {}
+    for suite in said["suites"]:
+        for test in suite["tests"]:
+            key = suite["cell"], suite["suite"], test["nodeid"]
+            tests[key] = dict(by_rank(test.get("ranks", "")))
+            messages[key] = f"{test['verdict']}: {test.get('message', '')}"
+    return Report(tests=tests, messages=messages)
+
+
+def by_rank(compact: str) -> Iterator[tuple[int, str]]:
+    """Each rank with its outcome, from ``0-2,5:passed 3:failed``."""
+    for group in compact.split():
+        numbers, word = group.split(":")
+        for run in numbers.split(","):
+            first, _, last = run.partition("-")
+            yield from ((rank, word) for rank in range(int(first), int(last or first) + 1))
+
+
+def of_words(said: str) -> Iterator[str]:
+    """What no run may say."""
+    yield from (f"it said {word!r}" for word in _CRASHED if word in said)
+
+
+def of_report(run: Path, report: Report, said: str, *, is_whole: bool) -> Iterator[str]:
+    """What the report lacks, or has wrong.
+
+    Args:
+        run: The run's folder.
+        report: Its report.
+        said: What the run said.
+        is_whole: Whether each test must have come to what it always does.
+    """
+    yield from _of_jobs(run, report)
+    yield from _of_finished_tests(run, report)
+    yield from _of_heard_tests(run, report)
+    yield from _of_ended_jobs(report, said)
+    for (cell, suite, nodeid), ranks in report.tests.items():
+        wanted = dict(by_rank(WANTED[suite].get(nodeid, ""))) if suite in WANTED else {}
+        strange = {rank: word for rank, word in ranks.items() if word != wanted.get(rank) and word not in _NOT_RUN}
+        if "crashed" in ranks.values():
+            strange = {}  # peers of a rank that was killed may say so in their own words
+        if strange or (is_whole and ranks != wanted):
+            yield f"{cell}/{suite} {nodeid}: {ranks}, not {wanted}: {report.messages[cell, suite, nodeid]}"
+    if is_whole:
+        for cell, suite in report.jobs:
+            there = {nodeid for key, name, nodeid in report.tests if (key, name) == (cell, suite)}
+            yield from (f"{cell}/{suite} {nodeid}: not in the report" for nodeid in WANTED[suite].keys() - there)
+
+
+def _of_jobs(run: Path, report: Report) -> Iterator[str]:
+    manifest = json.loads((run / "run.json").read_text())
+    for job in manifest["jobs"]:
+        if (job["cell"], job["suite"]) not in report.jobs:
+            yield f"{job['id']}: planned, and not in the report"
+
+
+def _of_finished_tests(run: Path, report: Report) -> Iterator[str]:
+    """Each test that a rank has finished, as its own file of events has it, is in the report with that outcome."""
+    for path in run.glob("cells/*/*/attempt-1/events-[0-9]*.jsonl"):
+        cell, suite, rank = path.parts[-4], path.parts[-3], int(path.stem.partition("-")[2])
+        for nodeid, outcome in finished(path).items():
+            found = report.tests.get((cell, suite, nodeid), {}).get(rank)
+            if found != outcome:
+                yield f"{cell}/{suite} {nodeid}: rank {rank} {outcome} by its events, {found} in the report"
+
+
+def _of_heard_tests(run: Path, report: Report) -> Iterator[str]:
+    """Each outcome that a run has heard of, as its journal has it, is in the report: that, or what the rank wrote."""
+    for path in run.glob("cells/*/*/attempt-1/events-agent.jsonl"):
+        cell, suite = path.parts[-4], path.parts[-3]
+        for event in _events(path):
+            if event["event"] == "arrived":
+                found = report.tests.get((cell, suite, event["nodeid"]), {})
+                if event["rank"] not in found or found[event["rank"]] == "missing":
+                    yield f"{cell}/{suite} {event['nodeid']}: rank {event['rank']} was heard, the report has {found}"
+
+
+def finished(path: Path) -> dict[str, str]:
+    """What each test came to that a rank has finished."""
+    phases: dict[str, list[str]] = {}
+    found = {}
+    for event in _events(path):
+        if event["event"] == "phase":
+            phases.setdefault(event["nodeid"], []).append(event["outcome"])
+        if event["event"] == "test_finished":
+            words = [word for word in phases.get(event["nodeid"], ()) if word != "passed"]
+            found[event["nodeid"]] = words[0] if words else "passed"
+    return found
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_bytes().splitlines():
+        with suppress(ValueError):  # torn by a kill
+            yield json.loads(line)
+
+
+def _of_ended_jobs(report: Report, said: str) -> Iterator[str]:
+    """What the run has told of a job that had ended is in the report."""
+    for cell, suite, words in re.findall(
+        r"^(\S+)/(\S+): (\d+ (?:bad|passed|skipped).*) \([\d.]+ s\)$", said, re.MULTILINE
+    ):
+        told = {word: int(count) for count, word in (part.split() for part in words.split(", "))}
+        kinds = Counter(
+            _word(set(ranks.values())) for (key, name, _), ranks in report.tests.items() if (key, name) == (cell, suite)
+        )
+        lacking = {word: count for word, count in told.items() if kinds[word] < count}
+        if lacking:
+            yield f"{cell}/{suite}: it said {words}, and the report has {dict(kinds)}"
+
+
+def of_told_failures(report: Report, said: str) -> Iterator[str]:
+    """The first failure of each job, which is told while it runs, is in the report."""
+    told = re.findall(r"^(\S+)/(\S+): first failure: rank (\d+) (.+?) in (\S+::\S+): ", said, re.MULTILINE)
+    for cell, suite, rank, words, nodeid in told:
+        found = report.tests.get((cell, suite, nodeid), {}).get(int(rank))
+        if found != words.replace(" ", "_"):
+            yield f"{cell}/{suite} {nodeid}: it said rank {rank} {words}, and the report has {found}"
+
+
+def _word(outcomes: set[str]) -> str:
+    if outcomes <= {"passed", "skipped"}:
+        return "passed" if "passed" in outcomes else "skipped"
+    return "bad"
+
+
+def of_host(run_id: str, temporary: Path, known: frozenset[int]) -> Iterator[str]:
+    """What is left of a run on this host.
+
+    Args:
+        run_id: The run.
+        temporary: Where runs make their temporary folders.
+        known: Processes that are not the run's.
+    """
+    yield from (f"left: process {pid}: {command}" for pid, command in strangers(known).items())
+    mine = (path for path in temporary.iterdir() if "survival-neighbour" not in path.name)
+    yield from (f"left: {path}" for path in mine)
+    yield from (f"left: {path}" for path in ownership.lock_folder().glob(f"run-{run_id}*"))
+
+
+def strangers(known: frozenset[int]) -> dict[int, str]:
+    """The living processes of this world that are neither known nor a Docker daemon's, each with its command."""
+    found = {}
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError, IndexError):
+            pid = int(entry.name)
+            stat = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            parents[pid] = int(stat[1])
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            if stat[0] not in (b"Z", b"X") and command:
+                found[pid] = command[:150]
+    return {
+        pid: command for pid, command in found.items() if pid not in known and not _is_of_daemon(pid, found, parents)
+    }
+
+
+def _is_of_daemon(pid: int, commands: Mapping[int, str], parents: Mapping[int, int]) -> bool:
+    """Whether a process is the daemon's own, and no container's."""
+    words = commands[pid].split()[0].rpartition("/")[2]
+    return words in {"dockerd", "containerd", "runc", "docker-proxy", "containerd-shim", "docker-init"} or (
+        "containerd-shim" in words and not any(parent == pid for parent in parents.values())
+    )
+
+
+def in_daemon(run_id: str, daemon: HostDaemon) -> Iterator[str]:
+    """What is left of a run in a daemon."""
+    mine = {"label": f"{ownership.RUN_LABEL}={run_id}"}
+    with closing(daemon.connect()) as client:
+        yield from (f"left: container {each['Names']}" for each in client.api.containers(all=True, filters=mine))
+        yield from (f"left: volume {each['Name']}" for each in client.api.volumes(filters=mine)["Volumes"] or [])
+        yield from (f"left: network {each['Name']}" for each in client.api.networks(filters=mine))
+
+
+def of_leases(said: str) -> Iterator[str]:
+    """What `allranks leases` should say, and does not."""
+    for gpu in GPUS:
+        if f"{gpu}: free" not in said:
+            yield f"not free: {[line for line in said.splitlines() if gpu in line] or said}"

@@ -1,0 +1,40 @@
+"""A run that something befalls keeps its results and leaves nothing behind; `nox -s survival` has all of it.
+
+Each test is one moment of the soak, in a world of its own (see world.py): nobody else's run notices.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).with_name("soak.py")
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    done = subprocess.run([sys.executable, str(SOAK), "--can"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(done.stderr.strip())
+
+
+def befall(*arguments):
+    command = [sys.executable, str(SOAK), "1", *arguments, "--seed", "7"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "none of them wrong" in done.stdout
+    assert "over before" not in done.stdout
+
+
+def test_on_the_host_a_full_disk_loses_nothing_that_was_written():
+    befall("full-disk@failure", "--engine", "process")
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker_client")
+@pytest.mark.parametrize("incident", ["sigkill", "container-removed"])
+def test_in_containers(incident):
+    befall(f"{incident}@failure", "--engine", "docker", "--host-daemon")

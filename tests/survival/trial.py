@@ -1,0 +1,303 @@
+"""One run that something befalls, from its start to the moment when nothing of it is left."""
+
+import os
+import random
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import judging
+from incidents import FAILURE, LAST_RESORT, Incident, Moment, Scene, eater
+from neighbours import GPU, Neighbours
+from project import CODE, GPUS, write_project
+from world import HostDaemon, mount_disk, unmount, until
+
+from allranks.engine.docker import DockerEngine
+from allranks.engine.package import package_folder
+
+_RESULTS_MIB: Final = 24
+_LINGER: Final = 10.0
+"""Seconds for processes and shims that have been killed to be gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where trials take place.
+
+    Attributes:
+        engine: ``process`` or ``docker``.
+        daemon: None for trials without containers.
+        gpus: What jobs may lease.
+        lengths: Seconds that undisturbed runs have taken; the shortest is the one to draw moments from, so that on a
+            busy machine few of them come too late.
+    """
+
+    folder: Path
+    engine: str
+    daemon: HostDaemon | None
+    neighbours: Neighbours
+    gpus: tuple[str, ...] = GPUS
+    lengths: list[float] = field(default_factory=list)
+
+    @property
+    def length(self) -> float:
+        """Seconds of an undisturbed run."""
+        return min(self.lengths, default=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """How it went.
+
+    Attributes:
+        moment: When it happened, as a part of the length of an undisturbed run.
+        met: Whether the run met with it.
+        after: How it was cleaned up.
+        seconds: From the incident to the run's end.
+    """
+
+    name: str
+    engine: str
+    moment: Moment
+    seed: str
+    met: bool
+    code: int
+    seconds: float
+    after: str
+    notes: tuple[str, ...]
+    wrong: tuple[str, ...]
+    said: str
+    folder: Path
+
+    @property
+    def line(self) -> str:
+        """All of it in a line."""
+        end = f"exit {self.code} after {self.seconds:.1f} s, {self.after}"
+        notes = f" ({'; '.join(self.notes)})" if self.notes else ""
+        state = "WRONG" if self.wrong else "ok" if self.met else "ok, over before"
+        return f"{self.name}@{_shown(self.moment)} on {self.engine} (--seed {self.seed}): {end}{notes}: {state}"
+
+    @property
+    def story(self) -> str:
+        """What was wrong, and what was said."""
+        wrong = "\n".join(f"- {each}" for each in self.wrong)
+        return f"{self.line}\n{wrong}\nit said:\n{self.said}\nall of it: {self.folder}"
+
+
+NOTHING: Final = Incident(
+    name="nothing", strike=lambda scene: scene.process.wait() is None, codes=(CODE,), is_harmless=True
+)
+
+
+def measure(place: Place) -> None:
+    """See how long an undisturbed run takes; raises AssertionError where one does not go well."""
+    trial = attempt(place, NOTHING, 0.0, "0")
+    assert not trial.wrong, trial.story
+
+
+def attempt(place: Place, incident: Incident, moment: Moment, seed: str) -> Trial:
+    """Run, have it happen, and see what is left."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{incident.name}-", dir=place.folder))
+    drawn = random.Random(f"{incident.name}/{place.engine}/{moment}/{seed}")  # noqa: S311 - chance
+    repository, results = folder / "repository", folder / "results"
+    spans = place.daemon is not None and getattr(DockerEngine, "spans_nodes", True)
+    write_project(repository, spans_nodes=spans, eats=eater(drawn) if incident.eats else None)
+    mount_disk(results, _RESULTS_MIB)
+    try:
+        trial = _attempt(place, incident, moment, seed, drawn, folder)
+        if trial.wrong:
+            shutil.copytree(results, folder / "kept", symlinks=True)
+    finally:
+        unmount(results)
+    (place.folder / f"{incident.name}@{_shown(moment)}.txt").write_text(trial.story)
+    if not trial.wrong:
+        shutil.rmtree(folder)
+    return trial
+
+
+def _attempt(  # noqa: PLR0917 - each is something else
+    place: Place, incident: Incident, moment: Moment, seed: str, drawn: random.Random, folder: Path
+) -> Trial:
+    run_id = f"survival-{secrets.token_hex(4)}"
+    environment = _environment(place, run_id)
+    known = frozenset(judging.strangers(frozenset()))
+    log = folder / "said.txt"
+    command = [sys.executable, "-m", "allranks", "run", "--engine", place.engine, "--results", str(folder / "results")]
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            command,
+            cwd=folder / "repository",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    scene = Scene(
+        run_id=run_id,
+        engine=place.engine,
+        process=process,
+        repository=folder / "repository",
+        results=folder / "results",
+        environment=environment,
+        daemon=place.daemon,
+        drawn=drawn,
+        said=lambda: log.read_text(errors="replace"),
+    )
+    started = time.monotonic()
+    _wait_for(moment, scene, place.length)
+    began = time.monotonic()
+    met = not scene.is_over and incident.strike(scene)
+    if not met:
+        process.wait()
+        place.lengths.append(time.monotonic() - started)
+    try:
+        process.wait(max(0.1, LAST_RESORT - (time.monotonic() - began)))
+    except subprocess.TimeoutExpired:
+        scene.wrong.append(f"it hangs: no end after {LAST_RESORT:g} s")
+        process.kill()
+        process.wait()
+    seconds = time.monotonic() - began
+    incident.mend(scene)
+    judge = _Judge(place, incident, scene, known, met)
+    wrong = [*scene.wrong, *judge.all(seconds)]
+    return Trial(
+        name=incident.name,
+        engine=place.engine,
+        moment=moment,
+        seed=seed,
+        met=met,
+        code=process.returncode,
+        seconds=seconds,
+        after=judge.after,
+        notes=tuple(scene.notes),
+        wrong=tuple(wrong),
+        said=scene.said() + judge.said,
+        folder=folder,
+    )
+
+
+def _wait_for(moment: Moment, scene: Scene, length: float) -> None:
+    if moment == FAILURE:
+        until(lambda: scene.is_over or ": first failure: " in scene.said(), LAST_RESORT, "the run fails in nothing")
+        return
+    with suppress(subprocess.TimeoutExpired):
+        scene.process.wait(moment * length)
+
+
+def _shown(moment: Moment) -> str:
+    return moment if moment == FAILURE else f"{moment:.3f}"
+
+
+def _environment(place: Place, run_id: str) -> dict[str, str]:
+    temporary = place.folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    own = {
+        "ALLRANKS_RUN_ID": run_id,
+        "ALLRANKS_GPUS": ",".join((*place.gpus, GPU)) if place.gpus else "",
+        "TMPDIR": str(temporary),
+        "XDG_CACHE_HOME": str(place.folder / "cache"),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(package_folder().parent), os.environ.get("PYTHONPATH", "")))),
+        "DOCKER_HOST": place.daemon.address if place.daemon else "unix:///nowhere",
+    }
+    host = {
+        name: value for name, value in os.environ.items() if name not in {"PYTHONDONTWRITEBYTECODE", "GITHUB_ACTIONS"}
+    }
+    return {**host, **own}
+
+
+class _Judge:
+    """Looks at what is left, has it merged, cleans up, and looks again."""
+
+    def __init__(self, place: Place, incident: Incident, scene: Scene, known: frozenset[int], met: bool) -> None:
+        self._place = place
+        self._incident = incident
+        self._scene = scene
+        self._known = known
+        self._met = met
+        self._run = scene.results / scene.run_id
+        self.after = "nothing to do"
+        self.said = ""
+
+    def all(self, seconds: float) -> Iterator[str]:
+        incident, scene = self._incident, self._scene
+        yield from judging.of_words(scene.said())
+        yield from self._of_code()
+        if self._met and seconds > 2 * (self._place.length or LAST_RESORT) + incident.seconds:
+            yield f"it took {seconds:.1f} s more"
+        if incident.is_clean:
+            yield from (f"before any clean-up, {each}" for each in self._left())
+        if (self._run / "run.json").exists():
+            yield from self._of_results()
+        yield from self._clean_up()
+        yield from self._left()
+        yield from judging.of_leases(self._command("leases")) if self._place.gpus else ()
+        yield from self._place.neighbours.harm()
+
+    def _of_code(self) -> Iterator[str]:
+        code, said = self._scene.process.returncode, self._scene.said()
+        allowed = self._incident.codes if self._met else (CODE,)
+        if self._met and not (self._run / "run.json").exists():
+            # Python itself had hardly begun, or allranks had not.
+            allowed = (*allowed, -15, -2)
+        if f"exit code {CODE}:" in said and not self._incident.is_harmless:
+            # It had all been said when it happened.
+            allowed = (*allowed, CODE)
+        if code not in allowed:
+            yield f"exit code {code}, not {' or '.join(map(str, allowed))}"
+        if code == 4 and self._incident.says and not any(word in said for word in self._incident.says):
+            yield f"it did not say {' or '.join(map(repr, self._incident.says))}"
+        if code == 130 and not (self._run / "report.json").exists() and (self._run / "run.json").exists():
+            yield "it was interrupted, and there is no report"
+
+    def _of_results(self) -> Iterator[str]:
+        self._command("merge", str(self._run))
+        report = self._run / "report.json"
+        if not report.exists():
+            yield "there is no report of what is left"
+            return
+        found = judging.read_report(report)
+        is_whole = (self._incident.is_harmless or not self._met) and not self._incident.eats
+        yield from judging.of_report(self._run, found, self._scene.said(), is_whole=is_whole)
+        if self._incident.is_written:
+            yield from judging.of_told_failures(found, self._scene.said())
+        if self._incident.eats and not any("for want of memory" in each for each in found.messages.values()):
+            yield "nothing is said to have been killed for want of memory"
+
+    def _clean_up(self) -> Iterator[str]:
+        """By the command, or by going on with the run, which must end as it always does."""
+        scene = self._scene
+        self.after = "clean" if self._incident.eats else scene.drawn.choice(("clean", "clean", "clean", "resume"))
+        if self.after == "clean" or not (self._run / "run.json").exists():
+            self.after = "clean"
+            self._command("clean")
+            return
+        said = self._command("run", "--engine", scene.engine, "--results", str(scene.results), "--resume")
+        found = judging.read_report(self._run / "report.json")
+        yield from (f"resumed: {each}" for each in judging.of_report(self._run, found, said, is_whole=True))
+
+    def _command(self, *arguments: str) -> str:
+        done = self._scene.allranks(*arguments)
+        said = done.stdout + done.stderr
+        self.said += f"$ allranks {' '.join(arguments)}\n{said}"
+        return said
+
+    def _left(self) -> list[str]:
+        def look() -> list[str]:
+            temporary = self._place.folder / "tmp"
+            known = self._known | self._place.neighbours.pids
+            found = list(judging.of_host(self._scene.run_id, temporary, known))
+            daemon = self._place.daemon
+            return found + list(judging.in_daemon(self._scene.run_id, daemon) if daemon else ())
+
+        with suppress(TimeoutError):
+            until(lambda: not look(), _LINGER if not self._incident.is_clean else 2.0, "")
+        return look()

@@ -1,0 +1,70 @@
+"""``allranks build``, and runs that take what it has exported, as far as no daemon is needed."""
+
+import json
+
+import pytest
+
+from allranks.cli import main
+
+MATRIX = """\
+[matrix]
+backend = ["gloo"]
+world_size = [2]
+gpu_count = [0, 2]
+
+[suites.tiny]
+path = "suite"
+
+[images.cpu]
+when = "gpu_count == 0"
+image = "registry.example/cpu:1"
+
+[images.cuda]
+when = "gpu_count > 0"
+image = "registry.example/cuda:1"
+
+[[runners]]
+labels = ["own"]
+gpus = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def repository(tmp_path, monkeypatch):
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "matrix.toml").write_text(MATRIX)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--push"], "has no registry to push to"),
+        (["--registry", "ghcr.io/o/r"], "nothing tells them"),
+        (["--plan-file", "plan.json", "--where", "backend=gloo"], "which cells and suites are meant"),
+        (["--plan-file", "none.json"], "none.json cannot be read"),
+    ],
+)
+def test_options_that_contradict_each_other_are_usage_errors(options, said, capsys):
+    assert main(["build", "--engine", "process", *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_process_engine_has_no_images_to_pass_on_and_says_so(repository, capsys):
+    assert main(["build", "--engine", "process", "--export", "images"]) == 0
+    assert "engine: process (asked for), which runs no images" in capsys.readouterr().out
+    assert json.loads((repository / "images" / "images.json").read_text())["images"] == []
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker_client")
+def test_a_plan_s_images_are_those_of_its_jobs_and_may_leave_out_what_needs_gpus(repository, capsys):
+    assert main(["plan", "--format", "github", "--plan-file", "plan.json"]) == 0
+    capsys.readouterr()
+    assert main(["build", "--plan-file", "plan.json", "--dry-run"]) == 0
+    assert capsys.readouterr().out == "cpu registry.example/cpu:1\ncuda registry.example/cuda:1\n"
+    assert main(["build", "--plan-file", "plan.json", "--without-gpus", "--export", "images"]) == 0
+    assert [each["name"] for each in json.loads((repository / "images" / "images.json").read_text())["images"]] == [
+        "cpu"
+    ]

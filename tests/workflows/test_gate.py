@@ -1,0 +1,74 @@
+"""The gate's own decision, over every way in which the jobs before it can end."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hosted import Site, read_workflow, run_job
+
+DIST = Path(__file__).parents[2] / ".github" / "workflows" / "dist.yml"
+
+RESULTS = ("success", "failure", "cancelled", "skipped")
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """``gate(run="failure", code="1")``: the gate's job, where all else went well."""
+    site = Site(
+        workflow=read_workflow(DIST),
+        inputs={},
+        repository=tmp_path / "none",
+        folder=tmp_path,
+        environ={"PATH": os.environ["PATH"]},
+    )
+
+    def decide(*, planned="2", reported="2", code="0", **results):
+        outputs = {
+            "plan": {"attempt": "1", "matrix": "{}", "jobs": planned},
+            "report": {"jobs": reported, "code": code},
+        }
+        needs = {
+            job: {"result": results.get(job, "success"), "outputs": outputs.get(job, {})}
+            for job in ("plan", "image", "run", "report")
+        }
+        return run_job(site, "gate", needs)
+
+    return decide
+
+
+def test_it_opens_when_all_is_accounted_for_and_good(gate):
+    job = gate()
+    assert job.result == "success"
+    assert job.summary == "**The gate is open:** 2 planned jobs, all accounted for and good.\n"
+
+
+@pytest.mark.parametrize("job", ["plan", "image", "run", "report"])
+@pytest.mark.parametrize("result", RESULTS[1:])
+def test_a_job_that_did_not_succeed_closes_it(gate, job, result):
+    ended = gate(**{job: result})
+    assert ended.result == "failure"
+    assert f"{job}: {result} where it must be success" in ended.summary
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"code": "1"}, "exit code of the merged report: 1 where it must be 0"),
+        ({"code": ""}, "exit code of the merged report: nothing where it must be 0"),
+        ({"reported": "1"}, "jobs in the report: 1 where it must be 2"),
+        ({"reported": "3"}, "jobs in the report: 3 where it must be 2"),
+        ({"reported": ""}, "jobs in the report: nothing where it must be 2"),
+        ({"planned": "0", "reported": "0"}, "nothing was planned"),
+        ({"planned": "", "reported": ""}, "nothing was planned"),
+        ({"planned": "two", "reported": "two"}, "nothing was planned"),
+    ],
+)
+def test_a_count_or_code_that_is_not_right_closes_it(gate, said, reason):
+    ended = gate(**said)
+    assert ended.result == "failure"
+    assert reason in ended.summary
+    assert "open" not in ended.summary
+
+
+def test_whatever_the_jobs_before_it_came_to_the_gate_is_no_skipped_job():
+    assert read_workflow(DIST)["jobs"]["gate"]["if"] == "always()"

@@ -1,0 +1,109 @@
+"""What holds for every workflow file of ours, and of the examples."""
+
+import re
+from pathlib import Path
+
+import pytest
+from expressions import Open, Scope, filled
+from hosted import INSTALLING, PINNED, read_workflow
+
+ROOT = Path(__file__).parents[2]
+OWN = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.yml"))
+VERSIONED = re.compile(r"uses: \S+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
+
+
+def name_of(path):
+    return f"{path.parent.name}/{path.name}"
+
+
+@pytest.fixture(params=[*OWN, *EXAMPLES], ids=name_of)
+def path(request):
+    return request.param
+
+
+@pytest.fixture
+def jobs(path):
+    return read_workflow(path)["jobs"]
+
+
+def steps_of(jobs):
+    return [step for job in jobs.values() for step in job.get("steps", ())]
+
+
+def test_there_are_some():
+    assert {path.stem for path in OWN} == {"ci", "dist", "images"}
+    assert EXAMPLES
+
+
+def test_actions_and_workflows_of_others_are_pinned_by_commit_and_say_their_version(path):
+    lines = [line.strip().removeprefix("- ") for line in path.read_text().splitlines() if "uses:" in line.split("#")[0]]
+    assert [line for line in lines if not VERSIONED.fullmatch(line)] == []
+
+
+def test_no_expression_is_in_a_line_of_the_shell(jobs):
+    assert [step["name"] for step in steps_of(jobs) if "${{" in step.get("run", "")] == []
+
+
+def test_nobody_may_do_more_than_its_jobs_say(path, jobs):
+    assert read_workflow(path)["permissions"] == {}
+    rights = {name: right for job in jobs.values() for name, right in job["permissions"].items()}
+    written = {name for name, right in rights.items() if right != "read"}
+    assert written == ({"packages"} if path.stem == "images" else set())
+
+
+def test_no_checkout_leaves_a_token_behind(jobs):
+    checkouts = [step for step in steps_of(jobs) if step.get("uses", "").startswith("actions/checkout@")]
+    assert [step for step in checkouts if step["with"] != {"persist-credentials": False}] == []
+
+
+def test_every_job_has_a_time_limit(jobs):
+    assert [name for name, job in jobs.items() if "timeout-minutes" not in job and "uses" not in job] == []
+
+
+def test_a_pull_request_never_runs_what_writes():
+    [job] = read_workflow(ROOT / ".github" / "workflows" / "images.yml")["jobs"].values()
+    allowed = re.findall(r"github\.event_name == '(\w+)'", job["if"])
+    assert job["if"] == " || ".join(f"github.event_name == '{event}'" for event in allowed)
+    assert set(allowed) == {"push", "schedule", "workflow_dispatch"}
+
+
+def test_allranks_is_installed_in_the_same_way_by_all_jobs():
+    steps = [step for path in OWN if path.stem != "ci" for step in steps_of(read_workflow(path)["jobs"])]
+    ways = [step for step in steps if step["name"] == INSTALLING]
+    assert len(ways) == 5
+    assert all(way == ways[0] for way in ways)
+
+
+HERE, FORK = {"full_name": "owner/repository"}, {"full_name": "somebody/repository"}
+
+
+def from_a(repository):
+    return {"pull_request": {"head": {"repo": repository}, "base": {"repo": HERE}}}
+
+
+@pytest.mark.parametrize(
+    ("event", "hosted", "environment"),
+    [
+        (from_a(FORK), False, "allranks-forks"),
+        (from_a(None), False, "allranks-forks"),  # the fork is gone
+        (from_a(FORK), None, "allranks-forks"),  # nobody says whose machine it is
+        (from_a(FORK), True, ""),
+        (from_a(HERE), False, ""),
+        ({}, False, ""),  # no pull request
+    ],
+)
+def test_a_fork_waits_for_approval_before_it_gets_a_machine_that_is_not_github_s(event, hosted, environment):
+    run = read_workflow(ROOT / ".github" / "workflows" / "dist.yml")["jobs"]["run"]
+    scope = Scope({"github": {"event": Open(event)}, "matrix": {"hosted": hosted}, "inputs": {"approval": ""}})
+    assert filled(run["environment"], scope) == environment
+
+
+def test_examples_give_what_the_workflow_takes():
+    for path in EXAMPLES:
+        [job] = read_workflow(path)["jobs"].values()
+        called = ROOT / PINNED.fullmatch(job["uses"])["action"].partition("/allranks/")[2]
+        call = read_workflow(called)["on"]["workflow_call"]
+        assert set(job.get("with", {})) <= set(call["inputs"])
+        for called_job in read_workflow(called)["jobs"].values():
+            assert called_job["permissions"].items() <= job["permissions"].items()
