@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import requests
 from docker.errors import APIError
 
+from allranks.engine.builds import LABEL
 from allranks.engine.docker import DockerEngine
 
 ID = "c0ffee"
@@ -116,7 +117,14 @@ class FakeClient:
     def remove_container(self, identifier, v, force):
         self._call("remove", identifier, v, force)
 
+    def images(self, filters):
+        """No build has left any; see test_builds."""
+        assert filters["dangling"]
+        return []
+
     def containers(self, all, filters):  # noqa: A002 - the SDK's name
+        if filters == {"label": LABEL}:
+            return []
         self._call("containers", all, filters)
         return self.listed
 

@@ -9,8 +9,9 @@ from docker.errors import NotFound
 from fake_daemon import ID, end_agent, engine_of, ignore, refusal
 
 from allranks.engine import agents
+from allranks.engine import docker as docker_engine
 from allranks.engine.docker import connect
-from allranks.engine.ownership import host_id, own_run
+from allranks.engine.ownership import own_run
 from allranks.engine.spec import Resources
 from allranks.errors import EngineError
 
@@ -293,7 +294,7 @@ def test_reaping_asks_for_objects_of_this_host_alone(fake):
     engine_of(client).reap()
     asked = [filters for *_, filters in client.calls]
     assert len(asked) == 3
-    assert all(filters["label"] == ["allranks=1", f"allranks.host={host_id()}"] for filters in asked)
+    assert all(filters["label"] == ["allranks=1", f"allranks.host={docker_engine.host_id()}"] for filters in asked)
 
 
 @pytest.mark.usefixtures("locks")

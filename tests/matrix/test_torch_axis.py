@@ -107,7 +107,7 @@ def test_nothing_of_it_is_in_the_plan_of_a_matrix_without_the_axis(load_text, do
 
 def test_an_image_without_a_torch_is_one_for_each_version(expansion):
     images = [job.image for job in plan(expansion.matrix, expansion.cells)]
-    assert [(image.name, image.torch) for image in images] == [("cpu", "2.13.0"), ("cpu", "2.14.1")]
+    assert [(image.name, image.torch) for image in images] == [("cpu-t2.13.0", "2.13.0"), ("cpu-t2.14.1", "2.14.1")]
 
 
 def test_an_image_with_another_torch_than_its_cell_is_an_error(load_text):
@@ -120,7 +120,7 @@ def test_an_image_with_another_torch_than_its_cell_is_an_error(load_text):
 def test_an_image_with_the_torch_of_its_cells_is_right(load_text):
     text = MATRIX.replace("[images.cpu]", '[images.cpu]\nwhen = "torch == \'2.13\'"\ntorch = "2.13"')
     matrix = load_text(text + "[images.new]\nwhen = \"torch > '2.13'\"\n")
-    assert [job.image.name for job in plan(matrix, expand(matrix).cells)] == ["cpu", "new"]
+    assert [job.image.name for job in plan(matrix, expand(matrix).cells)] == ["cpu", "new-t2.14.1"]
 
 
 def test_a_finished_image_keeps_its_own_torch(load_text):

@@ -319,11 +319,6 @@ class Job:
         return self.shard.of(self.suite.name) if self.shard else self.suite.name
 
     @property
-    def image_title(self) -> str:
-        """The image's name; with the cell's torch, where that is an axis and there is an image for each version."""
-        return f"{self.image.name}-t{self.cell.torch}" if self.cell.torch else self.image.name
-
-    @property
     def id(self) -> str:
         """``<cell id>/<name>``, unique in a run."""
         return f"{self.cell.id}/{self.name}"

@@ -102,7 +102,7 @@ def suites_holding(matrix: Matrix, pytest_args: Sequence[str]) -> tuple[str, ...
 
 
 def image_for(matrix: Matrix, cell: Cell) -> Image:
-    """The one image of a cell, with the cell's torch where it has none of its own.
+    """The one image of a cell; where it has no torch of its own, one for each version, which is in its name too.
 
     Raises:
         MatrixError: No ``[images.NAME]`` holds for the cell, more than one does, or it has another torch.
@@ -116,7 +116,7 @@ def image_for(matrix: Matrix, cell: Cell) -> Image:
         return image
     if image.torch is not None and version_key(image.torch) != version_key(cell.torch):
         raise _torch_error(matrix, cell, image)
-    return replace(image, torch=cell.torch)
+    return image if image.torch else replace(image, name=f"{image.name}-t{cell.torch}", torch=cell.torch)
 
 
 def check_images(expansion: Expansion) -> None:

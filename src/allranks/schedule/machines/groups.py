@@ -64,7 +64,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
     """
     numbers: dict[tuple[RunnerRule, str], list[int]] = {}
     for number, job in enumerate(jobs):
-        numbers.setdefault((runner_for(matrix, job.cell), job.image_title), []).append(number)
+        numbers.setdefault((runner_for(matrix, job.cell), job.image.name), []).append(number)
     groups, rooms = [], dict[tuple[int, int, int], Room]()
     for (rule, image), own in numbers.items():
         longest = max((jobs[number] for number in own), key=lambda job: limit_of(job, matrix.limits))
