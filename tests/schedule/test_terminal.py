@@ -92,10 +92,12 @@ def start(repository, locks):
         master, slave = os.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
         words, own = os.pipe()
+        # pytest-xdist's workers say how large a terminal is that is not this one.
+        outside = {name: value for name, value in os.environ.items() if name not in {"LINES", "COLUMNS"}}
         process = subprocess.Popen(
             [sys.executable, CHILD, locks, str(words), *arguments],
             stdin=slave, stdout=slave, stderr=slave, cwd=repository, pass_fds=[words],
-            env={**os.environ, "TERM": "xterm", "ALLRANKS_RUN_ID": "r1", **environment},
+            env={**outside, "TERM": "xterm", "ALLRANKS_RUN_ID": "r1", **environment},
             start_new_session=True,
         )  # fmt: skip
         os.close(slave)
