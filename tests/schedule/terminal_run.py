@@ -44,7 +44,7 @@ def main():
         engine.acts.clear()
         engine.endless.add(ONE)
 
-    def choose_host(_name, _matrix, say, _inventory):
+    def choose_host(_name, _matrix, say, *_):
         say("engine: scripted")
         surroundings = Surroundings(image="image:1")
         return Host(engine=engine, gpus=GPUS, cores=8, memory=99999, surroundings=lambda _: surroundings)

@@ -126,7 +126,7 @@ def test_packs_of_a_group_are_within_a_tenth_of_each_other_or_one_job_explains_i
     longest = max([GUESSED, *(sum(tests.values()) + 3 for kinds in known.values() for tests in kinds.values())])
     for packs in groups.values():
         least, most = min(pack.seconds for pack in packs), max(pack.seconds for pack in packs)
-        assert most - least <= max(0.1 * most, longest)
+        assert most - least <= max(0.1 * most, longest) + 1e-6  # sums of the same seconds in another order differ
 
 
 GUESSED = 60.0
