@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import time
 from dataclasses import replace
 
@@ -179,3 +181,39 @@ def test_a_base_not_to_be_had_is_an_error_within_seconds(docker_client, tmp_path
             replace(CPU, base="registry.invalid/nothing:1"), root=tmp_path, client=docker_client, progress=print
         )
     assert time.perf_counter() - start < 30
+
+
+PROJECT = """\
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "hello"
+version = "1.0"
+"""
+
+SUITE = """\
+import hello
+
+
+def test_says():
+    assert hello.WORD == "{word}"
+"""
+
+
+def test_a_copied_project_is_as_it_is_now_in_an_image_that_stays(launch, scratch):
+    folder = scratch("")
+    matrix = (folder / "matrix.toml").read_text()
+    (folder / "matrix.toml").write_text(matrix.replace("[images.cpu]", '[images.cpu]\nproject = "."\nmode = "copy"'))
+    (folder / "pyproject.toml").write_text(PROJECT)
+    seen = []
+    for word in ("one", "another"):
+        (folder / "hello.py").write_text(f"WORD = {word!r}\n")
+        (folder / "suite" / "test_tiny.py").write_text(SUITE.format(word=word))
+        done = launch(folder, "--engine", "docker")
+        assert done.code == 0, done.output
+        seen.append(re.search(r"running in (\S+)", done.output)[1])
+        assert ("building image" in done.output) <= (word == "one")
+        shutil.rmtree(done.folder)
+    assert seen[0] == seen[1]

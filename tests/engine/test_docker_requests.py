@@ -269,3 +269,13 @@ def test_no_agent_tries_a_gpu_that_its_node_does_not_have(nodes_of):
     to_check = tuple(GpuToCheck(gpu=gpu, visible=gpu, name=gpu) for gpu in ("a", "b"))
     specs = nodes_of(gpus=("a", "b"), check_gpus=to_check)
     assert [[each.gpu for each in spec.agent.check_gpus] for spec in specs] == [["a"], ["b"]]
+
+
+def test_a_project_that_is_copied_lies_on_pythons_path(make_spec, tmp_path):
+    (tmp_path / "hello").mkdir()
+    (tmp_path / "hello" / "__init__.py").write_text("WORD = 'one'")
+    spec = make_spec(image="i", python_path=(tmp_path,))
+    assert container_environment(spec)["PYTHONPATH"] == "/job/agent:/job/project"
+    with tarfile.open(fileobj=io.BytesIO(job_archive((spec,), ()).data)) as archive:
+        assert "project/hello/__init__.py" in archive.getnames()
+    assert container_environment(make_spec(image="i"))["PYTHONPATH"] == "/job/agent"

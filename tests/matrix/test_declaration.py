@@ -533,3 +533,20 @@ def test_a_baseline_is_a_file_that_is_there(load_text, document, repository):
 def test_a_baseline_that_is_not_there_is_an_error_and_no_open_gate(load_text, document, file, words):
     with pytest.raises(MatrixError, match=rf"^matrix.toml:\d+: policy.baseline: .*{words}"):
         load_text(f"{document}[policy]\nbaseline = '{file}'\n")
+
+
+def test_a_project_is_installed_unless_it_says_that_it_is_copied(load_text):
+    text = AXES_LINES + REST + 'project = "."\n'
+    assert load_text(text).images["cpu"].mode == "install"
+    assert load_text(text + 'mode = "copy"\n').images["cpu"].mode == "copy"
+
+
+@pytest.mark.parametrize(
+    ("lines", "what"),
+    [('project = "."\nmode = "copied"', "is none of"), ('mode = "copy"', "there is no project")],
+)
+def test_a_mode_that_is_none_or_of_no_project_is_refused(load_text, lines, what):
+    with pytest.raises(MatrixError) as error:
+        load_text(AXES_LINES + REST + lines + "\n")
+    assert "images.cpu.mode" in error.value.what
+    assert what in error.value.what

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from docker.types import DeviceRequest, DriverConfig, Mount
@@ -226,7 +226,7 @@ def container_environment(spec: JobSpec) -> dict[str, str]:
         "USER": "allranks",
         "PYTHONDONTWRITEBYTECODE": "1",
         **spec.environment,
-        "PYTHONPATH": f"{ROOT}/agent",
+        "PYTHONPATH": f"{ROOT}/agent:{ROOT}/project" if spec.python_path else f"{ROOT}/agent",
         RUN_VARIABLE: spec.run_id,
     }
 
@@ -270,6 +270,7 @@ def job_archive(specs: Sequence[JobSpec], package: tuple[FileCopy, ...]) -> Arch
         archive.add_folder(name)
     archive.add_copies("agent", package)
     archive.add_copies("code", specs[0].files)
+    archive.add_copies("project", (FileCopy(source=path, target=Path()) for path in specs[0].python_path))
     for spec in specs:
         own = PurePosixPath(own_folder(spec.agent.node)).relative_to(ROOT)
         archive.add_folder(str(own / "results"))

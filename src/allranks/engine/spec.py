@@ -74,7 +74,7 @@ class JobSpec:
         attempt: From 1.
         image: Image reference, for engines that run containers.
         python: Interpreter, for engines that run processes.
-        python_path: Folders on that interpreter's path: the user's own project.
+        python_path: Folders on Python's path: the user's own project. Engines that copy put their contents into one.
         code: The folder on this host that suites are relative to.
         files: What of it the job needs, for engines that copy.
         carried: What the job's results folder starts with: an earlier job has left it for this one.

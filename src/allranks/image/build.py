@@ -91,9 +91,18 @@ def image_reference(image: Image, site: Site) -> str:
 
 
 def _named(image: Image, site: Site) -> tuple[Recipe, Base, str]:
-    recipe = recipe_of(image, root=site.root)
+    recipe = recipe_of(_installed_whole(image, site), root=site.root)
     base = find_base(site.client, recipe.base, environ=os.environ, progress=site.progress)
     return recipe, base, f"{repository(recipe.name)}:{_key(recipe, base)}"
+
+
+def _installed_whole(image: Image, site: Site) -> Image:
+    """The image as it is built: a project that is copied into jobs is no part of it, and what it needs is."""
+    if image.mode == "install":
+        return image
+    from allranks.image.copied import without_project  # noqa: PLC0415 - it builds a wheel, which few need
+
+    return without_project(image, site.root, site.progress)
 
 
 def repository(name: str) -> str:

@@ -1,10 +1,50 @@
 """The wheel of the user's own project."""
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from allranks.environments import locked
+from allranks.errors import EnvironmentBuildError
 from allranks.image.daemon import Progress
 from allranks.image.host_pip import PipRequest, run_pip
+from allranks.image.sources import source_digest
+from allranks.user_cache import cache_folder
+
+
+def kept_wheel(folder: Path, progress: Progress) -> Path:
+    """The wheel of a project, built when its source has changed, in a folder of the cache that is its own.
+
+    Args:
+        folder: The project's folder.
+        progress: Receives lines about the build.
+
+    Raises:
+        EnvironmentBuildError: The cache cannot be used.
+        ImageError: The project does not build.
+    """
+    kept = cache_folder() / "projects" / source_digest(folder)
+    with in_cache(kept):
+        if not (wheels := list(kept.glob("*.whl"))):
+            with tempfile.TemporaryDirectory(dir=kept) as scratch:
+                wheel = build_wheel(folder, into=Path(scratch), progress=progress)
+                wheels = [wheel.rename(kept / wheel.name)]
+    return wheels[0]
+
+
+@contextmanager
+def in_cache(folder: Path) -> Iterator[None]:
+    """A folder of the cache that exists, and that no other run changes meanwhile."""
+    try:
+        with locked(folder):
+            folder.mkdir(exist_ok=True)
+            yield
+    except OSError as error:
+        msg = f"The folder {folder} of the cache cannot be used."
+        remedy = "Free some space, or set XDG_CACHE_HOME to a folder that can be written."
+        raise EnvironmentBuildError(msg, why=str(error), remedy=remedy) from error
 
 
 def build_wheel(folder: Path, *, into: Path, progress: Progress) -> Path:

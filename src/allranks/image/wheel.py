@@ -25,6 +25,14 @@ def requirements(wheel: Path) -> tuple[str, ...]:
     return tuple(text for text in message.get_all("Requires-Dist", []) if not _OF_AN_EXTRA.search(text))
 
 
+def is_pure(wheel: Path) -> bool:
+    """Whether a wheel is Python alone, and unpacking it where Python looks is all that its installation does."""
+    with zipfile.ZipFile(wheel) as archive:
+        elsewhere = any(member.partition("/")[0].endswith(".data") for member in archive.namelist())
+    message = email.parser.HeaderParser().parsestr(_metadata(wheel, "WHEEL"))
+    return message.get("Root-Is-Purelib", "").strip().lower() == "true" and not elsewhere
+
+
 def _metadata(wheel: Path, name: str) -> str:
     with zipfile.ZipFile(wheel) as archive:
         member = next(member for member in archive.namelist() if _is_metadata(member, name))

@@ -11,6 +11,7 @@ from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, key_of, type_of_axis
 from allranks.matrix.document import LARGEST_NUMBER, PYPROJECT, Table, read
 from allranks.matrix.expand import cell_at, expand
 from allranks.matrix.model import (
+    PROJECT_MODES,
     Cell,
     EnvRule,
     Image,
@@ -20,6 +21,7 @@ from allranks.matrix.model import (
     Matrix,
     Policy,
     Process,
+    ProjectMode,
     Rule,
     SkipPolicy,
     Suite,
@@ -300,7 +302,7 @@ def _images(file: Table, known: Known) -> dict[str, Image]:
     return images
 
 
-BUILD_KEYS = ("base", "torch", "index", "packages", "requirements", "project", "apt")
+BUILD_KEYS = ("base", "torch", "index", "packages", "requirements", "project", "apt", "mode")
 
 DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?")
 """A name (Debian Policy, 5.6.1), with or without architecture and version, as apt-get install takes it."""
@@ -320,8 +322,17 @@ def _image(name: str, table: Table, known: Known) -> Image:
         requirements=_optional_path(table, "requirements"),
         project=_optional_path(table, "project"),
         apt=_debian_packages(table),
+        mode=_project_mode(table),
         line=table.line,
     )
+
+
+def _project_mode(table: Table) -> ProjectMode:
+    mode = table.choice("mode", PROJECT_MODES, Image.mode)
+    if "mode" in table and "project" not in table:
+        remedy = 'Name the folder of your project (project = "."), or remove mode.'
+        raise table.error(name="mode", what="there is no project that it could be of", remedy=remedy)
+    return mode
 
 
 def _check_image_kind(table: Table) -> None:

@@ -138,6 +138,10 @@ class Shard:
         return f"{suite}@{self.number}of{self.count}"
 
 
+ProjectMode = Literal["install", "copy"]
+PROJECT_MODES: tuple[ProjectMode, ...] = ("install", "copy")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Image:
     """One ``[images.NAME]``: what the cells under ``when`` run in.
@@ -151,6 +155,7 @@ class Image:
         requirements: A requirements file, relative to the matrix file.
         project: A folder, relative to the matrix file, that is built into a wheel and installed last.
         apt: Debian packages that are installed first, with or without ``=version``.
+        mode: How the project gets in: ``install`` as the last layer of the image, ``copy`` with each job.
         line: Where in the matrix file it is declared.
     """
 
@@ -164,6 +169,7 @@ class Image:
     requirements: Path | None = None
     project: Path | None = None
     apt: tuple[str, ...] = ()
+    mode: ProjectMode = "install"
     line: int = 1
 
 

@@ -94,10 +94,12 @@ def _containers(
     matrix: Matrix, say: Say, client: "DockerClient", uses: ExitStack | None
 ) -> tuple[Engine, MakeSurroundings]:
     from allranks.image.build import ensure_image  # noqa: PLC0415 - see client_for
+    from allranks.image.copied import project_files  # noqa: PLC0415
 
     def make(image: Image) -> Surroundings:
         made = ensure_image(image, root=matrix.root, client=client, progress=say, uses=uses)
-        return Surroundings(image=made.reference)
+        copied = (project_files(image, matrix.root, say),) if image.mode == "copy" else ()
+        return Surroundings(image=made.reference, python_path=copied)
 
     return _docker_engine(client), make
 

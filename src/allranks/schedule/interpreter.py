@@ -1,19 +1,16 @@
 """The Python of jobs on the process engine: an environment for each image of the matrix file, made on first use."""
 
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from allranks.environments import EnvironmentRecipe, ensure_environment, locked, run_pip_of
-from allranks.errors import EngineError, EnvironmentBuildError
-from allranks.image.project import build_wheel
+from allranks.environments import EnvironmentRecipe, ensure_environment, run_pip_of
+from allranks.errors import EngineError
+from allranks.image.project import in_cache, kept_wheel
 from allranks.image.recipe import recipe_of
-from allranks.image.sources import source_digest
 from allranks.image.wheel import requirements
 from allranks.matrix.model import Image, Process
 from allranks.schedule.request import Surroundings
-from allranks.user_cache import cache_folder
 
 Progress = Callable[[str], None]
 
@@ -44,7 +41,7 @@ def surroundings_of(image: Image, *, root: Path, process: Process, progress: Pro
     recipe = recipe_of(image, root=root)
     if recipe.apt:
         progress(f"image {image.name}: its Debian packages ({', '.join(recipe.apt)}) are this host's to have")
-    project = _project(recipe.project, progress) if recipe.project else None
+    project = kept_wheel(recipe.project, progress) if recipe.project else None
     index = ("--extra-index-url", recipe.index) if recipe.index else ()
     file = ("--requirement", str(recipe.requirements)) if recipe.requirements else ()
     environment = EnvironmentRecipe(
@@ -58,17 +55,6 @@ def surroundings_of(image: Image, *, root: Path, process: Process, progress: Pro
     return Surroundings(python=str(python), python_path=(_installed(project, python, progress),))
 
 
-def _project(folder: Path, progress: Progress) -> Path:
-    """The wheel of the user's project, built when its source has changed."""
-    kept = cache_folder() / "projects" / source_digest(folder)
-    with _cached(kept):
-        if not (wheels := list(kept.glob("*.whl"))):
-            with tempfile.TemporaryDirectory(dir=kept) as scratch:
-                wheel = build_wheel(folder, into=Path(scratch), progress=progress)
-                wheels = [wheel.rename(kept / wheel.name)]
-    return wheels[0]
-
-
 def _needs(wheel: Path | None) -> tuple[str, ...]:
     return requirements(wheel) if wheel else ()
 
@@ -76,23 +62,10 @@ def _needs(wheel: Path | None) -> tuple[str, ...]:
 def _installed(wheel: Path, python: Path, progress: Progress) -> Path:
     """A folder with the contents of the project's wheel."""
     target = wheel.parent / "site"
-    with _cached(wheel.parent):
+    with in_cache(wheel.parent):
         if not target.exists():
             with tempfile.TemporaryDirectory(dir=wheel.parent) as scratch:
                 draft = Path(scratch) / "site"
                 run_pip_of(python, ["--no-deps", "--target", str(draft), str(wheel)], wheel.name, progress)
                 draft.rename(target)
     return target
-
-
-@contextmanager
-def _cached(folder: Path) -> Iterator[None]:
-    """A folder of the cache that exists, and that no other run changes meanwhile."""
-    try:
-        with locked(folder):
-            folder.mkdir(exist_ok=True)
-            yield
-    except OSError as error:
-        msg = f"The folder {folder} of the cache cannot be used."
-        remedy = "Free some space, or set XDG_CACHE_HOME to a folder that can be written."
-        raise EnvironmentBuildError(msg, why=str(error), remedy=remedy) from error

@@ -22,7 +22,7 @@ class Surroundings:
     Attributes:
         image: Reference of the image, on an engine that runs containers.
         python: Interpreter, on an engine that runs processes.
-        python_path: Folders on that interpreter's path.
+        python_path: Folders on Python's path beside what image or interpreter have.
     """
 
     image: str | None = None

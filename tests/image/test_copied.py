@@ -1,0 +1,77 @@
+"""A project that goes into each job as files."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import ImageError
+from allranks.image import project
+from allranks.image.copied import project_files, without_project
+from allranks.matrix.model import Image
+
+IMAGE = Image(name="cpu", torch="2.13.0", packages=("numpy",), project=Path(), mode="copy")
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A project with one module."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    (folder / "pyproject.toml").write_text("[project]\nname = 'hello'\n")
+    (folder / "hello.py").write_text("WORD = 'one'\n")
+    return folder
+
+
+@dataclass
+class Builds:
+    """The wheels that were built, each of the module as it was, and what else goes into the next."""
+
+    wheels: list[Path] = field(default_factory=list)
+    more: dict[str, str] = field(default_factory=dict)
+
+
+@pytest.fixture(autouse=True)
+def builds(monkeypatch, make_wheel):
+    made = Builds()
+
+    def build_wheel(folder, *, into, progress):  # noqa: ARG001
+        files = {"hello.py": (folder / "hello.py").read_text(), **made.more}
+        made.wheels.append(make_wheel(into, "hello", "1.0", requires=["six"], files=files))
+        return made.wheels[-1]
+
+    monkeypatch.setattr(project, "build_wheel", build_wheel)
+    return made
+
+
+def test_an_image_has_what_the_project_needs_and_not_the_project(repository, progress):
+    made = without_project(IMAGE, repository, progress)
+    assert made == replace(IMAGE, project=None, mode="install", packages=("numpy", "six"))
+
+
+def test_the_files_are_those_of_an_installed_project(repository, progress):
+    folder = project_files(IMAGE, repository, progress)
+    assert (folder / "hello.py").read_text() == "WORD = 'one'\n"
+    assert (folder / "hello-1.0.dist-info" / "METADATA").exists()
+
+
+def test_a_change_of_the_source_is_seen_and_leaves_what_a_run_has_taken(repository, progress):
+    before = project_files(IMAGE, repository, progress)
+    (repository / "hello.py").write_text("WORD = 'another'\n")
+    after = project_files(IMAGE, repository, progress)
+    assert (after / "hello.py").read_text() == "WORD = 'another'\n"
+    assert (before / "hello.py").read_text() == "WORD = 'one'\n"
+
+
+def test_nothing_is_built_while_the_source_stays(repository, builds, progress):
+    folders = {project_files(IMAGE, repository, progress) for _ in range(2)}
+    without_project(IMAGE, repository, progress)
+    assert len(folders) == len(builds.wheels) == 1
+
+
+def test_files_for_other_folders_than_pythons_are_refused(repository, builds, progress):
+    builds.more["hello-1.0.data/scripts/hello"] = "#!/bin/sh\n"
+    with pytest.raises(ImageError, match="cannot be copied into jobs") as error:
+        project_files(IMAGE, repository, progress)
+    assert 'mode = "install" in [images.cpu]' in error.value.remedy
