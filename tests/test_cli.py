@@ -631,7 +631,23 @@ def test_a_pack_is_run_as_it_was_planned(plan_machines, allranks, runs):
     assert jobs == ["nccl-w2-g2-env/tiny", "nccl-w2-g2-env/other"]
     assert (options.run_id, options.seed) == (document["run_id"], document["seed"])
     assert (options.engine, options.pytest_args) == ("process", ("-k", "x"))
+    assert options.planned_gpus == 2
     assert (options.rules.seconds, options.known) == (gpu["limit_seconds"], {})
+
+
+def test_a_machine_of_a_plan_runs_in_containers_unless_its_rule_says_otherwise(plan_machines, allranks, runs):
+    cpu, _ = plan_machines()
+    assert allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"])[0] == 0
+    assert (runs[0][1].engine, runs[0][1].planned_gpus) == ("docker", 0)
+
+
+def test_a_machine_with_fewer_gpus_than_planned_runs_nothing(plan_machines, allranks, monkeypatch, tmp_path):
+    _, gpu = plan_machines()
+    monkeypatch.setenv("ALLRANKS_GPUS", "GPU-a")
+    code, _, err = allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"], "--results", str(tmp_path / "r"))
+    assert code == 4
+    assert "a job with 2 GPUs for this machine, and allranks finds 1" in err
+    assert not (tmp_path / "r").exists()
 
 
 def test_the_command_line_may_choose_engine_and_seed_of_a_pack(plan_machines, allranks, runs):

@@ -295,8 +295,9 @@ def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     options.pytest_args = own.plan.pytest_args
     if options.seed is None:
         options.seed = own.plan.seed
-    if options.engine == "auto" and own.pack.engine:
-        options.engine = own.pack.engine
+    if options.engine == "auto":
+        # On a machine of a plan, a daemon that does not answer is trouble, and no reason to run outside of containers.
+        options.engine = own.pack.engine or "docker"
     if options.dry_run:
         return _show_requests(expansion, own.jobs, options)
     return _run_jobs(expansion, own.jobs, options, _PartOf(run_id=own.plan.run_id, own=own))
@@ -380,6 +381,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         left=left,
         gpus=options.gpus,
         gpu_mode=options.gpu_mode,
+        planned_gpus=max(job.cell.gpu_count for job in jobs) if of.own else 0,
         annotate=leave_to_the_merge if of.own else annotate_all,
     )
     code = run(expansion, jobs, run_options, _say)

@@ -20,12 +20,15 @@ def keeper(tmp_path):
     started = []
 
     def start(agent: str, grace: str = "6.0") -> subprocess.Popen:
+        harness = tmp_path / "allranks" / "harness"
+        harness.mkdir(parents=True)
+        for package in (harness, harness.parent):
+            (package / "__init__.py").touch()  # else one that is installed comes first
         for name in ("keeper", "kernel", "events"):
-            target = tmp_path / "allranks" / "harness" / f"{name}.py"
-            target.parent.mkdir(parents=True, exist_ok=True)
+            target = harness / f"{name}.py"
             text = (SOURCE / "allranks" / "harness" / f"{name}.py").read_text()
             target.write_text(text.replace("STOP_GRACE = 6.0", f"STOP_GRACE = {grace}"))
-        (tmp_path / "allranks" / "harness" / "__main__.py").write_text(agent)
+        (harness / "__main__.py").write_text(agent)
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
         process = subprocess.Popen(
             [sys.executable, *keeper_arguments(0)],

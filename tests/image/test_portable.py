@@ -139,8 +139,8 @@ def archive(path, **files):
             content.addfile(info, io.BytesIO(data))
 
 
-def named(name):
-    return {"manifests": [{"annotations": {"io.containerd.image.name": name}}]}
+def named(name, key="io.containerd.image.name"):
+    return {"manifests": [{"annotations": {key: name}}]}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,7 @@ def named(name):
         ({"manifest__json": [{**MANIFEST[0], "RepoTags": ["python:3.11-slim-bookworm"]}]}, "python:3.11-slim-bookworm"),
         ({"manifest__json": MANIFEST, "repositories": {"allranks/cpu": {"x": "y"}}}, "allranks/cpu"),
         ({"manifest__json": MANIFEST, "index__json": named("allranks/cpu:12")}, "allranks/cpu:12"),
+        ({"manifest__json": MANIFEST, "index__json": named("x:1", "org.opencontainers.image.ref.name")}, "x:1"),
         ({"manifest__json": MANIFEST * 2}, "holds 2 images"),
         ({"index__json": named("x")}, "holds 0 images"),
     ],
@@ -168,6 +169,24 @@ def test_an_archive_with_two_lists_is_not_loaded(tmp_path, daemon, progress):
             content.addfile(info, io.BytesIO(data))
     image = PortableImage(name="cpu", key=KEY, reference="sha256:12", file="cpu.tar")
     with pytest.raises(ImageError, match="twice"):
+        take_images([image], tmp_path, daemon, progress.append)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["x/../manifest.json", ".//manifest.json", "/manifest.json", "../manifest.json", "x/./y", "link/manifest.json"],
+)
+def test_a_list_that_comes_by_another_way_is_not_loaded(tmp_path, daemon, progress, name):
+    with tarfile.open(tmp_path / "cpu.tar", "w") as content:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "."
+        content.addfile(link)
+        for each in ("manifest.json", name):
+            info = tarfile.TarInfo(each)
+            info.size = len(data := json.dumps(MANIFEST).encode())
+            content.addfile(info, io.BytesIO(data))
+    image = PortableImage(name="cpu", key=KEY, reference="sha256:12", file="cpu.tar")
+    with pytest.raises(ImageError, match="leads elsewhere"):
         take_images([image], tmp_path, daemon, progress.append)
 
 

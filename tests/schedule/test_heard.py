@@ -1,5 +1,6 @@
 """What was heard of a job whose own files never came home."""
 
+import errno
 import json
 from contextlib import closing
 
@@ -45,10 +46,20 @@ def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path):
         heard.write(arrived(0, "test_good"))
 
 
-def test_a_disk_that_is_full_ends_nothing():
-    with closing(Heard("/dev/full")) as heard:
+def test_a_part_is_not_left_where_it_would_pass_for_the_whole(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    with closing(Heard(tmp_path / JOURNAL)) as heard:
         heard.write(arrived(0, "test_good"))
+        monkeypatch.setattr("allranks.schedule.heard.write_all", full)
         heard.write(arrived(1, "test_good"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_events_that_make_no_sense_keep_nobody_from_merging(attempt, tmp_path):
+    (attempt / "events-0.jsonl").write_text('{"event": "phase", "nodeid": ["x"]}\n{"event": "phase", "nodeid": "x"}\n')
+    complete_dead_runs(tmp_path)
 
 
 def test_what_a_dead_run_heard_becomes_results_of_its_ranks(attempt, tmp_path):

@@ -175,6 +175,9 @@ class _Parser:
         if isinstance(value, Open):
             found = (value.value or {}).get(name)
             return Open(found) if isinstance(found, dict) or found is None else found
+        if name.isdecimal() and isinstance(value, (list, Mapping)):
+            # Past the end of a list, and in what is none, there is nothing.
+            return value[int(name)] if isinstance(value, list) and int(name) < len(value) else None
         if not isinstance(value, Mapping) or name not in value:
             self._fail(f"there is no {name!r}")
         return value[name]

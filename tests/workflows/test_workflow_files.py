@@ -83,20 +83,38 @@ def from_a(repository):
 
 
 @pytest.mark.parametrize(
-    ("event", "hosted", "environment"),
+    ("event", "runs_on", "environment"),
     [
-        (from_a(FORK), False, "allranks-forks"),
-        (from_a(None), False, "allranks-forks"),  # the fork is gone
-        (from_a(FORK), None, "allranks-forks"),  # nobody says whose machine it is
-        (from_a(FORK), True, ""),
-        (from_a(HERE), False, ""),
-        ({}, False, ""),  # no pull request
+        (from_a(FORK), ["self-hosted", "gpu-4"], "allranks-forks"),
+        (from_a(None), ["self-hosted"], "allranks-forks"),  # the fork is gone
+        (from_a(FORK), ["ubuntu-24.04-gpu4"], "allranks-forks"),  # a machine of any name may be anybody's
+        (from_a(FORK), ["ubuntu-24.04", "gpu-4"], "allranks-forks"),
+        (from_a(FORK), {"group": "ubuntu-24.04", "labels": ["gpu-4"]}, "allranks-forks"),
+        (from_a(FORK), ["ubuntu-24.04"], ""),
+        (from_a(HERE), ["self-hosted"], ""),
+        ({}, ["self-hosted"], ""),  # no pull request
     ],
 )
-def test_a_fork_waits_for_approval_before_it_gets_a_machine_that_is_not_github_s(event, hosted, environment):
+def test_a_fork_waits_for_approval_before_it_gets_a_machine_that_is_not_github_s(event, runs_on, environment):
+    """Whatever its matrix file says of who owns that machine."""
     run = read_workflow(ROOT / ".github" / "workflows" / "dist.yml")["jobs"]["run"]
-    scope = Scope({"github": {"event": Open(event)}, "matrix": {"hosted": hosted}, "inputs": {"approval": ""}})
+    scope = Scope({"github": {"event": Open(event)}, "matrix": {"runs_on": runs_on, "hosted": True}})
     assert filled(run["environment"], scope) == environment
+
+
+@pytest.mark.parametrize("job", ["plan", "image", "report", "gate"])
+@pytest.mark.parametrize(("event", "machine"), [(from_a(FORK), "ubuntu-24.04"), (from_a(HERE), "gpu-4"), ({}, "gpu-4")])
+def test_a_fork_does_not_choose_the_machine_of_the_other_jobs(job, event, machine):
+    found = read_workflow(ROOT / ".github" / "workflows" / "dist.yml")["jobs"][job]
+    scope = Scope({"github": {"event": Open(event)}, "inputs": {"runner": "gpu-4"}})
+    assert filled(found["runs-on"], scope) == machine
+
+
+def test_what_the_host_s_python_does_imports_nothing_of_the_repository():
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in read_workflow(path)["jobs"].values():
+            for step in job.get("steps", ()):
+                assert step.get("run", "").count("python3 ") == step.get("run", "").count("python3 -I "), step["name"]
 
 
 def test_examples_give_what_the_workflow_takes():

@@ -78,12 +78,26 @@ def wait(agent: subprocess.Popen[bytes], bell: int, grace: float) -> int:
     return agent.returncode
 
 
-def end_orphans() -> None:
-    """Kill what the agent left behind: nobody may write any more to what is about to be read."""
-    while orphans := kernel.children():
+def end_orphans(patience: float = 2.0) -> None:
+    """Kill what the agent left behind: nobody may write any more to what is about to be read.
+
+    Args:
+        patience: Seconds that they get to go; what a driver holds in the kernel does not, and keeps nobody waiting.
+    """
+    deadline = time.monotonic() + patience
+    while (orphans := kernel.children()) and time.monotonic() < deadline:
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
+            _wait_for_end(pid, deadline)
+
+
+def _wait_for_end(pid: int, deadline: float) -> None:
+    descriptor = os.pidfd_open(pid)
+    try:
+        if kernel.is_readable(descriptor, max(0.0, deadline - time.monotonic())):
             os.waitpid(pid, 0)
+    finally:
+        os.close(descriptor)
 
 
 def tell(status: int, memory_kills: int) -> None:

@@ -77,9 +77,10 @@ def touch(client: DockerClient, reference: str) -> None:
     The daemon is the one memory that all its users share, and that a restart of the host leaves alone.
     """
     import docker.errors  # noqa: PLC0415
+    import requests  # noqa: PLC0415
 
     name, _, tag = reference.rpartition(":")
-    with suppress(docker.errors.DockerException):  # it only helps to choose what may go
+    with suppress(docker.errors.DockerException, requests.RequestException):  # it only helps to choose what may go
         client.api.tag(reference, name, tag)
 
 

@@ -8,12 +8,13 @@ of an image that a later run on the same daemon looks for.
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from allranks.errors import ImageError
@@ -31,7 +32,7 @@ SCHEMA: Final = 1
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _REMEDY: Final = "Make the folder anew (allranks build --export), or leave --images out, to build them here."
-_NAME_OF_CONTAINERD: Final = "io.containerd.image.name"
+_NAMES_OF_CONTAINERD: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +230,7 @@ def _refuse_names(archive: Path) -> None:
 def _names_in(archive: Path) -> Iterator[str]:
     """The names in each list that a daemon reads: Docker's own, its old one, and that of the OCI's layout."""
     with tarfile.open(archive, "r:") as content:
+        _refuse_odd_paths(content)
         manifest = _json_of(content, "manifest.json") or []
         if len(manifest) != 1:
             msg = f"it holds {len(manifest)} images and not one"
@@ -236,8 +238,21 @@ def _names_in(archive: Path) -> Iterator[str]:
         yield from (name for image in manifest for name in image.get("RepoTags") or ())
         yield from _json_of(content, "repositories") or {}
         for image in (_json_of(content, "index.json") or {}).get("manifests", ()):
-            if name := (image.get("annotations") or {}).get(_NAME_OF_CONTAINERD):
-                yield name
+            annotations = image.get("annotations") or {}
+            yield from (annotations[key] for key in _NAMES_OF_CONTAINERD if annotations.get(key))
+
+
+def _refuse_odd_paths(content: tarfile.TarFile) -> None:
+    """See to it that no member of an archive comes to lie, by another way, where a list lies."""
+    members = content.getmembers()
+    links = {posixpath.normpath(member.name) for member in members if member.issym() or member.islnk()}
+    for member in members:
+        name = member.name.removeprefix("./").rstrip("/")
+        parents = {parent.as_posix() for parent in PurePosixPath(name).parents}
+        is_plain = name in ("", ".", posixpath.normpath(name)) and not name.startswith(("/", ".."))
+        if not is_plain or parents & links or ("/" not in name and name in links):
+            msg = f"the path {member.name!r} leads elsewhere than it seems"
+            raise ValueError(msg)
 
 
 def _json_of(content: tarfile.TarFile, name: str) -> Any:  # noqa: ANN401 - JSON

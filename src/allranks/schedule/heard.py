@@ -22,6 +22,7 @@ class Heard:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: int | None = None
         with suppress(OSError):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -34,6 +35,9 @@ class Heard:
             write_all(self._file, json.dumps(event).encode() + b"\n")
         except OSError:
             self.close()
+            # A part would pass for the whole; the events are still in memory, and written when the job is put away.
+            with suppress(OSError):
+                self._path.unlink()
 
     def close(self) -> None:
         """Keep no more."""
@@ -63,7 +67,8 @@ def complete_dead_runs(folder: Path) -> None:
         suite, cell = attempt.parent, attempt.parent.parent
         if is_dead(cell.parent.parent.name):
             world_size = len(ranks_heard_of(attempt))
-            with suppress(OSError):
+            # What makes no sense, and a folder that cannot be written, stay: that job.json is missing is told.
+            with suppress(OSError, LookupError, TypeError, ValueError, AttributeError):
                 write_missing_xml(attempt, cell=cell.name, suite=suite.name, world_size=world_size)
 
 

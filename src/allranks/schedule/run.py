@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.engine.ownership import own_run
-from allranks.errors import AllranksError, ExitCode
+from allranks.errors import AllranksError, DeviceError, ExitCode
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import EngineName, Job
@@ -23,7 +23,7 @@ from allranks.schedule.descriptors import make_room_for_descriptors
 from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import choose_host, engines
-from allranks.schedule.inventory import GpuMode, take_inventory
+from allranks.schedule.inventory import GpuMode, Inventory, take_inventory
 from allranks.schedule.runner import NOTHING_BEFORE, Rules, Runner
 from allranks.schedule.snapshot import take_snapshot
 
@@ -55,6 +55,7 @@ class RunOptions:
         left: What is left of the jobs of a run that is gone on with, by their ids; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
         gpu_mode: Whose GPUs, and how containers are given them.
+        planned_gpus: How many GPUs this machine has to have, since a plan has chosen it for jobs that need them.
         annotate: How a CI service is told of failures.
     """
 
@@ -70,6 +71,7 @@ class RunOptions:
     left: Mapping[str, Again] | None = None
     gpus: str | None = None
     gpu_mode: GpuMode = "auto"
+    planned_gpus: int = 0
     annotate: Annotate = annotate_all
 
 
@@ -97,6 +99,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
     inventory = take_inventory(options.gpu_mode)
     if options.gpus is not None:
         inventory = inventory.only(options.gpus)
+    _refuse_missing_gpus(inventory, options.planned_gpus)
     if options.left is not None:
         _remove_remains()
     with own_run(options.run_id), ExitStack() as uses, interruptible():
@@ -120,6 +123,16 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             with suppress(AllranksError):
                 merge(folder.path)
             raise
+
+
+def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
+    """A job without its GPUs would skip all its tests: on the machine that was chosen for them, they are lost."""
+    there = len(inventory.gpus)
+    if there < planned:
+        what = f"The plan has a job with {planned} GPUs for this machine, and allranks finds {there}."
+        why = "All of its tests would be skipped, and nobody would see that they were to run."
+        remedy = "See `allranks doctor` on this machine, or correct gpus of its [[runners]] in the matrix file."
+        raise DeviceError(what, why=why, remedy=remedy)
 
 
 def _remove_remains() -> None:

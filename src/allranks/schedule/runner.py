@@ -171,6 +171,7 @@ class Runner:
         self._made: set[Image] = set()
         self._has_told = False
         self._ticket: Ticket | None = None
+        self._stands_for: int | None = None
         self._sick: set[str] = set()
         self._left_out: set[str] = set()
         self._seen_well: set[tuple[str, Surroundings]] = set()
@@ -292,7 +293,7 @@ class Runner:
             self._live.job_is(job.id, "waiting")
             return False
         self._live.job_is(job.id, "preparing", self._host.places(lease.gpus))
-        if lease.gpus:
+        if lease.gpus and task.number == self._stands_for:
             self._leave_line()  # whoever came meanwhile is before our next job
         with ExitStack() as undo:
             undo.enter_context(lease)
@@ -377,8 +378,8 @@ class Runner:
         wanted = backlog.first
         fits = wanted is not None and self._has_place and not self._waiting and self._free.holds(self._room(wanted))
         is_others = fits and bool(wanted and wanted.room.gpus)
-        if is_others:
-            self._wait_in_line(wanted.room.gpus if wanted else 0)
+        if wanted is not None and is_others:
+            self._wait_in_line(wanted)
         else:
             self._leave_line()
         try:
@@ -389,11 +390,12 @@ class Runner:
         if news.error is not None:
             raise news.error
 
-    def _wait_in_line(self, count: int) -> None:
+    def _wait_in_line(self, task: Task) -> None:
         """Have other runs know that GPUs are waited for: who came later leaves them to us."""
+        self._stands_for = task.number
         if not self._has_told:
             self._has_told = True
-            self._live.say(f"waiting for {count} of {len(self._host.gpus)} GPUs: another run holds them")
+            self._live.say(f"waiting for {task.room.gpus} of {len(self._host.gpus)} GPUs: another run holds them")
         if self._ticket is None:
             self._ticket = stand_in_line(self._gpus)
         self._ticket.touch()

@@ -9,14 +9,14 @@ from allranks.matrix.model import Job, Limits
 from allranks.schedule.packing.estimate import Expected, packed_seconds
 from allranks.schedule.packing.task import Room, Task
 
-START_MINUTES: Final = 10
+START_MINUTES: Final = 20
 """From a run's start to its first job's: images are built on first use, which takes minutes where nothing is cached."""
 
 STOP_MINUTES: Final = 5
 """What a run needs to end in order when its time is over: jobs get up to a minute, then results are merged."""
 
-AROUND_MINUTES: Final = 10
-"""What a job of the CI does beside its run: check out, install, and take the results away."""
+AROUND_MINUTES: Final = 15
+"""What a job of the CI does beside its run: check out, install, get images, and take the results away."""
 
 MEASURED_SLACK: Final = 2.0
 GUESSED_SLACK: Final = 10.0
