@@ -191,6 +191,9 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "hello"
 version = "1.0"
+
+[tool.setuptools]
+py-modules = ["hello"]
 """
 
 SUITE = """\

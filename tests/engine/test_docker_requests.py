@@ -271,6 +271,12 @@ def test_no_agent_tries_a_gpu_that_its_node_does_not_have(nodes_of):
     assert [[each.gpu for each in spec.agent.check_gpus] for spec in specs] == [["a"], ["b"]]
 
 
+def test_a_gpu_that_is_known_by_its_number_has_that_among_those_of_its_node(nodes_of):
+    to_check = tuple(GpuToCheck(gpu=gpu, visible=str(place), name=gpu) for place, gpu in enumerate("ab"))
+    specs = nodes_of(gpus=("a", "b"), check_gpus=to_check)
+    assert [[each.visible for each in spec.agent.check_gpus] for spec in specs] == [["0"], ["0"]]
+
+
 def test_a_project_that_is_copied_lies_on_pythons_path(make_spec, tmp_path):
     (tmp_path / "hello").mkdir()
     (tmp_path / "hello" / "__init__.py").write_text("WORD = 'one'")

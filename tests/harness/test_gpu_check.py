@@ -90,6 +90,15 @@ def test_which_gpus_compute_is_written_down():
     assert [(event["event"], event["gpus"]) for event in journal] == [("gpus_checked", ["GPU-a", "GPU-b"])]
 
 
+def test_a_check_that_the_kernel_ends_for_want_of_memory_says_nothing_of_the_device(monkeypatch):
+    journal, kills = Journal(), iter((0, 1))
+    monkeypatch.setattr(kernel, "killed_for_memory", lambda: next(kills))
+    assert not check_gpus(GPUS, "cpu", 60, journal)
+    [failed] = journal
+    assert (failed["event"], failed["out_of_memory"]) == ("agent_failed", True)
+    assert "limits.memory_mib" in failed["message"]
+
+
 def test_a_torch_without_cuda_tries_nothing(monkeypatch):
     journal = Journal()
     monkeypatch.setattr(torch.version, "cuda", None)

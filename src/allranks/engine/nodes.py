@@ -9,7 +9,7 @@ from pathlib import Path
 
 from allranks.engine.drafts import draft_of
 from allranks.engine.spec import JobSpec, Passthrough
-from allranks.harness.config import PYTEST_CACHE, AgentConfig, Post, share_of
+from allranks.harness.config import PYTEST_CACHE, AgentConfig, GpuToCheck, Post, share_of
 
 _TOKEN_BYTES = 32
 
@@ -29,7 +29,9 @@ class Meeting:
     def config_of(self, agent: AgentConfig, node: int) -> AgentConfig:
         """What the agent of one node is told."""
         address, port = self.held.getsockname()
-        return replace(agent, post=Post(node=node, leader=address, port=port, token=self.token))
+        post = Post(node=node, leader=address, port=port, token=self.token)
+        # On one host the leading agent sees the GPUs of all.
+        return replace(agent, post=post, check_gpus=() if node else agent.check_gpus)
 
     def close(self) -> None:
         """Let go of the port."""
@@ -68,12 +70,17 @@ def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
     gpus = gpus_of(node, spec.gpus, nodes)
     return replace(
         spec,
-        # An agent would take a GPU that its node does not have for one that is sick.
-        agent=replace(agent, check_gpus=tuple(each for each in agent.check_gpus if each.gpu in gpus)),
+        agent=replace(agent, check_gpus=_checked_on(gpus, agent.check_gpus)),
         gpus=gpus,
         passthrough=_passthrough_of(node, spec.passthrough, nodes),
         resources=spec.resources_on(node),
     )
+
+
+def _checked_on(gpus: Sequence[str], checks: Iterable[GpuToCheck]) -> tuple[GpuToCheck, ...]:
+    """Those that a node has: an agent would take another one for sick. It knows by number only its own."""
+    own = [each for each in checks if each.gpu in gpus]
+    return tuple(replace(each, visible=str(gpus.index(each.gpu))) if each.visible.isdecimal() else each for each in own)
 
 
 def _passthrough_of(node: int, passthrough: Passthrough, nodes: int) -> Passthrough:

@@ -141,7 +141,7 @@ def _work_with(wires: Mapping[int, Wire], config: AgentConfig, folders: Folders,
             message = f"the cell stands for torch {config.torch}, and the Python of this job has torch {version}"
             journal.write("agent_failed", message=message, other_torch=version)
             return 1
-        if config.check_gpus and not config.node:
+        if config.check_gpus:
             from allranks.harness.gpu_check import check_gpus  # noqa: PLC0415 - needs torch
 
             if not check_gpus(config.check_gpus, config.gpu_device, config.limits.gpu_check, journal):

@@ -106,7 +106,7 @@ class AgentConfig:
         only: Node ids of the tests that an attempt runs again; None where it runs all that are collected.
         shuffle: What the order of the tests is drawn by; None for the order of their collection.
         torch: The torch version that the cell stands for; empty where it stands for none.
-        check_gpus: The GPUs, of all nodes, that the leading agent is to try first; none where that has been done.
+        check_gpus: The GPUs that this agent is to try first; none where that has been done, or another one does.
         gpu_device: The type of these devices, as torch knows it.
     """
 

@@ -65,7 +65,13 @@ def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: J
     if device == "cuda" and torch.version.cuda is None and torch.version.hip is None:
         return True
     began = time.time()
+    killed = kernel.killed_for_memory()
     troubles = troubles_of(gpus, lambda: compute(device), limit)
+    if kernel.killed_for_memory() > killed:
+        # A context of CUDA takes some hundred MiB: that says nothing of the device.
+        message = f"there is not enough memory to try {len(gpus)} GPUs (limits.memory_mib)"
+        journal.write("agent_failed", message=message, out_of_memory=True)
+        return False
     well = [gpu.gpu for gpu in gpus if gpu.gpu not in troubles]
     journal.write("gpus_checked", gpus=well, began=began, seconds=time.time() - began)
     for gpu in gpus:

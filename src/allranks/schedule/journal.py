@@ -127,6 +127,8 @@ def _agent_failure(failed: Event) -> JobError:
     if "cannot_import" in failed:
         remedy = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
         return JobError(kind="infrastructure", what=what, why=why, remedy=remedy)
+    if "out_of_memory" in failed:
+        return JobError(kind="infrastructure", what=what, why=why, remedy="Raise limits.memory_mib in the matrix file.")
     if "other_torch" in failed:
         remedy = (
             "Let the cell's image, or the interpreter of process.python, have the torch that the cell is named after."

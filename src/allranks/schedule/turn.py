@@ -245,8 +245,9 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
     """What job.json says; a job that ran and has no error yet is judged by its events first."""
     if turn.running is not None:
         found = journal.job_error(turn.events, turn.ending)
-        # What cannot be collected stays so, however the job ended: its tests are not known.
-        turn.error = found if found and found.kind == "collection" else turn.error or found
+        # What cannot be collected stays so, however the job ended, and so does a sick GPU, which may have ended it.
+        comes_first = found and (found.kind == "collection" or journal.sick_gpus(turn.events))
+        turn.error = found if comes_first else turn.error or found
     collected, deselected = journal.collected(turn.events)
     return {
         "schema": SCHEMA,

@@ -38,5 +38,10 @@ def test_failures_are_what_the_journal_says_of_them():
         {"event": "collected"},
         {"event": "collection_failed", "nodeid": "m", "text": "t"},
         {"event": "agent_failed", "message": "broke"},
+        {"event": "gpu_failed", "gpu": "GPU-a", "name": "GPU 0", "message": "it hangs"},
     ]
-    assert read_failures(journal) == (Failure(nodeid="m", text="t"), Failure(nodeid="", text="broke"))
+    assert read_failures(journal) == (
+        Failure(nodeid="m", text="t"),
+        Failure(nodeid="", text="broke"),
+        Failure(nodeid="", text="GPU 0 is sick: it hangs"),
+    )

@@ -62,6 +62,8 @@ def _failures(journal: Iterable[Event]) -> Iterator[Failure]:
     for event in journal:
         if event["event"] == "collection_failed":
             yield Failure(nodeid=event["nodeid"], text=event["text"][-_TEXT_LIMIT:])
+        elif event["event"] == "gpu_failed":
+            yield Failure(nodeid="", text=f"{event['name']} is sick: {event['message']}"[-_TEXT_LIMIT:])
         elif event["event"] == "agent_failed":
             text = "\n".join(filter(None, (event["message"], event.get("text", ""))))
             yield Failure(nodeid="", text=text[-_TEXT_LIMIT:])
