@@ -55,13 +55,13 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests: many side by side; then those in real containers, where a daemon answers, and the timed ones."""
+    """Run the tests: many side by side, in real containers too where a daemon answers; then those that run alone."""
     session.install("-e", ".", *_group("test"))
     if session.posargs:
         session.run("pytest", *session.posargs)
         return
-    session.run("pytest", "-m", "not docker and not alone", "-n", "auto", "--dist", "loadfile")
-    session.run("pytest", "-m", "docker or alone", "--durations", "12")
+    session.run("pytest", "-m", "not alone", "-n", "auto", "--dist", "loadfile", "--durations", "12")
+    session.run("pytest", "-m", "alone", "--durations", "12")
 
 
 @nox.session(default=False)
