@@ -138,6 +138,8 @@ def subgroup() -> Iterator[SubgroupMaker]:
 
     def make(ranks: Sequence[int], *, timeout: timedelta | None = None) -> dist.ProcessGroup:
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout)
+        # Whoever is connected first could destroy the group while its peers still connect, which fails then (gloo).
+        dist.barrier()
         if isinstance(group, dist.ProcessGroup):
             made.append(group)
         return group
