@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from allranks.engine.docker_requests import keeper_arguments
+from allranks.harness import keeper as keeper_module
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -118,3 +119,12 @@ def test_a_termination_is_the_agents(keeper):
     assert process.stdout.readline() == b"here\n"
     process.terminate()
     assert ended(process)["status"] == 7
+
+
+def test_a_process_that_does_not_go_keeps_no_other_from_being_killed(monkeypatch):
+    killed, left = [], iter([frozenset({1, 2, 3})])
+    monkeypatch.setattr(keeper_module.kernel, "children", lambda: next(left, frozenset()))
+    monkeypatch.setattr(keeper_module.os, "kill", lambda pid, number: killed.append((pid, number)))
+    monkeypatch.setattr(keeper_module, "_wait_for_end", lambda _pid, _deadline: killed.append("waited"))
+    keeper_module.end_orphans()
+    assert sorted(killed[:3]) == [(pid, signal.SIGKILL) for pid in (1, 2, 3)]

@@ -86,8 +86,10 @@ def end_orphans(patience: float = 2.0) -> None:
     """
     deadline = time.monotonic() + patience
     while (orphans := kernel.children()) and time.monotonic() < deadline:
+        # All of them first: one that does not go may take all the time there is.
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
+        for pid in orphans:
             _wait_for_end(pid, deadline)
 
 
