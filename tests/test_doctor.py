@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks import doctor
-from allranks.doctor import Finding, examine, examine_daemon, examine_folders, examine_gpus
+from allranks.doctor import Finding, examine, examine_daemon, examine_folders, examine_gpus, examine_images
 from allranks.errors import DeviceError, EngineError
 from allranks.schedule.inventory import Inventory
 
@@ -110,9 +110,9 @@ def test_a_daemon_whose_time_is_no_utc_says_nothing_of_clocks(said):
 def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 30))
     assert not problems(examine_folders(tmp_path / "not/yet", tmp_path))
-    there = {**WELL, "DockerRootDir": str(tmp_path)}
-    assert not problems(examine_daemon(there, Inventory(), NOW))
-    assert "Make room for 24 GiB" in problems(examine_daemon(there, NVIDIA, NOW))["images"].remedy
+    assert not problems(examine_images(tmp_path, Inventory()))
+    assert "Make room for 24 GiB" in problems(examine_images(tmp_path, NVIDIA))["images"].remedy
+    assert not list(examine_images(None, NVIDIA))
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     found = problems(examine_folders(tmp_path / "not/yet", tmp_path))
     assert set(found) == {"results", "cache", "shared memory"}

@@ -79,6 +79,7 @@ def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Findin
     try:
         # The SDK takes a tenth of a second to import, and says much where it cannot be.
         from allranks.engine.docker import DockerEngine, connect  # noqa: PLC0415
+        from allranks.image.space import images_folder  # noqa: PLC0415
 
         client = connect(timeout=10)
     except EngineError as error:
@@ -91,6 +92,7 @@ def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Findin
             yield Finding("Docker", f"a daemon is there and does not answer: {error}", "Restart it, and see its log.")
             return
         yield from examine_daemon(said, inventory, time.time())
+        yield from examine_images(images_folder(said, client.api.base_url), inventory)
         yield from _remains(DockerEngine(client, ()))
 
 
@@ -172,8 +174,16 @@ def examine_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) ->
     else:
         yield Finding("cgroups", f"v{said.get('CgroupVersion', '1')}: memory and processes are limited")
     yield from _clock(str(said.get("SystemTime", "")), now)
-    folder = Path(str(said.get("DockerRootDir", "")))
-    if folder.is_absolute() and folder.is_dir() and os.access(folder, os.X_OK):  # else another host's
+
+
+def examine_images(folder: Path | None, inventory: Inventory) -> Iterator[Finding]:
+    """The room for images.
+
+    Args:
+        folder: Where the daemon keeps them; None where that is on another host.
+        inventory: The GPUs that jobs are given: images for them are larger.
+    """
+    if folder is not None:
         free, wanted = shutil.disk_usage(folder).free, _ROOM_FOR_CUDA if inventory.gpus else _ROOM_FOR_IMAGES
         remedy = "" if free >= wanted else f"Make room for {wanted / _GIB:.0f} GiB: docker system df shows what may go."
         yield Finding("images", f"{free / _GIB:.1f} GiB are free in {folder}", remedy)

@@ -242,6 +242,21 @@ def test_a_job_that_is_told_to_end_while_somebody_waits_for_it_ends_soon(bench, 
     assert found == {"test_that_ends": [], "test_that_never_ends": ["Error"]}
 
 
+def test_what_a_job_says_while_it_is_stopped_at_its_time_limit_is_heard(bench):
+    (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
+    events = []
+
+    def make_late_at_first_outcome(event):
+        events.append(event)
+        if event["event"] == "arrived":
+            job._deadline = 0.0
+
+    with bench.make().start(bench.spec) as job:
+        job.go()
+        assert job.wait(make_late_at_first_outcome).timed_out
+    assert "agent_finished" in kinds(events)
+
+
 def test_leaving_a_job_that_was_never_let_go_ends_it(bench):
     with bench.make().start(bench.spec):
         pass

@@ -81,3 +81,23 @@ def test_room_that_nobody_here_can_see_is_not_asked_for(disk, daemon, wheel):
 def test_only_a_daemon_of_this_host_keeps_its_images_here(tmp_path, root, address, is_here):
     said = {"DockerRootDir": str(tmp_path) if root is None else root}
     assert images_folder(said, address) == (tmp_path if is_here else None)
+
+
+@pytest.mark.parametrize(
+    ("folders", "holder"),
+    [
+        (("docker", "containerd"), "containerd"),
+        (("docker/containerd", "containerd"), "docker/containerd"),
+        (("docker",), "docker"),
+    ],
+)
+def test_images_that_are_in_containerd_are_looked_for_there(tmp_path, folders, holder):
+    for folder in folders:
+        (tmp_path / folder).mkdir(parents=True)
+    said = {
+        "DockerRootDir": str(tmp_path / "docker"),
+        "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]],
+    }
+    assert images_folder(said, LOCAL, tmp_path / "containerd") == tmp_path / holder
+    said["DriverStatus"] = [["Backing Filesystem", "extfs"]]
+    assert images_folder(said, LOCAL, tmp_path / "containerd") == tmp_path / "docker"

@@ -89,7 +89,7 @@ class JobOfAgents(Generic[A]):
     def wait(self, sink: EventSink) -> JobExit:
         """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
         timed_out = not self._read_until(self._is_over, lambda: self._deadline, sink)
-        self.stop()
+        self._stop_all(sink)
         leader, *followers = [agent.exit() for agent in self._agents]
         return JobExit(
             status=leader.status,
@@ -107,18 +107,21 @@ class JobOfAgents(Generic[A]):
 
     def stop(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
-        # The leader first: it ends the ranks of all nodes, and knows then why they ended.
-        self._stop([self._leader])
-        self._stop(self._followers)
+        self._stop_all(_ignore)
 
-    def _stop(self, agents: Sequence[A]) -> None:
+    def _stop_all(self, sink: EventSink) -> None:
+        # The leader first: it ends the ranks of all nodes, and knows then why they ended.
+        self._stop([self._leader], sink)
+        self._stop(self._followers, sink)
+
+    def _stop(self, agents: Sequence[A], sink: EventSink) -> None:
         for agent in agents:
             agent.hang_up()
             if agent is not self._leader:
                 agent.resume()
         deadline = time.monotonic() + STOP_GRACE
         # An agent whose last events nobody reads would wait for room until it is killed.
-        self._read_until(lambda: all(agent.has_ended for agent in agents), lambda: deadline, _ignore)
+        self._read_until(lambda: all(agent.has_ended for agent in agents), lambda: deadline, sink)
         for agent in agents:
             agent.end(deadline)
 
@@ -166,4 +169,4 @@ def _by_agent(found: Iterable[tuple[selectors.SelectorKey, int]], agents: Sequen
 
 
 def _ignore(_event: Event) -> None:
-    """Take an event that is in the job's journal too."""
+    """Take an event of a job that is stopped because its events are trouble; they are in its journal too."""

@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 _LOCAL = "http+docker://localhost"
 """What the SDK calls a daemon behind a socket of this host (``docker.api.client.APIClient``)."""
 
+_CONTAINERD = Path("/var/lib/containerd")
+"""Its default, whatever Docker's own folder is (docs.docker.com/engine/storage/containerd)."""
+
+_IN_CONTAINERD = "io.containerd.snapshotter.v1"
+"""The ``driver-type`` of a daemon whose images are containerd's: by default from Docker 29 on."""
+
 _BYTECODE = 1.5
 """Bytes of bytecode for each byte of source: 1.41 of torch 2.13.0, 1.45 of 2.14.1 with all that it depends on."""
 
@@ -87,16 +93,26 @@ def check_room(client: DockerClient, layer: str, wheels: Iterable[Path], builder
         )
 
 
-def images_folder(said: Mapping[str, Any], address: str) -> Path | None:
+def images_folder(said: Mapping[str, Any], address: str, containerd: Path = _CONTAINERD) -> Path | None:
     """The folder in which a daemon keeps its images; None where it is not one of this host.
 
     Args:
         said: What the daemon says of itself (``docker info``).
         address: Its address, as the SDK has it.
+        containerd: Where the system's containerd keeps its things.
     """
-    folder = Path(str(said.get("DockerRootDir", "")))
-    is_here = address == _LOCAL and folder.is_absolute() and folder.is_dir() and os.access(folder, os.X_OK)
-    return folder if is_here else None
+    root = Path(str(said.get("DockerRootDir", "")))
+    if address != _LOCAL or not _is_here(root):
+        return None
+    if _IN_CONTAINERD not in (value for _, value in said.get("DriverStatus") or ()):
+        return root
+    # One that the daemon has started itself, as where Docker is a snap or rootless, keeps its things with the daemon's.
+    own = root / "containerd"
+    return next(filter(_is_here, (own, containerd)), root)
+
+
+def _is_here(folder: Path) -> bool:
+    return folder.is_absolute() and folder.is_dir() and os.access(folder, os.X_OK)
 
 
 def gigabytes(size: float) -> str:

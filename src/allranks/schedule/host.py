@@ -72,7 +72,10 @@ def _size_of_this_host() -> tuple[int, int]:
 
 def _size_of_daemon(client: "DockerClient") -> tuple[int, int]:
     """Cores and MiB of the host that the daemon is on, which may be another one."""
-    said = client.info()
+    from allranks.engine.docker_job import as_engine_error  # noqa: PLC0415 - see client_for
+
+    with as_engine_error("The daemon does not say how large its host is."):
+        said = client.info()
     return int(said["NCPU"]), int(said["MemTotal"]) >> 20
 
 
