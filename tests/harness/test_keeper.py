@@ -112,6 +112,16 @@ def test_an_agent_that_does_not_stop_at_the_end_of_its_input_is_killed(keeper):
     assert ended(process)["status"] == -signal.SIGKILL
 
 
+def test_an_agent_that_ignores_a_termination_is_killed_and_its_files_stay(keeper):
+    agent = "import signal, time; signal.signal(15, signal.SIG_IGN); print('here', flush=True); time.sleep(300)"
+    process = keeper(agent, grace="0.1")
+    say(process, b"begin\n")
+    assert process.stdout.readline() == b"here\n"
+    process.terminate()
+    assert ended(process)["status"] == -signal.SIGKILL
+    assert process.poll() is None
+
+
 def test_a_termination_is_the_agents(keeper):
     agent = "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print('here', flush=True); signal.pause()"
     process = keeper(agent)

@@ -1,6 +1,7 @@
 """A job of the docker engine while it runs: a container for each node, which is heard, and ended whatever happens."""
 
 import socket
+import ssl
 import tarfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -116,7 +117,13 @@ class Container:
     def hang_up(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.hang_up`."""
         # A keeper whose input has ended stays for a minute, and else until its files have been fetched.
-        if not self.keeps_files:
+        if self.keeps_files:
+            return
+        if isinstance(self._socket, ssl.SSLSocket):
+            # TLS has no half of a connection that could end: what the agent says would end, too.
+            with suppress(*FAILURES):
+                self._client.kill(self.identifier, signal="SIGTERM")
+        else:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 

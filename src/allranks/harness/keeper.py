@@ -21,7 +21,7 @@ AGENT_ENDED = "agent_ended"
 """The keeper's only event: ``status``, the agent's as `subprocess` has it, and ``memory_kills``."""
 
 STOP_GRACE = 6.0
-"""Seconds from the end of standard input until an agent that goes on is killed: ranks take three to stop."""
+"""Seconds from the end of standard input, or a SIGTERM, until an agent is killed: its ranks take three to stop."""
 
 FETCH_GRACE = 60.0
 """Seconds that the files stay when standard input has ended: whoever is to fetch them may be dead."""
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _bell_of_ended_children() -> int:
-    """A descriptor that becomes readable when a child ends."""
+    """A descriptor that becomes readable when a child ends or another signal comes, with the signals' numbers."""
     bell, ring = os.pipe()
     os.set_blocking(ring, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -56,8 +56,8 @@ def wait(agent: subprocess.Popen[bytes], bell: int, grace: float) -> int:
 
     Args:
         agent: Its process.
-        bell: Becomes readable when a child has ended.
-        grace: Seconds that it has after the end of standard input.
+        bell: Becomes readable when a child has ended or another signal has come, with the signals' numbers.
+        grace: Seconds that it has after the end of standard input, or a SIGTERM.
     """
     poll = select.poll()
     poll.register(bell, select.POLLIN)
@@ -67,10 +67,10 @@ def wait(agent: subprocess.Popen[bytes], bell: int, grace: float) -> int:
     while agent.poll() is None:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = {descriptor for descriptor, _ in poll.poll(None if left is None else left * 1000)}
-        if bell in ready:
-            os.read(bell, 4096)
+        rung = os.read(bell, 4096) if bell in ready else b""
         if _STDIN in ready:
             poll.unregister(_STDIN)
+        if deadline is None and (_STDIN in ready or signal.SIGTERM in rung):
             deadline = time.monotonic() + grace
         if left == 0.0:
             agent.kill()
