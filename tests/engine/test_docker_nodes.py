@@ -215,12 +215,14 @@ def test_a_daemon_that_refuses_to_let_a_node_go_on_is_no_error(fake, spec, monke
 
 def test_what_ranks_of_another_node_print_is_passed_on_and_its_journal_is_not(fake, spec):
     client, events = fake(), []
-    kinds = [{"event": kind} for kind in ("output", "arrived")]
+    kinds = [{"event": kind} for kind in ("output", "arrived", "gpu_failed")]
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET, *kinds)
         say(client, SECOND, *kinds)
         job.wait(events.append)
-    assert sorted(event["event"] for event in events) == ["arrived", "nodes_met", "output", "output"]
+    assert sorted(event["event"] for event in events) == [
+        *("arrived", "gpu_failed", "gpu_failed", "nodes_met", "output", "output")
+    ]
 
 
 def results(**files):

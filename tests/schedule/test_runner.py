@@ -111,7 +111,7 @@ def well(*gpus):
 
 def test_a_gpu_that_is_sick_is_leased_no_more_and_its_job_runs_elsewhere(runner, engine, jobs, lines):
     engine.events[FIRST] = SICK
-    engine.acts["close", FIRST] = lambda: engine.events.update({FIRST: WELL})
+    engine.acts["wait", FIRST] = lambda: engine.events.update({FIRST: WELL})
     runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b"), retries=1).run([jobs[FIRST]])
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
     assert f"{FIRST}/tiny: the whole job again (1 of 1)" in lines
@@ -121,12 +121,23 @@ def test_a_gpu_that_is_sick_is_leased_no_more_and_its_job_runs_elsewhere(runner,
 def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_go_on(runner, engine, jobs, records):
     other = replace(jobs[FIRST], suite=replace(jobs[FIRST].suite, name="other"))
     engine.events[FIRST] = SICK
-    engine.acts["close", FIRST] = lambda: engine.events.update({FIRST: WELL})
+    engine.acts["wait", FIRST] = lambda: engine.events.update({FIRST: WELL})
     runner([jobs[FIRST], other], gpus=("GPU-a", "GPU-b"), most=1).run([jobs[FIRST], other])
     error = records()[FIRST]["error"]
     assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is sick: it hangs.")
     spec, _ = engine.specs[FIRST]
     assert (spec.job_id, spec.gpus) == (other.id, ("GPU-b",))
+
+
+def test_a_gpu_of_another_node_that_is_sick_is_known_though_the_leading_nodes_journal_does_not_name_it(
+    runner, engine, jobs, records
+):
+    engine.events[FIRST] = SICK
+    failed = {"event": "collection_failed", "nodeid": "", "text": "node 1: GPU 0 (GPU-a) is sick: it hangs"}
+    engine.files[FIRST] = {"events-agent.jsonl": json.dumps(failed) + "\n"}
+    runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b")).run([jobs[FIRST]])
+    error = records()[FIRST]["error"]
+    assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is sick: it hangs.")
 
 
 def test_a_job_that_needs_more_gpus_than_are_well_says_so_and_is_not_skipped(runner, engine, jobs, records):

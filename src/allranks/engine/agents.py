@@ -12,6 +12,9 @@ from typing import Generic, Protocol, TypeVar
 from allranks.engine.protocol import EventSink, JobExit, NodeExit
 from allranks.harness.events import Event
 
+_NEWS_OF_A_FOLLOWER = frozenset({"output", "gpu_failed", "gpus_checked"})
+"""What only it can know. Its journal is its own, and what it says of tests the leading one says, too."""
+
 STOP_GRACE = 8.0
 """Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
 
@@ -150,8 +153,7 @@ class JobOfAgents(Generic[A]):
     def _hear(self, agent: A, ready: Collection[int], sink: EventSink) -> None:
         for event in agent.hear(ready):
             self._have_met = self._have_met or (agent is self._leader and event["event"] == "nodes_met")
-            # A follower's journal is its own: of what it says only what its ranks print is news.
-            if agent is self._leader or event["event"] == "output":
+            if agent is self._leader or event["event"] in _NEWS_OF_A_FOLLOWER:
                 sink(event)
 
 

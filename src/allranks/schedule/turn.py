@@ -25,6 +25,7 @@ from allranks.schedule.live import LiveView
 from allranks.schedule.manifest import SCHEMA
 
 _NOBODY_KNOWS = JobExit(status=None)
+_MAY_BE_HEARD_ONLY = frozenset({"agent_failed", "gpu_failed", "gpus_checked"})
 INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
 
 
@@ -230,10 +231,9 @@ def _complete_results(turn: Turn) -> None:
 
 
 def _whole_journal(turn: Turn) -> list[Event]:
-    """The file is the truth: what came while the job was being stopped is only there. A full disk is told only here."""
+    """The file is the truth, where a disk was full and of other nodes' GPUs it says nothing."""
     kept = read_events(turn.folder / JOURNAL) or turn.events
-    heard = journal.find(turn.events, "agent_failed")
-    return kept if heard is None or journal.find(kept, "agent_failed") else [*kept, heard]
+    return [*kept, *(event for event in turn.events if event["event"] in _MAY_BE_HEARD_ONLY and event not in kept)]
 
 
 def _not_understood(error: Exception) -> JobError:
