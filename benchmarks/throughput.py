@@ -78,6 +78,7 @@ def main() -> None:
 
 def write_suites(code: Path, count: int) -> None:
     """A matrix with one cell, and so many suites of one test."""
+    code.chmod(0o755)  # the loop's containers look into it with another user's eyes
     names = [f"s{number:0{len(str(count))}}" for number in range(1, count + 1)]
     (code / "matrix.toml").write_text(MATRIX + "".join(f'[suites.{name}]\npath = "{name}"\n' for name in names))
     for name in names:
@@ -110,12 +111,15 @@ def measure(command: Sequence[str], folder: Path) -> Cost:
     """Run a command in a folder, in a process whose children are its alone."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        sys.exit(f"{' '.join(command)[:200]} ended with {process.returncode}")
-    wall = time.perf_counter() - began
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            said.seek(0)
+            last = said.read().decode(errors="replace")[-2000:]
+            sys.exit(f"{' '.join(command)[:200]} ended with {process.returncode}:\n{last}")
     return Cost(wall=wall, cpu=usage.ru_utime + usage.ru_stime, memory=largest(usage))
 
 
