@@ -15,15 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import allranks
-from allranks.building import add_build, add_images, build, taking_images
-from allranks.errors import AllranksError, ExitCode, UsageError
-from allranks.matrix.declaration import load
-from allranks.matrix.expand import Expansion, expand
-from allranks.matrix.model import Cell, Job, Matrix
-from allranks.matrix.plan import chosen_suites, plan, suites_holding, unnamed_suites
-from allranks.matrix.render import render_explanation, render_json, render_table
-from allranks.matrix.select import select, select_where
-from allranks.options import (
+from allranks.commands.build import add_build, add_images, build, taking_images
+from allranks.commands.options import (
     RESULTS_VARIABLE,
     add_durations,
     add_engine,
@@ -37,6 +30,13 @@ from allranks.options import (
     add_selection,
     count,
 )
+from allranks.errors import AllranksError, ExitCode, UsageError
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import Expansion, expand
+from allranks.matrix.model import Cell, Job, Matrix
+from allranks.matrix.plan import chosen_suites, plan, suites_holding, unnamed_suites
+from allranks.matrix.render import render_explanation, render_json, render_table
+from allranks.matrix.select import select, select_where
 from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
 
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
@@ -514,18 +514,18 @@ def _leases(_options: argparse.Namespace) -> ExitCode:
 
 
 def _images(options: argparse.Namespace) -> ExitCode:
-    from allranks import images  # noqa: PLC0415 - a plan needs no SDK
+    from allranks.commands import stored_images  # noqa: PLC0415 - a plan needs no SDK
     from allranks.image.pruning import Limits  # noqa: PLC0415
 
     limits = Limits(unused=options.older_than, size=options.keep_size)
     if options.prune:
-        act = images.preview if options.dry_run else images.prune
+        act = stored_images.preview if options.dry_run else stored_images.prune
         act(limits, _say)
     elif options.dry_run or limits != Limits():
         msg = "--older-than, --keep-size and --dry-run are about what --prune removes."
         raise UsageError(msg, remedy="Add --prune, or leave them away to see all images.")
     else:
-        images.show(_say)
+        stored_images.show(_say)
     return ExitCode.OK
 
 
