@@ -1,4 +1,4 @@
-"""What tests of several folders share: a Docker daemon, locks of the test's own, and values to start from."""
+"""What tests of several folders share: a Docker daemon, locks of the test's own, values to start from, and commands."""
 
 import os
 import secrets
@@ -12,6 +12,7 @@ import docker
 import pytest
 from hypothesis import settings
 
+from allranks.cli import main
 from allranks.engine import ownership
 from allranks.engine.docker import connect
 from allranks.engine.ownership import own_run
@@ -26,8 +27,34 @@ settings.load_profile("allranks")
 
 REQUIRE_DOCKER = "ALLRANKS_REQUIRE_DOCKER"
 
+MATRIX = """\
+[matrix]
+backend = ["gloo", "nccl"]
+world_size = [1, 2]
+gpu_count = [0, 2]
+
+[[matrix.exclude]]
+when = "backend == 'nccl' and gpu_count != world_size"
+reason = "a GPU for each rank"
+
+[[matrix.exclude]]
+when = "backend == 'gloo' and gpu_count > 0"
+reason = "gloo is tested on CPU tensors"
+
+[suites.tiny]
+path = "suite"
+
+[suites.other]
+path = "suite"
+when = "world_size == 2"
+
+[images.all]
+torch = "2.13.0"
+"""
+
 MakeSpec = Callable[..., JobSpec]
 LeftOf = Callable[[str], list[str]]
+Allranks = Callable[..., tuple[object, str, str]]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -138,3 +165,31 @@ def make_spec(tmp_path: Path, owned_run: str) -> MakeSpec:
         return replace(spec, agent=replace(agent, **own), **rest)
 
     return make
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small repository, in which commands are run; three cells and five jobs, and nothing of the environment's."""
+    folder = tmp_path / "repository"
+    (folder / "suite").mkdir(parents=True)
+    (folder / "suite" / "test_tiny.py").write_text("")
+    (folder / "matrix.toml").write_text(MATRIX)
+    for name in ("ALLRANKS_ENGINE", "ALLRANKS_RUN_ID", "ALLRANKS_RESULTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def allranks(capsys: pytest.CaptureFixture[str]) -> Allranks:
+    """Run a command; its exit code, standard output and standard error."""
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        code: object
+        try:
+            code = main(arguments)
+        except SystemExit as ending:  # argparse's own way out
+            code = ending.code
+        return (code, *capsys.readouterr())
+
+    return run

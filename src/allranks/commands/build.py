@@ -1,25 +1,37 @@
-"""``allranks build``: the images of jobs, apart from the jobs; and ``--images``, which takes what it has exported."""
+"""``allranks build``: the images of jobs, apart from the jobs."""
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.errors import UsageError
-from allranks.matrix.model import Image, Job, Matrix
+from allranks.commands.options import add_engine, add_plan_file, add_selection
+from allranks.commands.output import say
+from allranks.commands.selection import chosen_jobs
+from allranks.errors import ExitCode, UsageError
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import Expansion, expand
+from allranks.matrix.model import Image, Job
 
 if TYPE_CHECKING:
     from allranks.image.daemon import Site
     from allranks.image.portable import Shelf
 
-Say = Callable[[str], None]
-
 # The Docker SDK, and what needs it, is imported late: see schedule/host.py.
 
 
-def add_build(parser: argparse.ArgumentParser) -> None:
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``allranks build``."""
+    add_selection(parser)
+    add_plan_file(parser, "the images of all jobs of this plan, in the place of those of the selected cells")
+    add_engine(parser)
+    _add_destination(parser)
+    parser.set_defaults(command=_build, pytest_args=())
+
+
+def _add_destination(parser: argparse.ArgumentParser) -> None:
     """What becomes of the images; which they are, other options say."""
     parser.add_argument(
         "--export", type=Path, metavar="DIR", help="also put them into this folder, for `allranks run --images DIR`"
@@ -36,27 +48,24 @@ def add_build(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_images(parser: argparse.ArgumentParser) -> None:
-    """Where a run takes images from."""
-    parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="take the images that `allranks build --export DIR` put there"
-    )
+def _build(options: argparse.Namespace) -> ExitCode:
+    expansion = expand(load(options.matrix))
+    _build_for(_jobs_to_build_for(expansion, options), expansion.matrix.root, options)
+    return ExitCode.OK
 
 
-def build(matrix: Matrix, jobs: Iterable[Job], options: argparse.Namespace, say: Say) -> None:
-    """Have the images of jobs built.
+def _jobs_to_build_for(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:
+    from allranks.schedule.machines.planning import planned_jobs  # noqa: PLC0415 - no other build needs it
 
-    Args:
-        matrix: Where the jobs come from.
-        jobs: Whose images.
-        options: Of :func:`add_build`, and the engine.
-        say: Prints one line.
+    if options.plan_file is None:
+        return chosen_jobs(expansion, options)
+    if options.cells or options.where or options.suite:
+        msg = "A plan file says already which cells and suites are meant."
+        raise UsageError(msg, remedy="Leave away cells, --where and --suite, or --plan-file.")
+    return planned_jobs(expansion, options.plan_file)
 
-    Raises:
-        UsageError: The options contradict each other.
-        EngineError: The docker engine was asked for, and no daemon answers.
-        ImageError: An image cannot be built, or cannot be put where it should go.
-    """
+
+def _build_for(jobs: Iterable[Job], root: Path, options: argparse.Namespace) -> None:
     from allranks.image.daemon import Site  # noqa: PLC0415
     from allranks.schedule.host import client_for  # noqa: PLC0415
 
@@ -70,7 +79,7 @@ def build(matrix: Matrix, jobs: Iterable[Job], options: argparse.Namespace, say:
             _write_empty(options.export)
         return
     with closing(client):
-        _build(images, Site(client=client, root=matrix.root, progress=say), options, say)
+        _build_images(images, Site(client=client, root=root, progress=say), options)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -88,7 +97,7 @@ def _write_empty(folder: Path) -> None:
     write_list(folder, ())
 
 
-def _build(images: Sequence[Image], site: "Site", options: argparse.Namespace, say: Say) -> None:
+def _build_images(images: Sequence[Image], site: "Site", options: argparse.Namespace) -> None:
     from allranks.image.build import ensure_image, image_reference  # noqa: PLC0415
     from allranks.image.portable import export_images  # noqa: PLC0415
 
@@ -114,26 +123,3 @@ def _shelf(options: argparse.Namespace) -> "Shelf":
         put=by_push(options.registry) if options.push else as_archive,
         known=look_up(options.registry) if options.registry else in_no_registry,
     )
-
-
-def taking_images(matrix: Matrix, folder: Path, names: Iterable[str], say: Say) -> Matrix:
-    """The matrix with the images that a folder has in the place of those that it would build; archives are loaded.
-
-    Args:
-        matrix: As the file has it.
-        folder: What ``allranks build --export`` left.
-        names: The images that are needed; those that are not in the folder stay as they are.
-        say: Prints one line.
-
-    Raises:
-        EngineError: No daemon answers that could load them.
-        ImageError: The folder or an image cannot be used.
-    """
-    from allranks.engine.docker import connect  # noqa: PLC0415
-    from allranks.image.portable import read_images, take_images, with_images  # noqa: PLC0415
-
-    there = read_images(folder)
-    if not (wanted := [there[name] for name in dict.fromkeys(names) if name in there]):
-        return matrix
-    with closing(connect()) as client:
-        return with_images(matrix, take_images(wanted, folder, client, say))

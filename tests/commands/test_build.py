@@ -29,7 +29,7 @@ gpus = 2
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def repository(tmp_path, monkeypatch):
     (tmp_path / "suite").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)

@@ -1,0 +1,67 @@
+"""``allranks images``: the images that runs have built, shown and removed."""
+
+import argparse
+import re
+from collections.abc import Mapping
+
+from allranks.commands.output import say
+from allranks.errors import ExitCode, UsageError
+
+_SECONDS_IN: Mapping[str, float] = {"": 0, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_BYTES_IN: Mapping[str, float] = {"": 0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``allranks images``: what goes, and what may stay."""
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="remove images that no container, run or build needs, the least recently used first",
+    )
+    parser.add_argument(
+        "--older-than",
+        type=_age,
+        metavar="AGE",
+        help="those that nobody has used for so long: 14d, 12h (default of --prune without --keep-size: 14d)",
+    )
+    parser.add_argument(
+        "--keep-size", type=_size, metavar="SIZE", help="as many as it takes for the rest to fit into SIZE: 40GB, 0"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
+    parser.set_defaults(command=_images)
+
+
+def _images(options: argparse.Namespace) -> ExitCode:
+    from allranks.commands import stored_images  # noqa: PLC0415 - a plan needs no SDK
+    from allranks.image.pruning import Limits  # noqa: PLC0415
+
+    limits = Limits(unused=options.older_than, size=options.keep_size)
+    if options.prune:
+        act = stored_images.preview if options.dry_run else stored_images.prune
+        act(limits, say)
+    elif options.dry_run or limits != Limits():
+        msg = "--older-than, --keep-size and --dry-run are about what --prune removes."
+        raise UsageError(msg, remedy="Add --prune, or leave them away to see all images.")
+    else:
+        stored_images.show(say)
+    return ExitCode.OK
+
+
+def _age(text: str) -> float:
+    """Seconds."""
+    return _measured(text, _SECONDS_IN, "age", "14d, 12h or 30m")
+
+
+def _size(text: str) -> int:
+    """Bytes, as Docker counts them."""
+    return int(_measured(text, _BYTES_IN, "size", "40GB, 500MB or 0"))
+
+
+def _measured(text: str, units: Mapping[str, float], what: str, example: str) -> float:
+    """A number with one of the units; zero alone needs none."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip(), re.ASCII | re.IGNORECASE)
+    factor = units.get(match[2].lower()) if match else None
+    if match is None or factor is None or (not match[2] and float(match[1])):
+        msg = f"{text!r} is no {what}: take {example}"
+        raise argparse.ArgumentTypeError(msg)
+    return float(match[1]) * factor

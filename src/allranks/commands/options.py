@@ -1,0 +1,127 @@
+"""Options that several commands have, and the variables that give them too."""
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from allranks.errors import UsageError
+from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
+
+ENGINE_VARIABLE = "ALLRANKS_ENGINE"
+RESULTS_VARIABLE = "ALLRANKS_RESULTS"
+GPU_MODE_VARIABLE = "ALLRANKS_GPU_MODE"
+
+_DIGITS = 18
+"""Of the largest number that is taken: nobody means more."""
+
+_ENGINES = ("auto", "process", "docker")
+_GPU_MODES = ("auto", "nvidia", "cdi", "rocm", "none")
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Which cells and suites."""
+    parser.add_argument(
+        "cells", nargs="*", metavar="CELL", help="a cell's id, or dist(backend='gloo', ...); default: every cell"
+    )
+    parser.add_argument(
+        "--where", action="append", default=[], metavar="AXIS=VALUE,...", help="cells with these values (a|b: either)"
+    )
+    parser.add_argument(
+        "--suite",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this suite, or NAME@2of4: one of its shards; repeatable (default: all without `default = false`)",
+    )
+    parser.add_argument(
+        "--matrix", type=Path, default=Path(), metavar="PATH", help="matrix.toml, or the folder that holds it"
+    )
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Where jobs run."""
+    _add_choice(
+        parser, "engine", ENGINE_VARIABLE, _ENGINES, "where to run: docker where a daemon answers, else process"
+    )
+
+
+def add_gpu_mode(parser: argparse.ArgumentParser) -> None:
+    """Whose GPUs."""
+    _add_choice(parser, "GPU mode", GPU_MODE_VARIABLE, _GPU_MODES, "whose GPUs, and how containers are given them")
+
+
+def _add_choice(parser: argparse.ArgumentParser, what: str, variable: str, names: Sequence[str], meaning: str) -> None:
+    """An option that a variable gives too; the first of the names where neither does."""
+
+    def named(name: str) -> str:
+        # argparse checks no default against `choices`, and this one comes from the environment.
+        if name not in names:
+            msg = f"{name!r} is no {what}: choose from {', '.join(names)}"
+            raise argparse.ArgumentTypeError(msg)
+        return name
+
+    parser.add_argument(
+        f"--{what.lower().replace(' ', '-')}",
+        type=named,
+        metavar="|".join(names),
+        default=os.environ.get(variable) or names[0],
+        help=f"{meaning} (default: ${variable}, or {names[0]})",
+    )
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Where results go."""
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=os.environ.get(RESULTS_VARIABLE) or None,
+        metavar="DIR",
+        help=f"folder of all runs (default: ${RESULTS_VARIABLE}, or results beside the matrix file)",
+    )
+
+
+def add_plan_file(parser: argparse._ActionsContainer, meaning: str) -> None:
+    """The plan that the machines of a CI share.
+
+    Args:
+        parser: The command's.
+        meaning: What the command does with it.
+    """
+    parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
+
+
+def add_durations(parser: argparse._ActionsContainer, meaning: str) -> None:
+    """The file of durations.
+
+    Args:
+        parser: The command's.
+        meaning: What the command does with it.
+    """
+    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+
+
+def number(text: str) -> int:
+    """A number that is not negative.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    if not (text.isascii() and text.isdecimal()) or len(text) > _DIGITS:
+        msg = f"{text!r} is no number: take 0 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def run_id() -> str:
+    """The name of the run: what the environment has, else a new one.
+
+    Raises:
+        UsageError: What the environment has cannot name a folder and containers.
+    """
+    run_id = os.environ.get(RUN_ID_VARIABLE) or new_run_id()
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run_id):
+        msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and names a folder and containers."
+        raise UsageError(msg, remedy="Use letters, digits, '_', '.' and '-', or leave it unset.")
+    return run_id

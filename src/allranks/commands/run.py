@@ -1,0 +1,231 @@
+"""``allranks run``: jobs that are selected, that a plan has for this machine, or that are left of an earlier run."""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks.commands.exported_images import add_images, taking_images
+from allranks.commands.options import (
+    add_durations,
+    add_engine,
+    add_gpu_mode,
+    add_plan_file,
+    add_results,
+    add_selection,
+    number,
+    run_id,
+)
+from allranks.commands.output import say
+from allranks.commands.selection import chosen_jobs, selected_cells
+from allranks.errors import ExitCode, UsageError
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import Expansion, expand
+from allranks.matrix.model import Job
+from allranks.matrix.plan import plan
+from allranks.schedule.folder import RUN_ID_VARIABLE
+
+if TYPE_CHECKING:
+    from allranks.report.verdict import Setting
+    from allranks.schedule.again import Again
+    from allranks.schedule.machines.planning import OwnPart
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``allranks run``."""
+    add_selection(parser)
+    parser.usage = "allranks run [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
+    add_engine(parser)
+    add_images(parser)
+    add_results(parser)
+    parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
+    add_durations(parser, "file of what tests took, for even shards (default: the one that the matrix file names)")
+    parser.add_argument(
+        "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
+    )
+    parser.add_argument("--gpus", metavar="0,2-3", help="only these GPUs, by number or id (default: all of the host's)")
+    add_gpu_mode(parser)
+    _add_repetition(parser)
+    add_plan_file(parser, "the plan of a CI's machines, of which --pack names this one's part")
+    parser.add_argument("--pack", metavar="PACK", help="run this part of the plan, as its entry of the job matrix says")
+    parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
+    parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
+    parser.set_defaults(command=_run)
+
+
+def _add_repetition(parser: argparse.ArgumentParser) -> None:
+    """What runs again, and in which order."""
+    parser.add_argument("--fail-fast", action="store_true", help="end the run with the first job that is not good")
+    parser.add_argument(
+        "--retries",
+        type=number,
+        default=0,
+        metavar="N",
+        help="try what failed of a job again, up to N times: a pass after that is reported as flaky",
+    )
+    parser.add_argument(
+        "--shuffle",
+        type=number,
+        metavar="SEED",
+        help="draw the order of jobs and tests by this number (default: the order of the files)",
+    )
+    goes_on = parser.add_mutually_exclusive_group()
+    goes_on.add_argument(
+        "--resume",
+        dest="wanted",
+        action="store_const",
+        const="missing",
+        help=f"go on with the newest run (or ${RUN_ID_VARIABLE}): what has no result yet",
+    )
+    goes_on.add_argument(
+        "--rerun-failed",
+        dest="wanted",
+        action="store_const",
+        const="failed",
+        help="go on with it: what failed, and what has no result yet",
+    )
+
+
+def _run(options: argparse.Namespace) -> ExitCode:
+    expansion = expand(load(options.matrix))
+    if options.plan_file or options.pack:
+        return _run_pack(expansion, options)
+    if options.wanted:
+        return _go_on(expansion, options)
+    jobs = chosen_jobs(expansion, options)
+    if options.dry_run:
+        return _show_requests(expansion, jobs, options)
+    return _run_jobs(expansion, jobs, options, _PartOf(run_id=run_id()))
+
+
+def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
+    """Run what a plan has for this machine, as the plan has it."""
+    from allranks.schedule.machines.planning import own_part  # noqa: PLC0415 - no other run needs it
+
+    _refuse_beside_a_pack(options)
+    own = own_part(expansion, options.plan_file, options.pack)
+    own.refuse_others(os.environ.get(RUN_ID_VARIABLE), options.pytest_args)
+    options.pytest_args = own.plan.pytest_args
+    if options.seed is None:
+        options.seed = own.plan.seed
+    if options.engine == "auto":
+        # On a machine of a plan, a daemon that does not answer is trouble, and no reason to run outside of containers.
+        options.engine = own.pack.engine or "docker"
+    if options.dry_run:
+        return _show_requests(expansion, own.jobs, options)
+    return _run_jobs(expansion, own.jobs, options, _PartOf(run_id=own.plan.run_id, own=own))
+
+
+def _refuse_beside_a_pack(options: argparse.Namespace) -> None:
+    if not (options.plan_file and options.pack):
+        given, absent = ("--plan-file", "--pack") if options.plan_file else ("--pack", "--plan-file")
+        msg = f"{given} is there without {absent}."
+        raise UsageError(msg, remedy="Write --plan-file plan.json --pack PACK, with a pack of that plan.")
+    if options.cells or options.where or options.suite or options.wanted:
+        msg = "A pack of a plan is run as it is: it cannot be selected from, nor gone on with."
+        raise UsageError(msg, remedy="Leave away cells, --where, --suite, --resume and --rerun-failed, or --pack.")
+
+
+def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
+    """Go on with an earlier run: in its folder, and with its arguments where there are no others."""
+    from allranks.schedule.earlier import earlier_run  # noqa: PLC0415 - see _run_jobs
+
+    earlier = earlier_run(_results(expansion, options), run_id() if RUN_ID_VARIABLE in os.environ else None)
+    everything = plan(expansion.matrix, expansion.cells, earlier.suites)
+    if not (options.cells or options.where or options.suite):
+        earlier.refuse_lost(everything)
+    cells, suites = selected_cells(expansion, options), options.suite or earlier.suites
+    jobs = earlier.own(plan(expansion.matrix, cells, suites))
+    if not jobs:
+        msg = f"The run {earlier.run_id} had planned none of these cells and suites."
+        raise UsageError(msg, remedy="Leave them away, to go on with all that it had planned.")
+    options.pytest_args = earlier.arguments_of(jobs, options.pytest_args)
+    left = earlier.left(jobs, options.wanted)
+    say(f"going on with the run {earlier.run_id}: {len(left)} of its {len(jobs)} jobs have something left to do")
+    if options.dry_run:
+        return _show_requests(expansion, [job for job in jobs if job.id in left], options)
+    return _run_jobs(expansion, jobs, options, _PartOf(run_id=earlier.run_id, going_on=(earlier.setting, left)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PartOf:
+    """The run that some jobs are a part of, and what it has settled for them.
+
+    Attributes:
+        going_on: How results are judged, and what is left of the jobs, where the run is gone on with.
+        own: What a plan of several machines has for this one.
+    """
+
+    run_id: str
+    going_on: "tuple[Setting, Mapping[str, Again]] | None" = None
+    own: "OwnPart | None" = None
+
+
+def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
+    # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
+    from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
+    from allranks.schedule.earlier import setting_of  # noqa: PLC0415
+    from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
+    from allranks.schedule.runner import Rules  # noqa: PLC0415
+
+    if options.images and options.engine != "process":
+        matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
+        expansion = replace(expansion, matrix=matrix)
+        jobs = [replace(job, image=matrix.images[job.image.name]) for job in jobs]
+    setting, left = of.going_on or (setting_of(expansion.matrix), None)
+    rules = Rules(
+        most=options.jobs,
+        retries=options.retries,
+        fail_fast=options.fail_fast,
+        shuffle=options.shuffle,
+        judges=setting,
+        seconds=of.own.pack.limit if of.own else None,
+    )
+    run_options = RunOptions(
+        run_id=of.run_id,
+        results=_results(expansion, options),
+        engine=options.engine,
+        seed=options.seed,
+        pytest_args=options.pytest_args,
+        nothing_ran_allowed=options.allow_nothing_ran,
+        durations=options.durations,
+        known=of.own.plan.durations if of.own else None,
+        rules=rules,
+        left=left,
+        gpus=options.gpus,
+        gpu_mode=options.gpu_mode,
+        planned_gpus=max(job.cell.gpu_count for job in jobs) if of.own else 0,
+        annotate=leave_to_the_merge if of.own else annotate_all,
+    )
+    code = run(expansion, jobs, run_options, say)
+    say(f"exit code {code:d}: {MEANING[code]}")
+    return code
+
+
+def _results(expansion: Expansion, options: argparse.Namespace) -> Path:
+    results: Path = options.results or expansion.matrix.root / "results"
+    return results
+
+
+def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace) -> ExitCode:
+    from allranks.schedule.request import Attempt, Surroundings, job_spec  # noqa: PLC0415
+
+    attempt = Attempt(run_id="dry-run", number=1, seed=options.seed or 0, pytest_args=options.pytest_args)
+    requests = [job_spec(expansion.matrix, job, Surroundings(image=job.image.name), attempt).to_json() for job in jobs]
+    say(json.dumps(requests, indent=1))
+    return ExitCode.OK
+
+
+def _count(text: str) -> int:
+    """A number of jobs.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        msg = f"{text!r} is no number of jobs: take 1 or more"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)

@@ -1,0 +1,107 @@
+"""``allranks merge`` and ``allranks report``: folders are judged, and the report is as it was asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from allranks.report.junit_form import JUnitForm
+
+RANK = """<testsuites><testsuite name="pytest"><testcase classname="t" name="{name}" time="0.1">{result}</testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    def write(*results: str) -> Path:
+        folder = tmp_path / "ranks"
+        folder.mkdir()
+        for rank, result in enumerate(results):
+            (folder / f"rank-{rank}.xml").write_text(RANK.format(name="test_x", result=result))
+        return folder
+
+    return write
+
+
+def test_merge_judges_what_lies_in_any_folder(allranks, ranks):
+    folder = ranks("", '<failure message="no">text</failure>')
+    code, out, _ = allranks("merge", str(folder))
+    assert code == 1
+    assert f"report: {folder}/junit.xml\npage: {folder}/report.html\n" in out
+    assert out.endswith("exit code 1: tests failed\n")
+
+
+def test_merge_puts_the_cell_into_class_names_where_that_is_asked_for(allranks, ranks):
+    folder = ranks("", "")
+    allranks("merge", str(folder))
+    assert ' classname="t" ' in (folder / "junit.xml").read_text()
+    allranks("merge", str(folder), "--cell-in-classname")
+    assert ' classname="ranks.tests.t" ' in (folder / "junit.xml").read_text()
+
+
+def test_merge_writes_the_form_of_the_schemas_where_that_is_asked_for(allranks, ranks):
+    folder = ranks("", "")
+    assert allranks("merge", str(folder), "--strict-xsd")[0] == 0
+    assert "<testsuites" not in (folder / "junit.xml").read_text()
+
+
+def test_merge_names_every_file_of_a_split_report(allranks, ranks, monkeypatch):
+    folder = ranks("")
+    many = "".join(f'<testcase classname="t" name="test_{number}"/>' for number in range(50))
+    (folder / "rank-0.xml").write_text(f"<testsuite>{many}</testsuite>")
+    allranks("merge", str(folder))  # whatever takes the form from its module has it now
+    usual = JUnitForm
+    monkeypatch.setattr("allranks.report.junit_form.JUnitForm", lambda **said: usual(file_limit=10_000, **said))
+    _, out, _ = allranks("merge", str(folder))
+    assert f"report: {folder}/junit.xml\n        {folder}/junit-2.xml\n" in out
+
+
+def test_merge_takes_durations_from_the_results(allranks, repository, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(repository / "cache"))
+    jobs = [{"cell": "gloo-w1", "suite": "s", "id": "gloo-w1/s"}]
+    manifest = {"schema": 1, "run_id": "r", "cells": {"gloo-w1": {"backend": "gloo"}}, "jobs": jobs}
+    attempt = repository / "r/cells/gloo-w1/s/attempt-1"
+    attempt.mkdir(parents=True)
+    (repository / "r/run.json").write_text(json.dumps(manifest))
+    (attempt / "job.json").write_text(json.dumps({"schema": 1, "world_size": 1, "collected": []}))
+    (attempt / "rank-0.xml").write_text("<testsuite><testcase classname='t' name='a' time='1.25'/></testsuite>")
+    for _ in range(2):
+        allranks("merge", "r", "--durations", "mine.json")
+    assert json.loads((repository / "mine.json").read_text())["seconds"] == {"s": {"gloo": {"t::a": 1.25}}}
+
+
+def test_merge_of_nothing_but_skips_is_exit_code_5_unless_that_is_allowed(allranks, ranks):
+    folder = str(ranks('<skipped type="pytest.skip" message="no GPU"/>'))
+    assert allranks("merge", folder)[0] == 5
+    assert allranks("merge", folder, "--allow-nothing-ran")[0] == 0
+
+
+@pytest.fixture
+def newest(tmp_path, ranks, monkeypatch):
+    """A folder of all runs beside, whose newest run has a test that passed."""
+    monkeypatch.chdir(tmp_path)
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "latest").symlink_to(ranks(""), target_is_directory=True)
+    return results / "latest"
+
+
+def test_report_is_of_the_newest_run(allranks, newest):
+    code, out, _ = allranks("report")
+    assert code == 0
+    assert f"page: {newest.resolve() / 'report.html'}" in out
+
+
+def test_report_opens_the_page(allranks, newest, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or len(opened) > 1)
+    assert "no browser could be started" in allranks("report", "--open")[1]
+    assert "browser" not in allranks("report", str(newest), "--open")[1]
+    assert opened == [(newest.resolve() / "report.html").as_uri()] * 2
+
+
+def test_report_without_a_run_says_what_to_do(allranks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = allranks("report")
+    assert code == 2
+    assert "There is no results folder results/latest" in err

@@ -1,0 +1,62 @@
+"""``allranks plan``: cells for people and programs, and a plan of machines."""
+
+import json
+
+import pytest
+
+
+def test_plan_shows_a_line_for_each_cell(allranks):
+    code, out, err = allranks("plan")
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"]
+    assert "3 cells, 5 jobs" in out
+    assert "a GPU for each rank" not in out
+
+
+def test_plan_explains_each_dropped_cell(allranks):
+    _, out, _ = allranks("plan", "--explain")
+    assert "5 dropped cells of 8 combinations" in out
+    assert "a GPU for each rank" in out
+
+
+def test_plan_for_machines_is_json_alone(allranks):
+    _, out, _ = allranks("plan", "--format", "json")
+    assert [cell["id"] for cell in json.loads(out)["cells"]] == ["gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"]
+
+
+def test_the_matrix_of_another_folder_is_named(allranks, repository, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert allranks("plan", "--matrix", str(repository))[0] == 0
+    assert allranks("plan", "--matrix", str(repository / "matrix.toml"))[0] == 0
+
+
+@pytest.mark.usefixtures("runners")
+def test_a_plan_for_github_is_json_alone_and_what_it_did_is_said_beside_it(allranks, repository):
+    code, out, err = allranks("plan", "--format", "github")
+    assert (code, out.count("\n")) == (0, 1)
+    assert [entry["jobs"] for entry in json.loads(out)["include"]] == [3, 2]
+    assert err.startswith("5 jobs in 2 entries of the job matrix\n")
+    assert not (repository / "plan.json").exists()
+
+
+def test_gpu_cells_without_a_rule_for_machines_are_an_error_of_that_plan_alone(allranks):
+    assert allranks("plan")[0] == 0
+    code, out, err = allranks("plan", "--format", "github")
+    assert (code, out) == (2, "")
+    assert "No CI machine takes the cell nccl-w2-g2-env" in err
+    assert "[[runners]]" in err
+
+
+def test_a_plan_of_nothing_is_an_error_since_github_takes_no_empty_matrix(allranks):
+    code, out, err = allranks("plan", "--format", "github", "gloo-w1-g0-env", "--suite", "other")
+    assert (code, out) == (2, "")
+    assert "nothing to run" in err
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--max-entries", "257"], ["--max-entries", "0"], ["--minutes-per-entry", "0"], ["--max-entries", "x"]]
+)
+def test_a_number_of_entries_that_github_does_not_take_is_refused(allranks, wrong):
+    code, out, err = allranks("plan", "--format", "github", *wrong)
+    assert (code, out) == (2, "")
+    assert wrong[0] in err

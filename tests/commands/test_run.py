@@ -1,0 +1,227 @@
+"""``allranks run``: what would begin, of a selection, of a plan of machines, and of an earlier run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import expand
+from allranks.matrix.plan import plan
+from allranks.schedule.folder import open_run
+
+
+def test_a_dry_run_prints_the_requests_and_makes_nothing(allranks, runs, repository):
+    code, out, err = allranks("run", "--dry-run", "--where", "backend=gloo", "--seed", "3", "--", "-k", "x")
+    assert (code, err, runs) == (0, "", [])
+    requests = json.loads(out)
+    assert [request["job_id"] for request in requests] == [
+        "gloo-w1-g0-env/tiny", "gloo-w2-g0-env/tiny", "gloo-w2-g0-env/other",
+    ]  # fmt: skip
+    assert requests[0]["agent"]["pytest_args"] == ["-k", "x"]
+    assert requests[0]["agent"]["seed"] == 3
+    assert not (repository / "results").exists()
+
+
+def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
+    code, out, _ = allranks(
+        "run", "gloo-w2-g0-env", "--suite", "tiny", "--engine", "process", "--results", str(tmp_path / "r"),
+        "--seed", "3", "--allow-nothing-ran", "--", "-x", "--", "-k", "a or b",
+    )  # fmt: skip
+    [(jobs, options)] = runs
+    assert jobs == ["gloo-w2-g0-env/tiny"]
+    assert (options.engine, options.results, options.seed) == ("process", tmp_path / "r", 3)
+    assert options.pytest_args == ("-x", "--", "-k", "a or b")
+    assert options.nothing_ran_allowed
+    assert (code, out) == (0, "exit code 0: all verdicts are good\n")
+
+
+@pytest.fixture
+def shards(repository):
+    """The suite `tiny` is in two shards."""
+    matrix = repository / "matrix.toml"
+    tiny = '[suites.tiny]\npath = "suite"'
+    matrix.write_text(matrix.read_text().replace(tiny, f"{tiny}\nshards = 2"))
+
+
+@pytest.mark.usefixtures("shards")
+def test_a_dry_run_prints_a_request_for_each_shard(allranks):
+    _, out, _ = allranks("run", "--dry-run", "gloo-w2-g0-env", "--suite", "tiny")
+    requests = json.loads(out)
+    assert [request["job_id"] for request in requests] == [f"gloo-w2-g0-env/tiny@{number}of2" for number in (1, 2)]
+    assert [request["agent"]["share"]["number"] for request in requests] == [1, 2]
+
+
+@pytest.mark.usefixtures("shards")
+def test_a_run_gets_the_shards_and_the_durations_that_it_is_told(allranks, runs):
+    allranks("run", "gloo-w2-g0-env", "--suite", "tiny@2of2", "--durations", "mine.json")
+    [(jobs, options)] = runs
+    assert jobs == ["gloo-w2-g0-env/tiny@2of2"]
+    assert options.durations == Path("mine.json")
+
+
+def test_a_run_gets_the_rules_of_its_jobs(allranks, runs):
+    allranks("run", "--jobs", "3", "--retries", "2", "--fail-fast", "--shuffle", "7")
+    [(_, options)] = runs
+    rules = options.rules
+    assert (rules.most, rules.retries, rules.fail_fast, rules.shuffle) == (3, 2, True, 7)
+    assert options.left is None
+
+
+def test_a_run_without_options_has_the_defaults(allranks, runs, repository):
+    allranks("run")
+    [(jobs, options)] = runs
+    assert len(jobs) == 5
+    assert (options.engine, options.results, options.seed) == ("auto", repository / "results", None)
+    assert (options.pytest_args, options.nothing_ran_allowed) == ((), False)
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_there_is_a_run(allranks, repository, monkeypatch):
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("ALLRANKS_GPUS", "")
+    code, _, err = allranks("run", "--gpus", "0", "--engine", "process")
+    assert code == 2
+    assert "There is no GPU 0 on this host" in err
+    assert not (repository / "results").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--jobs", "0"], ["--jobs", "many"], ["--jobs", "-1"]])
+def test_a_number_of_jobs_that_is_none_is_refused(allranks, arguments):
+    code, _, err = allranks("run", *arguments)
+    assert code == 2
+    assert "is no number of jobs" in err
+
+
+@pytest.fixture
+def earlier(repository):
+    """A run of which one job is good and the others have not begun."""
+    expansion = expand(load(repository))
+    jobs = plan(expansion.matrix, expansion.cells)
+    folder = open_run(repository / "results", "r1", jobs, {}, 7, ("-k", "x"))
+    _, attempt = folder.new_attempt(jobs[0])
+    case = "<testsuites><testsuite><testcase classname='t' name='x'/></testsuite></testsuites>"
+    (attempt / "rank-0.xml").write_text(case)
+    record = {"schema": 1, "world_size": 1, "collected": ["t::x"], "error": None}
+    (attempt / "job.json").write_text(json.dumps(record))
+    return [job.id for job in jobs]
+
+
+@pytest.mark.parametrize("option", ["--resume", "--rerun-failed"])
+def test_a_run_is_gone_on_with_in_its_folder_and_with_its_arguments(allranks, runs, earlier, option):
+    code, out, _ = allranks("run", option)
+    [(jobs, options)] = runs
+    assert jobs == earlier
+    assert (options.run_id, options.pytest_args, set(options.left)) == ("r1", ("-k", "x"), set(earlier[1:]))
+    assert f"{len(earlier) - 1} of its {len(earlier)} jobs have something left to do" in out
+    assert code == 0
+
+
+def test_a_part_of_a_run_is_gone_on_with(allranks, runs, earlier):
+    allranks("run", "--resume", "gloo-w2-g0-env", "--suite", "other", "--", "-k", "x")
+    [(jobs, options)] = runs
+    assert jobs == ["gloo-w2-g0-env/other"]
+    assert (options.run_id, options.pytest_args, list(options.left)) == ("r1", ("-k", "x"), jobs)
+    assert jobs[0] in earlier
+
+
+def test_a_run_is_not_gone_on_with_under_another_selection(allranks, runs, earlier):
+    code, _, err = allranks("run", "--rerun-failed", "--", "-k", "y")
+    assert (code, runs) == (2, [])
+    assert "had other arguments for pytest: -k x" in err
+    assert earlier
+
+
+def test_what_a_run_had_not_planned_cannot_be_gone_on_with(allranks, runs, repository):
+    expansion = expand(load(repository))
+    [job] = [job for job in plan(expansion.matrix, expansion.cells) if job.id == "gloo-w1-g0-env/tiny"]
+    open_run(repository / "results", "r1", [job], {}, 7)
+    code, _, err = allranks("run", "--resume", "gloo-w2-g0-env")
+    assert (code, runs) == (2, [])
+    assert "The run r1 had planned none of these cells and suites." in err
+
+
+def test_without_an_earlier_run_there_is_nothing_to_go_on_with(allranks, runs):
+    code, _, err = allranks("run", "--rerun-failed")
+    assert (code, runs) == (2, [])
+    assert "There is no run to go on with" in err
+
+
+@pytest.fixture
+def plan_machines(allranks, runners):  # noqa: ARG001 - whose plan it is
+    """Plan for machines; the entries of the job matrix, the first for those without GPUs."""
+
+    def plan_all(*arguments):
+        code, out, err = allranks("plan", "--format", "github", "--plan-file", "plan.json", *arguments)
+        assert code == 0, err
+        return json.loads(out)["include"]
+
+    return plan_all
+
+
+def test_a_pack_is_run_as_it_was_planned(plan_machines, allranks, runs):
+    _, gpu = plan_machines("--", "-k", "x")
+    assert allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"])[0] == 0
+    [(jobs, options)] = runs
+    document = json.loads(Path("plan.json").read_text())
+    assert jobs == ["nccl-w2-g2-env/tiny", "nccl-w2-g2-env/other"]
+    assert (options.run_id, options.seed) == (document["run_id"], document["seed"])
+    assert (options.engine, options.pytest_args) == ("process", ("-k", "x"))
+    assert options.planned_gpus == 2
+    assert (options.rules.seconds, options.known) == (gpu["limit_seconds"], {})
+
+
+def test_a_machine_of_a_plan_runs_in_containers_unless_its_rule_says_otherwise(plan_machines, allranks, runs):
+    cpu, _ = plan_machines()
+    assert allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"])[0] == 0
+    assert (runs[0][1].engine, runs[0][1].planned_gpus) == ("docker", 0)
+
+
+def test_a_machine_with_fewer_gpus_than_planned_runs_nothing(plan_machines, allranks, monkeypatch, tmp_path):
+    _, gpu = plan_machines()
+    monkeypatch.setenv("ALLRANKS_GPUS", "GPU-a")
+    code, _, err = allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"], "--results", str(tmp_path / "r"))
+    assert code == 4
+    assert "a job with 2 GPUs for this machine, and allranks finds 1" in err
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_command_line_may_choose_engine_and_seed_of_a_pack(plan_machines, allranks, runs):
+    _, gpu = plan_machines()
+    allranks("run", "--plan-file", "plan.json", "--pack", gpu["pack"], "--engine", "docker", "--seed", "5")
+    assert (runs[0][1].engine, runs[0][1].seed) == ("docker", 5)
+
+
+def test_a_pack_is_shown_without_running_it(plan_machines, allranks, runs):
+    cpu, _ = plan_machines()
+    code, out, _ = allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"], "--dry-run")
+    assert (code, len(json.loads(out)), runs) == (0, 3, [])
+
+
+@pytest.mark.parametrize("also", [["gloo-w1-g0-env"], ["--where", "world_size=2"], ["--suite", "tiny"], ["--resume"]])
+def test_a_pack_is_not_selected_from(plan_machines, allranks, runs, also):
+    cpu, _ = plan_machines()
+    code, _, err = allranks("run", "--plan-file", "plan.json", "--pack", cpu["pack"], *also)
+    assert (code, runs) == (2, [])
+    assert "cannot be selected from" in err
+
+
+@pytest.mark.parametrize("half", [["--plan-file", "plan.json"], ["--pack", "cpu-g0-1of1"]])
+def test_a_pack_needs_its_plan_and_a_plan_the_pack(allranks, runs, half):
+    code, _, err = allranks("run", *half)
+    assert (code, runs) == (2, [])
+    assert "--plan-file plan.json --pack PACK" in err
+
+
+def test_a_pack_of_another_matrix_or_another_run_is_refused_before_anything_runs(
+    plan_machines, allranks, runs, repository, monkeypatch
+):
+    cpu, _ = plan_machines()
+    asked = ("run", "--plan-file", "plan.json", "--pack", cpu["pack"])
+    monkeypatch.setenv("ALLRANKS_RUN_ID", "another")
+    assert "ALLRANKS_RUN_ID is 'another'" in allranks(*asked)[2]
+    monkeypatch.delenv("ALLRANKS_RUN_ID")
+    matrix = repository / "matrix.toml"
+    matrix.write_text(matrix.read_text().replace("gpus = 2", "gpus = 4"))
+    code, _, err = allranks(*asked)
+    assert (code, runs) == (2, [])
+    assert "they differ in 'runners'" in err
