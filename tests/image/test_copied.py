@@ -1,5 +1,6 @@
 """A project that goes into each job as files."""
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -68,6 +69,26 @@ def test_nothing_is_built_while_the_source_stays(repository, builds, progress):
     folders = {project_files(IMAGE, repository, progress) for _ in range(2)}
     without_project(IMAGE, repository, progress)
     assert len(folders) == len(builds.wheels) == 1
+
+
+def test_what_no_run_has_asked_for_in_weeks_is_forgotten_with_the_next_change(repository, progress):
+    first = project_files(IMAGE, repository, progress)
+    (repository / "hello.py").write_text("WORD = 'second'\n")
+    second = project_files(IMAGE, repository, progress)
+    os.utime(first.parent, (0, 0))
+    (repository / "hello.py").write_text("WORD = 'the third'\n")
+    project_files(IMAGE, repository, progress)
+    assert not first.exists()
+    assert second.exists()
+
+
+def test_what_is_asked_for_again_stays(repository, progress):
+    first = project_files(IMAGE, repository, progress)
+    os.utime(first.parent, (0, 0))
+    assert project_files(IMAGE, repository, progress) == first
+    (repository / "hello.py").write_text("WORD = 'second'\n")
+    project_files(IMAGE, repository, progress)
+    assert first.exists()
 
 
 def test_files_for_other_folders_than_pythons_are_refused(repository, builds, progress):

@@ -1,9 +1,11 @@
 """The wheel of the user's own project."""
 
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from allranks.environments import locked
@@ -12,6 +14,9 @@ from allranks.image.daemon import Progress
 from allranks.image.host_pip import PipRequest, run_pip
 from allranks.image.sources import source_digest
 from allranks.user_cache import cache_folder
+
+_UNUSED = 14 * 24 * 3600.0
+"""Seconds that the wheel of a source stays which no run asks for."""
 
 
 def kept_wheel(folder: Path, progress: Progress) -> Path:
@@ -27,11 +32,28 @@ def kept_wheel(folder: Path, progress: Progress) -> Path:
     """
     kept = cache_folder() / "projects" / source_digest(folder)
     with in_cache(kept):
+        os.utime(kept)
         if not (wheels := list(kept.glob("*.whl"))):
+            _forget_unused(kept.parent)
             with tempfile.TemporaryDirectory(dir=kept) as scratch:
                 wheel = build_wheel(folder, into=Path(scratch), progress=progress)
                 wheels = [wheel.rename(kept / wheel.name)]
     return wheels[0]
+
+
+def _forget_unused(projects: Path) -> None:
+    """Remove what sources that nobody has any more have left: each change of one makes a wheel."""
+    for folder in projects.iterdir():
+        if folder.is_dir() and _is_unused(folder):
+            with locked(folder):
+                if _is_unused(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_unused(folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return time.time() - folder.stat().st_mtime > _UNUSED
+    return False
 
 
 @contextmanager
