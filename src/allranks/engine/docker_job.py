@@ -3,6 +3,7 @@
 import socket
 import ssl
 import tarfile
+import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -120,12 +121,16 @@ class Container:
         if self.keeps_files:
             return
         if isinstance(self._socket, ssl.SSLSocket):
-            # TLS has no half of a connection that could end: what the agent says would end, too.
-            with suppress(*FAILURES):
-                self._client.kill(self.identifier, signal="SIGTERM")
+            # TLS has no half of a connection that could end: what the agent says would end, too. Whoever hangs up has
+            # no time to wait for a daemon.
+            threading.Thread(target=self._terminate, daemon=True).start()
         else:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
+
+    def _terminate(self) -> None:
+        with suppress(*FAILURES):
+            self._client.kill(self.identifier, signal="SIGTERM")
 
     def resume(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.resume`."""
