@@ -37,13 +37,14 @@ def house(tmp_path, make_wheel):
 
 
 @pytest.fixture(autouse=True)
-def no_effects(monkeypatch, tmp_path, house, make_wheel):
-    def kept_wheel(folder, _progress):
-        return make_wheel(tmp_path / "kept", "hello", "1.0", files={"hello.py": folder.read_text()})
+def no_effects(monkeypatch, house, make_wheel):
+    def build_wheel(folder, *, into, progress):
+        del progress
+        return make_wheel(into, "hello", "1.0", files={"hello.py": folder.read_text()})
 
     monkeypatch.setattr(layers, "python_of", lambda _client, _base: PYTHON)
     monkeypatch.setattr(layers, "resolve", lambda _wanted, _progress: house)
-    monkeypatch.setattr(layers, "kept_wheel", kept_wheel)
+    monkeypatch.setattr(layers, "build_wheel", build_wheel)
     monkeypatch.setattr(layers, "builder_of_host", lambda: build_with_sdk)
 
 
@@ -202,8 +203,9 @@ def test_a_build_of_debian_packages_that_fails_otherwise_says_all(daemon, site):
 
 def test_the_projects_requirements_are_resolved(site, project, monkeypatch, make_wheel, house):
     asked = []
-    wheel = make_wheel(house.packages, "hello", "1.0", requires=["six"])
-    monkeypatch.setattr(layers, "kept_wheel", lambda *_: wheel)
+    monkeypatch.setattr(
+        layers, "build_wheel", lambda *_, into, **__: make_wheel(into, "hello", "1.0", requires=["six"])
+    )
     monkeypatch.setattr(layers, "resolve", lambda wanted, _: asked.append(wanted.further) or house)
     build_layers(project("1"), BASE, site)
     assert asked == [("six",)]

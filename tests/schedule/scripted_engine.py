@@ -68,11 +68,15 @@ class ScriptedJob:
         self.engine.note("go", self.cell)
 
     def wait(self, sink):
+        is_endless = self.cell in self.engine.endless
         for event in self.engine.events.get(self.cell, WELL):
-            sink(event)
+            if event != FINISHED or not is_endless:
+                sink(event)
         self.engine.note("wait", self.cell)
-        if self.cell in self.engine.endless:
+        if is_endless:
             assert self.told.wait(20)
+            sink({"event": "interrupted"})
+            sink(FINISHED)
         return JobExit(status=0)
 
     def stop(self):

@@ -346,10 +346,22 @@ def test_an_interrupt_that_comes_just_before_a_job_goes_is_not_undone_by_it(runn
         said(*told)
         next(iter(work._seats.values())).turn.interrupt()
 
+    engine.endless.add(ONE)
     work._live.job_started = interrupted_meanwhile
     work.run(pair[:1])
     assert f"go {ONE}" not in engine.log
     assert records()[ONE]["error"]["kind"] == "interrupted"
+
+
+def test_a_job_that_was_done_when_it_was_told_to_end_is_not_called_interrupted(runner, engine, pair, records):
+    work = runner(pair[:1])
+
+    def interrupt_it():
+        next(iter(work._seats.values())).turn.interrupt()
+
+    engine.acts["wait", ONE] = interrupt_it
+    work.run(pair[:1])
+    assert records()[ONE]["error"] is None
 
 
 def test_an_interrupt_while_a_job_is_put_away_loses_nothing_of_it(run_interrupted, engine, pair, records):

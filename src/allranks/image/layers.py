@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -15,10 +16,10 @@ from allranks.image.base import Base, python_of
 from allranks.image.builders import BuildRequest, builder_of_host
 from allranks.image.cache import locked
 from allranks.image.context import layer_files, stream
-from allranks.image.daemon import Site, find, reported
+from allranks.image.daemon import Progress, Site, find, reported
 from allranks.image.dockerfile import DEBIAN, dockerfile_path
 from allranks.image.key import layer_key
-from allranks.image.project import kept_wheel
+from allranks.image.project import build_wheel
 from allranks.image.recipe import Recipe
 from allranks.image.space import check_room
 from allranks.image.wheel import identity, requirements
@@ -67,13 +68,14 @@ def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
     Raises:
         ImageError: Something cannot be resolved or built.
     """
-    project = (kept_wheel(recipe.project, site.progress),) if recipe.project else ()
-    further = tuple(text for wheel in project for text in requirements(wheel))
-    ground = with_debian_packages(recipe, base, site)
-    python = python_of(site.client, ground)
-    house = resolve(Wanted(recipe=recipe, further=further, python=python, root=site.root), site.progress)
-    layers = _wheel_layers(house, project, recipe.torch)
-    return reduce(lambda below, layer: _ensure_layer(layer, below, site), layers, ground)
+    with tempfile.TemporaryDirectory(prefix="allranks-") as scratch:
+        project = _project_wheels(recipe, Path(scratch), site.progress)
+        further = tuple(text for wheel in project for text in requirements(wheel))
+        ground = with_debian_packages(recipe, base, site)
+        python = python_of(site.client, ground)
+        house = resolve(Wanted(recipe=recipe, further=further, python=python, root=site.root), site.progress)
+        layers = _wheel_layers(house, project, recipe.torch)
+        return reduce(lambda below, layer: _ensure_layer(layer, below, site), layers, ground)
 
 
 def with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
@@ -126,6 +128,10 @@ def _wheel_layers(house: Wheelhouse, project: tuple[Path, ...], torch: str) -> l
         for name, wheels in contents.items()
         if wheels
     ]
+
+
+def _project_wheels(recipe: Recipe, scratch: Path, progress: Progress) -> tuple[Path, ...]:
+    return (build_wheel(recipe.project, into=scratch, progress=progress),) if recipe.project else ()
 
 
 def _ensure_layer(layer: Layer, below: Base, site: Site) -> Base:

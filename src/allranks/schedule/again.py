@@ -64,6 +64,8 @@ def to_run_again(attempt: Attempt | None, setting: Setting, wanted: Wanted) -> A
     if has_collected_nothing(attempt) or has_troubled_files(files):
         return WHOLE
     tests = [test.nodeid for test, _ in with_base(attempt, files, setting) if _is_wanted(test, wanted)]
+    if not tests and error:
+        return WHOLE  # what was ended has results of all its tests: only another attempt can say that it was well
     return Again(tests=tuple(tests), base=attempt.number) if tests else None
 
 

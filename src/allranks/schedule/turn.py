@@ -167,7 +167,8 @@ class Attendant:
         except Exception as error:  # noqa: BLE001 - a job's words are not ours: they may end that job, never the run
             turn.error = _not_understood(error)
             turn.running.stop()
-        turn.error = turn.end or turn.error
+        if turn.end and not _is_done(turn.events):
+            turn.error = turn.end
 
     def _take(self, turn: Turn, heard: Heard, event: Event) -> None:
         if event["event"] != "output":
@@ -208,6 +209,11 @@ class Attendant:
             running.collect(turn.folder)
         except AllranksError as error:
             turn.error = turn.error or JobError.from_exception(error)
+
+
+def _is_done(events: Sequence[Event]) -> bool:
+    """Whether the agent had done all its work before it heard that it was to end."""
+    return bool(journal.find(events, "agent_finished")) and not journal.find(events, "interrupted")
 
 
 def _place(spec: JobSpec) -> str:
