@@ -1,7 +1,10 @@
 """The docker engine against a client that is a recorder: what it asks for, and every way out."""
 
+import errno
 import gc
 import socket
+import tarfile
+from pathlib import Path
 
 import pytest
 import requests
@@ -12,7 +15,7 @@ from allranks.engine import agents
 from allranks.engine import docker as docker_engine
 from allranks.engine.docker import connect
 from allranks.engine.ownership import own_run
-from allranks.engine.spec import Resources
+from allranks.engine.spec import FileCopy, Resources
 from allranks.errors import EngineError
 
 
@@ -34,6 +37,21 @@ def test_a_job_without_an_image_is_an_error(fake, make_spec):
     client = fake()
     with pytest.raises(EngineError, match="no image"), engine_of(client).start(make_spec()):
         pass
+    assert client.calls == []
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_that_job_that_names_it(fake, make_spec, tmp_path, monkeypatch):
+    (tmp_path / "secret.txt").write_text("x")
+    spec = make_spec(image="allranks/cpu:1", files=(FileCopy(source=tmp_path / "secret.txt", target=Path("suite")),))
+    client = fake()
+
+    def refuse(*_arguments, **_more):
+        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "secret.txt"))
+
+    monkeypatch.setattr(tarfile.TarFile, "add", refuse)  # root may read everything
+    with pytest.raises(EngineError, match="cannot be read") as error, engine_of(client).start(spec):
+        pass
+    assert "secret.txt" in error.value.why
     assert client.calls == []
 
 

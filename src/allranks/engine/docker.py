@@ -15,7 +15,7 @@ import requests
 from docker.errors import APIError
 from docker.utils import kwargs_from_env, parse_host
 
-from allranks.engine.archive import PAGE
+from allranks.engine.archive import PAGE, Archive
 from allranks.engine.builds import dead_builders, reap_builders, reference_of
 from allranks.engine.docker_job import FAILURES, Container, DockerJob, as_engine_error
 from allranks.engine.docker_requests import (
@@ -100,7 +100,7 @@ class DockerEngine:
             msg = f"job {spec.job_id} names no image"
             raise EngineError(msg)
         specs = specs_of_nodes(spec, make_token())
-        archive = job_archive(specs, self._package)
+        archive = self._archive(spec, specs)
         if len(specs) > 1:
             self._make_network(spec, stack)
         for name in volume_names(spec):  # they are made with the first container that has them
@@ -110,6 +110,14 @@ class DockerEngine:
         stack.callback(job.close)
         job.start(archive.data)
         return job
+
+    def _archive(self, spec: JobSpec, specs: Sequence[JobSpec]) -> Archive:
+        try:
+            return job_archive(specs, self._package)
+        except OSError as error:
+            msg = f"The files of {spec.job_id} cannot be read."
+            remedy = "Let this user read all of the suite's folder, or leave such files out of it."
+            raise EngineError(msg, why=str(error), remedy=remedy) from error
 
     def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
         request = network_request(spec, host_id())
