@@ -4,6 +4,8 @@ from types import SimpleNamespace
 import docker.errors
 import pytest
 
+from allranks.engine.builds import builder_of
+from allranks.engine.ownership import image_lock, is_held
 from allranks.errors import ImageError
 from allranks.image.base import DEFAULT, LOCAL, Base, find_base, platform_tags, python_of, read_probe
 
@@ -140,7 +142,13 @@ class FakeContainer:
 
 def client_of(containers):
     remaining = iter(containers)
-    return SimpleNamespace(containers=SimpleNamespace(create=lambda *_, **__: next(remaining)))
+
+    def create(*_, labels, **__):
+        assert labels["allranks.builder"] == builder_of("python-of-1")
+        assert is_held(image_lock("python-of-1"))
+        return next(remaining)
+
+    return SimpleNamespace(containers=SimpleNamespace(create=create))
 
 
 def test_the_python_of_a_base_is_asked_once():

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from allranks.engine.ownership import image_lock, shared
 from allranks.errors import ImageError
 from allranks.image.cache import cache_folder, keep
 from allranks.image.daemon import Progress, find, pull, reported
+from allranks.interruption import uninterrupted
 from allranks.matrix.model import Image
 
 if TYPE_CHECKING:
@@ -142,12 +144,18 @@ def python_of(client: DockerClient, base: Base) -> ImagePython:
 
 
 def _ask(client: DockerClient, base: Base) -> str:
+    from allranks.engine.builds import LABEL, builder_of  # noqa: PLC0415 - a plan has no SDK, which they import
+
     what = f"The base image {base.reference} cannot be used."
     remedy = "Name a base that has python3, such as python:3.11-slim-bookworm, or run scripts/base-image."
-    with reported(what, remedy=remedy):
-        container = client.containers.create(
-            base.id, [_PROBE], entrypoint=["python3", "-c"], network_mode="none", labels={"allranks": "1"}
-        )
+    question = f"python-of-{base.id.removeprefix('sha256:')[:12]}"
+    labels = {"allranks": "1", LABEL: builder_of(question)}
+    # Whoever dies here leaves a container that no run has: it goes with the remains of builds.
+    with shared(image_lock(question)), reported(what, remedy=remedy):
+        with uninterrupted():
+            container = client.containers.create(
+                base.id, [_PROBE], entrypoint=["python3", "-c"], network_mode="none", labels=labels
+            )
         try:
             container.start()
             status = container.wait(timeout=60)["StatusCode"]
