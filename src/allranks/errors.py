@@ -90,6 +90,10 @@ class ImageError(AllranksError):
     """A cell's image could not be made or found."""
 
 
+class SourceChangedError(ImageError):
+    """The user's project changed while something was made of it, which is of neither source."""
+
+
 class EnvironmentBuildError(AllranksError):
     """A Python environment for the run could not be made."""
 

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from allranks.errors import ImageError
 from allranks.image import ensure_image, layers
 from allranks.image.base import DEFAULT, Base
 from allranks.image.build import BuiltImage, repository
+from allranks.image.sources import changed, source_digest
 from allranks.matrix.model import Image
 
 CPU = Image(name="cpu", torch="2.13.0")
@@ -41,6 +43,26 @@ def test_an_image_is_built_once(ensure, built, daemon):
     assert second == BuiltImage(reference=first.reference, id="sha256:top", built=False)
     assert len(built) == 1
     assert daemon.present[first.reference] == "sha256:top"
+
+
+def test_an_image_of_a_project_that_changed_meanwhile_is_built_again_under_its_own_name(
+    ensure, daemon, tmp_path, monkeypatch
+):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "pyproject.toml").write_text("[project]\n")
+    named = []
+
+    def build_layers(recipe, _base, _site):
+        named.append(recipe.source)
+        (tmp_path / "project" / "hello.py").touch()
+        if source_digest(recipe.project) != recipe.source:
+            raise changed(recipe.project)
+        return Base(reference="allranks/layer:x", id="sha256:top")
+
+    monkeypatch.setattr(layers, "build_layers", build_layers)
+    reference = ensure(replace(CPU, project=Path("project"))).reference
+    assert len(set(named)) == 2
+    assert [name for name in daemon.present if name.startswith("allranks/cpu")] == [reference]
 
 
 def test_the_daemon_is_told_that_an_image_was_wanted(ensure, daemon):

@@ -1,12 +1,14 @@
 """A project that goes into each job as files."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from allranks.errors import ImageError
+from allranks.errors import ImageError, SourceChangedError
 from allranks.image import project
 from allranks.image.copied import project_files, without_project
 from allranks.matrix.model import Image
@@ -27,7 +29,13 @@ def repository(tmp_path, monkeypatch):
 
 @dataclass
 class Builds:
-    """The wheels that were built, each of the module as it was, and what else goes into the next."""
+    """The wheels that were built, each of the module as it was, and what else goes into the next.
+
+    Attributes:
+        meanwhile: Happens during each build, after it has read the source.
+    """
+
+    meanwhile: Callable[[], object] = lambda: None
 
     wheels: list[Path] = field(default_factory=list)
     more: dict[str, str] = field(default_factory=dict)
@@ -39,6 +47,7 @@ def builds(monkeypatch, make_wheel):
 
     def build_wheel(folder, *, into, progress):  # noqa: ARG001
         files = {"hello.py": (folder / "hello.py").read_text(), **made.more}
+        made.meanwhile()
         made.wheels.append(make_wheel(into, "hello", "1.0", requires=["six"], files=files))
         return made.wheels[-1]
 
@@ -69,6 +78,29 @@ def test_nothing_is_built_while_the_source_stays(repository, builds, progress):
     folders = {project_files(IMAGE, repository, progress) for _ in range(2)}
     without_project(IMAGE, repository, progress)
     assert len(folders) == len(builds.wheels) == 1
+
+
+def test_a_change_during_a_build_is_not_kept_as_what_was_there_before(repository, builds, progress):
+    module, changes = repository / "hello.py", iter(("WORD = 'two'\n",))
+    builds.meanwhile = lambda: module.write_text(next(changes, "WORD = 'two'\n"))
+    assert (project_files(IMAGE, repository, progress) / "hello.py").read_text() == "WORD = 'two'\n"
+    module.write_text("WORD = 'one'\n")
+    builds.meanwhile = lambda: None
+    assert (project_files(IMAGE, repository, progress) / "hello.py").read_text() == "WORD = 'one'\n"
+
+
+def test_a_project_that_never_stays_is_an_error(repository, builds, progress):
+    words = count()
+    builds.meanwhile = lambda: (repository / "hello.py").write_text(f"WORD = {next(words)}\n")
+    with pytest.raises(SourceChangedError, match="changed while it was built"):
+        project_files(IMAGE, repository, progress)
+
+
+def test_another_python_builds_another_wheel(repository, builds, progress, monkeypatch):
+    project_files(IMAGE, repository, progress)
+    monkeypatch.setattr(project, "python_with_pip", lambda: "/opt/another/python3")
+    project_files(IMAGE, repository, progress)
+    assert len(builds.wheels) == 2
 
 
 def test_what_no_run_has_asked_for_in_weeks_is_forgotten_with_the_next_change(repository, progress):

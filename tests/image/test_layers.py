@@ -8,7 +8,7 @@ import pytest
 from allranks.engine import ownership
 from allranks.engine.builds import builder_of
 from allranks.engine.ownership import image_lock, is_held
-from allranks.errors import ImageError
+from allranks.errors import ImageError, SourceChangedError
 from allranks.image import layers
 from allranks.image.base import Base, ImagePython
 from allranks.image.builders import build_with_sdk
@@ -45,6 +45,7 @@ def no_effects(monkeypatch, house, make_wheel):
     monkeypatch.setattr(layers, "python_of", lambda _client, _base: PYTHON)
     monkeypatch.setattr(layers, "resolve", lambda _wanted, _progress: house)
     monkeypatch.setattr(layers, "build_wheel", build_wheel)
+    monkeypatch.setattr(layers, "source_digest", lambda folder: folder.read_text())
     monkeypatch.setattr(layers, "builder_of_host", lambda: build_with_sdk)
 
 
@@ -54,7 +55,7 @@ def project(tmp_path):
 
     def make(source):
         (tmp_path / "project").write_text(source)
-        return replace(RECIPE, project=tmp_path / "project")
+        return replace(RECIPE, project=tmp_path / "project", source=source)
 
     return make
 
@@ -209,3 +210,11 @@ def test_the_projects_requirements_are_resolved(site, project, monkeypatch, make
     monkeypatch.setattr(layers, "resolve", lambda wanted, _: asked.append(wanted.further) or house)
     build_layers(project("1"), BASE, site)
     assert asked == [("six",)]
+
+
+def test_a_project_that_is_not_what_it_was_when_its_image_was_named_is_not_built(daemon, site, project):
+    recipe = project("1")
+    project("2")
+    with pytest.raises(SourceChangedError):
+        build_layers(recipe, BASE, site)
+    assert not daemon.builds

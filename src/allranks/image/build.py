@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from allranks.image.daemon import Progress, Site, find, pull, reported, touch
 from allranks.image.dockerfile import dockerfile_path
 from allranks.image.key import image_key
 from allranks.image.recipe import Recipe, recipe_of
-from allranks.image.sources import source_digest
+from allranks.image.sources import source_digest, while_it_stays
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -63,6 +63,10 @@ def ensure_image(
     """
     if image.image is not None:
         return _finished(image.name, image.image, client=client, progress=progress)
+    return while_it_stays(lambda: _ensure(image, root, client, progress, uses), progress)
+
+
+def _ensure(image: Image, root: Path, client: DockerClient, progress: Progress, uses: ExitStack | None) -> BuiltImage:
     with ExitStack() as held:
         site = Site(client=client, root=root, progress=progress, uses=held)
         recipe, base, reference = _named(image, site)
@@ -91,9 +95,13 @@ def image_reference(image: Image, site: Site) -> str:
 
 
 def _named(image: Image, site: Site) -> tuple[Recipe, Base, str]:
-    recipe = recipe_of(_installed_whole(image, site), root=site.root)
+    recipe = _with_source(recipe_of(_installed_whole(image, site), root=site.root))
     base = find_base(site.client, recipe.base, environ=os.environ, progress=site.progress)
     return recipe, base, f"{repository(recipe.name)}:{_key(recipe, base)}"
+
+
+def _with_source(recipe: Recipe) -> Recipe:
+    return replace(recipe, source=source_digest(recipe.project)) if recipe.project else recipe
 
 
 def _installed_whole(image: Image, site: Site) -> Image:
@@ -124,7 +132,6 @@ def _key(recipe: Recipe, base: Base) -> str:
     return image_key(
         recipe,
         base_id=base.id,
-        project_digest=source_digest(recipe.project) if recipe.project else "",
         dockerfile=dockerfile_path().read_text(encoding="utf-8"),
     )
 

@@ -65,7 +65,7 @@ def run_pip(request: PipRequest, progress: Progress) -> None:
         ImageError: pip is not to be found, or fails; the cause is in its last lines.
     """
     last: deque[str] = deque(maxlen=_KEPT_LINES)
-    command = [_python_with_pip(), "-c", _WITH_MARKERS, *request.arguments]
+    command = [python_with_pip(), "-c", _WITH_MARKERS, *request.arguments]
     environ = {**request.environ, "ALLRANKS_MARKERS": json.dumps(dict(request.markers)), "PIP_NO_INPUT": "1"}
     with child(command, environ=environ, folder=request.folder) as process:
         for line in map(str.strip, lines_of(process)):
@@ -83,8 +83,12 @@ def cause(lines: Iterable[str]) -> str:
     return "\n".join(errors or kept)
 
 
-def _python_with_pip() -> str:
-    """An interpreter that has pip; environments made by uv have none."""
+def python_with_pip() -> str:
+    """An interpreter that has pip; environments made by uv have none.
+
+    Raises:
+        ImageError: There is none.
+    """
     if importlib.util.find_spec("pip"):
         return sys.executable
     python = shutil.which("python3")

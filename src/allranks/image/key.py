@@ -24,19 +24,18 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def image_key(recipe: Recipe, *, base_id: str, project_digest: str, dockerfile: str) -> str:
+def image_key(recipe: Recipe, *, base_id: str, dockerfile: str) -> str:
     """The tag of an image.
 
     Args:
         recipe: What goes in.
         base_id: Id of the base image in the daemon.
-        project_digest: Hash of the project's sources, empty for no project.
         dockerfile: Text of the Dockerfile.
     """
     inputs = asdict(recipe)
     for not_content in ("name", "base", "requirements", "project"):
         del inputs[not_content]
-    return digest(_SCHEMA, inputs, base_id, project_digest, dockerfile)[:_LENGTH]
+    return digest(_SCHEMA, inputs, base_id, dockerfile)[:_LENGTH]
 
 
 def layer_key(*, parent_id: str, content: tuple[str, ...], dockerfile: str) -> str:

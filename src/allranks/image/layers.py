@@ -21,6 +21,7 @@ from allranks.image.dockerfile import DEBIAN, dockerfile_path
 from allranks.image.key import layer_key
 from allranks.image.project import build_wheel
 from allranks.image.recipe import Recipe
+from allranks.image.sources import changed, source_digest
 from allranks.image.space import check_room
 from allranks.image.wheel import identity, requirements
 from allranks.image.wheelhouse import Wanted, Wheelhouse, resolve
@@ -67,6 +68,7 @@ def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
 
     Raises:
         ImageError: Something cannot be resolved or built.
+        SourceChangedError: The recipe's project is not what it was when the recipe was read.
     """
     with tempfile.TemporaryDirectory(prefix="allranks-") as scratch:
         project = _project_wheels(recipe, Path(scratch), site.progress)
@@ -131,7 +133,12 @@ def _wheel_layers(house: Wheelhouse, project: tuple[Path, ...], torch: str) -> l
 
 
 def _project_wheels(recipe: Recipe, scratch: Path, progress: Progress) -> tuple[Path, ...]:
-    return (build_wheel(recipe.project, into=scratch, progress=progress),) if recipe.project else ()
+    if recipe.project is None:
+        return ()
+    wheel = build_wheel(recipe.project, into=scratch, progress=progress)
+    if source_digest(recipe.project) != recipe.source:
+        raise changed(recipe.project)
+    return (wheel,)
 
 
 def _ensure_layer(layer: Layer, below: Base, site: Site) -> Base:

@@ -1,7 +1,9 @@
 """The wheel of the user's own project."""
 
+import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,8 +13,8 @@ from pathlib import Path
 from allranks.environments import locked
 from allranks.errors import EnvironmentBuildError
 from allranks.image.daemon import Progress
-from allranks.image.host_pip import PipRequest, run_pip
-from allranks.image.sources import source_digest
+from allranks.image.host_pip import PipRequest, python_with_pip, run_pip
+from allranks.image.sources import changed, source_digest, while_it_stays
 from allranks.user_cache import cache_folder
 
 _UNUSED = 14 * 24 * 3600.0
@@ -30,15 +32,28 @@ def kept_wheel(folder: Path, progress: Progress) -> Path:
         EnvironmentBuildError: The cache cannot be used.
         ImageError: The project does not build.
     """
-    kept = cache_folder() / "projects" / source_digest(folder)
+    return while_it_stays(lambda: _kept_wheel(folder, progress), progress)
+
+
+def _kept_wheel(folder: Path, progress: Progress) -> Path:
+    digest = source_digest(folder)
+    kept = cache_folder() / "projects" / f"{digest}-{_builder()}"
     with in_cache(kept):
         os.utime(kept)
-        if not (wheels := list(kept.glob("*.whl"))):
-            _forget_unused(kept.parent)
-            with tempfile.TemporaryDirectory(dir=kept) as scratch:
-                wheel = build_wheel(folder, into=Path(scratch), progress=progress)
-                wheels = [wheel.rename(kept / wheel.name)]
-    return wheels[0]
+        if wheels := list(kept.glob("*.whl")):
+            return wheels[0]
+        _forget_unused(kept.parent)
+        with tempfile.TemporaryDirectory(dir=kept) as scratch:
+            wheel = build_wheel(folder, into=Path(scratch), progress=progress)
+            if source_digest(folder) != digest:
+                raise changed(folder)
+            return wheel.rename(kept / wheel.name)
+
+
+def _builder() -> str:
+    """The Python that builds, which compiled modules depend on."""
+    python = os.path.realpath(python_with_pip())
+    return hashlib.sha256(f"{python} {sys.version}".encode()).hexdigest()[:12]
 
 
 def _forget_unused(projects: Path) -> None:

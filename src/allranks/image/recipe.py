@@ -28,6 +28,7 @@ class Recipe:
         requirements: The requirements file, or None.
         requirements_text: The content of that file and of all that it includes.
         project: The folder of the user's project, or None.
+        source: A hash of the project's files, for what is built of them; empty without one.
         apt: Names of Debian packages, with or without ``=version``.
     """
 
@@ -39,6 +40,7 @@ class Recipe:
     requirements: Path | None = None
     requirements_text: str = ""
     project: Path | None = None
+    source: str = ""
     apt: tuple[str, ...] = ()
 
 

@@ -1,12 +1,19 @@
-"""Whether the user's own project changed since its wheel was built."""
+"""Whether the user's own project changed: since its wheel was built, and while it is."""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+from allranks.errors import SourceChangedError
 from allranks.image.cache import cache_folder, keep
+from allranks.image.daemon import Progress
+
+T = TypeVar("T")
+
+_TRIES = 3
 
 _MADE_AT_THE_TOP = frozenset({"build", "dist", "results", "node_modules"})
 """Folders that tools leave at the top of a project; deeper down a folder of such a name is a package like others."""
@@ -34,6 +41,33 @@ def source_digest(folder: Path) -> str:
     digest = _hash(f"{os.path.relpath(entry.path, folder)}:{_content(entry.path)}" for entry in files)
     keep(memory, json.dumps({"stamps": stamps, "digest": digest}))
     return digest
+
+
+def changed(folder: Path) -> SourceChangedError:
+    """The error of a project that has changed meanwhile."""
+    return SourceChangedError(
+        f"{folder.name} changed while it was built.",
+        why="What was made of it may be half of the one source and half of the other.",
+        remedy="Run again when nothing writes into its folder.",
+    )
+
+
+def while_it_stays(make: Callable[[], T], progress: Progress) -> T:
+    """Make something of a project, and again when the project changed meanwhile; a build may write into it, too.
+
+    Args:
+        make: Raises :class:`SourceChangedError` where that is so.
+        progress: Told of it.
+
+    Raises:
+        SourceChangedError: It never stays.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return make()
+        except SourceChangedError as error:
+            progress(f"{error.what} Once more.")
+    return make()
 
 
 def _project_files(project: str) -> Iterator[os.DirEntry[str]]:
