@@ -307,6 +307,20 @@ def test_a_network_in_which_somebody_else_is_stays(left_over):
 
 
 @pytest.mark.usefixtures("locks")
+def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_other(fake, make_spec):
+    client = fake()
+    has, has_not = (make_spec(image="i", gpus=gpus).labels for gpus in (("GPU-a", "GPU-b"), ("GPU-c",)))
+    client.listed = [{"Id": "id-a", "Labels": has}, {"Id": "id-c", "Labels": has_not}]
+    engine_of(client).vacate(("GPU-b",))
+    assert client.calls[0][2]["label"] == [*("allranks=1", f"allranks.host={docker_engine.host_id()}", "allranks.gpus")]
+    assert [call[1] for call in client.calls if call[0] == "remove"] == ["id-a"]
+
+
+def test_a_job_without_gpus_is_not_looked_at_for_them(make_spec):
+    assert "allranks.gpus" not in make_spec(image="i").labels
+
+
+@pytest.mark.usefixtures("locks")
 def test_reaping_asks_for_objects_of_this_host_alone(fake):
     client = fake()
     engine_of(client).reap()

@@ -51,6 +51,9 @@ class ScriptedEngine:
         finally:
             self.note("close", cell)
 
+    def vacate(self, gpus):
+        self.log.append(f"vacate {','.join(gpus)}")
+
     def reap(self):
         return []
 

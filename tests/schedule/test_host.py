@@ -19,6 +19,9 @@ class FakeEngine:
     def reap(self):
         return self.left
 
+    def vacate(self, gpus):
+        self.left.append(f"{self.name} vacates {gpus}")
+
 
 class Client:
     def info(self):
@@ -179,3 +182,17 @@ def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines,
         with pytest.raises(ImageError, match="No base"):
             surroundings(jobs[cell])
     assert made == ["cpu"]
+
+
+@pytest.mark.usefixtures("daemon")
+def test_processes_that_lease_a_gpu_see_to_it_that_no_container_still_has_it(matrix, lines, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_GPUS", "0")
+    vacated = []
+    monkeypatch.setattr(schedule_host, "_docker_engine", lambda _client: FakeEngine("docker", vacated))
+    choose_host("process", matrix, lines).vacate(("0",))
+    assert vacated == ["docker vacates ('0',)"]
+
+
+@pytest.mark.usefixtures("daemon")
+def test_without_gpus_processes_have_nothing_to_do_with_a_daemon(matrix, lines):
+    assert choose_host("process", matrix, lines).other_engines == ()

@@ -4,6 +4,7 @@ Docker SDK for Python, API 1.41 (Docker 20.10) or newer. Code goes in and result
 the API, so a remote daemon, a rootless one and one whose user differs from ours all work alike.
 """
 
+import json
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,7 +30,7 @@ from allranks.engine.docker_requests import (
     volume_names,
 )
 from allranks.engine.nodes import make_token
-from allranks.engine.ownership import HOST_LABEL, RUN_LABEL, forget_dead_runs, host_id, is_dead
+from allranks.engine.ownership import GPUS_LABEL, HOST_LABEL, RUN_LABEL, forget_dead_runs, host_id, is_dead
 from allranks.engine.spec import FileCopy, JobSpec
 from allranks.errors import EngineError
 from allranks.interruption import uninterrupted
@@ -157,6 +158,15 @@ class DockerEngine:
             self._client.remove_network(network)
             return True
         return False
+
+    def vacate(self, gpus: Sequence[str]) -> None:
+        """See :meth:`allranks.engine.protocol.Engine.vacate`; containers hold no lease."""
+        with _as_listing_error():
+            labels = _of_this_host()["label"]
+            listed = self._client.containers(all=True, filters={"label": [*labels, GPUS_LABEL]})
+        for each in listed:
+            if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL])):
+                self._remove_container(each["Id"])
 
     def reap(self) -> list[str]:
         """Remove what runs and builds of this host without an owner have left, containers first: they hold all else."""

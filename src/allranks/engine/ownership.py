@@ -18,6 +18,7 @@ RUN_VARIABLE = "ALLRANKS_JOB_OF_RUN"
 
 HOST_LABEL = "allranks.host"
 RUN_LABEL = "allranks.run"
+GPUS_LABEL = "allranks.gpus"
 
 
 def host_id() -> str:

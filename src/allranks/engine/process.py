@@ -107,6 +107,9 @@ class ProcessEngine:
         left = [folder for folder, run_id in _scratch_folders() if is_dead(run_id)]
         return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
 
+    def vacate(self, gpus: Sequence[str]) -> None:
+        """See :meth:`allranks.engine.protocol.Engine.vacate`: a lease lasts as long as the processes that have it."""
+
     def reap(self) -> list[str]:
         """Kill the processes of this host whose run has no owner any more, and remove its scratch folders."""
         dead = list(_kill_the_dead())

@@ -93,5 +93,12 @@ class Engine(Protocol):
             EngineError: Nobody can tell.
         """
 
+    def vacate(self, gpus: Sequence[str]) -> None:
+        """Remove what still has one of these GPUs: the lease is ours, so its owner has died, or lost sight of it.
+
+        Raises:
+            EngineError: Nobody can tell what has them.
+        """
+
     def reap(self) -> list[str]:
         """Remove what dead owners left behind on this host; names of what was removed."""

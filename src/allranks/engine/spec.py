@@ -1,12 +1,13 @@
 """A job as an engine sees it: frozen, printable, comparable without any engine."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from allranks.engine.ownership import RUN_LABEL
+from allranks.engine.ownership import GPUS_LABEL, RUN_LABEL
 from allranks.harness.config import AgentConfig
 
 
@@ -115,6 +116,7 @@ class JobSpec:
             "allranks.cell": self.agent.cell,
             "allranks.job": self.job_id,
             "allranks.attempt": str(self.attempt),
+            **({GPUS_LABEL: json.dumps(self.gpus)} if self.gpus else {}),
         }
 
     def to_json(self) -> dict[str, Any]:

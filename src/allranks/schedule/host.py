@@ -62,7 +62,13 @@ def choose_host(
         memory=memory,
         surroundings=_ForHost(gpus, matrix, say, make),
         inventory=inventory,
+        other_engines=_containers_beside_processes() if gpus and client is None else (),
     )
+
+
+def _containers_beside_processes() -> tuple[Engine, ...]:
+    client, _ = client_for("auto")
+    return (_docker_engine(client),) if client else ()
 
 
 def _size_of_this_host() -> tuple[int, int]:

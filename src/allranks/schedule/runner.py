@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from allranks.engine.protocol import Engine
 from allranks.engine.spec import JobSpec
-from allranks.errors import AllranksError
+from allranks.errors import AllranksError, EngineError
 from allranks.harness.collection.shuffling import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Image, Job, Matrix
@@ -60,6 +60,7 @@ class Host:
         cores: CPU cores that ranks share.
         memory: MiB.
         surroundings: Where each job's Python comes from, made on first use.
+        other_engines: Those by which other runs may have used the GPUs.
     """
 
     engine: Engine
@@ -68,6 +69,18 @@ class Host:
     memory: int
     surroundings: Callable[[Job], Surroundings]
     inventory: Inventory = _NO_GPUS
+    other_engines: tuple[Engine, ...] = ()
+
+    def vacate(self, gpus: Sequence[str]) -> None:
+        """Have nothing else use GPUs that have just been leased.
+
+        Raises:
+            EngineError: The engine cannot tell what uses them.
+        """
+        self.engine.vacate(gpus)
+        for engine in self.other_engines:
+            with suppress(EngineError):  # it has nothing to do with this run
+                engine.vacate(gpus)
 
     @property
     def room(self) -> Room:
@@ -329,8 +342,8 @@ class Runner:
             if isinstance(made, AllranksError):
                 raise made
             if lease.gpus:
-                # Its last owner may have been killed, and its container not be gone yet.
-                self._host.engine.reap()
+                # Their last owner may have been killed, and its container not be gone yet.
+                self._host.vacate(lease.gpus)
             turn.spec = self._spec(turn, made)
         except AllranksError as error:
             turn.error = JobError.from_exception(error)
