@@ -196,7 +196,7 @@ def test_a_run_leaves_gpus_to_whoever_waited_before(runner, engine, jobs):
     work._live.say = say
     work.run([jobs[FIRST]])
     assert acts == [[]]
-    assert engine.log[0] == f"start {FIRST}"
+    assert engine.log[:2] == ["vacate GPU-a", f"start {FIRST}"]
 
 
 def test_a_job_holds_its_gpus_until_it_is_put_away(runner, engine, jobs):
