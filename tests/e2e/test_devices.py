@@ -8,16 +8,19 @@ import json
 import os
 import stat
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
-from docker.errors import APIError
+from docker.errors import APIError, NotFound
 from docker.types import DeviceRequest
 
-from allranks.engine.ownership import own_run
+from allranks.engine import docker as docker_engine
+from allranks.engine.docker import DockerEngine
+from allranks.engine.ownership import HOST_LABEL, own_run
+from allranks.image.base import DEFAULT, find_base
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.plan import plan
@@ -221,3 +224,19 @@ def test_each_container_has_the_device_nodes_of_its_own_gpus_and_may_use_them(ru
     for gpus, seen in found.values():
         assert seen["nodes"] == dict.fromkeys(gpus, True)
         assert seen["kfd"] == bool(gpus)
+
+
+def test_a_container_that_still_has_a_leased_gpu_is_removed_though_its_run_lives(docker_client, make_spec):
+    """As of a session that was killed, while another one of the same run goes on."""
+    image, made = find_base(docker_client, DEFAULT, environ=os.environ, progress=print).reference, []
+    try:
+        for gpu in ("GPU-leased", "GPU-of-others"):
+            labels = {**make_spec(image="i", gpus=(gpu,)).labels, HOST_LABEL: docker_engine.host_id()}
+            made.append(docker_client.containers.run(image, ["sleep", "60"], labels=labels, detach=True))
+        DockerEngine(docker_client, ()).vacate(("GPU-leased",))
+        left = docker_client.api.containers(filters={"label": "allranks.gpus"})
+        assert {each["Id"] for each in left} & {each.id for each in made} == {made[1].id}
+    finally:
+        for container in made:
+            with suppress(NotFound):
+                container.remove(force=True)
