@@ -35,7 +35,7 @@ def fakes(monkeypatch, tmp_path):
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     monkeypatch.setattr(schedule_host, "_SOCKET", tmp_path / "docker.sock")
     monkeypatch.setattr(schedule_host, "_process_engine", lambda: FakeEngine("process"))
-    monkeypatch.setattr(schedule_host, "_docker_engine", lambda _client: FakeEngine("docker"))
+    monkeypatch.setattr(schedule_host, "_docker_engine", lambda *_: FakeEngine("docker"))
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines,
 def test_processes_that_lease_a_gpu_see_to_it_that_no_container_still_has_it(matrix, lines, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GPUS", "0")
     vacated = []
-    monkeypatch.setattr(schedule_host, "_docker_engine", lambda _client: FakeEngine("docker", vacated))
+    monkeypatch.setattr(schedule_host, "_docker_engine", lambda *_: FakeEngine("docker", vacated))
     choose_host("process", matrix, lines).vacate(("0",))
     assert vacated == ["docker vacates ('0',)"]
 

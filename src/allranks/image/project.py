@@ -5,9 +5,8 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from allranks.environments import locked
@@ -15,10 +14,7 @@ from allranks.errors import EnvironmentBuildError
 from allranks.image.daemon import Progress
 from allranks.image.host_pip import PipRequest, python_with_pip, run_pip
 from allranks.image.sources import changed, source_digest, while_it_stays
-from allranks.user_cache import cache_folder
-
-_UNUSED = 14 * 24 * 3600.0
-"""Seconds that the wheel of a source stays which no run asks for."""
+from allranks.user_cache import cache_folder, is_unused
 
 
 def kept_wheel(folder: Path, progress: Progress) -> Path:
@@ -59,16 +55,10 @@ def _builder() -> str:
 def _forget_unused(projects: Path) -> None:
     """Remove what sources that nobody has any more have left: each change of one makes a wheel."""
     for folder in projects.iterdir():
-        if folder.is_dir() and _is_unused(folder):
+        if folder.is_dir() and is_unused(folder):
             with locked(folder):
-                if _is_unused(folder):
+                if is_unused(folder):
                     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_unused(folder: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return time.time() - folder.stat().st_mtime > _UNUSED
-    return False
 
 
 @contextmanager

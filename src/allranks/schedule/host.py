@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.engine.bytecode import bytecode_of
 from allranks.engine.package import package_files, package_path
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine
+from allranks.engine.spec import FileCopy
 from allranks.errors import AllranksError, EngineError, MatrixError
 from allranks.matrix.model import EngineName, Image, Job, Matrix
 from allranks.matrix.plan import image_for
@@ -110,7 +112,8 @@ def _containers(
         copied = (project_files(image, matrix.root, say),) if image.mode == "copy" else ()
         return Surroundings(image=made.reference, python_path=copied)
 
-    return _docker_engine(client), make
+    package = package_files()
+    return _docker_engine(client, (*package, *bytecode_of(package, cache_folder() / "bytecode"))), make
 
 
 def _process_engine() -> ProcessEngine:
@@ -143,10 +146,11 @@ def client_for(engine: EngineName) -> "tuple[DockerClient | None, str]":
         return None, f"no Docker daemon answers: {error.why.splitlines()[0][:120]}"
 
 
-def _docker_engine(client: "DockerClient") -> Engine:
+def _docker_engine(client: "DockerClient", package: tuple[FileCopy, ...] = ()) -> Engine:
+    """Without a package it runs nothing, and cleans up."""
     from allranks.engine.docker import DockerEngine  # noqa: PLC0415 - see client_for
 
-    return DockerEngine(client, package_files())
+    return DockerEngine(client, package)
 
 
 @dataclass
