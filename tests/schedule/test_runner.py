@@ -129,6 +129,18 @@ def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_g
     assert (spec.job_id, spec.gpus) == (other.id, ("GPU-b",))
 
 
+def test_a_gpu_that_proves_to_be_sick_just_before_it_is_leased_goes_to_no_job(runner, engine, jobs, monkeypatch):
+    work = runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b"))
+
+    def lease_after_its_last_job(gpus, *rest):
+        work._sick.add("GPU-a")
+        return try_lease(gpus, *rest)
+
+    monkeypatch.setattr("allranks.schedule.runner.try_lease", lease_after_its_last_job)
+    work.run([jobs[FIRST]])
+    assert engine.specs[FIRST][0].gpus == ("GPU-b",)
+
+
 def test_a_gpu_of_another_node_that_is_sick_is_known_though_the_leading_nodes_journal_does_not_name_it(
     runner, engine, jobs, records
 ):

@@ -300,8 +300,7 @@ class Runner:
         job = self._jobs[task.number]
         self._live.job_is(job.id, "preparing")
         made = self._surroundings(job)
-        holder = Holder(run_id=self._folder.run_id, job_id=job.id, pid=os.getpid(), since=time.time())
-        lease = try_lease(self._gpus, self._gpus_of(job), holder, self._ticket)
+        lease = self._lease(job)
         if lease is None:
             self._live.job_is(job.id, "waiting")
             return False
@@ -331,6 +330,14 @@ class Runner:
             return error
         finally:
             self._made.add(job.image)
+
+    def _lease(self, job: Job) -> Lease | None:
+        holder = Holder(run_id=self._folder.run_id, job_id=job.id, pid=os.getpid(), since=time.time())
+        lease = try_lease(self._gpus, self._gpus_of(job), holder, self._ticket)
+        if lease is None or self._sick.isdisjoint(lease.gpus):
+            return lease
+        with lease:  # the job that had it before ended in between, and told of it
+            return None
 
     def _turn(self, task: Task, lease: Lease, made: Surroundings | AllranksError, undo: ExitStack) -> Turn:
         job = self._jobs[task.number]
