@@ -23,6 +23,8 @@ def arrived(rank, name, outcome="passed", message=""):
 def attempt(tmp_path):
     folder = tmp_path / "run-1" / "cells" / "gloo-w2-g0-env" / "tiny" / "attempt-1"
     folder.mkdir(parents=True)
+    manifest = {"cells": {"gloo-w2-g0-env": {"world_size": 2}}}
+    (tmp_path / "run-1" / "run.json").write_text(json.dumps(manifest))
     with closing(Heard(folder / JOURNAL)) as heard:
         for rank in (0, 1):
             heard.write(arrived(rank, "test_good"))
@@ -87,3 +89,10 @@ def test_what_a_rank_has_written_itself_counts_for_more_than_what_was_heard_of_i
     (attempt / "events-0.jsonl").write_text(json.dumps({**own, **text}) + "\n")
     complete_dead_runs(tmp_path)
     assert cases(attempt / "rank-0.xml") == {"test_good": [("Failure", "mine")]}
+
+
+def test_a_rank_that_was_never_heard_is_known_to_be_lacking(attempt, tmp_path):
+    (attempt / JOURNAL).write_text(json.dumps(arrived(0, "test_good")) + "\n")
+    complete_dead_runs(tmp_path)
+    [suite] = JUnitXml.fromfile(attempt / "rank-0.xml")
+    assert {each.name: each.value for each in suite.properties()}["allranks.world_size"] == "2"

@@ -66,10 +66,16 @@ def complete_dead_runs(folder: Path) -> None:
     for attempt in _unended(folder):
         suite, cell = attempt.parent, attempt.parent.parent
         if is_dead(cell.parent.parent.name):
-            world_size = len(ranks_heard_of(attempt))
             # What makes no sense, and a folder that cannot be written, stay: that job.json is missing is told.
             with suppress(OSError, LookupError, TypeError, ValueError, AttributeError):
-                write_missing_xml(attempt, cell=cell.name, suite=suite.name, world_size=world_size)
+                write_missing_xml(attempt, cell=cell.name, suite=suite.name, world_size=_world_size(attempt))
+
+
+def _world_size(attempt: Path) -> int:
+    """How many ranks an attempt was to have, of which not all may have been heard."""
+    cell = attempt.parent.parent
+    manifest = json.loads((cell.parent.parent / "run.json").read_text(encoding="utf-8"))
+    return int(manifest["cells"][cell.name]["world_size"])
 
 
 def _unended(folder: Path) -> Iterator[Path]:
