@@ -116,6 +116,7 @@ class FakeClient:
 
     def remove_container(self, identifier, v, force):
         self._call("remove", identifier, v, force)
+        self.listed = [each for each in self.listed if each["Id"] != identifier]
 
     def images(self, filters):
         """No build has left any; see test_builds."""

@@ -316,6 +316,15 @@ def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_oth
     assert [call[1] for call in client.calls if call[0] == "remove"] == ["id-a"]
 
 
+def test_a_gpu_that_a_dead_runs_container_does_not_let_go_is_an_error(fake, make_spec, monkeypatch):
+    monkeypatch.setattr(docker_engine, "_VACATED_WITHIN", 0.2)
+    client = fake(remove=refusal(500, "cannot kill container"))
+    client.listed = [{"Id": "id", "Names": ["/allranks-dead"], "Labels": make_spec(image="i", gpus=("a",)).labels}]
+    with pytest.raises(EngineError, match="allranks-dead of a dead run still has a GPU"):
+        engine_of(client).vacate(("a",))
+    assert client.names.count("remove") > 1
+
+
 def test_a_job_without_gpus_is_not_looked_at_for_them(make_spec):
     assert "allranks.gpus" not in make_spec(image="i").labels
 

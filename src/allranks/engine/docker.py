@@ -6,6 +6,7 @@ the API, so a remote daemon, a rootless one and one whose user differs from ours
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -36,6 +37,9 @@ from allranks.errors import EngineError
 from allranks.interruption import uninterrupted
 
 _LOCAL = "http+unix://"
+
+_VACATED_WITHIN = 15.0
+"""Seconds: whoever else removes the same container is done by then, and a driver has let go of its processes."""
 
 _Listed = Mapping[str, Any]
 """A container, volume or network as the daemon lists it."""
@@ -161,12 +165,21 @@ class DockerEngine:
 
     def vacate(self, gpus: Sequence[str]) -> None:
         """See :meth:`allranks.engine.protocol.Engine.vacate`; containers hold no lease."""
-        with _as_listing_error():
-            labels = _of_this_host()["label"]
-            listed = self._client.containers(all=True, filters={"label": [*labels, GPUS_LABEL]})
-        for each in listed:
-            if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL])):
+        deadline = time.monotonic() + _VACATED_WITHIN
+        while left := self._using(gpus):
+            for each in left:
                 self._remove_container(each["Id"])
+            if time.monotonic() > deadline:
+                name = left[0]["Names"][0].lstrip("/")
+                msg = f"The container {name} of a dead run still has a GPU of this job, and cannot be removed."
+                raise EngineError(msg, remedy=f"See why: docker rm --force {name}.")
+            time.sleep(0.1)
+
+    def _using(self, gpus: Sequence[str]) -> list[_Listed]:
+        with _as_listing_error():
+            filters = {"label": [*_of_this_host()["label"], GPUS_LABEL]}
+            listed: list[_Listed] = self._client.containers(all=True, filters=filters)
+        return [each for each in listed if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL]))]
 
     def reap(self) -> list[str]:
         """Remove what runs and builds of this host without an owner have left, containers first: they hold all else."""
