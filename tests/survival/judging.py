@@ -27,6 +27,10 @@ _NOT_RUN = frozenset({"missing", "aborted", "crashed"})
 """What may become of a rank's test that its job did not finish."""
 
 
+_OF_A_JOB = "allranks::"
+"""How the names of cases begin that stand for no test."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """A merged report.
@@ -85,8 +89,13 @@ def of_report(run: Path, report: Report, said: str, *, is_whole: bool) -> Iterat
     yield from _of_finished_tests(run, report)
     yield from _of_heard_tests(run, report)
     yield from _of_ended_jobs(report, said)
+    yield from _of_collected_tests(run, report)
     for (cell, suite, nodeid), ranks in report.tests.items():
         wanted = dict(by_rank(WANTED[suite].get(nodeid, ""))) if suite in WANTED else {}
+        if is_whole and nodeid.startswith(_OF_A_JOB):
+            yield f"{cell}/{suite}: it has all its results, and still a trouble: {report.messages[cell, suite, nodeid]}"
+        if wanted and not wanted.keys() <= ranks.keys():
+            yield f"{cell}/{suite} {nodeid}: {ranks}, and nothing of the other ranks"
         strange = {rank: word for rank, word in ranks.items() if word != wanted.get(rank) and word not in _NOT_RUN}
         if "crashed" in ranks.values():
             strange = {}  # peers of a rank that was killed may say so in their own words
@@ -103,6 +112,16 @@ def _of_jobs(run: Path, report: Report) -> Iterator[str]:
     for job in manifest["jobs"]:
         if (job["cell"], job["suite"]) not in report.jobs:
             yield f"{job['id']}: planned, and not in the report"
+
+
+def _of_collected_tests(run: Path, report: Report) -> Iterator[str]:
+    """Each test that a job has collected is in the report, or what became of the job is."""
+    for path in run.glob("cells/*/*/attempt-1/events-agent.jsonl"):
+        cell, suite = path.parts[-4], path.parts[-3]
+        there = {nodeid for key, name, nodeid in report.tests if (key, name) == (cell, suite)}
+        if not any(nodeid.startswith(_OF_A_JOB) for nodeid in there):
+            collected = {test for event in _events(path) if event["event"] == "collected" for test in event["tests"]}
+            yield from (f"{cell}/{suite} {nodeid}: collected, and not in the report" for nodeid in collected - there)
 
 
 def _of_finished_tests(run: Path, report: Report) -> Iterator[str]:

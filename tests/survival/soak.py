@@ -51,6 +51,8 @@ def main(arguments: Sequence[str]) -> int:
         try:
             images = list(_images())
         except EngineError as error:
+            if options.is_chosen:
+                sys.exit(f"not in containers: {error.why}")
             print(f"not in containers: {error.why}")
             options.engine = ["process"]
     folder = Path(tempfile.mkdtemp(prefix="allranks-survival-"))
@@ -73,6 +75,7 @@ def _read(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.count = int(options.what.pop(0)) if options.what and options.what[0].isdecimal() else COUNT
     options.incidents = list(wanted(options.what))
+    options.is_chosen = bool(options.engine)
     options.engine = options.engine or list(BOTH)
     return options
 
@@ -103,8 +106,10 @@ def _inside(options: argparse.Namespace) -> int:
                 print(trial.story if trial.wrong else trial.line, flush=True)
     print(_table(trials))
     wrong = sum(bool(trial.wrong) for trial in trials)
-    print(f"{len(trials)} runs in {time.monotonic() - began:.0f} s, {wrong or 'none'} of them wrong")
-    return 1 if wrong else 0
+    over = sum(not trial.met for trial in trials)
+    late = f", {over} over before they met with anything" if over else ""
+    print(f"{len(trials)} runs in {time.monotonic() - began:.0f} s, {wrong or 'none'} of them wrong{late}")
+    return 1 if wrong or over or not trials else 0
 
 
 @contextmanager

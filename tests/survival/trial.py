@@ -238,6 +238,7 @@ class _Judge:
         if (self._run / "run.json").exists():
             yield from self._of_results()
         yield from self._clean_up()
+        yield from judging.of_words(self.said)
         yield from self._left()
         yield from judging.of_leases(self._command("leases")) if self._place.gpus else ()
         yield from self._place.neighbours.harm()
@@ -281,6 +282,8 @@ class _Judge:
             self._command("clean")
             return
         said = self._command("run", "--engine", scene.engine, "--results", str(scene.results), "--resume")
+        if f"exit code {CODE}:" not in said:
+            yield f"resumed: it did not end with exit code {CODE}"
         found = judging.read_report(self._run / "report.json")
         yield from (f"resumed: {each}" for each in judging.of_report(self._run, found, said, is_whole=True))
 
