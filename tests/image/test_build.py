@@ -12,7 +12,7 @@ from allranks.errors import ImageError
 from allranks.image import ensure_image, layers
 from allranks.image.base import DEFAULT, Base
 from allranks.image.build import BuiltImage, repository
-from allranks.image.sources import changed, source_digest
+from allranks.image.sources import changed, has_changed
 from allranks.matrix.model import Image
 
 CPU = Image(name="cpu", torch="2.13.0")
@@ -55,7 +55,7 @@ def test_an_image_of_a_project_that_changed_meanwhile_is_built_again_under_its_o
     def build_layers(recipe, _base, _site):
         named.append(recipe.source)
         (tmp_path / "project" / "hello.py").touch()
-        if source_digest(recipe.project) != recipe.source:
+        if has_changed(recipe.project, recipe.source):
             raise changed(recipe.project)
         return Base(reference="allranks/layer:x", id="sha256:top")
 

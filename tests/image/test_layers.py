@@ -45,7 +45,7 @@ def no_effects(monkeypatch, house, make_wheel):
     monkeypatch.setattr(layers, "python_of", lambda _client, _base: PYTHON)
     monkeypatch.setattr(layers, "resolve", lambda _wanted, _progress: house)
     monkeypatch.setattr(layers, "build_wheel", build_wheel)
-    monkeypatch.setattr(layers, "source_digest", lambda folder: folder.read_text())
+    monkeypatch.setattr(layers, "has_changed", lambda folder, source: folder.read_text() != source)
     monkeypatch.setattr(layers, "builder_of_host", lambda: build_with_sdk)
 
 

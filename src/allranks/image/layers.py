@@ -21,7 +21,7 @@ from allranks.image.dockerfile import DEBIAN, dockerfile_path
 from allranks.image.key import layer_key
 from allranks.image.project import build_wheel
 from allranks.image.recipe import Recipe
-from allranks.image.sources import changed, source_digest
+from allranks.image.sources import changed, has_changed
 from allranks.image.space import check_room
 from allranks.image.wheel import identity, requirements
 from allranks.image.wheelhouse import Wanted, Wheelhouse, resolve
@@ -136,7 +136,7 @@ def _project_wheels(recipe: Recipe, scratch: Path, progress: Progress) -> tuple[
     if recipe.project is None:
         return ()
     wheel = build_wheel(recipe.project, into=scratch, progress=progress)
-    if source_digest(recipe.project) != recipe.source:
+    if has_changed(recipe.project, recipe.source):
         raise changed(recipe.project)
     return (wheel,)
 

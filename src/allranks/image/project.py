@@ -13,7 +13,7 @@ from allranks.environments import locked
 from allranks.errors import EnvironmentBuildError
 from allranks.image.daemon import Progress
 from allranks.image.host_pip import PipRequest, python_with_pip, run_pip
-from allranks.image.sources import changed, source_digest, while_it_stays
+from allranks.image.sources import changed, has_changed, while_it_stays
 from allranks.user_cache import cache_folder, is_unused
 
 
@@ -28,12 +28,11 @@ def kept_wheel(folder: Path, progress: Progress) -> Path:
         EnvironmentBuildError: The cache cannot be used.
         ImageError: The project does not build.
     """
-    return while_it_stays(lambda: _kept_wheel(folder, progress), progress)
+    return while_it_stays(folder, lambda source: _kept_wheel(folder, source, progress), progress)
 
 
-def _kept_wheel(folder: Path, progress: Progress) -> Path:
-    digest = source_digest(folder)
-    kept = cache_folder() / "projects" / f"{digest}-{_builder()}"
+def _kept_wheel(folder: Path, source: str, progress: Progress) -> Path:
+    kept = cache_folder() / "projects" / f"{source}-{_builder()}"
     with in_cache(kept):
         os.utime(kept)
         if wheels := list(kept.glob("*.whl")):
@@ -41,7 +40,7 @@ def _kept_wheel(folder: Path, progress: Progress) -> Path:
         _forget_unused(kept.parent)
         with tempfile.TemporaryDirectory(dir=kept) as scratch:
             wheel = build_wheel(folder, into=Path(scratch), progress=progress)
-            if source_digest(folder) != digest:
+            if has_changed(folder, source):
                 raise changed(folder)
             return wheel.rename(kept / wheel.name)
 

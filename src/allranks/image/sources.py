@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +14,8 @@ from allranks.image.daemon import Progress
 
 T = TypeVar("T")
 
-_TRIES = 3
+_TRIES = 2
+_UNKNOWN = "unknown-"
 
 _MADE_AT_THE_TOP = frozenset({"build", "dist", "results", "node_modules"})
 """Folders that tools leave at the top of a project; deeper down a folder of such a name is a package like others."""
@@ -52,22 +54,29 @@ def changed(folder: Path) -> SourceChangedError:
     )
 
 
-def while_it_stays(make: Callable[[], T], progress: Progress) -> T:
-    """Make something of a project, and again when the project changed meanwhile; a build may write into it, too.
+def while_it_stays(folder: Path, make: Callable[[str], T], progress: Progress) -> T:
+    """Make something of a project, and again when the project changed meanwhile.
+
+    Where it changes each time, as when its own build writes the time into it, what is made the last time counts under
+    a hash that no source has: nobody finds it again, and each run makes its own.
 
     Args:
-        make: Raises :class:`SourceChangedError` where that is so.
+        folder: The project's folder.
+        make: Takes the hash of the source; raises :class:`SourceChangedError` where :func:`has_changed` says so.
         progress: Told of it.
-
-    Raises:
-        SourceChangedError: It never stays.
     """
-    for _ in range(_TRIES - 1):
+    for _ in range(_TRIES):
         try:
-            return make()
+            return make(source_digest(folder))
         except SourceChangedError as error:
             progress(f"{error.what} Once more.")
-    return make()
+    progress(f"{folder.name} changes with each build: what is made of it now is for this run alone.")
+    return make(f"{_UNKNOWN}{secrets.token_hex(8)}")
+
+
+def has_changed(folder: Path, source: str) -> bool:
+    """Whether a project is not the one any more that had this hash."""
+    return not source.startswith(_UNKNOWN) and source_digest(folder) != source
 
 
 def _project_files(project: str) -> Iterator[os.DirEntry[str]]:
