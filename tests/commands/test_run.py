@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from allranks.errors import ExitCode
+from allranks.image.portable import PortableImage, write_list
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.plan import plan
@@ -225,3 +228,23 @@ def test_a_pack_of_another_matrix_or_another_run_is_refused_before_anything_runs
     code, _, err = allranks(*asked)
     assert (code, runs) == (2, [])
     assert "they differ in 'runners'" in err
+
+
+@pytest.mark.parametrize("axis", ["", 'torch = ["2.13.0"]\n'], ids=["one torch", "an axis of torch"])
+def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, repository, tmp_path, monkeypatch, axis):
+    matrix, images = repository / "matrix.toml", []
+    if axis:
+        text = matrix.read_text().replace("[matrix]\n", f"[matrix]\n{axis}")
+        matrix.write_text(text.replace('[images.all]\ntorch = "2.13.0"', "[images.all]"))
+    name = "all-t2.13.0" if axis else "all"
+    write_list(tmp_path / "images", [PortableImage(name=name, key="k", reference="registry/all@sha256:1")])
+    monkeypatch.setattr("allranks.engine.docker.connect", lambda: SimpleNamespace(close=lambda: None))
+
+    def run(_expansion, jobs, _options, _say):
+        images.extend(job.image for job in jobs)
+        return ExitCode.OK
+
+    monkeypatch.setattr("allranks.schedule.run.run", run)
+    code, _, err = allranks("run", "--where", "backend=gloo", "--images", str(tmp_path / "images"))
+    assert (code, err) == (0, "")
+    assert {(image.name, image.image) for image in images} == {(name, "registry/all@sha256:1")}

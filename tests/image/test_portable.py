@@ -5,6 +5,7 @@ import json
 import sys
 import tarfile
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import docker.errors
@@ -22,11 +23,10 @@ from allranks.image.portable import (
     in_no_registry,
     read_images,
     take_images,
-    with_images,
     write_list,
 )
 from allranks.image.registry import by_push, look_up
-from allranks.matrix.model import Image, Matrix
+from allranks.matrix.model import Image
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helper, which pytest's importlib mode does not find
 
@@ -74,7 +74,9 @@ def test_an_archive_brings_an_image_to_a_daemon_that_lacks_it_and_gives_it_no_na
     remove(docker_client, tiny.id)
     assert find(docker_client, tiny.id) is None
     taken = take_images(read_images(shelf.folder).values(), shelf.folder, docker_client, site.progress)
-    assert taken == {"cpu": tiny.id}
+    name = f"allranks/cpu:id-{tiny.id.removeprefix('sha256:')}"
+    assert taken == {"cpu": name}
+    assert docker_client.images.get(name).id == tiny.id
     assert docker_client.images.get(tiny.id).tags == []
 
 
@@ -119,11 +121,26 @@ def test_a_finished_image_is_passed_on_by_its_name(tmp_path, shelf, daemon, prog
     assert take_images([exported], shelf.folder, daemon, progress.append) == {"own": exported.reference}
 
 
-def test_a_matrix_takes_finished_images_in_the_place_of_those_it_would_build():
-    other = Image(name="cuda", torch="2.14.1")
-    matrix = Matrix(path=Path("matrix.toml"), axes={}, images={"cpu": CPU, "cuda": other})
-    images = with_images(matrix, {"cpu": "sha256:12"}).images
-    assert (images["cpu"].image, images["cuda"]) == ("sha256:12", other)
+def test_an_export_that_ends_early_leaves_no_list_that_names_another_images_archive(
+    tmp_path, shelf, daemon, progress, monkeypatch
+):
+    keys = iter(("allranks/cpu:one", "allranks/cpu:two", "allranks/cpu:one"))
+    monkeypatch.setattr(portable, "image_reference", lambda *_: next(keys))
+    monkeypatch.setattr(portable, "ensure_image", lambda *_, **__: BuiltImage(reference="x", id="sha256:x", built=True))
+    site = Site(client=daemon, root=tmp_path, progress=progress)
+
+    def put(image, _built, shelf, _site):
+        (shelf.folder / "cpu.tar").write_text(image.key)
+        if image.key.endswith("two"):
+            raise KeyboardInterrupt
+        return replace(image, reference="sha256:x", file="cpu.tar")
+
+    shelf = replace(shelf, put=put)
+    export_images([CPU], shelf, site)
+    with pytest.raises(KeyboardInterrupt):
+        export_images([CPU], shelf, site)
+    export_images([CPU], shelf, site)
+    assert (shelf.folder / "cpu.tar").read_text() == "allranks/cpu:one"
 
 
 MANIFEST = [{"Config": "c.json", "RepoTags": None, "Layers": []}]

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from allranks.matrix.model import Matrix
@@ -33,10 +34,10 @@ def taking_images(matrix: Matrix, folder: Path, names: Iterable[str], say: Say) 
         ImageError: The folder or an image cannot be used.
     """
     from allranks.engine.docker import connect  # noqa: PLC0415
-    from allranks.image.portable import read_images, take_images, with_images  # noqa: PLC0415
+    from allranks.image.portable import read_images, take_images  # noqa: PLC0415
 
     there = read_images(folder)
     if not (wanted := [there[name] for name in dict.fromkeys(names) if name in there]):
         return matrix
     with closing(connect()) as client:
-        return with_images(matrix, take_images(wanted, folder, client, say))
+        return replace(matrix, finished=take_images(wanted, folder, client, say))

@@ -25,7 +25,7 @@ from allranks.errors import ExitCode, UsageError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion, expand
 from allranks.matrix.model import Job
-from allranks.matrix.plan import plan
+from allranks.matrix.plan import image_for, plan
 from allranks.schedule.folder import RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     if options.images and options.engine != "process":
         matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
         expansion = replace(expansion, matrix=matrix)
-        jobs = [replace(job, image=matrix.images[job.image.name]) for job in jobs]
+        jobs = [replace(job, image=image_for(matrix, job.cell)) for job in jobs]
     setting, left = of.going_on or (setting_of(expansion.matrix), None)
     rules = Rules(
         most=options.jobs,

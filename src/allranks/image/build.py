@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from allranks.engine.ownership import image_lock, shared
 from allranks.image.base import Base, find_base
 from allranks.image.cache import locked
-from allranks.image.daemon import Progress, Site, find, pull, reported, touch
+from allranks.image.daemon import OURS, Progress, Site, find, pull, reported, touch
 from allranks.image.dockerfile import dockerfile_path
 from allranks.image.key import image_key
 from allranks.image.recipe import Recipe, recipe_of
@@ -61,20 +61,25 @@ def ensure_image(
     Raises:
         ImageError: It cannot be found, pulled or built.
     """
-    if image.image is not None:
-        return _finished(image.name, image.image, client=client, progress=progress)
-    return while_it_stays(lambda: _ensure(image, root, client, progress, uses), progress)
-
-
-def _ensure(image: Image, root: Path, client: DockerClient, progress: Progress, uses: ExitStack | None) -> BuiltImage:
     with ExitStack() as held:
         site = Site(client=client, root=root, progress=progress, uses=held)
-        recipe, base, reference = _named(image, site)
-        held.enter_context(shared(image_lock(reference)))
-        there = _present(client, reference) or _build_once(recipe, base, reference, site)
+        there = _finished(image.name, image.image, site) if image.image is not None else _found_or_built(image, site)
         if uses is not None:
             uses.push(held.pop_all())
         return there
+
+
+def _found_or_built(image: Image, site: Site) -> BuiltImage:
+    recipe = recipe_of(_installed_whole(image, site), root=site.root)
+    if recipe.project is None:
+        return _ensure(recipe, site)
+    return while_it_stays(recipe.project, lambda source: _ensure(replace(recipe, source=source), site), site.progress)
+
+
+def _ensure(recipe: Recipe, site: Site) -> BuiltImage:
+    base, reference = _named(recipe, site)
+    site.uses.enter_context(shared(image_lock(reference)))
+    return _present(site.client, reference) or _build_once(recipe, base, reference, site)
 
 
 def _present(client: DockerClient, reference: str) -> BuiltImage | None:
@@ -91,13 +96,14 @@ def image_reference(image: Image, site: Site) -> str:
     Raises:
         ImageError: Its recipe cannot be read, or its base image is not to be had.
     """
-    return image.image if image.image is not None else _named(image, site)[2]
+    if image.image is not None:
+        return image.image
+    return _named(_with_source(recipe_of(_installed_whole(image, site), root=site.root)), site)[1]
 
 
-def _named(image: Image, site: Site) -> tuple[Recipe, Base, str]:
-    recipe = _with_source(recipe_of(_installed_whole(image, site), root=site.root))
+def _named(recipe: Recipe, site: Site) -> tuple[Base, str]:
     base = find_base(site.client, recipe.base, environ=os.environ, progress=site.progress)
-    return recipe, base, f"{repository(recipe.name)}:{_key(recipe, base)}"
+    return base, f"{repository(recipe.name)}:{_key(recipe, base)}"
 
 
 def _with_source(recipe: Recipe) -> Recipe:
@@ -115,16 +121,19 @@ def _installed_whole(image: Image, site: Site) -> Image:
 
 def repository(name: str) -> str:
     """The repository of a matrix file's image: Docker allows lower case, digits and single separators."""
-    return f"allranks/{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'image'}"
+    return f"{OURS}{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'image'}"
 
 
-def _finished(name: str, reference: str, *, client: DockerClient, progress: Progress) -> BuiltImage:
-    if present := find(client, reference):
+def _finished(name: str, reference: str, site: Site) -> BuiltImage:
+    site.uses.enter_context(shared(image_lock(reference)))
+    if present := find(site.client, reference):
+        if reference.startswith(OURS):
+            touch(site.client, reference)
         return BuiltImage(reference=reference, id=str(present.id), built=False)
     remedy = (
         f"Correct image of [images.{name}], log in to its registry (docker login), or build it here under that name."
     )
-    pulled = pull(client, reference, progress=progress, remedy=remedy)
+    pulled = pull(site.client, reference, progress=site.progress, remedy=remedy)
     return BuiltImage(reference=reference, id=str(pulled.id), built=True)
 
 

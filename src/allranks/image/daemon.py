@@ -35,6 +35,10 @@ class Site:
     uses: ExitStack = field(default_factory=ExitStack)
 
 
+OURS = "allranks/"
+"""How the names of all images begin that allranks has made, or given a name."""
+
+
 @contextmanager
 def reported(what: str, *, remedy: str) -> Iterator[None]:
     """Turn what the SDK and its transport raise into an :class:`ImageError`."""

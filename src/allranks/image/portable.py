@@ -1,8 +1,8 @@
 """Images that one machine builds and others take: a folder with a list, and an archive of each that is in no registry.
 
 The folder goes from one CI machine to another, and may have been made by somebody whom nobody trusts, such as a pull
-request's author. An archive therefore holds one image that has no name, and is run by its id: it cannot take the place
-of an image that a later run on the same daemon looks for.
+request's author. An archive therefore holds one image that has no name, and is run by one that is made of its whole id:
+it cannot take the place of an image that a later run on the same daemon looks for.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from allranks.errors import ImageError
-from allranks.image.build import BuiltImage, ensure_image, image_reference
+from allranks.image.build import BuiltImage, ensure_image, image_reference, repository
 from allranks.image.daemon import Progress, Site, find, reported
 
 if TYPE_CHECKING:
     from docker import DockerClient
+    from docker.models.images import Image as DockerImage
 
-    from allranks.matrix.model import Image, Matrix
+    from allranks.matrix.model import Image
 
 LIST_NAME: Final = "images.json"
 
@@ -161,12 +162,6 @@ def take_images(
         return {image.name: _taken(image, folder, client, progress) for image in images}
 
 
-def with_images(matrix: Matrix, references: Mapping[str, str]) -> Matrix:
-    """The matrix with finished images in the place of those that it would build."""
-    images = {name: replace(image, image=references.get(name, image.image)) for name, image in matrix.images.items()}
-    return replace(matrix, images=images)
-
-
 def _kept(folder: Path) -> Mapping[str, PortableImage]:
     """What an earlier export left; a list that cannot be read is made anew."""
     with suppress(ImageError):
@@ -186,6 +181,8 @@ def _exported(image: Image, shelf: Shelf, site: Site, kept: Mapping[str, Portabl
     if known := shelf.known(key, site):
         site.progress(f"{key} is in the registry already: {known}")
         return replace(wanted, reference=known)
+    # The archive of another key goes out of the list before it is replaced: who is interrupted leaves none that lies.
+    write_list(shelf.folder, (other for name, other in kept.items() if name != image.name))
     return shelf.put(
         wanted, ensure_image(image, root=site.root, client=site.client, progress=site.progress), shelf, site
     )
@@ -200,16 +197,24 @@ def _portable(entry: Mapping[str, Any]) -> PortableImage:
 
 
 def _taken(image: PortableImage, folder: Path, client: DockerClient, progress: Progress) -> str:
-    if not image.file or find(client, image.reference):
+    if not image.file:
         return image.reference
-    archive = folder / image.file
+    there = find(client, image.reference) or _loaded(image, folder / image.file, client, progress)
+    # By its name it is found and removed like those that are built here; no run looks for one that says an id.
+    name, tag = repository(image.name), f"id-{str(there.id).removeprefix('sha256:')}"
+    with reported(f"The image {image.name} could not be given a name.", remedy="Run again."):
+        client.api.tag(there.id, name, tag)
+    return f"{name}:{tag}"
+
+
+def _loaded(image: PortableImage, archive: Path, client: DockerClient, progress: Progress) -> DockerImage:
     _refuse_names(archive)
     progress(f"loading image {image.name} from {archive}")
     remedy = "Free space where the daemon keeps its images, then run again."
     with reported(f"The image {image.name} could not be loaded.", remedy=remedy), archive.open("rb") as file:
         # The id may be another one than where it was built: daemons that keep images in containerd count otherwise.
         [loaded] = client.images.load(file)
-    return str(loaded.id)
+    return loaded
 
 
 def _refuse_names(archive: Path) -> None:

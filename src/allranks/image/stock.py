@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from allranks.image.daemon import reported
+from allranks.image.daemon import OURS, reported
 from allranks.image.layers import REPOSITORY
 
 if TYPE_CHECKING:
     from docker import APIClient
 
-_OURS = "allranks/"
 _LAYER_LABEL = "allranks.layer"
 
 RUN = "a run or build of this host"
@@ -74,7 +73,7 @@ class _Seen:
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        return tuple(sorted((name for name in self.names if name.startswith(_OURS)), key=_is_layer))
+        return tuple(sorted((name for name in self.names if name.startswith(OURS)), key=_is_layer))
 
     @property
     def is_ours(self) -> bool:

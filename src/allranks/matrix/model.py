@@ -273,6 +273,7 @@ class Matrix:
         axes: The values on each axis, in the order of :data:`AXES`; ``torch`` may be absent.
         runners: Which CI machines take which cells; of two rules for one cell the earlier wins.
         durations: What tests have taken, for even shards: a file relative to the matrix file, which may not exist yet.
+        finished: What cells run in where another machine has built their image, by the image's name; not of the file.
         line: Where in the file ``[matrix]`` begins.
     """
 
@@ -288,6 +289,7 @@ class Matrix:
     process: Process = Process()
     runners: tuple[RunnerRule, ...] = ()
     durations: Path = DURATIONS_FILE
+    finished: Mapping[str, str] = field(default_factory=dict)
     line: int = 1
 
     @property

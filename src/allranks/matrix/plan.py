@@ -111,7 +111,11 @@ def image_for(matrix: Matrix, cell: Cell) -> Image:
     images = [image for image in matrix.images.values() if _holds(image.when, values)]
     if len(images) != 1:
         raise _image_error(matrix, cell, images)
-    [image] = images
+    image = _with_torch(images[0], matrix, cell)
+    return replace(image, image=matrix.finished.get(image.name, image.image))
+
+
+def _with_torch(image: Image, matrix: Matrix, cell: Cell) -> Image:
     if image.image is not None or not cell.torch:
         return image
     if image.torch is not None and version_key(image.torch) != version_key(cell.torch):
