@@ -67,7 +67,7 @@ def shelf(tmp_path):
 
 
 @pytest.mark.docker
-def test_an_archive_brings_an_image_to_a_daemon_that_lacks_it_and_no_name_but_that_of_its_id(
+def test_an_archive_brings_an_image_to_a_daemon_that_lacks_it_under_the_name_of_its_id(
     tiny, site, shelf, docker_client
 ):
     [exported] = export_images([CPU], shelf, site)
