@@ -62,6 +62,7 @@ def properties(case):
         ([SETUP, ended("crashed")], "crashed", "error"),
         ([SETUP, ended("aborted", caused_by=1)], "aborted", "error"),
         ([SETUP, CALL, TEARDOWN, FINISHED, ended("timed_out")], "timed_out", "error"),
+        ([SETUP, CALL, TEARDOWN, FINISHED, ended("aborted")], "passed", None),
         ([SETUP, phase("call", "failed"), ended("aborted")], "failed", "failure"),
         ([SETUP, ended("skipped", skip_code=77, skip_kind="hardware")], "skipped", "skipped"),
     ],

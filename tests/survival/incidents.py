@@ -125,6 +125,7 @@ class Incident:
         eats: Whether a test of the run is to eat all memory.
         is_written: Whether what the run has told of a test can be written down.
         seconds: How much longer than an undisturbed run it may take.
+        kills_ranks: Whether it may hit a rank in the place of its agent, where both are processes.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Incident:
     eats: bool = False
     is_written: bool = True
     seconds: float = 25.0
+    kills_ranks: bool = False
 
 
 def _signal(number: signal.Signals) -> Callable[[Scene], bool]:
@@ -312,7 +314,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
         Incident(name="sigterm", strike=_signal(signal.SIGTERM), codes=(INTERRUPTED,)),
         Incident(name="sigkill", strike=_signal(signal.SIGKILL), codes=(-9,), is_clean=False),
         Incident(name="suspended", strike=_suspend, codes=(CODE,), is_harmless=True, seconds=60),
-        Incident(name="agent-killed", strike=_kill_agent, codes=(3, 4, CODE)),
+        Incident(name="agent-killed", strike=_kill_agent, codes=(3, 4, CODE), kills_ranks=True),
         Incident(
             name="container-removed",
             strike=_remove_container,

@@ -76,7 +76,7 @@ def of_words(said: str) -> Iterator[str]:
     yield from (f"it said {word!r}" for word in _CRASHED if word in said)
 
 
-def of_report(run: Path, report: Report, said: str, *, is_whole: bool) -> Iterator[str]:
+def of_report(run: Path, report: Report, said: str, *, is_whole: bool, may_crash: bool = False) -> Iterator[str]:
     """What the report lacks, or has wrong.
 
     Args:
@@ -84,6 +84,7 @@ def of_report(run: Path, report: Report, said: str, *, is_whole: bool) -> Iterat
         report: Its report.
         said: What the run said.
         is_whole: Whether each test must have come to what it always does.
+        may_crash: Whether a rank may have been killed for itself: that is a result, and stays one.
     """
     yield from _of_jobs(run, report)
     yield from _of_finished_tests(run, report)
@@ -94,12 +95,13 @@ def of_report(run: Path, report: Report, said: str, *, is_whole: bool) -> Iterat
         wanted = dict(by_rank(WANTED[suite].get(nodeid, ""))) if suite in WANTED else {}
         if is_whole and nodeid.startswith(_OF_A_JOB):
             yield f"{cell}/{suite}: it has all its results, and still a trouble: {report.messages[cell, suite, nodeid]}"
-        if wanted and not wanted.keys() <= ranks.keys():
+        if ranks and wanted and not wanted.keys() <= ranks.keys():
             yield f"{cell}/{suite} {nodeid}: {ranks}, and nothing of the other ranks"
         strange = {rank: word for rank, word in ranks.items() if word != wanted.get(rank) and word not in _NOT_RUN}
-        if "crashed" in ranks.values():
+        has_crashed = "crashed" in ranks.values()
+        if has_crashed:
             strange = {}  # peers of a rank that was killed may say so in their own words
-        if strange or (is_whole and ranks != wanted):
+        if strange or (is_whole and ranks != wanted and not (has_crashed and may_crash)):
             yield f"{cell}/{suite} {nodeid}: {ranks}, not {wanted}: {report.messages[cell, suite, nodeid]}"
     if is_whole:
         for cell, suite in report.jobs:

@@ -285,7 +285,9 @@ class _Judge:
         if f"exit code {CODE}:" not in said:
             yield f"resumed: it did not end with exit code {CODE}"
         found = judging.read_report(self._run / "report.json")
-        yield from (f"resumed: {each}" for each in judging.of_report(self._run, found, said, is_whole=True))
+        may_crash = self._incident.kills_ranks and self._place.engine == "process"
+        wrong = judging.of_report(self._run, found, said, is_whole=True, may_crash=may_crash)
+        yield from (f"resumed: {each}" for each in wrong)
 
     def _command(self, *arguments: str) -> str:
         done = self._scene.allranks(*arguments)

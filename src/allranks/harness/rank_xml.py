@@ -58,7 +58,7 @@ class RankTest:
         bad = next((phase for phase in timely if Outcome(phase["outcome"]).is_bad), None)
         if bad is not None:
             return bad
-        if self.ended is not None:
+        if self.ended is not None and not (self.finished and self.ended["outcome"] == Outcome.ABORTED):
             return self.ended
         if not self.finished and not self._has_torn_down:
             return {"outcome": Outcome.MISSING, "message": "nothing came back: job and rank ended in this test"}
