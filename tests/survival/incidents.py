@@ -327,6 +327,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
             strike=_remove_network,
             codes=(CODE, 3, INFRASTRUCTURE),
             engines=IN_CONTAINERS,
+            seconds=45,  # before the nodes have compared what they collected, an agent waits half a minute for another
         ),
         Incident(
             name="oom",
