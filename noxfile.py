@@ -60,7 +60,9 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run("pytest", *session.posargs)
         return
-    session.run("pytest", "-m", "not alone", "-n", "auto", "--dist", "loadfile", "--durations", "12")
+    session.run(
+        "pytest", "-m", "not alone", "-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder", "--durations", "12"
+    )
     session.run("pytest", "-m", "alone", "--durations", "12")
 
 

@@ -57,6 +57,12 @@ LeftOf = Callable[[str], list[str]]
 Allranks = Callable[..., tuple[object, str, str]]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with containers first: they take longest, and one that begins last keeps all other workers waiting."""
+    slow = {item.path for item in items if item.get_closest_marker("docker")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def package_for_children() -> Iterator[None]:
     """Let processes that tests start find the package under test, from whatever folder."""
