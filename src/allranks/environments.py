@@ -8,10 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import venv
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from allranks.locking import hold
 from allranks.user_cache import cache_folder
 
 _COMPLETE = ".complete"
+
+_UNUSED = 14 * 24 * 3600.0
+"""Seconds that something stays in the cache which no run asks for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +78,21 @@ def locked(folder: Path) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with hold(folder.with_name(f"{folder.name}.lock")):
         yield
+
+
+def forget_unused(cache: Path) -> None:
+    """Remove the folders in a folder of the cache that no run has asked for lately: whoever does sets its time."""
+    for folder in cache.iterdir():
+        if folder.is_dir() and _is_unused(folder):
+            with locked(folder):
+                if _is_unused(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_unused(folder: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return time.time() - folder.stat().st_mtime > _UNUSED
+    return False
 
 
 def _make(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from allranks.engine.spec import FileCopy
-from allranks.user_cache import forget_unused
+from allranks.environments import forget_unused
 
 
 def bytecode_of(copies: Iterable[FileCopy], cache: Path) -> tuple[FileCopy, ...]:

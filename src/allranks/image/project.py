@@ -2,19 +2,18 @@
 
 import hashlib
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from allranks.environments import locked
+from allranks.environments import forget_unused, locked
 from allranks.errors import EnvironmentBuildError
 from allranks.image.daemon import Progress
 from allranks.image.host_pip import PipRequest, python_with_pip, run_pip
 from allranks.image.sources import changed, has_changed, while_it_stays
-from allranks.user_cache import cache_folder, is_unused
+from allranks.user_cache import cache_folder
 
 
 def kept_wheel(folder: Path, progress: Progress) -> Path:
@@ -37,7 +36,7 @@ def _kept_wheel(folder: Path, source: str, progress: Progress) -> Path:
         os.utime(kept)
         if wheels := list(kept.glob("*.whl")):
             return wheels[0]
-        _forget_unused(kept.parent)
+        forget_unused(kept.parent)
         with tempfile.TemporaryDirectory(dir=kept) as scratch:
             wheel = build_wheel(folder, into=Path(scratch), progress=progress)
             if has_changed(folder, source):
@@ -49,15 +48,6 @@ def _builder() -> str:
     """The Python that builds, which compiled modules depend on."""
     python = os.path.realpath(python_with_pip())
     return hashlib.sha256(f"{python} {sys.version}".encode()).hexdigest()[:12]
-
-
-def _forget_unused(projects: Path) -> None:
-    """Remove what sources that nobody has any more have left: each change of one makes a wheel."""
-    for folder in projects.iterdir():
-        if folder.is_dir() and is_unused(folder):
-            with locked(folder):
-                if is_unused(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
