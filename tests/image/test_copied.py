@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import ImageError
-from allranks.image import project
+from allranks.image import host_pip, project
 from allranks.image.copied import project_files, without_project
 from allranks.matrix.model import Image
 
@@ -99,9 +99,19 @@ def test_what_is_made_of_a_project_that_never_stays_is_for_one_run(repository, b
 
 def test_another_python_builds_another_wheel(repository, builds, progress, monkeypatch):
     project_files(IMAGE, repository, progress)
-    monkeypatch.setattr(project, "python_with_pip", lambda: "/opt/another/python3")
+    monkeypatch.setattr(project, "python_that_builds", lambda: "/opt/another/python3")
     project_files(IMAGE, repository, progress)
     assert len(builds.wheels) == 2
+
+
+def test_a_wheel_that_is_kept_needs_no_pip(repository, progress, monkeypatch):
+    def refuse(*_, **__):
+        pytest.fail("a Python was started, to see whether it has pip")
+
+    monkeypatch.setattr(host_pip, "_has_pip", lambda: False)
+    first = project_files(IMAGE, repository, progress)
+    monkeypatch.setattr(host_pip.subprocess, "run", refuse)
+    assert project_files(IMAGE, repository, progress) == first
 
 
 def test_what_no_run_has_asked_for_in_weeks_is_forgotten_with_the_next_change(repository, progress):

@@ -51,11 +51,11 @@ def test_an_environment_without_pip_uses_the_python_of_the_path(monkeypatch, tmp
     (tmp_path / "python3").unlink()
     (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "python3").chmod(0o755)
-    assert host_pip.python_with_pip() == str(tmp_path / "python3")
+    assert host_pip._python_with_pip() == str(tmp_path / "python3")
 
 
 def test_no_pip_anywhere_is_an_error_with_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(host_pip.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ImageError, match="Install pip"):
-        host_pip.python_with_pip()
+        host_pip._python_with_pip()

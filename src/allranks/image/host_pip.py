@@ -65,7 +65,7 @@ def run_pip(request: PipRequest, progress: Progress) -> None:
         ImageError: pip is not to be found, or fails; the cause is in its last lines.
     """
     last: deque[str] = deque(maxlen=_KEPT_LINES)
-    command = [python_with_pip(), "-c", _WITH_MARKERS, *request.arguments]
+    command = [_python_with_pip(), "-c", _WITH_MARKERS, *request.arguments]
     environ = {**request.environ, "ALLRANKS_MARKERS": json.dumps(dict(request.markers)), "PIP_NO_INPUT": "1"}
     with child(command, environ=environ, folder=request.folder) as process:
         for line in map(str.strip, lines_of(process)):
@@ -83,16 +83,21 @@ def cause(lines: Iterable[str]) -> str:
     return "\n".join(errors or kept)
 
 
-def python_with_pip() -> str:
-    """An interpreter that has pip; environments made by uv have none.
+def python_that_builds() -> str | None:
+    """The interpreter whose pip is taken, if it has one: every run asks, so nothing is started to see that."""
+    return sys.executable if _has_pip() else shutil.which("python3")
 
-    Raises:
-        ImageError: There is none.
-    """
-    if importlib.util.find_spec("pip"):
-        return sys.executable
-    python = shutil.which("python3")
-    if python and subprocess.run([python, "-c", "import pip"], capture_output=True, check=False).returncode == 0:
+
+def _has_pip() -> bool:
+    """Whether this Python has pip; environments made by uv have none."""
+    return importlib.util.find_spec("pip") is not None
+
+
+def _python_with_pip() -> str:
+    python = python_that_builds()
+    if python and (
+        _has_pip() or subprocess.run([python, "-c", "import pip"], capture_output=True, check=False).returncode == 0
+    ):
         return python
     what = "The packages of the image cannot be resolved."
     raise ImageError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from allranks.environments import forget_unused, locked
 from allranks.errors import EnvironmentBuildError
 from allranks.image.daemon import Progress
-from allranks.image.host_pip import PipRequest, python_with_pip, run_pip
+from allranks.image.host_pip import PipRequest, python_that_builds, run_pip
 from allranks.image.sources import changed, has_changed, while_it_stays
 from allranks.user_cache import cache_folder
 
@@ -46,7 +46,7 @@ def _kept_wheel(folder: Path, source: str, progress: Progress) -> Path:
 
 def _builder() -> str:
     """The Python that builds, which compiled modules depend on."""
-    python = os.path.realpath(python_with_pip())
+    python = os.path.realpath(python_that_builds() or sys.executable)
     return hashlib.sha256(f"{python} {sys.version}".encode()).hexdigest()[:12]
 
 
