@@ -153,6 +153,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
             *attempt.notes,
             *_note_on_base(attempt),
             *twice,
+            *dict.fromkeys(file.note for file in files if file.note),
             *copies.notes_on(attempt, files),
         ),
         started=record.started if record else None,
@@ -220,6 +221,9 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
         yield trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
     elif record is None and (attempt.cell, attempt.suite) in known.planned:
         yield trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
+    elif record and attempt.world_size not in {None, record.world_size}:
+        text = f"job.json says that there are {record.world_size} ranks, and the cell has {attempt.world_size}."
+        yield trouble("job", text, ExitCode.UNACCOUNTED)
     yield from _troubles_of_mixture(attempt, known.run_id)
     if record and record.error:
         yield _job_trouble(record.error)
