@@ -18,6 +18,7 @@ from allranks.harness.events import JOURNAL, Event, folders_with_ranks, rank_eve
 from allranks.harness.outcome import Outcome
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_LIKE_ESCAPED = re.compile("#(?=x(?:[01][0-9A-F]|23|D[89A-F][0-9A-F]{2}|FFF[EF]))")
 _ELEMENT = {
     Outcome.FAILED: "failure",
     Outcome.SKIPPED: "skipped",
@@ -172,8 +173,8 @@ def _totals(tests: Sequence[RankTest]) -> dict[str, str]:
 
 
 def _testcase(test: RankTest) -> ET.Element:
-    classname, name = split_nodeid(test.nodeid)
-    case = ET.Element("testcase", classname=legal(classname), name=legal(name), time=f"{test.duration:.3f}")
+    classname, name = split_nodeid(xml_id(test.nodeid))
+    case = ET.Element("testcase", classname=classname, name=name, time=f"{test.duration:.3f}")
     deciding = test.deciding
     _add_properties(case, dict(_case_properties(test, deciding)))
     outcome = Outcome(deciding["outcome"])
@@ -185,7 +186,7 @@ def _testcase(test: RankTest) -> ET.Element:
 
 
 def _case_properties(test: RankTest, deciding: Event) -> Iterator[tuple[str, str]]:
-    yield "allranks.nodeid", test.nodeid
+    yield "allranks.nodeid", xml_id(test.nodeid)
     yield "allranks.outcome", deciding["outcome"]
     if test.world_size is not None:
         yield "allranks.world_size", str(test.world_size)
@@ -247,3 +248,11 @@ def split_nodeid(nodeid: str) -> tuple[str, str]:
 def legal(text: str) -> str:
     """`text` with the characters that XML 1.0 forbids written as ``#xNN``."""
     return _ILLEGAL.sub(lambda match: f"#x{ord(match.group()):02X}", text)
+
+
+def xml_id(nodeid: str) -> str:
+    """A node id, or another name, as reports have it: :func:`legal`, and different for each id.
+
+    What an id has that already looks like such a ``#xNN`` gets ``#x23`` for its ``#``. All other ids are as they were.
+    """
+    return legal(_LIKE_ESCAPED.sub("#x23", nodeid))
