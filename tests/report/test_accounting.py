@@ -355,3 +355,32 @@ def test_a_broken_file_from_elsewhere_is_an_error_beside_the_rest(write_ranks):
     (root / "other" / "page.xml").write_text("<html/>")
     merged = merge(root, environ={})
     assert (merged.counts.passed, merged.counts.errors, code(merged)) == (1, 1, ExitCode.UNACCOUNTED)
+
+
+CONTROL, LITERAL = "t.py::a[\x01]", "t.py::a[#x01]"
+
+
+def kinds_of(run_folder) -> dict[str, str]:
+    return {test.nodeid: test.verdict.kind.value for test in only_suite(judged(run_folder)).tests}
+
+
+def test_an_id_that_is_no_xml_and_one_that_looks_like_it_are_two_tests(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {CONTROL: "passed", LITERAL: "failed"})
+    assert kinds_of(run_folder) == {"t.py::a[#x01]": "passed", "t.py::a[#x23x01]": "failure"}
+
+
+@pytest.mark.parametrize(("reported", "lost"), [(CONTROL, "t.py::a[#x23x01]"), (LITERAL, "t.py::a[#x01]")])
+def test_one_of_two_such_tests_cannot_hide_that_the_other_is_missing(run_folder, reported, lost):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {reported: "passed"}, collected=[CONTROL, LITERAL])
+    assert kinds_of(run_folder)[lost] == "error"
+    assert code(judged(run_folder)) is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize("nodeid", [CONTROL, LITERAL])
+def test_rank_xml_of_earlier_versions_has_the_names_of_that_time(run_folder, nodeid):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {CONTROL: "passed"}, collected=[nodeid, A], not_run=[A])
+    assert kinds_of(run_folder) == {"t.py::a[#x01]": "passed", A: "skipped"}
+    assert code(judged(run_folder)) is ExitCode.OK

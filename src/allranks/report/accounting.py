@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -13,7 +13,7 @@ from allranks.report.columns import RankFile
 from allranks.report.copies import CopyWatch, contradictions, without_copies
 from allranks.report.folder import Attempt, JobError, JobRecord, PlannedJob
 from allranks.report.gathering import Gathered
-from allranks.report.history import bad_attempts, reruns, with_base
+from allranks.report.history import settled
 from allranks.report.judged import MANIFEST_PLACE, CellSuite
 from allranks.report.model import TestVerdict
 from allranks.report.rank_xml import stray_file
@@ -141,7 +141,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
         cell=attempt.cell,
         suite=attempt.suite,
         axes=known.cells.get(attempt.cell, {}),
-        tests=(*_troubles(attempt, files, known), *_tests(attempt, files, known.setting)),
+        tests=(*_troubles(attempt, files, known), *settled(attempt, files, known.setting)),
         engine=record.engine if record else "",
         image=(job.image if job else "") or (record.image if record else ""),
         attempt=attempt.number,
@@ -253,12 +253,3 @@ def _file_title(file: RankFile) -> str:
 def _job_trouble(error: JobError) -> TestVerdict:
     name = "collection" if error.kind == "collection" else "job"
     return trouble(name, error.text, _EXIT_CODES.get(error.kind, ExitCode.UNACCOUNTED))
-
-
-def _tests(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterator[TestVerdict]:
-    """The attempt's tests, each with what earlier attempts have to tell of it."""
-    earlier = bad_attempts(attempt.earlier, setting)
-    for test, of in with_base(attempt, files, setting):
-        before = (each for each in earlier.get(test.nodeid, ()) if each.number != of.number)
-        past = (*before, *reruns(test, setting))
-        yield replace(test, earlier=past) if past else test

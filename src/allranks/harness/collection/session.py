@@ -44,7 +44,7 @@ from allranks.harness.nodes.roll import Roll, read_failures
 from allranks.harness.nodes.wire import Wire
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten, skip_reason
-from allranks.harness.rank_xml import legal
+from allranks.harness.rank_xml import xml_id
 from allranks.harness.ranks.rank import seed_of_test
 from allranks.harness.signals import raising
 from allranks.harness.torch_cases.adapt import adapt_torch_cases
@@ -233,8 +233,8 @@ class AgentPlugin:
         if self._config.only is None:
             return
         wanted = frozenset(self._config.only)
-        session.items[:] = [item for item in session.items if legal(item.nodeid) in wanted]
-        self._skipped = {nodeid: phase for nodeid, phase in self._skipped.items() if legal(nodeid) in wanted}
+        session.items[:] = [item for item in session.items if xml_id(item.nodeid) in wanted]
+        self._skipped = {nodeid: phase for nodeid, phase in self._skipped.items() if xml_id(nodeid) in wanted}
 
     def _record_skipped(self) -> None:
         """Give a module that skipped itself, with tests that nobody knows, an outcome on every rank."""
