@@ -19,6 +19,9 @@ from allranks.harness.outcome import Outcome, SkipKind
 SCHEMA: Final = 2
 """Changes when a reader of before could misread what is written now."""
 
+JOURNAL: Final = "journal.jsonl"
+"""The journal of an attempt at a job, in its folder on the host: a line for each record but :class:`Printed`."""
+
 LINE_LIMIT: Final = 4 << 20
 """Bytes of one line; only a list of very many tests comes near it, and is written in several records."""
 
@@ -42,6 +45,18 @@ class Record:
     """
 
     at: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobStarted(Record):
+    """The host has started an attempt at a job: the first record of its journal, and never an agent's."""
+
+    schema: int
+    run_id: str
+    cell: str
+    suite: str
+    attempt: int
+    world_size: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,10 +17,10 @@ from allranks.engine.nodes import Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engine.ownership import RUN_VARIABLE, forget_dead_runs, is_dead, process_namespace
 from allranks.engine.protocol import NodeExit
 from allranks.engine.spec import JobSpec
-from allranks.engine.stream import EventStream
+from allranks.engine.stream import Damage, RecordStream
 from allranks.errors import EngineError
-from allranks.harness.events import Event
 from allranks.harness.kernel import is_readable, variables_of
+from allranks.records import Record
 
 _OF_A_RANK = frozenset(
     {
@@ -128,7 +128,7 @@ class _Agent:
         self.folder = folder
         self.pidfd = os.pidfd_open(process.pid)
         self.output = _descriptor(process.stdout)
-        self.stream = EventStream()
+        self.stream = RecordStream()
         self.has_ended = False
 
     @property
@@ -136,7 +136,7 @@ class _Agent:
         """See :class:`allranks.engine.agents.Agent`; it may end while what outlives it holds its output open."""
         return self.output, self.pidfd
 
-    def hear(self, ready: Collection[int]) -> Iterator[Event]:
+    def hear(self, ready: Collection[int]) -> Iterator[Record | Damage]:
         """See :meth:`allranks.engine.agents.Agent.hear`."""
         data = os.read(self.output, 1 << 16) if self.output in ready else b""
         yield from self.stream.feed(data)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from allranks.errors import ExitCode
+from allranks.records import JOURNAL
 from allranks.report.baseline import Baseline, BaselineWatch
 from allranks.report.columns import RankFile
 from allranks.report.copies import CopyWatch, contradictions, without_copies
@@ -170,6 +171,10 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
     yield from _troubles_of_record(attempt, known)
     if text := known.torn.get((attempt.cell, attempt.suite)):
         yield trouble("split", text, ExitCode.UNACCOUNTED)
+    if attempt.record and not attempt.record.error and any(file.is_unfinished for file in files):
+        yield trouble(
+            "job", f"{JOURNAL} does not say that the job has finished, as job.json does.", ExitCode.UNACCOUNTED
+        )
     yield from _troubles_of_files(files)
     base = attempt.base
     while base:

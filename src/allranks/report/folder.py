@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from allranks.records import JOURNAL
 from allranks.report.judged import Share
 from allranks.report.model import SkipPolicy
 
@@ -238,6 +239,8 @@ def _attempt(root: Path, job: Path, number: int, folder: Path) -> Attempt:
     said = folder / "job.json"
     record, problem = _read_json(said, _job_record) if _is_within(root, said) else (None, stray_text(said))
     files = sorted(path for path in folder.glob("rank-*.xml") if path.is_file() or path.is_symlink())
+    if (journal := folder / JOURNAL).is_file():
+        files = [journal]  # the rank XML beside it is made of it
     return Attempt(
         cell=job.parent.name,
         suite=job.name,
