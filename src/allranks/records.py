@@ -183,11 +183,12 @@ class GangReady(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestStarted(Record):
-    """A test is about to be given to its ranks."""
+    """A test is about to be given to its ranks, each of which starts from the same seed."""
 
     __test__ = False  # not a test class, whatever pytest makes of its name
 
     nodeid: str
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

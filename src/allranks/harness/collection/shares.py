@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from allranks.harness.collection.markers import Terms
 from allranks.harness.config import Share
+from allranks.harness.program import Terms
 from allranks.harness.rank_xml import xml_id
 
 GANG_SECONDS = 0.2
