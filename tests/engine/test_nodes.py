@@ -129,24 +129,6 @@ def test_files_of_agents_get_their_nodes_number_and_those_of_ranks_keep_their_na
     }  # fmt: skip
 
 
-def test_what_the_leader_says_of_a_lost_rank_follows_what_the_rank_said(folders):
-    sources, home = folders({"events-1.jsonl": "lost\n"}, {"events-1.jsonl": "began\ntor"})
-    bring_home(sources, home)
-    assert (home / "events-1.jsonl").read_text() == "began\ntor\nlost\n"
-
-
-def test_the_leader_s_word_that_a_test_did_not_end_yields_to_the_rank_s_own_that_it_did(folders):
-    def said(event, name):
-        return json.dumps({"event": event, "nodeid": name}) + "\n"
-
-    own = said("test_finished", "one") + said("test_started", "two")
-    sources, home = folders(
-        {"events-1.jsonl": said("rank_ended", "one") + said("rank_ended", "two")}, {"events-1.jsonl": own}
-    )
-    bring_home(sources, home)
-    assert (home / "events-1.jsonl").read_text() == own + said("rank_ended", "two")
-
-
 def test_a_followers_pytest_cache_stays_behind(folders):
     sources, home = folders({f"{PYTEST_CACHE}/v": "0"}, {f"{PYTEST_CACHE}/v": "1"})
     bring_home(sources, home)
