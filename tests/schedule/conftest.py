@@ -15,6 +15,7 @@ from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.model import Job, Matrix
 from allranks.matrix.plan import plan
+from allranks.report.run_files import Manifest
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.live import LiveView
 from allranks.schedule.request import Surroundings
@@ -83,7 +84,7 @@ def jobs(matrix: Matrix) -> dict[str, Job]:
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., RunFolder]:
     def make(jobs: object = (), *, run_id: str = "r1", seed: int | None = 7) -> RunFolder:
-        return open_run(tmp_path / "results", run_id, jobs, {"command": "allranks run"}, seed)
+        return open_run(tmp_path / "results", run_id, jobs, Manifest(command="allranks run"), seed)
 
     return make
 

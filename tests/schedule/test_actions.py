@@ -8,10 +8,10 @@ from allranks.records import Printed
 from allranks.report.judged import Failure
 from allranks.report.merge import merge
 from allranks.report.model import VerdictKind
+from allranks.report.run_files import JobError
 from allranks.schedule import actions
 from allranks.schedule.actions import ActionsConsole, ActionsView, Commands, annotate, is_on_actions
 from allranks.schedule.console import console_for, leave_to_the_merge
-from allranks.schedule.job_facts import JobError
 from allranks.schedule.progress import Tests
 
 NOTHING = "cell/s: no test ran (1.0 s)"

@@ -7,6 +7,7 @@ import pytest
 
 import allranks
 from allranks.errors import ResultsError
+from allranks.report.run_files import Manifest
 from allranks.schedule import folder as schedule_folder
 from allranks.schedule.folder import new_run_id, open_run, write_json
 
@@ -16,11 +17,12 @@ from pathlib import Path
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.plan import plan
+from allranks.report.run_files import Manifest
 from allranks.schedule.folder import open_run
 
 matrix = load(Path(sys.argv[1]))
 jobs = plan(matrix, expand(matrix).cells)
-open_run(Path(sys.argv[2]), "r1", [jobs[int(sys.argv[3])]], {}, None)
+open_run(Path(sys.argv[2]), "r1", [jobs[int(sys.argv[3])]], Manifest(), None)
 """
 
 
@@ -37,7 +39,7 @@ def test_run_ids_sort_by_time_and_never_repeat():
 def test_manifest_announces_jobs_and_their_cells_before_any_runs(make_folder, jobs):
     folder = make_folder(jobs.values())
     manifest = manifest_of(folder)
-    assert (manifest["schema"], manifest["run_id"], manifest["seed"]) == (1, "r1", 7)
+    assert (manifest["schema"], manifest["run_id"], manifest["seed"]) == (2, "r1", 7)
     assert manifest["allranks"] == allranks.__version__
     assert manifest["command"] == "allranks run"
     assert manifest["cells"]["nccl-w2-g2-env"] == {
@@ -119,7 +121,7 @@ def test_no_draft_is_left_behind(make_folder, tmp_path):
 def test_results_that_cannot_be_a_folder_are_an_error_that_names_them(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError) as error:
-        open_run(tmp_path / "file", "r1", [], {}, None)
+        open_run(tmp_path / "file", "r1", [], Manifest(), None)
     assert str(tmp_path / "file") in error.value.what
     assert "--results" in error.value.remedy
 

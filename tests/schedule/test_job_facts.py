@@ -19,7 +19,8 @@ from allranks.records import (
     Notice,
     NotRun,
 )
-from allranks.schedule.job_facts import JobError, JobFacts
+from allranks.report.run_files import JobError
+from allranks.schedule.job_facts import JobFacts
 
 WELL = JobExit(status=0)
 

@@ -245,9 +245,10 @@ def test_a_record_says_all_about_its_attempt(runner, pair, records):
     spec = record.pop("spec")
     started, finished = record.pop("started"), record.pop("finished")
     assert record == {
-        "schema": 1, "id": f"{ONE}/tiny", "cell": ONE, "suite": "tiny", "attempt": 1, "continues": 0,
+        "schema": 2, "id": f"{ONE}/tiny", "run_id": "r1", "cell": ONE, "suite": "tiny", "attempt": 1, "continues": 0,
         "engine": "scripted", "gpus": [], "world_size": 1,
-        "nodes": 1, "exit_status": 0, "error": None, "collected": ["t"], "deselected": 1, "notes": [],
+        "image": "cpu", "nodes": 1, "exit_status": 0, "error": None, "collected": ["t"], "deselected": 1,
+        "not_run": [], "stop_reason": "", "notes": [], "share": None,
     }  # fmt: skip
     assert spec["agent"]["pytest_args"] == ["--strict-markers", "-k", "x"]
     assert spec["agent"]["seed"] == 7

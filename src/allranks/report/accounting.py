@@ -11,13 +11,14 @@ from allranks.records import JOURNAL
 from allranks.report.baseline import Baseline, BaselineWatch
 from allranks.report.columns import RankFile
 from allranks.report.copies import CopyWatch, contradictions, without_copies
-from allranks.report.folder import Attempt, JobError, JobRecord, PlannedJob
+from allranks.report.folder import Attempt
 from allranks.report.gathering import Gathered
 from allranks.report.history import settled
 from allranks.report.judged import MANIFEST_PLACE, CellSuite
 from allranks.report.model import TestVerdict
 from allranks.report.rank_xml import stray_file
 from allranks.report.reading import read_jobs, read_ranks
+from allranks.report.run_files import JobError, JobRecord, PlannedJob
 from allranks.report.trouble import trouble
 from allranks.report.verdict import Setting
 
@@ -71,7 +72,7 @@ def account(gathered: Gathered, setting: Setting, baseline: Baseline | None = No
         run_id=gathered.run_id,
         setting=setting,
     )
-    watch = BaselineWatch(baseline if baseline is not None else manifest.baseline if manifest else {})
+    watch = BaselineWatch(baseline if baseline is not None else manifest.policy.baseline if manifest else {})
     copies = CopyWatch()
     places = tuple(dict.fromkeys((*planned, *found)))
     read = read_jobs([found[place].files for place in places if place in found])

@@ -6,117 +6,26 @@ Files only. A damaged one becomes a sentence in ``problem`` and never stops the 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 from allranks.harness.rank_xml import legal, xml_id
-from allranks.records import JOURNAL
+from allranks.records import JOURNAL, MOST_RANKS
 from allranks.report.json_fields import Fields
-from allranks.report.judged import Share
-from allranks.report.model import SkipPolicy
+from allranks.report.run_files import SCHEMA, JobRecord, Manifest
 from allranks.report.untrusted import head, leads_out, listing, open_regular, special, walk
-
-SCHEMA: Final = 1
-"""The newest schema of run.json and job.json that this version reads."""
 
 WIDE_NAME: Final = "allranks"
 NARROW_NAME: Final = "allranks: every job"
 """Names of the root elements by which a merged report, in either form, is known for what it is."""
 
 _MARKS: Final = (f'<testsuites name="{WIDE_NAME}"'.encode(), f'<testsuite name="{NARROW_NAME}"'.encode())
-MOST_RANKS: Final = 16_384
-"""Ranks that a run may have: whoever claims more would make the report account for a billion of them."""
-
-_MOST_SHARES: Final = 1_000  # as many as a matrix file may ask for
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
 _CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
 _LEADS_OUT: Final = "{} leads out of the results folder: it is not read."
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedJob:
-    """A job that the manifest announces.
-
-    Attributes:
-        pytest_args: What the run gave to pytest, after what the suite gives.
-    """
-
-    cell: str
-    suite: str
-    image: str = ""
-    pytest_args: tuple[str, ...] = ()
-
-    @property
-    def place(self) -> tuple[str, str]:
-        """Cell and suite, by which results are found."""
-        return self.cell, self.suite
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """run.json: what was meant to run.
-
-    Attributes:
-        cells: For each cell id its value on each axis.
-        skip: The policy of the matrix file; None where the user has set none.
-        baseline: How many tests executed when all was well, by cell and suite.
-    """
-
-    run_id: str = ""
-    cells: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
-    jobs: tuple[PlannedJob, ...] = ()
-    skip: SkipPolicy | None = None
-    mixed_skip: tuple[str, ...] = ()
-    baseline: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobError:
-    """Why a job could not do its work, in the words of whoever ran it."""
-
-    kind: str
-    what: str
-    why: str = ""
-    remedy: str = ""
-
-    @property
-    def text(self) -> str:
-        """The sentences, one a line."""
-        return "\n".join(line for line in (self.what, self.why, self.remedy) if line)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobRecord:
-    """job.json: how one attempt at a job went.
-
-    Attributes:
-        collected: Node ids; None where the collection never ended.
-        not_run: Node ids that a stop of the job kept from running, for ``stop_reason``.
-        notes: Sentences about the job, without their full stops.
-        started: Seconds since the epoch.
-        share: None where the job had the whole suite.
-        run_id: The run that it is of; empty where the file does not say.
-        continues: The number of the attempt that this one goes on with, where it ran a part of the job again; else 0.
-    """
-
-    world_size: int
-    run_id: str = ""
-    engine: str = ""
-    image: str = ""
-    gpus: tuple[str, ...] = ()
-    error: JobError | None = None
-    collected: tuple[str, ...] | None = None
-    deselected: int = 0
-    not_run: frozenset[str] = frozenset()
-    stop_reason: str = ""
-    notes: tuple[str, ...] = ()
-    started: float | None = None
-    elapsed: float | None = None
-    share: Share | None = None
-    continues: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +73,7 @@ def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:
         folder: The run's, in it.
     """
     path = folder / "run.json"
-    return (None, _LEADS_OUT.format(path.name)) if leads_out(root, path) else _read_json(path, _manifest)
+    return (None, _LEADS_OUT.format(path.name)) if leads_out(root, path) else _read_json(path, Manifest.read)
 
 
 def read_attempts(root: Path, folder: Path, world_sizes: Mapping[str, int]) -> Iterator[Attempt]:
@@ -297,7 +206,7 @@ def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:
         return None, _LEADS_OUT.format(said.name)
     if not folder.is_dir():
         return None, f"{folder.name} is {special(folder) or 'a file'}, not the folder of an attempt."
-    return _read_json(said, _job_record)
+    return _read_json(said, JobRecord.read)
 
 
 def _world_size_of(name: str) -> int | None:
@@ -346,67 +255,3 @@ def _read_json(path: Path, build: Callable[[Fields], _T]) -> tuple[_T | None, st
         return None, f"{path.name} cannot be read: {error.strerror}."
     except (ValueError, RecursionError) as error:
         return None, f"{path.name} is damaged: {legal(str(error))}."
-
-
-def _manifest(said: Fields) -> Manifest:
-    policy, cells, baseline = said.fields("policy"), said.fields("cells"), said.fields("policy").fields("baseline")
-    skip = policy.choice("skip", ("skip", "pass"))
-    return Manifest(
-        run_id=said.text("run_id", None),
-        cells={xml_id(cell): {axis: cells.fields(cell).scalar(axis) for axis in cells.fields(cell)} for cell in cells},
-        jobs=tuple(map(_planned_job, said.objects("jobs"))),
-        skip=cast("SkipPolicy", skip) if skip else None,
-        mixed_skip=policy.texts("mixed_skip"),
-        baseline={
-            xml_id(cell): {xml_id(suite): suites.whole(suite) for suite in suites}
-            for cell in baseline
-            for suites in [baseline.fields(cell)]
-        },
-    )
-
-
-def _planned_job(said: Fields) -> PlannedJob:
-    return PlannedJob(
-        cell=xml_id(said.text("cell", None)),
-        suite=xml_id(said.text("suite", None)),
-        image=said.text("image"),
-        pytest_args=said.texts("pytest_args"),
-    )
-
-
-def _job_record(said: Fields) -> JobRecord:
-    started, finished = said.moment("started"), said.moment("finished")
-    return JobRecord(
-        world_size=said.whole("world_size", None, least=1, most=MOST_RANKS),
-        run_id=said.fields("spec").text("run_id"),
-        engine=said.text("engine"),
-        image=said.fields("spec").text("image"),
-        gpus=said.texts("gpus"),
-        error=_job_error(said.fields("error")) if said.has("error") else None,
-        collected=said.raw_texts("collected") if said.has("collected") else None,
-        deselected=said.whole("deselected"),
-        not_run=frozenset(said.raw_texts("not_run")),
-        stop_reason=said.text("stop_reason"),
-        notes=said.texts("notes"),
-        started=started,
-        elapsed=None if started is None or finished is None else max(finished - started, 0.0),
-        share=_share(said.fields("share")) if said.has("share") else None,
-        continues=said.whole("continues"),
-    )
-
-
-def _share(said: Fields) -> Share:
-    count = said.whole("count", None, least=1, most=_MOST_SHARES)
-    return Share(
-        suite=xml_id(said.text("suite", None)),
-        number=said.whole("number", None, least=1, most=count),
-        count=count,
-        split=said.text("split"),
-        elsewhere=said.whole("elsewhere"),
-    )
-
-
-def _job_error(said: Fields) -> JobError:
-    return JobError(
-        kind=said.text("kind") or "agent", what=said.text("what"), why=said.text("why"), remedy=said.text("remedy")
-    )

@@ -12,12 +12,10 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from allranks.records import MOST_RANKS
 from allranks.report.copies import told_apart
 from allranks.report.folder import (
-    MOST_RANKS,
     Attempt,
-    Manifest,
-    PlannedJob,
     is_attempt,
     is_manifest,
     is_named_like_a_rank,
@@ -26,6 +24,7 @@ from allranks.report.folder import (
     read_foreign,
     read_manifest,
 )
+from allranks.report.run_files import Manifest, PlannedJob
 from allranks.report.untrusted import walk
 
 
@@ -147,9 +146,7 @@ def _together(manifests: Sequence[Manifest], run_id: str) -> Manifest:
         run_id=run_id,
         cells={cell: axes for manifest in reversed(manifests) for cell, axes in manifest.cells.items()},
         jobs=tuple(jobs.values()),
-        skip=manifests[0].skip,
-        mixed_skip=manifests[0].mixed_skip,
-        baseline=_most([manifest.baseline for manifest in manifests]),
+        policy=replace(manifests[0].policy, baseline=_most([manifest.policy.baseline for manifest in manifests])),
     )
 
 
@@ -174,7 +171,7 @@ def _disagreements(plans: Sequence[_Plan]) -> Iterator[str]:
 
 
 def _rules(manifest: Manifest) -> tuple[object, ...]:
-    return manifest.skip, manifest.mixed_skip
+    return manifest.policy.skip, manifest.policy.mixed_skip
 
 
 def _newest_of_each(attempts: Iterable[_Found], run_id: str) -> Iterator[Attempt]:

@@ -35,6 +35,11 @@ class Fields:
         """The names of its fields."""
         return iter(self._value)
 
+    @property
+    def raw(self) -> Mapping[str, object]:
+        """The object as it is."""
+        return self._value
+
     def _at(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 

@@ -8,8 +8,9 @@ from typing import Final, Self
 from allranks.harness.outcome import Outcome
 from allranks.harness.rank_xml import legal, split_nodeid, xml_id
 from allranks.report.columns import PassedRanks, RankFile, Team, results_of, teams_of
-from allranks.report.folder import Attempt, JobRecord
+from allranks.report.folder import Attempt
 from allranks.report.model import RankResult, Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.run_files import JobRecord
 from allranks.report.verdict import Setting, verdict
 from allranks.report.xml_text import first_line
 

@@ -105,8 +105,8 @@ def _judge(folder: Path, policy: SkipPolicy | None, environ: Mapping[str, str], 
     gathered = gather(folder)
     manifest = gathered.manifest
     setting = Setting(
-        skip=policy or (manifest.skip if manifest else None) or _sandcastle(environ),
-        mixed_skip=manifest.mixed_skip if manifest else (),
+        skip=policy or (manifest.policy.skip if manifest else None) or _sandcastle(environ),
+        mixed_skip=manifest.policy.mixed_skip if manifest else (),
     )
     if not gathered.attempts and manifest is None and not gathered.problems:
         msg = f"There is nothing to merge in {folder}."

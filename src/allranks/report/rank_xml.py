@@ -14,9 +14,10 @@ from typing import BinaryIO, Final
 from xml.parsers import expat
 
 from allranks.harness.outcome import Outcome, SkipKind
+from allranks.records import MOST_RANKS
 from allranks.report.columns import Key, RankFile
 from allranks.report.declared import Declarations, outcome_of, outcomes_said
-from allranks.report.folder import MOST_RANKS, stray_text
+from allranks.report.folder import stray_text
 from allranks.report.model import RankResult, Rerun
 from allranks.report.plain_cases import PlainCases
 from allranks.report.severity import fold, severity

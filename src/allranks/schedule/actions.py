@@ -14,8 +14,8 @@ from typing import Final
 
 from allranks.records import Printed, Record
 from allranks.report.judged import Failure, MergedRun
+from allranks.report.run_files import JobError
 from allranks.report.table import failures, left_out
-from allranks.schedule.job_facts import JobError
 from allranks.schedule.live import LiveView
 from allranks.schedule.progress import Tests
 

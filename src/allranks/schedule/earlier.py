@@ -104,7 +104,7 @@ def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
         run_id=manifest.run_id,
         folder=folder,
         arguments={job.place: job.pytest_args for job in manifest.jobs},
-        setting=Setting(skip=manifest.skip or "skip", mixed_skip=manifest.mixed_skip),
+        setting=Setting(skip=manifest.policy.skip or "skip", mixed_skip=manifest.policy.mixed_skip),
     )
     if found.folder != (results / found.run_id).resolve():
         msg = f"{named} holds the run {found.run_id}, and is not its own folder: new results would go elsewhere."

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from allranks.errors import ResultsError
 from allranks.locking import hold
 from allranks.matrix.model import Job
-from allranks.schedule.manifest import announce, fresh_manifest
+from allranks.report.json_fields import Fields
+from allranks.report.run_files import Manifest, as_json
+from allranks.schedule.manifest import announced, fresh_manifest
 from allranks.schedule.packing.estimate import seconds_of_tests
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
     results: Path,
     run_id: str,
     jobs: Iterable[Job],
-    facts: Mapping[str, Any],
+    facts: Manifest,
     seed: int | None,
     pytest_args: Sequence[str] = (),
 ) -> RunFolder:
@@ -115,18 +117,16 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
         with hold(path / _LOCK):
-            manifest = _read(path / "run.json") or fresh_manifest(run_id, facts, seed)
-            announce(manifest, jobs, pytest_args)
-            write_json(path / "run.json", manifest)
+            manifest = announced(_read(path / "run.json") or fresh_manifest(run_id, facts, seed), jobs, pytest_args)
+            write_json(path / "run.json", as_json(manifest))
         _point_latest(results, run_id)
-    return RunFolder(path=path, run_id=run_id, seed=int(manifest["seed"]))
+    return RunFolder(path=path, run_id=run_id, seed=manifest.seed)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path) -> Manifest | None:
     if not path.exists():
         return None
-    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return manifest
+    return Manifest.read(Fields(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def write_json(path: Path, value: object) -> None:

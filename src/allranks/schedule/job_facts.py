@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from allranks.engine.protocol import JobExit, NodeExit
-from allranks.errors import AllranksError
 from allranks.records import (
     AgentFailed,
     Collected,
@@ -31,6 +30,7 @@ from allranks.records import (
     Shared,
     TestStarted,
 )
+from allranks.report.run_files import JobError
 from allranks.schedule.progress import Tests, word_of
 
 R = TypeVar("R", bound=Record)
@@ -46,25 +46,6 @@ _BETTER_PYTHON = "Add the package to the cell's image in the matrix file, or to 
 _OTHER_TORCH = (
     "Let the cell's image, or the interpreter of process.python, have the torch that the cell is named after."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobError:
-    """Why a job did not do all its work.
-
-    Attributes:
-        kind: ``infrastructure``, ``timeout``, ``interrupted``, ``stopped``, ``collection`` or ``agent``.
-    """
-
-    kind: str
-    what: str
-    why: str = ""
-    remedy: str = ""
-
-    @classmethod
-    def from_exception(cls, error: AllranksError) -> "JobError":
-        """A failure of the engine's, or of anything else that a job needs."""
-        return cls(kind="infrastructure", what=error.what, why=error.why, remedy=error.remedy)
 
 
 @dataclass(eq=False)

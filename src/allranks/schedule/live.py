@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from allranks.records import Printed, RankEnded, Record
-from allranks.schedule.job_facts import JobError
+from allranks.report.run_files import JobError
 from allranks.schedule.progress import State, Tests
 
 _LINES = 12

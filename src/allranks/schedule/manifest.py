@@ -2,17 +2,16 @@
 
 import secrets
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
 
 import allranks
 from allranks.matrix.model import Job
+from allranks.report.run_files import Manifest, PlannedJob
 
-SCHEMA: Final = 1
 
-
-def fresh_manifest(run_id: str, facts: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+def fresh_manifest(run_id: str, facts: Manifest, seed: int | None) -> Manifest:
     """A manifest without jobs.
 
     Args:
@@ -20,24 +19,23 @@ def fresh_manifest(run_id: str, facts: Mapping[str, Any], seed: int | None) -> d
         facts: What else it says: command, policy, dropped cells.
         seed: What every rank of every test starts from; None for a random one.
     """
-    return {
-        "schema": SCHEMA,
-        "run_id": run_id,
-        "allranks": allranks.__version__,
-        "python": sys.version.split()[0],
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": secrets.randbits(31) if seed is None else seed,
-        **facts,
-        "cells": {},
-        "jobs": [],
-    }
+    return replace(
+        facts,
+        run_id=run_id,
+        allranks=allranks.__version__,
+        python=sys.version.split()[0],
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        seed=secrets.randbits(31) if seed is None else seed,
+    )
 
 
-def announce(manifest: dict[str, Any], jobs: Iterable[Job], pytest_args: Sequence[str]) -> None:
-    """Add jobs to a manifest; one that it has stays as it is."""
-    known = {job["id"] for job in manifest["jobs"]}
+def announced(manifest: Manifest, jobs: Iterable[Job], pytest_args: Sequence[str]) -> Manifest:
+    """The manifest with these jobs, too; one that it has stays as it is."""
+    known = {job.id for job in manifest.jobs}
+    cells, planned = dict(manifest.cells), list(manifest.jobs)
     for job in jobs:
-        manifest["cells"].setdefault(job.cell.id, job.cell.told_axes())
+        cells.setdefault(job.cell.id, job.cell.told_axes())
         if job.id not in known:
-            entry = {"id": job.id, "cell": job.cell.id, "suite": job.name, "image": job.image.name}
-            manifest["jobs"].append({**entry, "pytest_args": list(pytest_args)})
+            entry = PlannedJob(id=job.id, cell=job.cell.id, suite=job.name, image=job.image.name)
+            planned.append(replace(entry, pytest_args=tuple(pytest_args)))
+    return replace(manifest, cells=cells, jobs=tuple(planned))

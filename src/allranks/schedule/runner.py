@@ -21,12 +21,12 @@ from allranks.errors import AllranksError, EngineError
 from allranks.harness.collection.shuffling import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Image, Job, Matrix
+from allranks.report.run_files import JobError
 from allranks.report.verdict import Setting
 from allranks.schedule.again import WHOLE, Again, newest_attempt
 from allranks.schedule.cache import carried_files
 from allranks.schedule.folder import RunFolder
 from allranks.schedule.inventory import Inventory
-from allranks.schedule.job_facts import JobError
 from allranks.schedule.leases import Holder, Lease, count_free, try_lease
 from allranks.schedule.line import Ticket, stand_in_line
 from allranks.schedule.live import LiveView
@@ -344,7 +344,7 @@ class Runner:
         number, folder = self._folder.new_attempt(job)
         undo.callback(remove_if_empty, folder)
         again = self._again.get(task.number, WHOLE)
-        turn = Turn(job=job, number=number, folder=folder, lease=lease, again=again)
+        turn = Turn(run_id=self._folder.run_id, job=job, number=number, folder=folder, lease=lease, again=again)
         try:
             if isinstance(made, AllranksError):
                 raise made

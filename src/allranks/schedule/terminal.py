@@ -14,7 +14,7 @@ from rich.text import Text
 from allranks.interruption import uninterrupted
 from allranks.records import RankEnded, Record
 from allranks.report.judged import MergedRun
-from allranks.schedule.job_facts import JobError
+from allranks.report.run_files import JobError
 from allranks.schedule.live import LiveView, failure_of
 from allranks.schedule.progress import Board, Picture, State, Tests
 from allranks.schedule.table_text import render, rows_that_fit

@@ -13,19 +13,19 @@ from allranks.engine.spec import JobSpec
 from allranks.engine.stream import Damage
 from allranks.errors import AllranksError
 from allranks.matrix.model import Job
-from allranks.records import JOURNAL, JobStarted, Printed, Record
-from allranks.records import SCHEMA as RECORDS_SCHEMA
+from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
+from allranks.report.judged import Share
 from allranks.report.rank_document import write_rank_files
+from allranks.report.run_files import JobError, JobRecord, as_json
 from allranks.report.verdict import Setting
 from allranks.schedule.again import WHOLE, Again, newest_attempt, to_run_again
 from allranks.schedule.cache import keep_cache, keep_cache_of_shard
 from allranks.schedule.folder import RunFolder, as_results_error, write_json
-from allranks.schedule.job_facts import JobError, JobFacts
+from allranks.schedule.job_facts import JobFacts
 from allranks.schedule.journal import Journal
 from allranks.schedule.leases import Lease
 from allranks.schedule.ledger import MOST_BYTES, ContradictionError, Ledger
 from allranks.schedule.live import LiveView
-from allranks.schedule.manifest import SCHEMA
 
 _NOBODY_KNOWS = JobExit(status=None)
 INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
@@ -48,6 +48,7 @@ class Turn:
         left: When it has been put away, what would have to run again; None where all is well.
     """
 
+    run_id: str
     job: Job
     number: int
     folder: Path
@@ -208,7 +209,7 @@ class Attendant:
                 write_rank_files(turn.folder, journal)
             with self._caches:
                 self._keep_cache(turn)
-            write_json(turn.folder / "job.json", _record(turn, self._engine.name))
+            write_json(turn.folder / "job.json", as_json(_record(turn, self._engine.name)))
             turn.has_record = True
             if self._judges is not None:
                 newest = newest_attempt(self._folder.path, turn.job)
@@ -230,11 +231,10 @@ class Attendant:
 
 
 def _first_record(turn: Turn) -> JobStarted:
-    spec = turn.spec
     return JobStarted(
         at=time.time(),
-        schema=RECORDS_SCHEMA,
-        run_id=spec.run_id if spec else "",
+        schema=SCHEMA,
+        run_id=turn.run_id,
         cell=turn.job.cell.id,
         suite=turn.job.name,
         attempt=turn.number,
@@ -279,36 +279,38 @@ def remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _record(turn: Turn, engine: str) -> dict[str, object]:
+def _record(turn: Turn, engine: str) -> JobRecord:
     """What job.json says; a job that ran and has no error yet is judged by its records first."""
-    facts = turn.facts
+    facts, spec = turn.facts, turn.spec
     if turn.running is not None:
         found = facts.error(turn.ending)
         # What cannot be collected stays so, however the job ended, and so does a sick GPU, which may have ended it.
         comes_first = found and (found.kind == "collection" or facts.sick_gpus)
         turn.error = turn.fault or (found if comes_first else turn.error or found)
-    return {
-        "schema": SCHEMA,
-        "id": turn.job.id,
-        "cell": turn.job.cell.id,
-        "suite": turn.job.name,
-        "attempt": turn.number,
-        "continues": turn.again.base,
-        "engine": engine,
-        "spec": turn.spec.to_json() if turn.spec else None,
-        "gpus": list(turn.lease.gpus),
-        "world_size": turn.job.cell.world_size,
-        "nodes": turn.job.cell.nodes,
-        "exit_status": turn.ending.status,
-        "error": asdict(turn.error) if turn.error else None,
-        "started": turn.started,
-        "finished": time.time(),
-        "collected": facts.collected,
-        "deselected": facts.deselected,
-        **({"not_run": facts.not_run.tests, "stop_reason": facts.not_run.reason} if facts.not_run else {}),
-        "notes": facts.notes,
-        **_share(turn),
-    }
+    return JobRecord(
+        id=turn.job.id,
+        run_id=turn.run_id,
+        cell=turn.job.cell.id,
+        suite=turn.job.name,
+        attempt=turn.number,
+        continues=turn.again.base,
+        engine=engine,
+        image=(spec.image or "") if spec else "",
+        spec=spec.to_json() if spec else None,
+        gpus=turn.lease.gpus,
+        world_size=turn.job.cell.world_size,
+        nodes=turn.job.cell.nodes,
+        exit_status=turn.ending.status,
+        error=turn.error,
+        started=turn.started,
+        finished=time.time(),
+        collected=facts.collected,
+        deselected=facts.deselected,
+        not_run=facts.not_run.tests if facts.not_run else (),
+        stop_reason=facts.not_run.reason if facts.not_run else "",
+        notes=facts.notes,
+        share=_share(turn),
+    )
 
 
 def record_unstarted(folder: RunFolder, job: Job, engine: str, why: JobError) -> None:
@@ -318,15 +320,15 @@ def record_unstarted(folder: RunFolder, job: Job, engine: str, why: JobError) ->
         ResultsError: Nothing can be written any more.
     """
     number, path = folder.new_attempt(job)
-    turn = Turn(job=job, number=number, folder=path, lease=Lease(), error=why)
+    turn = Turn(run_id=folder.run_id, job=job, number=number, folder=path, lease=Lease(), error=why)
     with as_results_error(path):
-        write_json(path / "job.json", _record(turn, engine))
+        write_json(path / "job.json", as_json(_record(turn, engine)))
 
 
-def _share(turn: Turn) -> dict[str, object]:
+def _share(turn: Turn) -> Share | None:
     """Of a shard: which one it is, and how its agent split the suite."""
-    if turn.job.shard is None:
-        return {}
-    shared = turn.facts.shared
-    split = {"split": shared.split, "elsewhere": shared.elsewhere} if shared else {}
-    return {"share": {"suite": turn.job.suite.name, **asdict(turn.job.shard), **split}}
+    shard, shared = turn.job.shard, turn.facts.shared
+    if shard is None:
+        return None
+    split, elsewhere = (shared.split, shared.elsewhere) if shared else ("", 0)
+    return Share(suite=turn.job.suite.name, **asdict(shard), split=split, elsewhere=elsewhere)

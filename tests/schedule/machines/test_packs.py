@@ -13,6 +13,7 @@ from allranks.matrix.model import Image, Limits, Matrix, Rule, RunnerRule, Suite
 from allranks.matrix.plan import plan
 from allranks.matrix.runners import minutes_of, runner_for
 from allranks.matrix.when import parse_condition
+from allranks.report.run_files import Manifest
 from allranks.schedule.machines.github import render_entries
 from allranks.schedule.machines.packs import divide_jobs
 from allranks.schedule.machines.plan_file import plan_document
@@ -208,7 +209,7 @@ def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():
     document = plan_document(
         run_id="r" * 60,
         matrix=matrix,
-        facts={"policy": {}},
+        facts=Manifest(),
         jobs=jobs,
         packs=division.packs,
         durations={},

@@ -17,9 +17,10 @@ from allranks.errors import UsageError
 from allranks.matrix.model import EngineName, Job, Matrix
 from allranks.matrix.suggest import did_you_mean, listed
 from allranks.report.durations import Durations
+from allranks.report.run_files import SCHEMA, Manifest, as_json
 from allranks.schedule.machines.declaration_digest import declaration_digests, differences, digest
 from allranks.schedule.machines.packs import Pack
-from allranks.schedule.manifest import SCHEMA, announce, fresh_manifest
+from allranks.schedule.manifest import announced, fresh_manifest
 
 _AGAIN: Final = "Take the plan file that was made together with the pack: both come out of one `allranks plan`."
 _PACK: Final = re.compile(r"(?P<slug>[^@]+)(@(?P<digest>[0-9a-f]+))?")
@@ -74,7 +75,7 @@ def plan_document(  # noqa: PLR0913 - all of them go into one file
     *,
     run_id: str,
     matrix: Matrix,
-    facts: Mapping[str, Any],
+    facts: Manifest,
     jobs: Sequence[Job],
     packs: Sequence[Pack],
     durations: Durations,
@@ -91,8 +92,7 @@ def plan_document(  # noqa: PLR0913 - all of them go into one file
         durations: What tests have taken.
         pytest_args: What each job gives to pytest.
     """
-    document = fresh_manifest(run_id, facts, None)
-    announce(document, jobs, pytest_args)
+    document = as_json(announced(fresh_manifest(run_id, facts, None), jobs, pytest_args))
     split = {job.suite.name for job in jobs if job.shard}
     document["plan"] = {
         "declaration": declaration_digests(matrix),

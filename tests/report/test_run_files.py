@@ -1,0 +1,75 @@
+"""run.json and job.json: what is written is what is read, and what cannot be true is refused by name."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.report.folder import read_attempts_at, read_manifest
+from allranks.report.json_fields import Fields
+from allranks.report.judged import Share
+from allranks.report.run_files import DroppedCells, JobError, JobRecord, Manifest, PlannedJob, Policy, as_json
+
+texts = st.text(alphabet="aé &<>\"'/:-\n", max_size=8)
+many = st.lists(texts, max_size=3).map(tuple)
+counts = st.integers(0, 9)
+moments = st.none() | st.floats(0, 4e9)
+
+manifests = st.builds(
+    Manifest,
+    **dict.fromkeys(("run_id", "allranks", "python", "started", "command", "matrix"), texts),
+    seed=st.integers(-(2**40), 2**40),
+    policy=st.builds(
+        Policy,
+        skip=st.sampled_from([None, "skip", "pass"]),
+        mixed_skip=many,
+        baseline=st.dictionaries(texts, st.dictionaries(texts, counts, max_size=2), max_size=2),
+    ),
+    dropped=st.lists(st.builds(DroppedCells, rule=texts, reason=texts, count=counts), max_size=2).map(tuple),
+    cells=st.dictionaries(texts, st.dictionaries(texts, texts | counts, max_size=2), max_size=2),
+    jobs=st.lists(
+        st.builds(PlannedJob, id=texts, cell=texts, suite=texts, image=texts, pytest_args=many), max_size=2
+    ).map(tuple),
+)
+records = st.builds(
+    JobRecord,
+    **dict.fromkeys(("id", "run_id", "cell", "suite", "engine", "image", "stop_reason"), texts),
+    **dict.fromkeys(("attempt", "continues", "nodes", "deselected"), counts),
+    **dict.fromkeys(("gpus", "not_run", "notes"), many),
+    spec=st.none() | st.just({"code": "/c", "gpus": ["a"], "resources": {"pids": 1, "seconds": 1.5}}),
+    world_size=st.integers(1, 64),
+    exit_status=st.none() | st.integers(-64, 255),
+    error=st.none() | st.builds(JobError, kind=st.just("agent"), what=texts, why=texts, remedy=texts),
+    started=moments,
+    finished=moments,
+    collected=st.none() | many,
+    share=st.none() | st.builds(Share, suite=texts, number=st.just(1), count=st.just(2), split=texts, elsewhere=counts),
+)
+
+
+@given(st.one_of(manifests, records))
+def test_what_is_written_is_what_is_read(document):
+    text = json.dumps(as_json(document))
+    assert type(document).read(Fields(json.loads(text))) == document
+
+
+@pytest.mark.parametrize("document", [Manifest(), JobRecord(world_size=2)], ids=["manifest", "record"])
+def test_every_field_is_in_the_file(document):
+    assert as_json(document).keys() == {"schema", *vars(document)}
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_both_schemas_are_read(run_folder, schema):
+    run_folder.manifest("gloo-w2-g0-env/s", schema=schema)
+    run_folder.job("gloo-w2-g0-env/s", schema=schema, spec={"run_id": "r1", "image": "image:1"})
+    manifest, problem = read_manifest(run_folder.path, run_folder.path)
+    assert (manifest.run_id, problem) == ("r1", "")
+    [attempt] = read_attempts_at(run_folder.path, "gloo-w2-g0-env", "s")
+    assert (attempt.record.run_id, attempt.record.image, attempt.record.elapsed) == ("r1", "image:1", 2.5)
+
+
+def test_a_newer_schema_is_left_to_a_newer_allranks(run_folder):
+    run_folder.job("c/s", schema=3)
+    [attempt] = read_attempts_at(run_folder.path, "c", "s")
+    assert attempt.problem == "job.json was written by a newer allranks (schema 3): merge with that one."
