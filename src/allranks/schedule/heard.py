@@ -80,6 +80,6 @@ def _world_size(attempt: Path) -> int:
 
 def _unended(folder: Path) -> Iterator[Path]:
     """The attempts that have a journal and no record."""
-    for journal in sorted(Path(os.path.realpath(folder)).rglob(f"cells/*/*/attempt-*/{JOURNAL}")):
+    for journal in sorted(folder.resolve().rglob(f"cells/*/*/attempt-*/{JOURNAL}")):
         if not (journal.parent / "job.json").exists():
             yield journal.parent
