@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.rank_xml import legal, split_nodeid, xml_id
+from allranks.harness.rank_xml import legal, split_nodeid
 
 
 @pytest.mark.parametrize(
@@ -42,30 +42,3 @@ def test_a_text_that_is_legal_stays_as_it_is(text):
 @pytest.mark.parametrize(("character", "words"), [("\0", "#x00"), ("\x1b", "#x1B"), ("\ud800", "#xD800")])
 def test_an_illegal_character_is_written_by_its_number(character, words):
     assert legal(f"a{character}b") == f"a{words}b"
-
-
-ODD = st.text(alphabet=st.sampled_from("#x01Fd8DEf23\0\x01\x1f\ud800\udfff\ufffe\uffffa:[]"), max_size=8)
-
-
-@given(ODD, ODD)
-def test_two_node_ids_stay_two(one, other):
-    assert (xml_id(one) == xml_id(other)) == (one == other)
-    assert legal(xml_id(one)) == xml_id(one)
-
-
-@pytest.mark.parametrize(
-    ("nodeid", "name"),
-    [
-        ("t.py::a[\x01]", "t.py::a[#x01]"),
-        ("t.py::a[#x01]", "t.py::a[#x23x01]"),
-        ("t.py::a[#x23x01]", "t.py::a[#x23x23x01]"),
-        ("t.py::a[##xD800]", "t.py::a[##x23xD800]"),
-    ],
-)
-def test_what_looks_like_an_escaped_character_is_told_from_one(nodeid, name):
-    assert xml_id(nodeid) == name
-
-
-@pytest.mark.parametrize("nodeid", ["t.py::a[#x]", "t.py::a[#xAB]", "t.py::a[#]", "t.py::a[0x01]", "t.py::a[é]", "#x2"])
-def test_other_node_ids_stay_as_they_are(nodeid):
-    assert xml_id(nodeid) == nodeid
