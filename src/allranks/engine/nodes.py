@@ -10,7 +10,6 @@ from pathlib import Path
 from allranks.engine.drafts import draft_of
 from allranks.engine.spec import JobSpec, Passthrough
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, GpuToCheck, Post, share_of
-from allranks.harness.events import parse_lines, read_events
 
 _TOKEN_BYTES = 32
 
@@ -100,7 +99,6 @@ def bring_home(folders: Sequence[Path], results: Path) -> None:
     """Put the results of all nodes into one folder.
 
     Ranks are numbered over all nodes, so that their files have names of their own; an agent's get its node's number.
-    What the leader wrote down of a rank whose agent was lost comes after what that rank itself has written.
 
     Args:
         folders: The results of each node's agent, the leader's first.
@@ -127,36 +125,12 @@ def _copy(source: Path, results: Path, node: int | None) -> None:
     for path in _files(source):
         target = results / name_of(path.relative_to(source), node)
         target.parent.mkdir(parents=True, exist_ok=True)
-        later = _said_later(target, path) if target.exists() else b""
         _copy_file(path, target)
-        if later:
-            _append(target, later)
 
 
 def _copy_file(source: Path | str, target: Path | str) -> None:
     with draft_of(Path(target)) as draft:
         shutil.copy2(source, draft)
-
-
-def _said_later(leaders: Path, own: Path) -> bytes:
-    """What the leader's file adds to a rank's own, without the ends of tests that the rank has ended itself.
-
-    Of those it never heard: the rank's agent, or the network between the two, was lost at that moment.
-    """
-    finished = {str(event.get("nodeid")) for event in read_events(own) if event["event"] == "test_finished"}
-
-    def is_known(line: bytes) -> bool:
-        ends = [event for event in parse_lines([line]) if event["event"] == "rank_ended"]
-        return any(str(event.get("nodeid")) in finished for event in ends)
-
-    return b"".join(line for line in leaders.read_bytes().splitlines(keepends=True) if not is_known(line))
-
-
-def _append(path: Path, later: bytes) -> None:
-    """Append lines to a file whose last one may be torn: its writer may have been killed in the middle of it."""
-    with path.open("rb+") as file:
-        text = file.read()
-        file.write(later if not text or text.endswith(b"\n") else b"\n" + later)
 
 
 def _files(folder: Path) -> Iterable[Path]:
