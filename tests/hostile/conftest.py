@@ -1,0 +1,49 @@
+"""Runs the wanted cases of equal surroundings together, when the first of their tests asks for its own."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "faults")]  # the helpers, which pytest's importlib mode does not find
+
+from hostile_run import Outcome, run_cases
+from truth import Hostile
+
+collect_ignore = ["suites", "common"]
+
+TOGETHER = 10
+"""Cases in one run: where it goes wrong as a whole, each of them is run again."""
+
+
+@pytest.fixture(scope="session")
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
+    """``ended(case, engine)``: wait for what a case comes to on an engine."""
+    groups = _groups(request.session)
+    outcomes: dict[tuple[str, str], Outcome] = {}
+
+    def outcome(case: Hostile, engine: str) -> Outcome:
+        if (case.name, engine) not in outcomes:
+            group = next(group for group in groups[engine] if case in group)
+            for each in run_cases(group, engine, tmp_path_factory.mktemp("hostile")):
+                outcomes[each.case.name, engine] = each
+        return outcomes[case.name, engine]
+
+    return outcome
+
+
+def _groups(session: pytest.Session) -> dict[str, list[list[Hostile]]]:
+    """The wanted cases by engine, in groups that run together."""
+    wanted: dict[tuple[object, ...], list[Hostile]] = defaultdict(list)
+    for item in session.items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        if isinstance(case := parameters.get("case"), Hostile):
+            engine = "docker" if item.get_closest_marker("docker") else "process"
+            wanted[engine, case.surroundings].append(case)
+    groups: dict[str, list[list[Hostile]]] = defaultdict(list)
+    for (engine, _), cases in wanted.items():
+        groups[str(engine)] += [cases[start : start + TOGETHER] for start in range(0, len(cases), TOGETHER)]
+    return groups
