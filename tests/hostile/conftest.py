@@ -19,10 +19,20 @@ TOGETHER = 10
 """Cases in one run: where it goes wrong as a whole, each of them is run again."""
 
 
+WRONG = pytest.StashKey[list[tuple[Hostile, str, str]]]()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """A line for each thing that was not as it must be."""
+    for case, engine, wrong in config.stash.get(WRONG, []):
+        terminalreporter.line(f"{engine:7} {case.kind:9} {case.name:36} {wrong}")
+
+
 @pytest.fixture(scope="session")
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Outcome]:
     """``ended(case, engine)``: wait for what a case comes to on an engine."""
     groups = _groups(request.session)
+    request.config.stash[WRONG] = []
     outcomes: dict[tuple[str, str], Outcome] = {}
 
     def outcome(case: Hostile, engine: str) -> Outcome:
@@ -30,6 +40,7 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             group = next(group for group in groups[engine] if case in group)
             for each in run_cases(group, engine, tmp_path_factory.mktemp("hostile")):
                 outcomes[each.case.name, engine] = each
+                request.config.stash[WRONG] += [(each.case, engine, wrong) for wrong in each.wrong]
         return outcomes[case.name, engine]
 
     return outcome

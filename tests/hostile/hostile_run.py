@@ -318,6 +318,8 @@ def _stands_for(declared: str, name: str) -> bool:
 def _of_tests(name: str, truth: Truth, found: Sequence[Test]) -> Iterator[str]:
     if len(found) != truth.count and not (truth.may_be_absent and len(found) < truth.count):
         yield f"{name}: {len(found)} in the report, not {truth.count}"
+    if truth.one_is_bad and found and all(test.verdict in ("passed", "skipped") for test in found):
+        yield f"{name}: none is bad"
     for test in found:
         yield from (f"{test.name[:80]!r}: {each}" for each in _of_test(truth, test))
 

@@ -29,12 +29,14 @@ class Truth:
     Attributes:
         ranks: The outcomes that each rank may have; empty for a test that may come to anything on any rank.
         is_bad: The testcase must be an error or a failure; that of a rank that must be bad is so in any case.
+        one_is_bad: One of several testcases of this name must be.
         may_be_absent: The report need not have it.
         count: How many tests there are, of a name that ends in ``*``.
     """
 
     ranks: tuple[frozenset[str], ...]
     is_bad: bool = False
+    one_is_bad: bool = False
     may_be_absent: bool = False
     count: int = 1
 

@@ -1,0 +1,8 @@
+"""The id of a test depends on the rank that runs it."""
+
+import os
+
+
+def pytest_runtest_setup(item):
+    if item.name == "test_attack" and os.environ["RANK"] == "1":
+        item._nodeid += "-of-rank-1"

@@ -1,0 +1,11 @@
+"""The import of a test file ends the process with the status of success."""
+
+import os
+
+TRUTH = {
+    "is_sample": True,
+    "attack_only": True,
+    "tests": {"test_attack": {"ranks": ["bad", "bad"], "may_be_absent": True}},
+}
+
+os._exit(0)
