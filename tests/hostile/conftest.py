@@ -15,8 +15,8 @@ from truth import Hostile
 
 collect_ignore = ["suites", "common"]
 
-TOGETHER = 10
-"""Cases in one run: where it goes wrong as a whole, each of them is run again."""
+TOGETHER = 20
+"""Cases in one run."""
 
 
 WRONG = pytest.StashKey[list[tuple[Hostile, str, str]]]()

@@ -10,14 +10,17 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from declaration import literal
+from docker.errors import APIError
 from fault_run import WARDEN, _by_rank, _environment, _left
 from truth import BAD, GOOD, Hostile, Truth
+
+from allranks.engine.docker import connect
 
 COMMON = Path(__file__).parent / "common"
 
@@ -28,8 +31,8 @@ BAD_ENDS = (1, 3, 4)
 SIZE = 700 << 20
 """Bytes that the results of one job may take: allranks brings home 512 MiB of them."""
 
-LAST_RESORT = 420.0
-"""Seconds after which a run is given up: the command itself hangs."""
+PATIENCE, PATIENCE_EACH = 90.0, 20.0
+"""Seconds after which a run is given up, more than the limit of a job and more for each case: the command hangs."""
 
 MATRIX = """\
 [matrix]
@@ -77,7 +80,7 @@ class Seen:
     """What became of a run.
 
     Attributes:
-        exit_code: That of the command; None where it had to be killed.
+        exit_code: That of the command; -9 where it had to be killed.
         suites: The testcases of each job, by its suite.
         greens: What files of ranks call a pass, by suite: rank and name of the test.
         sizes: Bytes of the results of each job.
@@ -86,7 +89,7 @@ class Seen:
         said: What the command printed.
     """
 
-    exit_code: int | None
+    exit_code: int
     suites: Mapping[str, tuple[Test, ...]]
     greens: Mapping[str, frozenset[tuple[int, str]]]
     sizes: Mapping[str, int]
@@ -122,11 +125,11 @@ class Outcome:
 
 
 def run_cases(cases: Sequence[Hostile], engine: str, folder: Path) -> list[Outcome]:
-    """Run cases of equal surroundings; where their run as a whole went wrong, each again alone, to find the culprit."""
-    seen = _run(cases, engine, folder / "together")
+    """Run cases of equal surroundings; where their run as a whole went wrong, each half again, to find the culprit."""
+    seen = _run(cases, engine, folder / "run")
     shared = tuple(_of_run(seen))
-    if shared and len(cases) > 1:
-        return [outcome for number, case in enumerate(cases) for outcome in run_cases([case], engine, folder / str(number))]
+    if shared and (half := len(cases) // 2):
+        return run_cases(cases[:half], engine, folder / "1") + run_cases(cases[half:], engine, folder / "2")
     return [Outcome(case=case, engine=engine, wrong=(*shared, *_of_case(case, seen)), seen=seen) for case in cases]
 
 
@@ -137,12 +140,23 @@ def _run(cases: Sequence[Hostile], engine: str, folder: Path) -> Seen:
     _write_repository(cases, engine, repository)
     command = [sys.executable, str(WARDEN), str(report), "--", sys.executable, "-m", "allranks", "run"]
     command += ["--engine", engine, "--results", str(results), "--seed", "7", "--jobs", "3", *cases[0].arguments]
-    said = _complete(command, repository, _environment(run_id, temporary))
-    warden = json.loads(report.read_text()) if report.exists() else {"status": None, "left": []}
+    patience = cases[0].limits["job"] + PATIENCE + PATIENCE_EACH * len(cases)
+    said = _complete(command, repository, _environment(run_id, temporary), patience)
+    warden = json.loads(report.read_text()) if report.exists() else {"status": -signal.SIGKILL, "left": []}
     left = (*warden["left"], *_left(run_id, engine, temporary))
+    if engine == "docker" and left:
+        _end_containers(run_id)
     seen = read(results / run_id, warden["status"], left, said)
     _remove(folder)
     return seen
+
+
+def _end_containers(run_id: str) -> None:
+    """Remove the containers of a run that has not done so itself."""
+    with closing(connect()) as client:
+        for container in client.api.containers(all=True, filters={"label": f"allranks.run={run_id}"}):
+            with suppress(APIError):  # it is on its way
+                client.api.remove_container(container["Id"], force=True, v=True)
 
 
 def _write_repository(cases: Sequence[Hostile], engine: str, repository: Path) -> None:
@@ -172,7 +186,7 @@ def _write_suite(repository: Path, name: str, files: Mapping[str, Path]) -> None
         shutil.copy(source, suite / target)
 
 
-def _complete(command: Sequence[str], folder: Path, environment: dict[str, str]) -> str:
+def _complete(command: Sequence[str], folder: Path, environment: dict[str, str], patience: float) -> str:
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -183,7 +197,7 @@ def _complete(command: Sequence[str], folder: Path, environment: dict[str, str])
         text=True,
         errors="backslashreplace",
     ) as process:
-        last_resort = threading.Timer(LAST_RESORT, _kill_command, [process.pid])
+        last_resort = threading.Timer(patience, _kill_command, [process.pid])
         last_resort.start()
         said, _ = process.communicate()
         last_resort.cancel()
@@ -202,7 +216,7 @@ def _remove(folder: Path) -> None:
     subprocess.run(["rm", "-rf", str(folder)], check=False)
 
 
-def read(folder: Path, exit_code: int | None, left: tuple[str, ...], said: str) -> Seen:
+def read(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> Seen:
     """What a run has left in its folder."""
     suites: dict[str, list[Test]] = {}
     for document in sorted(folder.glob("junit*.xml")):
@@ -274,7 +288,7 @@ def _contradictions(path: Path, suites: Mapping[str, Sequence[Test]]) -> Iterato
 def _of_run(seen: Seen) -> Iterator[str]:
     """What is wrong with the run as a whole."""
     if seen.exit_code not in BAD_ENDS:
-        yield f"exit code {seen.exit_code}" if seen.exit_code is not None else f"no end after {LAST_RESORT:g} s"
+        yield f"exit code {seen.exit_code}" if seen.exit_code != -signal.SIGKILL else "it never ended"
     if "bug of allranks" in seen.said:
         yield "the command broke down"
     if any(line.startswith("Traceback (most recent call last)") for line in seen.said.splitlines()):
@@ -331,7 +345,7 @@ def _of_test(truth: Truth, test: Test) -> Iterator[str]:
         yield f"{test.verdict}, and it is bad"
     if test.verdict == "passed" and any(not allowed & GOOD for allowed in truth.ranks):
         yield "passed, and it did not on every rank"
-    for rank in sorted(test.ranks.keys() - range(len(truth.ranks))):
+    for rank in sorted(test.ranks.keys() - range(len(truth.ranks))) if truth.ranks else ():
         yield f"rank {rank} {test.ranks[rank]}, and there is no such rank"
     for rank, allowed in enumerate(truth.ranks):
         said = test.ranks.get(rank, "missing")
