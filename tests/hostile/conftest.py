@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "faults")]  # the helpers, which pytest's importlib mode does not find
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))  # the helpers, which importlib mode does not find
+sys.path.insert(0, str(Path(__file__).parent))
 
 from hostile_run import Outcome, run_cases
 from truth import Hostile

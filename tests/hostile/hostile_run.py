@@ -66,7 +66,7 @@ isolation = "{isolation}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Test:
+class Reported:
     """One testcase of the merged report: its verdict is ``passed``, ``skipped``, ``failure`` or ``error``."""
 
     name: str
@@ -90,7 +90,7 @@ class Seen:
     """
 
     exit_code: int
-    suites: Mapping[str, tuple[Test, ...]]
+    suites: Mapping[str, tuple[Reported, ...]]
     greens: Mapping[str, frozenset[tuple[int, str]]]
     sizes: Mapping[str, int]
     contradictions: tuple[str, ...]
@@ -127,10 +127,14 @@ class Outcome:
 def run_cases(cases: Sequence[Hostile], engine: str, folder: Path) -> list[Outcome]:
     """Run cases of equal surroundings; where their run as a whole went wrong, each half again, to find the culprit."""
     seen = _run(cases, engine, folder / "run")
-    shared = tuple(_of_run(seen))
-    if shared and (half := len(cases) // 2):
+    if any(_of_run(seen)) and (half := len(cases) // 2):
         return run_cases(cases[:half], engine, folder / "1") + run_cases(cases[half:], engine, folder / "2")
-    return [Outcome(case=case, engine=engine, wrong=(*shared, *_of_case(case, seen)), seen=seen) for case in cases]
+    return [Outcome(case=case, engine=engine, wrong=judge(case, seen), seen=seen) for case in cases]
+
+
+def judge(case: Hostile, seen: Seen) -> tuple[str, ...]:
+    """What is not as it must be, of a run as a whole and of a case in it; nothing where all is right."""
+    return (*_of_run(seen), *_of_case(case, seen))
 
 
 def _run(cases: Sequence[Hostile], engine: str, folder: Path) -> Seen:
@@ -166,7 +170,11 @@ def _write_repository(cases: Sequence[Hostile], engine: str, repository: Path) -
     for case in cases:
         around = () if case.attack_only else ("test_0_before.py", "test_2_after.py")
         files = {name: COMMON / name for name in (*around, "reach.py")}
-        own = {path.name: path for path in case.path.glob("*.py")} if case.path.is_dir() else {"test_1_attack.py": case.path}
+        own = (
+            {path.name: path for path in case.path.glob("*.py")}
+            if case.path.is_dir()
+            else {"test_1_attack.py": case.path}
+        )
         _write_suite(repository, case.name, {**files, **own})
     suites = {BYSTANDERS[0]: "job", **{case.name: case.isolation for case in cases}, BYSTANDERS[1]: "job"}
     matrix = MATRIX.format(
@@ -212,13 +220,13 @@ def _kill_command(warden: int) -> None:
 
 def _remove(folder: Path) -> None:
     """Remove a folder that may be deeper than Python's own way to do so allows."""
-    subprocess.run(["chmod", "-R", "u+rwX", str(folder)], check=False, stderr=subprocess.DEVNULL)
-    subprocess.run(["rm", "-rf", str(folder)], check=False)
+    subprocess.run(["/bin/chmod", "-R", "u+rwX", str(folder)], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(["/bin/rm", "-rf", str(folder)], check=False)
 
 
 def read(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> Seen:
     """What a run has left in its folder."""
-    suites: dict[str, list[Test]] = {}
+    suites: dict[str, list[Reported]] = {}
     for document in sorted(folder.glob("junit*.xml")):
         for suite in ET.parse(document).getroot().iter("testsuite"):  # noqa: S314 - our own report
             suites.setdefault(suite.get("name", "").rpartition(" / ")[2], []).extend(map(_test, suite.iter("testcase")))
@@ -241,10 +249,10 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _test(case: ET.Element) -> Test:
+def _test(case: ET.Element) -> Reported:
     said = {each.get("name", "").removeprefix("allranks."): each.get("value", "") for each in case.iter("property")}
     [outcome] = [child for child in case if child.tag in ("failure", "error", "skipped")] or [None]
-    return Test(
+    return Reported(
         name=_name(said.get("nodeid", case.get("name", ""))),
         verdict="passed" if outcome is None else outcome.tag,
         ranks=dict(_by_rank(said.get("ranks", ""))),
@@ -270,7 +278,7 @@ def _greens(attempt: Path) -> Iterator[tuple[int, str]]:
                     yield int(rank), test.name
 
 
-def _contradictions(path: Path, suites: Mapping[str, Sequence[Test]]) -> Iterator[str]:
+def _contradictions(path: Path, suites: Mapping[str, Sequence[Reported]]) -> Iterator[str]:
     if not path.exists():
         yield "there is no report.json"
         return
@@ -313,7 +321,7 @@ def _of_case(case: Hostile, seen: Seen) -> Iterator[str]:
 
 def _of_suite(truths: Mapping[str, Truth], suite: str, seen: Seen) -> Iterator[str]:
     tests = seen.suites.get(suite, ())
-    declared: dict[str, list[Test]] = {name: [] for name in truths}
+    declared: dict[str, list[Reported]] = {name: [] for name in truths}
     for test in tests:
         name = next((name for name in truths if _stands_for(name, test.name)), None)
         if name is not None:
@@ -329,7 +337,7 @@ def _stands_for(declared: str, name: str) -> bool:
     return name.startswith(declared[:-1]) if declared.endswith("*") else name == declared
 
 
-def _of_tests(name: str, truth: Truth, found: Sequence[Test]) -> Iterator[str]:
+def _of_tests(name: str, truth: Truth, found: Sequence[Reported]) -> Iterator[str]:
     if len(found) != truth.count and not (truth.may_be_absent and len(found) < truth.count):
         yield f"{name}: {len(found)} in the report, not {truth.count}"
     if truth.one_is_bad and found and all(test.verdict in ("passed", "skipped") for test in found):
@@ -338,7 +346,7 @@ def _of_tests(name: str, truth: Truth, found: Sequence[Test]) -> Iterator[str]:
         yield from (f"{test.name[:80]!r}: {each}" for each in _of_test(truth, test))
 
 
-def _of_test(truth: Truth, test: Test) -> Iterator[str]:
+def _of_test(truth: Truth, test: Reported) -> Iterator[str]:
     if test.verdict == "skipped" and "not run" in test.message and all(len(allowed) > 1 for allowed in truth.ranks):
         return  # its job, which is bad, ended before it
     if truth.is_bad and test.verdict not in ("failure", "error"):
@@ -350,7 +358,13 @@ def _of_test(truth: Truth, test: Test) -> Iterator[str]:
     for rank, allowed in enumerate(truth.ranks):
         said = test.ranks.get(rank, "missing")
         if said not in allowed:
-            words = "|".join(sorted(allowed)) if len(allowed) < 4 else "bad" if allowed == BAD else f"none of {len(allowed)}"
+            words = (
+                "|".join(sorted(allowed))
+                if len(allowed) < 4
+                else "bad"
+                if allowed == BAD
+                else f"none of {len(allowed)}"
+            )
             yield f"rank {rank} {said}, not {words}"
 
 

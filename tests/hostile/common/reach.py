@@ -6,11 +6,11 @@ On the process engine a suite keeps to its own job, because the host is not the 
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 IN_CONTAINER = os.environ["HOSTILE_ENGINE"] == "docker"
 
@@ -61,8 +61,8 @@ def _is_of_this_job(pid: int) -> bool:
 def descriptors(pid: int | str = "self") -> list[int]:
     """The descriptors that a process has above the standard ones; those of this one, too, but not of the listing."""
     with suppress(OSError):
-        numbers = [int(name) for name in os.listdir(f"/proc/{pid}/fd")]
-        return [number for number in sorted(numbers) if os.path.lexists(f"/proc/{pid}/fd/{number}")]
+        numbers = sorted(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
+        return [number for number in numbers if os.path.lexists(f"/proc/{pid}/fd/{number}")]
     return []
 
 
@@ -82,8 +82,8 @@ def write_into(pid: int, data: bytes) -> None:
     """Write into each descriptor of another process, by way of /proc, what it takes without blocking."""
     for number in descriptors(pid):
         with suppress(OSError):
-            path = f"/proc/{pid}/fd/{number}"
-            if stat.S_ISCHR(os.stat(path).st_mode):  # /dev/null, or a terminal
+            path = Path(f"/proc/{pid}/fd/{number}")
+            if path.is_char_device():  # /dev/null, or a terminal
                 continue
             descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND)
             try:
@@ -184,11 +184,13 @@ ENDLESS = b'\x1e{"event": "arrived", "text": "' + b"x" * (64 * MIB)
 def harvest(limit: int = 64 * MIB) -> bytes:
     """Lines of JSON that lie in this process's memory and speak of outcomes."""
     found: set[bytes] = set()
-    with suppress(OSError), open("/proc/self/mem", "rb", 0) as memory:
+    with suppress(OSError), Path("/proc/self/mem").open("rb", 0) as memory:
         for start, end in _writable_maps("self"):
             with suppress(OSError, OverflowError, ValueError):
                 memory.seek(start)
-                found.update(re.findall(rb'\{"[ -~]{5,1000}?"outcome[ -~]{5,1000}?\}', memory.read(min(end - start, limit))))
+                found.update(
+                    re.findall(rb'\{"[ -~]{5,1000}?"outcome[ -~]{5,1000}?\}', memory.read(min(end - start, limit)))
+                )
     return b"\n".join(sorted(found)[:2000]) + b"\n"
 
 
@@ -202,7 +204,7 @@ def _writable_maps(pid: int | str) -> Iterator[tuple[int, int]]:
 
 def overwrite_memory(pid: int) -> None:
     """Make every outcome that lies in another process's memory a pass."""
-    with suppress(OSError), open(f"/proc/{pid}/mem", "r+b", 0) as memory:
+    with suppress(OSError), Path(f"/proc/{pid}/mem").open("r+b", 0) as memory:
         for start, end in _writable_maps(pid):
             with suppress(OSError, OverflowError, ValueError):
                 memory.seek(start)
@@ -215,12 +217,13 @@ def overwrite_memory(pid: int) -> None:
 def folders() -> list[Path]:
     """The folders of this job that it may write: all that its processes name, and those beside and around these."""
     if IN_CONTAINER:
-        roots = {line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()}
-        return [Path(root) for root in sorted(roots) if not re.match(r"/(proc|sys|dev)\b|/$", root) and os.path.isdir(root)]
+        mounts = {Path(line.split()[1]) for line in Path("/proc/mounts").read_text().splitlines()}
+        return [each for each in sorted(mounts) if each.is_dir() and not re.match(r"/(proc|sys|dev)\b|/$", str(each))]
     scratch = Path(os.environ["TMPDIR"])  # the job's own
     while not scratch.name.startswith("allranks-job-"):
         if scratch == scratch.parent:
-            raise RuntimeError("the job has no scratch folder")
+            msg = "the job has no scratch folder"
+            raise RuntimeError(msg)
         scratch = scratch.parent
     return [scratch]
 
@@ -248,6 +251,11 @@ RESULT_NAMES = (
     *("job.json", "run.json", "journal.jsonl", "junit.xml", "report.json", "agent.log", "attempt-1", "attempt-2"),
 )
 """What results are called."""
+
+
+def rename(item: Any, nodeid: object) -> None:
+    """Give a test another id, of whatever type, in any version of pytest."""
+    item.__class__ = type("Renamed", (item.__class__,), {"nodeid": nodeid})
 
 
 def daemonise() -> bool:

@@ -3,7 +3,6 @@
 import os
 
 import pytest
-
 import reach
 
 TRUTH = {"limits": {"job": 120}, "tests": {"test_attack": ["honest", "any"]}}

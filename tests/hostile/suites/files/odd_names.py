@@ -6,7 +6,16 @@ import reach
 
 TRUTH = {"tests": {"test_attack": ["honest", "any"]}}
 
-NAMES = (b"\xff\xfe", b"new\nFORGED line", b"\x1b[2J", b"-rf", b" ", b"a" * 255, "\u202egnp.xml".encode(), b"rank-99999999.xml")
+NAMES = (
+    b"\xff\xfe",
+    b"new\nFORGED line",
+    b"\x1b[2J",
+    b"-rf",
+    b" ",
+    b"a" * 255,
+    "\u202egnp.xml".encode(),
+    b"rank-99999999.xml",
+)
 RANKS = (b"rank--1.xml", b"rank-1 .xml", b"rank-\xd9\xa1.xml", b"rank-1e3.xml", b"rank-" + b"9" * 240 + b".xml")
 
 

@@ -1,7 +1,6 @@
 """Rank 1 skips with a reason of 32 MiB; rank 0 passes."""
 
 import pytest
-
 import reach
 
 TRUTH = {"tests": {"test_attack": {"ranks": ["honest|timed_out", "unpassed"], "is_bad": True}}}

@@ -7,5 +7,7 @@ TRUTH = {"tests": {"test_attack": ["honest", "any"]}}
 
 def test_attack(rank):
     if rank == 1:
-        data = b"".join(path.read_bytes() for path in reach.files() if path.is_file() and path.stat().st_size < reach.MIB)
+        data = b"".join(
+            path.read_bytes() for path in reach.files() if path.is_file() and path.stat().st_size < reach.MIB
+        )
         reach.write_own(reach.better(data))

@@ -1,4 +1,4 @@
-"""A fixture of rank 1 forks and yields twice, in the parent and in the child; the test fails in the parent alone."""
+"""A fixture of rank 1 forks and returns twice, in the parent and in the child; the test fails in the parent alone."""
 
 import os
 import time
@@ -10,7 +10,7 @@ TRUTH = {"tests": {"test_attack": ["honest", "bad"]}}
 
 @pytest.fixture(scope="module")
 def is_child(rank):
-    yield rank == 1 and os.fork() == 0
+    return rank == 1 and os.fork() == 0
 
 
 def test_attack(rank, is_child):

@@ -1,11 +1,14 @@
 """Both ranks give all tests one id."""
 
+import reach
+
 TRUTH = {"tests": {"test_attack": ["any", "any"], "test_fails": ["bad", "bad"]}}
 
 
 def test_attack(request):
+    nodeid = request.node.nodeid
     for item in request.session.items:
-        item._nodeid = request.node.nodeid
+        reach.rename(item, nodeid)
 
 
 def test_fails():

@@ -6,8 +6,13 @@ TRUTH = {
 }
 
 
+REVERSED = []  # once, or it is as it was
+
+
 def test_attack(request):
-    request.session.items.reverse()
+    if not REVERSED:
+        REVERSED.append(True)
+        request.session.items.reverse()
 
 
 def test_middle():

@@ -5,8 +5,12 @@ TRUTH = {
 }
 
 
+REVERSED = []  # once, or it is as it was
+
+
 def test_attack(rank, request):
-    if rank == 1:
+    if rank == 1 and not REVERSED:
+        REVERSED.append(True)
         request.session.items.reverse()
 
 

@@ -16,4 +16,4 @@ def test_attack(rank):
             return report
 
         reports.TestReport.from_item_and_call = passed
-        runner.call_and_report = lambda item, when, log=True, **_: passed(item, pytest.CallInfo.from_call(int, when))
+        runner.call_and_report = lambda item, when, *_, **__: passed(item, pytest.CallInfo.from_call(int, when))

@@ -10,7 +10,9 @@ CLOCKS = ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_
 
 
 @pytest.mark.parametrize(
-    "value", [None, -1e15, 1e300, float("nan"), float("inf"), -1, 10**400, "now", True, b"0"], ids=lambda value: str(value)[:9]
+    "value",
+    [None, -1e15, 1e300, float("nan"), float("inf"), -1, 10**400, "now", True, b"0"],
+    ids=lambda value: str(value)[:9],
 )
 def test_attack(rank, value, monkeypatch):
     if rank == 1:

@@ -1,6 +1,6 @@
 """Rank 1 makes every clock raise, for good."""
 
-import datetime
+import datetime as dt
 import time
 
 TRUTH = {"tests": {"test_attack": ["honest", "any"]}}
@@ -11,4 +11,4 @@ def test_attack(rank):
         for name in dir(time):
             if not name.startswith("_"):
                 setattr(time, name, lambda *_: 1 / 0)
-        datetime.datetime = None
+        dt.datetime = None

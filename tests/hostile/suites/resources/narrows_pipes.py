@@ -14,7 +14,11 @@ def test_attack(rank):
     for number in reach.own_descriptors() if rank == 1 else ():
         with suppress(OSError):
             os.lseek(number, 0, os.SEEK_SET)
-        for request, value in ((fcntl.F_SETPIPE_SZ, 4096), (fcntl.F_SETOWN, os.getppid()), (fcntl.F_SETSIG, signal.SIGIO)):
+        for request, value in (
+            (fcntl.F_SETPIPE_SZ, 4096),
+            (fcntl.F_SETOWN, os.getppid()),
+            (fcntl.F_SETSIG, signal.SIGIO),
+        ):
             with suppress(OSError):
                 fcntl.fcntl(number, request, value)
         with suppress(OSError):

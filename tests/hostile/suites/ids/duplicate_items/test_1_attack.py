@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": {"ranks": ["any", "any"], "one_is_bad": True, "count": 3, "may_be_absent": True}}}
+TRUTH = {
+    "is_sample": True,
+    "tests": {"test_attack": {"ranks": ["any", "any"], "one_is_bad": True, "count": 3, "may_be_absent": True}},
+}
 
 
 def test_attack(rank):

@@ -2,7 +2,9 @@
 
 import os
 
+import reach
+
 
 def pytest_runtest_setup(item):
     if item.name == "test_attack" and os.environ["RANK"] == "1":
-        item._nodeid += "-of-rank-1"
+        reach.rename(item, f"{item.nodeid}-of-rank-1")
