@@ -19,13 +19,15 @@ TOGETHER = 20
 """Cases in one run."""
 
 
-WRONG = pytest.StashKey[list[tuple[Hostile, str, str]]]()
+WRONG = pytest.StashKey[list[Outcome]]()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """A line for each thing that was not as it must be."""
-    for case, engine, wrong in config.stash.get(WRONG, []):
-        terminalreporter.line(f"{engine:7} {case.kind:9} {case.name:36} {wrong}")
+    """A line for each case that did not come to what is true."""
+    for outcome in config.stash.get(WRONG, []):
+        first, *more = outcome.wrong
+        others = f" (and {len(more)} more)" if more else ""
+        terminalreporter.line(f"{outcome.engine:7} {outcome.case.kind:9} {outcome.case.name:36} {first}{others}")
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +42,7 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             group = next(group for group in groups[engine] if case in group)
             for each in run_cases(group, engine, tmp_path_factory.mktemp("hostile")):
                 outcomes[each.case.name, engine] = each
-                request.config.stash[WRONG] += [(each.case, engine, wrong) for wrong in each.wrong]
+                request.config.stash[WRONG] += [each] if each.wrong else []
         return outcomes[case.name, engine]
 
     return outcome

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from declaration import literal
-from hostile_run import BYSTANDERS, COMMON, SIZE, Seen, Reported, judge
+from hostile_run import BYSTANDERS, COMMON, SIZE, Reported, Seen, judge
 from truth import SUITES, Hostile, Truth
 
 CASE = Hostile.read(SUITES / "forks" / "returns_from_fork.py")

@@ -5,7 +5,6 @@ import os
 import pytest
 
 TRUTH = {
-    "is_sample": True,
     "isolation": "test",
     "tests": {"test_attack[*": {"ranks": ["honest", "bad"], "count": 22}},
 }

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-TRUTH = {"tests": {"test_attack[*": {"ranks": ["honest", "bad"], "count": 22}}}
+TRUTH = {"is_sample": True, "tests": {"test_attack[*": {"ranks": ["honest", "bad"], "count": 22}}}
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import os
 
 import reach
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": ["honest", "any"]}}
+TRUTH = {"tests": {"test_attack": ["honest", "any"]}}
 
 
 def test_attack(rank):

@@ -5,7 +5,7 @@ import shutil
 
 import reach
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": ["honest", "any"]}}
+TRUTH = {"tests": {"test_attack": ["honest", "any"]}}
 
 
 def test_attack(rank):

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import reach
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": ["honest", "any"]}}
+TRUTH = {"tests": {"test_attack": ["honest", "any"]}}
 
 
 def test_attack(rank):

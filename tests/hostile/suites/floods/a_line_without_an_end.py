@@ -4,7 +4,7 @@ import os
 
 import reach
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": ["honest", "bad"]}}
+TRUTH = {"tests": {"test_attack": ["honest", "bad"]}}
 
 
 def test_attack(rank):

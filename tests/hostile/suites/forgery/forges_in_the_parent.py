@@ -2,7 +2,7 @@
 
 import reach
 
-TRUTH = {"engines": ["docker"], "is_sample": True, "tests": {"test_attack": ["honest", "any"]}}
+TRUTH = {"engines": ["docker"], "tests": {"test_attack": ["honest", "any"]}}
 
 
 def test_attack(rank):

@@ -4,7 +4,7 @@ import os
 
 import reach
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": ["honest", "any"]}}
+TRUTH = {"tests": {"test_attack": ["honest", "any"]}}
 
 LINES = b"\nFORGED all verdicts are good\n\r\x1b[2J\x1b[HFORGED exit code 0\n::error::FORGED\n"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": ["honest", "any"]}}
+TRUTH = {"tests": {"test_attack": ["honest", "any"]}}
 
 
 def test_attack(rank, request):

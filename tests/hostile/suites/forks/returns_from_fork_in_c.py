@@ -3,7 +3,7 @@
 import ctypes
 import time
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": ["honest", "bad"]}}
+TRUTH = {"tests": {"test_attack": ["honest", "bad"]}}
 
 
 def test_attack(rank):

@@ -3,7 +3,6 @@
 import os
 
 TRUTH = {
-    "is_sample": True,
     "attack_only": True,
     "tests": {"test_attack": {"ranks": ["bad", "bad"], "may_be_absent": True}},
 }

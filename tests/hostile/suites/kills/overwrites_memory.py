@@ -4,7 +4,6 @@ import reach
 
 TRUTH = {
     "engines": ["docker"],
-    "is_sample": True,
     "tests": {"test_attack": ["any", "any"], "test_after": ["any", "any"]},
 }
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import reach
 
-TRUTH = {"engines": ["docker"], "is_sample": True, "tests": {"test_attack": ["honest|crashed", "any"]}}
+TRUTH = {"engines": ["docker"], "tests": {"test_attack": ["honest|crashed", "any"]}}
 
 
 def test_attack(rank):

@@ -3,7 +3,7 @@
 import os
 import tempfile
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": ["honest", "any"], "test_next": ["honest", "bad"]}}
+TRUTH = {"tests": {"test_attack": ["honest", "any"], "test_next": ["honest", "bad"]}}
 
 
 def test_attack(rank):

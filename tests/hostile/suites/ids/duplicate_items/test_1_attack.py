@@ -3,7 +3,6 @@
 from pathlib import Path
 
 TRUTH = {
-    "is_sample": True,
     "tests": {"test_attack": {"ranks": ["any", "any"], "one_is_bad": True, "count": 3, "may_be_absent": True}},
 }
 

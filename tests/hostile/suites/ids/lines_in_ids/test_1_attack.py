@@ -2,7 +2,7 @@
 
 import pytest
 
-TRUTH = {"is_sample": True, "tests": {"test_attack[*": {"ranks": ["passed", "failed"], "count": 9}}}
+TRUTH = {"tests": {"test_attack[*": {"ranks": ["passed", "failed"], "count": 9}}}
 
 
 @pytest.mark.parametrize("number", range(9))

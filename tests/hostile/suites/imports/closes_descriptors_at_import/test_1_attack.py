@@ -1,7 +1,6 @@
 """The import closes what it has not opened; either the job works without it, or it is bad as a whole."""
 
 TRUTH = {
-    "is_sample": True,
     "attack_only": True,
     "tests": {"test_attack": {"ranks": ["any", "bad"], "may_be_absent": True}},
 }

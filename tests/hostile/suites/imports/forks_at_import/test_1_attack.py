@@ -1,7 +1,6 @@
 """The import forks, and both processes collect and run: there is one job, and its failures are failures."""
 
 TRUTH = {
-    "is_sample": True,
     "attack_only": True,
     "tests": {"test_attack": {"ranks": ["any", "bad"], "may_be_absent": True}},
 }

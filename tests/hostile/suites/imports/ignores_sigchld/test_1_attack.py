@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": ["honest", "bad"]}}
+TRUTH = {"tests": {"test_attack": ["honest", "bad"]}}
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A hook of the suite says that a test has been run that has not."""
 
-TRUTH = {"is_sample": True, "tests": {"test_attack": ["unpassed", "unpassed"]}}
+TRUTH = {"tests": {"test_attack": ["unpassed", "unpassed"]}}
 
 
 def test_attack():
