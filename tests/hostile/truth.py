@@ -111,7 +111,7 @@ class Hostile:
             kind=path.parent.name,
             path=path,
             tests={name: Truth.read(each) for name, each in {**around, **said.pop("tests")}.items()},
-            limits={**LIMITS, "process_group": 6, "test": 8, "peer_grace": 0.3, **said.pop("limits", {})},
+            limits={**LIMITS, "process_group": 12, "test": 15, "peer_grace": 0.3, **said.pop("limits", {})},
             engines=tuple(said.pop("engines", ENGINES)),
             arguments=tuple(said.pop("arguments", ())),
             **said,
