@@ -139,8 +139,11 @@ def _run(parts: Sequence[Part], machine: Machine, supervisor: Supervisor, out: O
 
 def _report(part: Part, verdict: Verdict, supervisor: Supervisor, out: OutFolder) -> None:
     folder = supervisor.folder(part)
-    out.add(verdict, folder if folder.exists() else None)
     print(verdict.line, flush=True)
+    try:
+        out.add(verdict, folder if folder.exists() else None)
+    except OSError as error:
+        print(f"{out.path} cannot be written: {error}", flush=True)
 
 
 def _lay_out(work: Path, pretended_gpus: Sequence[str]) -> dict[str, str]:
@@ -165,6 +168,7 @@ def _lay_out(work: Path, pretended_gpus: Sequence[str]) -> dict[str, str]:
         **theirs,
         **pretence,
         "PYTHONPATH": os.pathsep.join([*paths, *_own_python_path()]),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # plugins that happen to be there have no part in this
         "TMPDIR": str(work / "tmp"),
         "XDG_CACHE_HOME": str(work / "cache"),
     }
@@ -191,6 +195,8 @@ def _look(environment: dict[str, str], *, pretended: bool) -> Machine:
 
 def _why_not(part: Part, machine: Machine) -> str:
     """Why a machine has nothing for a part; empty where it has."""
+    if machine.by_nvml and not machine.torch:
+        return f"no torch: {machine.torch_trouble}"
     if not machine.gpus and not (machine.by_nvml and part.name == "nvml-and-torch"):
         return f"no GPU: {machine.torch_trouble}; NVML: {machine.nvml_trouble or len(machine.by_nvml) or 'none'}"
     if machine.torch and tuple(map(int, machine.torch.split(".")[:2])) < (2, 6):
@@ -200,6 +206,8 @@ def _why_not(part: Part, machine: Machine) -> str:
 
 def _exit_code(out: OutFolder, machine: Machine) -> int:
     outcomes = {verdict.outcome for verdict in out.verdicts}
+    if machine.by_nvml and not machine.torch:
+        return f"no torch: {machine.torch_trouble}"
     if not machine.gpus and not machine.by_nvml:
         return _NO_GPU
     allowed = {"proved"} if out.pretended else {"proved", "not possible here"}

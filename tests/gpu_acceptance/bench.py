@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from warden import end_descendants
 from gpu_acceptance import notes
 from gpu_acceptance.junit import Case, read_cases
 from gpu_acceptance.machine import Machine
-from gpu_acceptance.verdict import ImpossibleError, WrongError
+from gpu_acceptance.verdict import ImpossibleError, TimeUpError, WrongError
 
 SUITES = Path(__file__).parent / "suites"
 
@@ -322,28 +322,32 @@ class Command:
         """Wait for its end.
 
         Raises:
-            WrongError: It does not end in time.
+            TimeUpError: It does not end in time.
         """
         try:
             code = self.process.wait(max(0.0, self.deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             msg = f"the command does not end: {self.said[-600:]}"
-            raise WrongError(msg) from None
+            raise TimeUpError(msg) from None
         seconds = time.monotonic() - self.began
         runs = [path for path in self.results.glob("*/junit.xml") if path.parent.name != "latest"]
         report = runs[0] if runs else self.results / "none"
         return Run(code=code, said=self.said, cases=read_cases(report), seconds=seconds, results=report.parent)
 
-    def wait_for(self, words: str) -> None:
-        """Wait until it prints these words.
+    def wait_until(self, comes: Callable[[], bool], what: str) -> None:
+        """Wait for something that comes while it runs.
 
         Raises:
-            WrongError: It ends first, or does not print them in time.
+            WrongError: It ends first.
+            TimeUpError: It does not come in time.
         """
-        while words not in self.said:
-            if self.process.poll() is not None or time.monotonic() > self.deadline:
-                msg = f"the command did not say {words!r}: {self.said[-600:]}"
+        while not comes():
+            if self.process.poll() is not None and not comes():
+                msg = f"the command has ended, and {what} did not come: {self.said[-600:]}"
                 raise WrongError(msg)
+            if time.monotonic() > self.deadline:
+                msg = f"{what} does not come: {self.said[-600:]}"
+                raise TimeUpError(msg)
             time.sleep(0.02)
 
     def send(self, number: signal.Signals) -> None:

@@ -16,7 +16,7 @@ from warden import adopt_orphans
 from gpu_acceptance.bench import Bench
 from gpu_acceptance.machine import Machine
 from gpu_acceptance.parts import PARTS
-from gpu_acceptance.verdict import ImpossibleError, WrongError
+from gpu_acceptance.verdict import TIME_UP, ImpossibleError, TimeUpError, WrongError
 
 VERDICT = "verdict.json"
 
@@ -38,6 +38,8 @@ def main(name: str, folder: Path, machine: Path, seconds: float, image: str) -> 
         outcome, text = "not possible here", str(error)
     except WrongError as error:
         outcome, text = "wrong", str(error)
+    except TimeUpError as error:
+        outcome, text = TIME_UP, str(error)
     except Exception as error:  # noqa: BLE001 - the part is at fault, and says so
         traceback.print_exc()
         outcome, text = "wrong", f"the part broke down: {type(error).__name__}: {error}"

@@ -11,8 +11,8 @@ from gpu_acceptance.pretence import PRETENDS
 _ENDLESS: Final = 1 << 62
 """Cycles: about 70 years."""
 
-_MISPLACED: Final = 1 << 44
-"""Bytes behind a tensor: 16 TiB, more than any GPU has, and a valid address on all of them."""
+_NOBODYS: Final = 1 << 12
+"""An address below the first one that Linux maps (vm.mmap_min_addr): no GPU may read it, whatever memory it shares."""
 
 
 class Device(Protocol):
@@ -98,8 +98,7 @@ class Cuda:
 
     def touch_illegal_address(self) -> None:
         """See :class:`Device`; torch checks the bounds of its own storages, so this one is made by hand."""
-        there = torch.ones(1, device="cuda").data_ptr() + _MISPLACED
-        storage = torch._C._construct_storage_from_data_pointer(there, torch.device("cuda", 0), 4096)
+        storage = torch._C._construct_storage_from_data_pointer(_NOBODYS, torch.device("cuda", 0), 4096)
         (torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage, 0, (4096,), (1,)) + 1).sum().item()
 
     def take_all_memory(self) -> None:

@@ -63,7 +63,7 @@ class OutFolder:
         with (self.path / "log.txt").open("a", encoding="utf-8") as log:
             log.write(f"== {verdict.line}\n{_end_of(evidence / 'output.txt') if evidence else ''}\n")
         if evidence:
-            self._add_evidence(verdict.part, evidence)
+            self._add_evidence(evidence)
         self._write("summary.md", "\n".join(self._summary()) + "\n")
         self._write("junit.xml", self._junit())
         self._write("report.html", self._page())
@@ -132,10 +132,10 @@ class OutFolder:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
         draft.replace(self.path / name)
 
-    def _add_evidence(self, part: str, folder: Path) -> None:
+    def _add_evidence(self, folder: Path) -> None:
         """Append a part's files to the archive: a member of gzip each, so that no kill spoils those before."""
         archive = self.path / "evidence.tar.gz"
-        packed = gzip.compress(_packed(part, _of_interest(folder)), 6)
+        packed = gzip.compress(_packed(folder), 6)
         so_far = archive.stat().st_size if archive.exists() else 0
         if so_far + len(packed) <= _EVIDENCE:
             with archive.open("ab") as file:
@@ -154,12 +154,12 @@ def _of_interest(folder: Path) -> Sequence[Path]:
     return [path for path in found if path.is_file() and not path.is_symlink() and path.stat().st_size <= _FILE]
 
 
-def _packed(part: str, files: Iterable[Path]) -> bytes:
-    """A tar archive without its end, so that another one may follow."""
+def _packed(folder: Path) -> bytes:
+    """A tar archive of a part without its end, so that another one may follow."""
     buffer = io.BytesIO()
     archive = tarfile.open(fileobj=buffer, mode="w")  # noqa: SIM115 - never closed: that would write the end
-    for path in files:
-        archive.add(path, arcname=f"{part}/{'/'.join(path.parts[path.parts.index(part) + 1 :])}", recursive=False)
+    for path in _of_interest(folder):
+        archive.add(path, arcname=str(path.relative_to(folder.parent)), recursive=False)
     return buffer.getvalue()
 
 

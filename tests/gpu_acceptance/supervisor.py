@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpu_acceptance.child import VERDICT
 from gpu_acceptance.parts import Part
-from gpu_acceptance.verdict import Outcome, Verdict
+from gpu_acceptance.verdict import TIME_UP, Outcome, Verdict
+
+_REPORTING = 5.0
+"""Seconds before its limit at which a part stops waiting, so that it can say for what."""
 
 _GRACE = 10.0
 """Seconds for a part that is told to end: it interrupts its runs, and these end their ranks."""
@@ -30,6 +33,7 @@ class Supervisor:
         pretended: True if stand-ins take the place of GPUs.
         image: Of containers; empty for none.
         deadline: When all is to be over, on the host's monotonic clock.
+        command: What runs a part, without its arguments.
     """
 
     work: Path
@@ -38,6 +42,7 @@ class Supervisor:
     pretended: bool
     image: str = ""
     deadline: float
+    command: Sequence[str] = (sys.executable, "-m", "gpu_acceptance.child")
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     _is_over: bool = False
 
@@ -49,13 +54,18 @@ class Supervisor:
             return self.impossible(part, "no time was left for it (--minutes)")
         if self._is_over:
             return self.impossible(part, "interrupted before it began")
+        try:
+            return self._supervise(part, min(part.seconds, left), began)
+        except OSError as error:
+            return self._verdict(part, "wrong", f"it could not be run: {error}", time.monotonic() - began)
+
+    def _supervise(self, part: Part, limit: float, began: float) -> Verdict:
         folder = self.folder(part)
         folder.mkdir()
-        limit = min(part.seconds, left)
-        arguments = [part.name, str(folder), str(self.machine), str(limit), self.image]
+        arguments = [part.name, str(folder), str(self.machine), str(limit - _REPORTING), self.image]
         with (folder / "output.txt").open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gpu_acceptance.child", *arguments],
+                [*self.command, *arguments],
                 cwd=folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -74,11 +84,7 @@ class Supervisor:
         seconds = time.monotonic() - began
         if self._is_over:
             return self.impossible(part, "interrupted", seconds)
-        if code is not None:
-            return self._read(part, code, seconds)
-        if left < part.seconds:
-            return self.impossible(part, f"the time was up: it had {limit:.0f} s", seconds)
-        return self._verdict(part, "wrong", f"it has not ended within {limit:.0f} s", seconds)
+        return self._late(part, "it has not ended", seconds) if code is None else self._read(part, code, seconds)
 
     def stop(self) -> None:
         """Have the parts that run end, and no other begin."""
@@ -94,14 +100,22 @@ class Supervisor:
         """The verdict on a part that this machine, or the time, has no room for."""
         return self._verdict(part, "not possible here", why, seconds)
 
+    def _late(self, part: Part, what: str, seconds: float) -> Verdict:
+        """The verdict on a part that has used up its time: its own, or the little that was left."""
+        if seconds < part.seconds - _REPORTING:
+            return self.impossible(part, f"the time was up (--minutes) after {seconds:.0f} s: {what}", seconds)
+        return self._verdict(part, "wrong", f"it took more than {part.seconds:.0f} s: {what}", seconds)
+
     def _read(self, part: Part, code: int, seconds: float) -> Verdict:
         """What a part that has ended says of itself; one that says nothing, or claims what it cannot, is wrong."""
         why = f"exit status {code}"
         try:
             said = json.loads((self.folder(part) / VERDICT).read_text())
+            if said["outcome"] == TIME_UP:
+                return self._late(part, said["text"], seconds)
             if code == 0:
                 return Verdict(part=part.name, seconds=seconds, pretended=self.pretended, **said)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, KeyError) as error:
             why = f"{why}, {type(error).__name__}: {error}"
         output = (self.folder(part) / "output.txt").read_text(errors="backslashreplace")
         return self._verdict(part, "wrong", f"the part broke down ({why}): {output.strip()[-400:]}", seconds)

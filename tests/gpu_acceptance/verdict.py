@@ -6,6 +6,9 @@ from typing import Final, Literal
 
 Outcome = Literal["proved", "not possible here", "wrong"]
 
+TIME_UP: Final = "time is up"
+"""What a part says in the place of an outcome that did not come in time: its supervisor knows whose fault that is."""
+
 PRETENDED: Final = "PRETENDED"
 
 
@@ -15,6 +18,10 @@ class ImpossibleError(Exception):
 
 class WrongError(Exception):
     """What the part looked at is not as it must be; the text says what."""
+
+
+class TimeUpError(Exception):
+    """The part has no time left; the text says what it waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,9 +44,8 @@ def several_gpus(bench: Bench) -> str:
     if count < 2:
         msg = "this host has one GPU"
         raise ImpossibleError(msg)
-    wide = Cells(backend=bench.nccl, world_sizes=(count,), gpus=count, init_methods=("env", "tcp", "file"))
-    seen = _basics(bench, wide, _BASICS)
     cells = Cells(backend=bench.nccl, world_sizes=(count,), gpus=count)
+    seen = _basics(bench, cells, _BASICS)
     return f"{seen}; collectives: {_collectives(bench, cells)}"
 
 
@@ -108,12 +107,10 @@ def torch_rpc_cuda(bench: Bench) -> str:
     """torch's own tests of RPC with CUDA."""
     _need_expecttest(bench)
     cells = Cells(backend="gloo", world_sizes=(2,), gpus=len(bench.machine.gpus), init_methods=("file",))
-    path, selected = ("rpc/test_rpc_cuda.py", ())
-    if bench.machine.pretended:
-        path, selected = "rpc/test_rpc.py", ("--", "-k", "test_add or test_rref_str")
-    run = bench.run(
-        "rpc", cells, Suite(source=_OWN / "torch-suites", path=path, overlap=4, limits={"job": 360}), *selected
-    )
+    path = "rpc/test_rpc.py" if bench.machine.pretended else "rpc/test_rpc_cuda.py"
+    selected = ("--", "-k", "test_add or test_rref_str") if bench.machine.pretended else ()
+    suite = Suite(source=_OWN / "torch-suites", path=path, overlap=4, limits={"job": 360})
+    run = bench.run("rpc", cells, suite, *selected)
     return bench.expect_no_failures(run, cells, at_least=1)
 
 

@@ -12,6 +12,7 @@ from declaration import Expectation, Fault
 from gpu_acceptance import notes
 from gpu_acceptance.bench import SUITES, Bench, Cells, Run, Suite
 from gpu_acceptance.junit import Case
+from gpu_acceptance.verdict import WrongError
 
 _TOLERANCE = 128
 """MiB of a GPU that may be used by then and were free: the driver's own."""
@@ -76,9 +77,7 @@ def ctrl_c_in_a_kernel(bench: Bench) -> str:
     fault = Fault.read(SUITES / "faults" / "interrupted_in_a_kernel.py")
     cells = _cells(bench)
     with bench.running("fault", cells, _suite(bench, fault, {})) as command:
-        while sum(note["rank"] >= 0 for note in notes.read(bench.notes, "fault")) < fault.world_size:
-            bench.check(command.process.poll() is None and bench.left > 0, f"no rank came to it: {command.said}")
-            time.sleep(0.05)
+        command.wait_until(lambda: bool(notes.read(bench.notes, "spinning")), "a rank in its kernel")
         began = time.monotonic()
         command.send(signal.SIGINT)
         run = command.wait()
@@ -137,7 +136,8 @@ def _cells(bench: Bench) -> Cells:
 
 def _suite(bench: Bench, fault: Fault, variables: Mapping[str, str], pause: float = 0) -> Suite:
     haste = _HASTE if bench.machine.pretended else 1.0
-    limits = {name: round(seconds * haste, 1) for name, seconds in {"peer_grace": 2, **fault.limits}.items()}
+    scaled = {name: round(seconds * haste, 1) for name, seconds in fault.limits.items() if name != "peer_grace"}
+    limits = {**scaled, "peer_grace": 2}
     own = {"FAULT": fault.name, "PAUSE": str(pause * haste), **variables}
     return Suite(source=SUITES / "faults", isolation="job", limits=limits, variables=own)
 
@@ -146,9 +146,12 @@ def _look_after(bench: Bench) -> None:
     """See that the GPUs compute, and that their memory is free."""
     deadline = time.monotonic() + _PATIENCE
     while True:
-        done = subprocess.run(
-            [sys.executable, "-m", "gpu_acceptance.probe"], stdout=subprocess.PIPE, text=True, check=False, timeout=60
-        )
+        try:
+            command = [sys.executable, "-m", "gpu_acceptance.probe"]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=60)
+        except subprocess.TimeoutExpired:
+            msg = "the GPUs compute nothing within 60 s after it"
+            raise WrongError(msg) from None
         bench.check(done.returncode == 0, f"the GPUs do not compute after it: {done.stdout[-400:]}")
         free = json.loads(done.stdout.splitlines()[-1])
         bench.check(len(free) == len(bench.machine.free), f"{len(free)} GPUs are left")

@@ -3,10 +3,9 @@
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 from gpu_acceptance import notes
-from gpu_acceptance.bench import SUITES, Bench, Cells, Command, Suite
+from gpu_acceptance.bench import SUITES, Bench, Cells, Suite
 from gpu_acceptance.verdict import ImpossibleError
 
 _CELLS = Cells(backend="gloo", world_sizes=(1,), gpus=1)
@@ -20,11 +19,12 @@ def wait(bench: Bench) -> str:
         bench.running("first", _CELLS, _holding(go), "--gpus", "0", ALLRANKS_RUN_ID="first") as first,
         bench.running("second", _CELLS, _holding(go), "--gpus", "0", ALLRANKS_RUN_ID="second") as second,
     ):
-        began = _wait_for_a_note(bench, "began", first, second)
+        second.wait_until(lambda: bool(notes.read(bench.notes, "began")), "a rank that holds the GPU")
+        began = notes.read(bench.notes, "began")[0]
         holder, waiter = (first, second) if began["run"] == "first" else (second, first)
         with bench.command("leases", ["leases"], bench.folder) as leases:
             said = leases.wait().said
-        waiter.wait_for("another run holds them")
+        waiter.wait_until(lambda: "another run holds them" in waiter.said, "the line that says for what it waits")
         bench.check(f"of run {began['run']} " in said, f"`allranks leases` does not name the holder: {said}")
         bench.check(not notes.read(bench.notes, "ended"), "the holder has ended before it was to")
         go.touch()
@@ -43,13 +43,13 @@ def of_the_killed(bench: Bench) -> str:
     go = bench.folder / "go"
     go.touch()
     with bench.running("killed", _CELLS, _holding("kernel"), "--gpus", "0") as killed:
-        held = _wait_for_a_note(bench, "began", killed)
+        killed.wait_until(lambda: bool(notes.read(bench.notes, "began")), "a rank that holds the GPU")
+        held = notes.read(bench.notes, "began")[0]
         killed.send(signal.SIGKILL)
         at = time.monotonic()
         with bench.running("next", _CELLS, _holding(go), "--gpus", "0") as command:
             run = command.wait()
         bench.expect_passes(run, _CELLS, _TEST)
-    bench.check(not Path(f"/proc/{held['pid']}").exists(), "the rank of the killed run lives on")
     bench.no_process_is_left()
     began = notes.read(bench.notes, "began")[-1]
     bench.check(began["gpus"] == held["gpus"], f"the killed run held {held['gpus']}, the next one {began['gpus']}")
@@ -81,12 +81,3 @@ def obey(bench: Bench) -> str:
 
 def _holding(until: Path | str) -> Suite:
     return Suite(source=SUITES / "holds", variables={"HOLD": str(until)})
-
-
-def _wait_for_a_note(bench: Bench, kind: str, *commands: Command) -> dict[str, Any]:
-    while not (left := notes.read(bench.notes, kind)):
-        said = " ".join(command.said for command in commands)
-        alive = any(command.process.poll() is None for command in commands)
-        bench.check(alive and bench.left > 0, f"no rank {kind}: {said[-600:]}")
-        time.sleep(0.05)
-    return left[0]

@@ -1,5 +1,7 @@
 """Ctrl-C while one rank waits for a kernel that never ends."""
 
+from gpu_acceptance import notes
+
 FAULT = {
     "world_size": 2,
     "test": "test_fault",
@@ -15,5 +17,6 @@ def fault(gpu, rank, all_reduce):
     if rank == 1:
         gpu.spin()
         assert gpu.is_spinning()
+        notes.leave("spinning")
         gpu.wait()
     all_reduce()
