@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parse(arguments)
     deadline = time.monotonic() + options.minutes * 60
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # SIGINT, too: shells have their background jobs ignore it, and our runs would inherit that.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     adopt_orphans()
     try:

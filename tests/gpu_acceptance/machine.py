@@ -58,7 +58,8 @@ class Machine:
         what = f"{len(self.gpus)} x {', '.join(names)}" if self.gpus else "no GPU"
         if self.pretended:
             what = f"{PRETENDED}: no GPU, {len(self.gpus)} stand-ins"
-        software = f"torch {self.torch}, CUDA {self.cuda or 'none'}, NCCL {self.nccl or 'none'}, Python {self.python}"
+        versions = {"torch": self.torch, "CUDA": self.cuda, "NCCL": self.nccl, "Python": self.python}
+        software = ", ".join(f"{name} {version or 'none'}" for name, version in versions.items())
         return f"{what}; {software}; {platform.release()}"
 
     @classmethod

@@ -20,8 +20,8 @@ _TOLERANCE = 128
 _PATIENCE = 10.0
 """Seconds for the driver to take back what killed processes had."""
 
-_HASTE = 0.34
-"""Under ``--pretend`` limits are a third: no CUDA context has to be made."""
+_HASTE = 0.5
+"""Under ``--pretend`` limits are half as long: no CUDA context has to be made."""
 
 
 def stuck_in_a_kernel(bench: Bench) -> str:
