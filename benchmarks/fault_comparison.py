@@ -37,9 +37,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from allranks.harness.events import JOURNAL, read_events
+
 import allranks
 from allranks.errors import AllranksError
-from allranks.harness.events import JOURNAL, read_events
 from allranks.harness.kernel import is_readable
 from allranks.report.judged import CellSuite
 from allranks.report.merge import merge

@@ -33,11 +33,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from allranks.harness.events import JOURNAL, read_events
+
 from allranks.engine.ownership import own_run
 from allranks.engine.process import ProcessEngine
 from allranks.engine.spec import JobSpec, resources
 from allranks.harness.config import AgentConfig, Isolation, TimeLimits
-from allranks.harness.events import JOURNAL, read_events
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = Path(__file__).with_name("gang_speed_suite")

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from allranks.harness.events import JOURNAL, read_events
 from declaration import Expectation, Fault, passed
 from junitparser import JUnitXml, Properties, SystemErr, SystemOut, TestCase
 from strike import WORD, strike
@@ -27,7 +28,6 @@ from strike import WORD, strike
 from allranks.engine import ownership
 from allranks.engine.docker import connect
 from allranks.engine.package import package_folder
-from allranks.harness.events import JOURNAL, read_events
 
 SLACK = 4.0
 """Seconds that a busy machine may add to any fault."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from allranks.harness.events import JOURNAL, read_events
 from outcomes import Outcome, of_verdict
 from suite_files import CELL, ROOT, SUITES, Selection, node_ids, suite_of
 from torch_record import installed_torch
 
 import allranks
 from allranks.errors import AllranksError
-from allranks.harness.events import JOURNAL, read_events
 from allranks.report.judged import CellSuite
 from allranks.report.merge import merge
 from allranks.report.model import Rule
