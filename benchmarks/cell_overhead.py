@@ -13,6 +13,7 @@ The first run of the command, which builds what is missing, is not measured.
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from allranks.records import JOURNAL, Finished, GangReady, GangStarted, Imported, Passed, RankEnded, Record, decode
 
