@@ -207,8 +207,6 @@ def _why_not(part: Part, machine: Machine) -> str:
 
 def _exit_code(out: OutFolder, machine: Machine) -> int:
     outcomes = {verdict.outcome for verdict in out.verdicts}
-    if machine.by_nvml and not machine.torch:
-        return f"no torch: {machine.torch_trouble}"
     if not machine.gpus and not machine.by_nvml:
         return _NO_GPU
     allowed = {"proved"} if out.pretended else {"proved", "not possible here"}

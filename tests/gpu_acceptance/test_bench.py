@@ -1,15 +1,21 @@
 """What counts as proved by a run's report, and what does not."""
 
 import time
+import tomllib
 
 import pytest
 
-from gpu_acceptance.bench import Bench, Cells, Run
+from gpu_acceptance.__main__ import _exit_code, _why_not
+from gpu_acceptance.bench import SUITES, Bench
+from gpu_acceptance.command import Run
 from gpu_acceptance.junit import Case, read_cases
 from gpu_acceptance.machine import Gpu, Machine
+from gpu_acceptance.matrix_file import Cells, Suite, matrix_file
+from gpu_acceptance.out_folder import OutFolder
 from gpu_acceptance.parts import PARTS
+from gpu_acceptance.parts.cells import _BASICS
 from gpu_acceptance.parts.faults import recordings_of
-from gpu_acceptance.verdict import ImpossibleError, WrongError
+from gpu_acceptance.verdict import ImpossibleError, Verdict, WrongError
 
 CELLS = Cells(backend="nccl", world_sizes=(1, 2), gpus=2, init_methods=("env",))
 GPU = Gpu(uuid="GPU-a", name="H100", memory_mib=81920)
@@ -116,6 +122,44 @@ def test_a_machine_is_read_as_it_was_written(bench):
     assert Machine.from_json(machine.to_json()) == machine
     assert "PRETENDED: no GPU" in machine.title
     assert "PRETENDED" not in bench.machine.title
+
+
+def test_only_a_suite_with_an_image_runs_in_containers(bench):
+    in_image = matrix_file(bench.machine, CELLS, Suite(source=SUITES / "inside", image="name@sha256:0"))
+    assert tomllib.loads(in_image)["images"]["any"] == {"image": "name@sha256:0"}
+    assert tomllib.loads(matrix_file(bench.machine, CELLS, _BASICS))["images"]["any"] == {"torch": "2.11.0"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "outcomes", "code"),
+    [
+        ({}, ["not possible here"], 5),
+        ({"by_nvml": (GPU,)}, ["not possible here"], 1),
+        ({"gpus": (GPU,)}, ["proved", "not possible here"], 0),
+        ({"gpus": (GPU,)}, ["proved", "wrong"], 1),
+        ({"gpus": (GPU,)}, ["not possible here"], 1),
+        ({"gpus": (GPU,), "pretended": True}, ["proved"], 0),
+        ({"gpus": (GPU,), "pretended": True}, ["proved", "not possible here"], 1),
+    ],
+)
+def test_the_exit_code_is_what_the_parts_came_to(tmp_path, machine, outcomes, code):
+    there = Machine(**{"python": "3.12", "pretended": False, **machine})
+    out = OutFolder(path=tmp_path, machine="m", pretended=there.pretended)
+    for outcome in outcomes:
+        out.add(Verdict(part="p", outcome=outcome, text="t", checks=1, pretended=there.pretended))
+    assert _exit_code(out, there) == code
+
+
+def test_a_torch_that_is_not_there_or_too_old_is_a_reason():
+    [part] = [part for part in PARTS if part.name == "nvml-and-torch"]
+    for about, why in (
+        ({"by_nvml": (GPU,)}, "no torch"),
+        ({}, "no GPU"),
+        ({"torch": "2.5.1", "gpus": (GPU,)}, "older than 2.6"),
+        ({"torch": "2.11.0+cu130", "gpus": (GPU,), "lacking": ("pytest",)}, "pytest"),
+    ):
+        assert why in _why_not(part, Machine(python="3.12", pretended=False, **about))
+    assert _why_not(part, Machine(python="3.12", torch="2.6.0", gpus=(GPU,), pretended=False)) == ""
 
 
 def test_every_part_has_a_function_and_a_name_of_its_own():

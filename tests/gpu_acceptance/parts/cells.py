@@ -4,7 +4,8 @@ from collections import Counter
 from pathlib import Path
 
 from gpu_acceptance import notes
-from gpu_acceptance.bench import SUITES, Bench, Cells, Suite
+from gpu_acceptance.bench import SUITES, Bench
+from gpu_acceptance.matrix_file import Cells, Suite
 from gpu_acceptance.verdict import ImpossibleError
 
 _BASICS = Suite(source=SUITES / "basics")

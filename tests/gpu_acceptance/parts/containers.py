@@ -1,6 +1,7 @@
 """Containers: a job is given its leased GPU by its id, and nothing else of the host."""
 
-from gpu_acceptance.bench import SUITES, Bench, Cells, Suite
+from gpu_acceptance.bench import SUITES, Bench
+from gpu_acceptance.matrix_file import Cells, Suite
 from gpu_acceptance.verdict import ImpossibleError
 
 _TESTS = ["test_the_leased_gpu_is_the_only_one", "test_the_gpu_computes", "test_no_other_gpu_has_a_device_node"]
@@ -13,7 +14,7 @@ def containers(bench: Bench) -> str:
     if not pretended:
         _need_containers(bench)
     cells = Cells(backend=bench.nccl, world_sizes=(1,), gpus=1)
-    run = bench.run("inside", cells, Suite(source=SUITES / "inside"))
+    run = bench.run("inside", cells, Suite(source=SUITES / "inside", image="" if pretended else bench.image))
     bench.expect_passes(run, cells, _TESTS if pretended else [*_TESTS, _IN_CONTAINERS])
     return f"{len(run.cases)} tests passed inside, on {', '.join(run.cases[0].gpus)}"
 

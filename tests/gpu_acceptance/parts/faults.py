@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from declaration import Expectation, Fault
 
 from gpu_acceptance import notes
-from gpu_acceptance.bench import SUITES, Bench, Cells, Run, Suite
+from gpu_acceptance.bench import SUITES, Bench
+from gpu_acceptance.command import Run
 from gpu_acceptance.junit import Case
+from gpu_acceptance.matrix_file import Cells, Suite
 from gpu_acceptance.verdict import WrongError
 
 _TOLERANCE = 128

@@ -8,7 +8,8 @@ import time
 from itertools import pairwise
 
 from gpu_acceptance import notes
-from gpu_acceptance.bench import SUITES, Bench, Cells, Suite
+from gpu_acceptance.bench import SUITES, Bench
+from gpu_acceptance.matrix_file import Cells, Suite
 from gpu_acceptance.verdict import ImpossibleError
 
 _ROUNDS = 3

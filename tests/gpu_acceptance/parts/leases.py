@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 from gpu_acceptance import notes
-from gpu_acceptance.bench import SUITES, Bench, Cells, Suite
+from gpu_acceptance.bench import SUITES, Bench
+from gpu_acceptance.matrix_file import Cells, Suite
 from gpu_acceptance.verdict import ImpossibleError
 
 _CELLS = Cells(backend="gloo", world_sizes=(1,), gpus=1)
