@@ -377,7 +377,8 @@ def build(kind: type[T], told: object) -> T:
     if not isinstance(told, dict):
         msg = f"has no object as its {kind.__name__}"
         raise RecordError(msg)
-    readers, required = _fields(kind)
+    key: Any = kind
+    readers, required = _fields(key)
     if unknown := told.keys() - readers.keys():
         msg = f"has a field that {kind.__name__} has not: {min(unknown)[:40]!r}"
         raise RecordError(msg)
@@ -408,7 +409,8 @@ def told(value: object) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def _told(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
-    defaults = _defaults(type(record))
+    key: Any = type(record)
+    defaults = _defaults(key)
     found = ((name, getattr(record, name)) for name in defaults)
     return {name: told(value) for name, value in found if value is not defaults[name] and value != defaults[name]}
 

@@ -20,6 +20,7 @@ from allranks.engine.protocol import NodeExit
 from allranks.engine.spec import JobSpec
 from allranks.engine.stream import Damage, RecordStream
 from allranks.errors import EngineError
+from allranks.harness.keeper import COMMAND, ISOLATED
 from allranks.harness.kernel import is_readable, variables_of
 from allranks.records import Record
 
@@ -92,7 +93,7 @@ class ProcessEngine:
             shutil.copytree(copy.source, own / "results" / copy.target)
         _write_secretly(own / "config.json", spec.agent.to_json())
         process = subprocess.Popen(
-            command(python, spec.code, own, scratch / "shared"),
+            command(python, self._package_path, spec.code, own, scratch / "shared"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -260,18 +261,19 @@ def _write_secretly(path: Path, text: str) -> None:
         file.write(text)
 
 
-def command(python: str, code: Path, scratch: Path, shared: Path) -> list[str]:
+def command(python: str, package_path: Path, code: Path, scratch: Path, shared: Path) -> list[str]:
     """The agent's command line on this host.
 
     Args:
         python: The interpreter.
+        package_path: A folder that holds the package ``allranks``.
         code: What the suite's path is relative to.
         scratch: The agent's own folder.
         shared: The folder that the agents of all nodes share.
     """
     return [
         python,
-        *("-m", "allranks.harness"),
+        *(*ISOLATED, str(package_path / "allranks" / "harness" / COMMAND.name)),
         *("--config", str(scratch / "config.json")),
         *("--code", str(code)),
         *("--results", str(scratch / "results")),

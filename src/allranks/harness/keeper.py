@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from allranks.harness import kernel
@@ -23,6 +24,12 @@ STOP_GRACE = 6.0
 FETCH_GRACE = 60.0
 """Seconds that the files stay when standard input has ended: whoever is to fetch them may be dead."""
 
+ISOLATED = ("-I", "-S")
+"""Options of Python by which no module of a suite, and none that is installed, gets into a process."""
+
+COMMAND = Path(__file__).with_name("__main__.py")
+"""The command of every job."""
+
 _STDIN, _STDOUT = 0, 1
 
 
@@ -31,7 +38,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     kernel.adopt_orphans()
     kernel.hide_from_others()
     bell = _bell_of_ended_children()
-    agent = subprocess.Popen([sys.executable, "-m", "allranks.harness", "--hidden", *arguments])
+    agent = subprocess.Popen([sys.executable, *ISOLATED, str(COMMAND), "--hidden", *arguments])
     signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
     status = wait(agent, bell, STOP_GRACE)
     end_orphans()
@@ -113,7 +120,3 @@ def _wait_for_hangup(grace: float) -> None:
     while os.read(_STDIN, 4096):
         pass
     time.sleep(grace)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
