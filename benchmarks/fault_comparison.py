@@ -37,8 +37,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from allranks.harness.events import JOURNAL, read_events
-
 import allranks
 from allranks.errors import AllranksError
 from allranks.harness.kernel import is_readable

@@ -21,6 +21,7 @@ from allranks.matrix.model import EnvRule, Image, Limits, Matrix, Rule, RunnerRu
 from allranks.matrix.plan import plan
 from allranks.matrix.when import parse_condition
 from allranks.report.durations import Durations
+from allranks.report.run_files import Manifest
 from allranks.schedule.machines.github import render_entries
 from allranks.schedule.machines.groups import Group, groups_of
 from allranks.schedule.machines.packs import divide_jobs
@@ -110,7 +111,7 @@ def timed_plan(expansion: Expansion, durations: Durations) -> None:
     document = plan_document(
         run_id="benchmark",
         matrix=expansion.matrix,
-        facts={"policy": {}},
+        facts=Manifest(),
         jobs=jobs,
         packs=division.packs,
         durations=durations,
