@@ -278,7 +278,6 @@ class DockerJob(JobOfAgents[Container]):
         """Copy a node's results; what went wrong is raised once those of all nodes are there."""
         try:
             with closing(self._archive_of(node)) as pieces:
-                folder.mkdir()
                 unpack(pieces, folder, self._most)
         except NotFound:  # `bring_home` misses the folder
             return None
