@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from allranks.interruption import interruptible, uninterrupted
+from allranks.interruption import interruptible, put_off, uninterrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -52,26 +52,67 @@ def test_an_interrupt_waits_until_things_are_put_away():
     assert done == [True]
 
 
-def test_an_interrupt_that_another_thread_takes_waits_too():
-    """A library may have threads of its own, which hold nothing back."""
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def number(request):
+    return request.param
+
+
+@pytest.fixture
+def idle_thread():
+    """A thread that holds no signal back, as a library may start one."""
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
+    yield thread
+    over.set()
+    thread.join()
+
+
+def put_away_under(send):
+    """What was done when a signal, sent while it was held back, ended the block."""
     done = []
 
     def put_away():
         with interruptible(), uninterrupted():
-            signal.pthread_kill(thread.ident, signal.SIGINT)
+            send()
             time.sleep(0.1)  # here Python runs the handler of what any thread was told
             done.append(True)
 
+    with pytest.raises(KeyboardInterrupt):
+        put_away()
+    return done
+
+
+def test_an_interrupt_that_another_thread_takes_waits_too(number, idle_thread):
+    assert put_away_under(lambda: signal.pthread_kill(idle_thread.ident, number)) == [True]
+
+
+@pytest.mark.usefixtures("idle_thread")
+def test_an_interrupt_to_the_process_waits_whoever_takes_it(number):
+    assert put_away_under(lambda: os.kill(os.getpid(), number)) == [True]
+
+
+def test_what_was_held_back_before_is_held_back_after_it(number):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    with uninterrupted():
+        pass
+    assert number in signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_a_signal_that_is_not_held_back_is_not_put_off(number):
+    assert not put_off(number)
+
+
+def test_a_signal_that_is_held_back_is_put_off_until_it_no_longer_is(number):
+    told = []
+    before = signal.signal(number, lambda *_: told.append(number))
     try:
-        with pytest.raises(KeyboardInterrupt):
-            put_away()
+        with uninterrupted():
+            assert put_off(number)
+            assert told == []
+        assert told == [number]
     finally:
-        over.set()
-        thread.join()
-    assert done == [True]
+        signal.signal(number, before)
 
 
 IN_EXEC = """\

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from allranks.harness.signals import put_off
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -47,3 +45,15 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def put_off(number: int) -> bool:
+    """For a handler: whether this thread holds the signal back; then it is pending again, for when it no longer does.
+
+    Signals are sent to a process: while the main thread holds one back, any other thread may take it, a library's own
+    included, and Python runs the handler in the main thread all the same.
+    """
+    is_held_back = number in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    if is_held_back:
+        signal.raise_signal(number)  # to this thread
+    return is_held_back

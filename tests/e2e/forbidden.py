@@ -63,11 +63,28 @@ def test_reaching_a_network(address):
 
 def test_seeing_processes_of_the_host():
     names = {path.joinpath("comm").read_text().strip() for path in Path("/proc").glob("[0-9]*")}
-    assert Path("/proc/1/comm").read_text().strip() == "docker-init"
+    assert Path("/proc/1/comm").read_text().strip().startswith("python")
     assert names & {"dockerd", "containerd", "systemd", "bash"} == set()
     with suppress(ProcessLookupError):
         os.kill(-1, 0)  # would be every process of the host's that its user may signal
     assert len(list(Path("/proc").glob("[0-9]*"))) < 30
+
+
+def test_looking_into_those_who_report():
+    """Of the process that keeps the files, and of the supervisor: memory, descriptors and environment."""
+    for pid in {1, os.getppid()}:
+        for name in ("mem", "environ", "maps"):
+            with refused(errno.EACCES, errno.EPERM):
+                Path(f"/proc/{pid}/{name}").open("rb").close()
+        with refused(errno.EACCES, errno.EPERM):
+            list(Path(f"/proc/{pid}/fd").iterdir())
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.ptrace(16, pid, 0, 0) == -1
+        assert ctypes.get_errno() == errno.EPERM
+
+
+def test_finding_the_token_of_the_job():
+    assert list(Path("/job").rglob("config.json")) == []
 
 
 def test_having_more_threads_than_allowed(rank):
@@ -121,7 +138,7 @@ def test_leading_whoever_collects_the_results_astray(rank):
     (results / "passwords").symlink_to("/etc/passwd")
     (results / "rank-9.xml").symlink_to("/etc/passwd")
     (results / "elsewhere").symlink_to("/tmp")
-    os.link("/job/agent/config.json", results / "config-of-the-agent")
+    os.link("/job/agent/allranks/__init__.py", results / "of-the-agent")
     os.mkfifo(results / "pipe")
 
 

@@ -56,5 +56,5 @@ def test_what_a_job_may_not_do_is_refused_and_no_link_that_it_plants_comes_home(
     attempt = done.folder / "cells" / "gloo-w2-g0-env" / "zz_forbidden" / "attempt-1"
     assert [path for path in done.folder.rglob("*") if path.is_symlink() or path.is_fifo()] == []
     names = {path.name for path in attempt.iterdir()}
-    assert {"events-0.jsonl", "rank-0.xml", "rank-1.xml", "job.json"} <= names
+    assert {"journal.jsonl", "rank-0.xml", "rank-1.xml", "job.json"} <= names
     assert names & {"passwords", "elsewhere", "rank-9.xml", "pipe"} == set()

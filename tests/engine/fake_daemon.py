@@ -1,6 +1,5 @@
 """A Docker daemon that only remembers what it is asked for, behind what the engine uses of ``docker.APIClient``."""
 
-import json
 import socket
 from types import SimpleNamespace
 
@@ -9,6 +8,8 @@ from docker.errors import APIError
 
 from allranks.engine.builds import LABEL
 from allranks.engine.docker import DockerEngine
+from allranks.engine.stream import SEPARATOR
+from allranks.records import ContainerEnded, Record, encode
 
 ID = "c0ffee"
 """The container of node 0; those of the others have their number behind it."""
@@ -160,9 +161,13 @@ def frame(stream: int, payload: bytes) -> bytes:
 
 def end_agent(client: FakeClient, identifier: str = ID, *, status: int = 0, memory_kills: int = 0) -> None:
     """As the keeper does."""
-    event = {"event": "agent_ended", "status": status, "memory_kills": memory_kills}
-    client.wire(identifier).daemon.sendall(frame(1, b"\n\x1e" + json.dumps(event).encode() + b"\n"))
+    say(client, ContainerEnded(status=status, memory_kills=memory_kills), identifier)
 
 
-def ignore(_event):
+def say(client: FakeClient, record: Record, identifier: str = ID) -> None:
+    """As whoever writes to the standard output of a container."""
+    client.wire(identifier).daemon.sendall(frame(1, b"\n" + SEPARATOR + encode(record) + b"\n"))
+
+
+def ignore(_node, _said):
     pass

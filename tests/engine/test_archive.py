@@ -126,7 +126,7 @@ def test_unpacking_refuses_what_would_leave_the_folder(bad, tmp_path):
     [
         entry("results/it", tarfile.SYMTYPE, "/etc/passwd"),
         entry("results/it", tarfile.SYMTYPE, "../../escaped"),
-        entry("results/it", tarfile.LNKTYPE, "results/rank-0.xml"),
+        entry("results/it", tarfile.LNKTYPE, "results/rank-0.log"),
         entry("results/it", tarfile.CHRTYPE),
         entry("results/it", tarfile.BLKTYPE),
         entry("results/it", tarfile.FIFOTYPE),
@@ -134,8 +134,8 @@ def test_unpacking_refuses_what_would_leave_the_folder(bad, tmp_path):
     ids=lambda info: f"{info.type} {info.linkname}",
 )
 def test_unpacking_leaves_out_what_is_no_file_and_keeps_the_rest(special, tmp_path):
-    unpack(hostile(entry("results/rank-0.xml"), special, entry("results/rank-1.xml")), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.xml", "rank-1.xml"]
+    unpack(hostile(entry("results/rank-0.log"), special, entry("results/rank-1.log")), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.log", "rank-1.log"]
 
 
 def test_a_file_below_a_link_of_the_archive_lands_inside(tmp_path):
@@ -150,8 +150,8 @@ def test_an_absolute_name_lands_inside(tmp_path):
 
 
 def test_unpacking_drops_the_first_component(tmp_path):
-    unpack(hostile(entry("results", tarfile.DIRTYPE), entry("results/sub/rank-0.xml")), tmp_path)
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == ["sub/rank-0.xml"]
+    unpack(hostile(entry("results", tarfile.DIRTYPE), entry("results/sub/rank-0.log")), tmp_path)
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == ["sub/rank-0.log"]
 
 
 def test_what_is_unpacked_belongs_to_whoever_unpacks(tmp_path):
@@ -280,7 +280,7 @@ def test_a_zero_in_a_name_ends_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["job.json", "journal.jsonl", "journal.jsonl/x", ".latest", ".x/y", "sub/.allranks.part"]
+    "name", ["job.json", "rank-0.xml", "journal.jsonl", "journal.jsonl/x", ".latest", ".x/y", "sub/.allranks.part"]
 )
 def test_names_that_the_host_writes_itself_never_come_from_a_job(name, tmp_path):
     first = name.split("/", maxsplit=1)[0]

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from junitparser import JUnitXml
 
 from allranks.engine import agents
 from allranks.engine.docker import DockerEngine
@@ -22,6 +21,18 @@ from allranks.engine.spec import FileCopy, JobSpec, Passthrough
 from allranks.errors import EngineError
 from allranks.image import ensure_image
 from allranks.matrix.model import Image
+from allranks.records import (
+    AgentFailed,
+    Begun,
+    Collected,
+    Finished,
+    GangReady,
+    Imported,
+    Interrupted,
+    Passed,
+    RankEnded,
+    Went,
+)
 
 SUITE = """
 import os
@@ -169,37 +180,44 @@ def nothing_is_left(run_id, left_of):
     assert left_of(run_id) == []
 
 
-def cases_of(path):
-    return [case for suite in JUnitXml.fromfile(path) for case in suite]
+class Said(list):
+    """What agents reported; also the sink that keeps it."""
+
+    def __call__(self, _node, said):
+        self.append(said)
+
+    def all(self, kind):
+        return [each for each in self if isinstance(each, kind)]
+
+    def first(self, kind):
+        return next(iter(self.all(kind)), None)
+
+    @property
+    def ends(self):
+        """The outcome of each rank of each test, by the test's name."""
+        passed = {(_name(each), rank): "passed" for each in self.all(Passed) for rank in each.ranks}
+        return {**passed, **{(_name(each), each.rank): each.outcome.value for each in self.all(RankEnded)}}
 
 
-def kinds(events):
-    return [event["event"] for event in events]
+def _name(end):
+    return end.nodeid.partition("::")[2]
 
 
 def test_a_job_runs_from_start_to_results(bench, tmp_path):
-    events, results = [], tmp_path / "results"
+    said, results = Said(), tmp_path / "results"
     results.mkdir()
     with bench.make().start(bench.spec) as job:
         job.go()
-        ending = job.wait(events.append)
+        ending = job.wait(said)
         job.collect(results)
 
     assert (ending.status, ending.timed_out, ending.out_of_memory) == (0, False, False)
-    order = ["agent_started", "imported", "collected", "go", "gang_ready", "arrived", "agent_finished"]
-    assert [kind for kind in dict.fromkeys(kinds(events)) if kind in order] == order
-    assert [event["at"] for event in events] == sorted(event["at"] for event in events)
-
-    arrived = {
-        (event["nodeid"].partition("::")[2], event["rank"]): event["outcome"] for event in events if "rank" in event
-    }
-    assert {key for key, outcome in arrived.items() if outcome != "passed"} == {("test_that_fails_on_one_rank", 1)}
-    assert len(arrived) == 8
-
-    names = {path.name for path in results.iterdir()}
-    assert {"agent.log", "events-agent.jsonl", "rank-0.xml", "rank-1.xml", "events-0.jsonl", "events-1.jsonl"} <= names
-    failed = [case.name for case in cases_of(results / "rank-1.xml") if case.result]
-    assert failed == ["test_that_fails_on_one_rank"]
+    order = [Begun, Imported, Collected, Went, GangReady, Passed, Finished]
+    assert [kind for kind in dict.fromkeys(map(type, said)) if kind in order] == order
+    assert said[-1] == Finished(at=said[-1].at, status=0)
+    assert {key for key, outcome in said.ends.items() if outcome != "passed"} == {("test_that_fails_on_one_rank", 1)}
+    assert len(said.ends) == 8
+    assert "agent.log" in {path.name for path in results.iterdir()}
 
 
 def test_of_results_that_are_too_large_or_have_names_of_the_hosts_all_else_is_there(bench, tmp_path):
@@ -226,68 +244,73 @@ def test_a_job_starts_with_what_it_carries_among_its_results(bench, tmp_path):
     )
     carried = (FileCopy(source=tmp_path / "cache", target=Path("pytest-cache/v")),)
     agent = replace(bench.spec.agent, pytest_args=("--lf",))
-    events, results = [], tmp_path / "results"
+    said, results = Said(), tmp_path / "results"
     results.mkdir()
     with bench.make().start(replace(bench.spec, carried=carried, agent=agent)) as job:
         job.go()
-        job.wait(events.append)
+        job.wait(said)
         job.collect(results)
 
-    [collected] = [event for event in events if event["event"] == "collected"]
-    assert collected["tests"] == ["suite/test_tiny.py::test_that_fails_on_one_rank"]
+    assert said.first(Collected).tests == ("suite/test_tiny.py::test_that_fails_on_one_rank",)
     assert "test_that_fails_on_one_rank" in (results / "pytest-cache" / "v" / "cache" / "lastfailed").read_text()
 
 
-def test_a_job_stopped_in_the_middle_leaves_its_results_and_nothing_else(bench, tmp_path):
+class Act(Said):
+    """Does something at the first outcome."""
+
+    def __init__(self, act):
+        super().__init__()
+        self._act = act
+
+    def __call__(self, node, said):
+        super().__call__(node, said)
+        if isinstance(said, Passed | RankEnded) and len(self.all(Passed)) == 1:
+            self._act()
+
+
+ENDED = {("test_that_ends", rank): "passed" for rank in (0, 1)}
+"""What is left of the endless suite that is ended in its second test; no test in it is good."""
+
+
+def test_a_job_stopped_in_the_middle_leaves_its_files_and_nothing_else(bench, tmp_path):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
     results = tmp_path / "results"
     results.mkdir()
 
-    def interrupt_at_first_outcome(event):
-        if event["event"] == "arrived":
-            raise KeyboardInterrupt
+    def interrupt():
+        raise KeyboardInterrupt
 
     with bench.make().start(bench.spec) as job:
         job.go()
         with suppress(KeyboardInterrupt):
-            job.wait(interrupt_at_first_outcome)
+            job.wait(Act(interrupt))
         job.stop()
         job.collect(results)
-    found = {case.name: [type(result).__name__ for result in case.result] for case in cases_of(results / "rank-0.xml")}
-    assert found == {"test_that_ends": [], "test_that_never_ends": ["Error"]}
+    assert (results / "agent.log").exists()
 
 
-def test_a_job_that_is_told_to_end_while_somebody_waits_for_it_ends_soon(bench, tmp_path):
+def test_a_job_that_is_told_to_end_while_somebody_waits_for_it_ends_soon(bench):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
-    results = tmp_path / "results"
-    results.mkdir()
     with bench.make().start(bench.spec) as job:
-
-        def hang_up_at_first_outcome(event):
-            if event["event"] == "arrived":
-                threading.Thread(target=job.hang_up).start()
-
+        said = Act(lambda: threading.Thread(target=job.hang_up).start())
         job.go()
-        ending = job.wait(hang_up_at_first_outcome)
-        job.collect(results)
-    assert not ending.timed_out
-    found = {case.name: [type(result).__name__ for result in case.result] for case in cases_of(results / "rank-0.xml")}
-    assert found == {"test_that_ends": [], "test_that_never_ends": ["Error"]}
+        assert not job.wait(said).timed_out
+    assert said.first(Interrupted)
+    assert {key: outcome for key, outcome in said.ends.items() if outcome == "passed"} == ENDED
+    assert {key[0] for key in said.ends.keys() - ENDED.keys()} == {"test_that_never_ends"}
 
 
 def test_what_a_job_says_while_it_is_stopped_at_its_time_limit_is_heard(bench):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
-    events = []
 
-    def make_late_at_first_outcome(event):
-        events.append(event)
-        if event["event"] == "arrived":
-            job._deadline = 0.0
+    def be_late():
+        job._deadline = 0.0
 
     with bench.make().start(bench.spec) as job:
+        said = Act(be_late)
         job.go()
-        assert job.wait(make_late_at_first_outcome).timed_out
-    assert "agent_finished" in kinds(events)
+        assert job.wait(said).timed_out
+    assert said.first(Finished)
 
 
 def test_leaving_a_job_that_was_never_let_go_ends_it(bench):
@@ -298,7 +321,7 @@ def test_leaving_a_job_that_was_never_let_go_ends_it(bench):
 def test_the_engines_time_limit_ends_a_job(bench):
     spec = replace(bench.spec, resources=replace(bench.spec.resources, seconds=0.5))
     with bench.make().start(spec) as job:
-        assert job.wait(lambda _event: None).timed_out
+        assert job.wait(Said()).timed_out
 
 
 def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
@@ -307,17 +330,16 @@ def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
     with job as running:
         running._deadline = 0.0  # as if the job before it had taken all this one's time
         running.go()
-        assert not running.wait(lambda _event: None).timed_out
+        assert not running.wait(Said()).timed_out
 
 
 def test_an_agent_without_torch_says_so(bench, tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-    events = []
+    said = Said()
     with bench.make(FileCopy(source=tmp_path / "torch.py", target=Path("torch.py"))).start(bench.spec) as job:
         job.go()
-        ending = job.wait(events.append)
-    [failed] = [event for event in events if event["event"] == "agent_failed"]
-    assert "cannot import torch" in failed["message"]
+        ending = job.wait(said)
+    assert "cannot import torch" in said.first(AgentFailed).message
     assert ending.status == 1
 
 

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 import requests
 from docker.errors import NotFound
-from fake_daemon import ID, end_agent, engine_of, ignore, refusal
+from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal, say
 
 from allranks.engine import agents
 from allranks.engine import docker as docker_engine
 from allranks.engine.docker import connect
 from allranks.engine.ownership import own_run
 from allranks.engine.spec import FileCopy, Resources
+from allranks.engine.stream import Damage
 from allranks.errors import EngineError
+from allranks.records import Notice
 
 
 @pytest.fixture
@@ -168,14 +170,23 @@ def test_what_the_daemon_says_about_an_end_stands_in_for_missing_output(fake, sp
         assert job.wait(ignore).output == "exec: python3: not found"
 
 
-def test_events_and_other_output_are_told_apart(fake, spec):
-    client, events = fake(), []
+def test_records_and_other_output_are_told_apart(fake, spec):
+    client, said = fake(), []
     with engine_of(client).start(spec) as job:
-        line = b'\x1e{"event": "hello"}\n'
-        client.daemon.sendall(b"\x01\0\0\0" + len(line).to_bytes(4, "big") + line + b"\x02\0\0\0\0\0\0\x04oops")
+        say(client, Notice(text="hello"))
+        client.daemon.sendall(frame(2, b"oops"))
         client.daemon.shutdown(socket.SHUT_WR)
-        ending = job.wait(events.append)
-    assert (events, ending.output) == ([{"event": "hello"}], "oops")
+        ending = job.wait(lambda *each: said.append(each))
+    assert (said, ending.output) == ([(0, Notice(text="hello"))], "oops")
+
+
+def test_a_container_whose_output_is_damaged_is_still_seen_to_end_with_its_files(fake, spec):
+    client, said = fake(), []
+    with engine_of(client).start(spec) as job:
+        client.daemon.sendall(frame(1, b"\x1enonsense\n"))
+        end_agent(client, status=1)
+        assert job.wait(lambda *each: said.append(each)).status == 1
+    assert said == [(0, Damage("record 1, from byte 0 on, is no JSON"))]
 
 
 def test_stopping_ends_the_agents_input_and_waits_for_its_end(fake, spec):
@@ -225,16 +236,16 @@ def test_results_that_cannot_be_had_are_an_error(fake, spec, failure, tmp_path):
 
 
 def test_the_end_of_the_agent_is_told_by_its_keeper_and_its_files_are_still_there(fake, spec):
-    client, events = fake(), []
+    client, said = fake(), []
     with engine_of(client).start(spec) as job:
         end_agent(client, status=-9, memory_kills=1)
-        ending = job.wait(events.append)
+        ending = job.wait(lambda *each: said.append(each))
         assert client.daemon.recv(100) == b"begin\n"
         client.daemon.setblocking(False)
         with pytest.raises(BlockingIOError):  # the end of its input would have the keeper leave
             client.daemon.recv(100)
     assert (ending.status, ending.out_of_memory, ending.timed_out) == (-9, True, False)
-    assert events == []
+    assert said == []
     assert client.names[-1] == "remove"
     assert "wait" not in client.names
 

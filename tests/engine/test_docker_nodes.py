@@ -1,17 +1,18 @@
 """Jobs on several nodes on the docker engine, against a daemon that only remembers: every way in and out."""
 
 import io
-import json
 import tarfile
 
+import fake_daemon
 import pytest
 import requests
 from docker.errors import NotFound
-from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal
+from fake_daemon import ID, end_agent, engine_of, ignore, refusal
 
 from allranks.engine import agents
 from allranks.engine.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
+from allranks.records import NodesMet, Notice
 
 FIRST, SECOND = ID, f"{ID}-1"
 NAME = "allranks-r-gloo-w2-g0-env-tiny-1"
@@ -23,14 +24,14 @@ def spec(make_spec):
     return make_spec(image="allranks/cpu:1", run_id="r", nodes=2)
 
 
-def say(client, identifier, *events, status=0):
-    """Have an agent say something, and end."""
-    for event in events:
-        client.wire(identifier).daemon.sendall(frame(1, b"\x1e" + json.dumps(event).encode() + b"\n"))
+def say(client, identifier, *records, status=0):
+    """Have an agent report something, and end."""
+    for record in records:
+        fake_daemon.say(client, record, identifier)
     end_agent(client, identifier, status=status)
 
 
-MET = {"event": "nodes_met"}
+MET = NodesMet(nodes=(1,))
 
 
 def test_the_network_is_made_first_and_removed_last_and_every_node_is_attached_before_it_starts(fake, spec):
@@ -213,16 +214,13 @@ def test_a_daemon_that_refuses_to_let_a_node_go_on_is_no_error(fake, spec, monke
         assert job.wait(ignore).status == 0
 
 
-def test_what_ranks_of_another_node_print_is_passed_on_and_its_journal_is_not(fake, spec):
-    client, events = fake(), []
-    kinds = [{"event": kind} for kind in ("output", "arrived", "gpu_failed")]
+def test_records_come_with_the_node_that_they_are_of(fake, spec):
+    client, said = fake(), []
     with engine_of(client).start(spec) as job:
-        say(client, FIRST, MET, *kinds)
-        say(client, SECOND, *kinds)
-        job.wait(events.append)
-    assert sorted(event["event"] for event in events) == [
-        *("arrived", "gpu_failed", "gpu_failed", "nodes_met", "output", "output")
-    ]
+        say(client, FIRST, MET, Notice(text="leads"))
+        say(client, SECOND, Notice(text="follows"))
+        job.wait(lambda *each: said.append(each))
+    assert sorted(said, key=str) == [(0, MET), (0, Notice(text="leads")), (1, Notice(text="follows"))]
 
 
 def results(**files):

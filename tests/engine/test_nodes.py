@@ -20,7 +20,8 @@ from allranks.engine.process import ProcessEngine, environment, remove_tree
 from allranks.engine.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, Post
-from allranks.harness.events import read_events
+from allranks.harness.outcome import Outcome
+from allranks.records import NodeLost, Notice, Passed, RankEnded
 
 SUITE = """
 import os, signal, time
@@ -126,24 +127,6 @@ def test_files_of_agents_get_their_nodes_number_and_those_of_ranks_keep_their_na
         "agent.log": "0", "events-agent.jsonl": "0", "rank-0.log": "0",
         "agent-1.log": "1", "events-agent-1.jsonl": "1", "rank-1.log": "1", "deep/er": "1",
     }  # fmt: skip
-
-
-def test_what_the_leader_says_of_a_lost_rank_follows_what_the_rank_said(folders):
-    sources, home = folders({"events-1.jsonl": "lost\n"}, {"events-1.jsonl": "began\ntor"})
-    bring_home(sources, home)
-    assert (home / "events-1.jsonl").read_text() == "began\ntor\nlost\n"
-
-
-def test_the_leader_s_word_that_a_test_did_not_end_yields_to_the_rank_s_own_that_it_did(folders):
-    def said(event, name):
-        return json.dumps({"event": event, "nodeid": name}) + "\n"
-
-    own = said("test_finished", "one") + said("test_started", "two")
-    sources, home = folders(
-        {"events-1.jsonl": said("rank_ended", "one") + said("rank_ended", "two")}, {"events-1.jsonl": own}
-    )
-    bring_home(sources, home)
-    assert (home / "events-1.jsonl").read_text() == own + said("rank_ended", "two")
 
 
 def test_a_followers_pytest_cache_stays_behind(folders):
@@ -279,7 +262,7 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="the Python 
 
 @pytest.fixture
 def run_job(make_spec, tmp_path):
-    """Run a job of two nodes with real agents to its end: its exit, the leader's events, and its results."""
+    """Run a job of two nodes with real agents to its end: its exit, its agents' records, and its results."""
 
     def run(end=""):
         code, package, results = tmp_path / "code", tmp_path / "package", tmp_path / "results"
@@ -289,35 +272,41 @@ def run_job(make_spec, tmp_path):
         (package / "allranks").symlink_to(package_folder())
         results.mkdir()
         spec = make_spec(code=code, python=sys.executable, world_size=4, nodes=2, environment={"END": end})
-        events = []
+        records = []
         with ProcessEngine(package).start(spec) as job:
             job.go()
-            ending = job.wait(events.append)
+            ending = job.wait(lambda _node, record: records.append(record))
             job.collect(results)
-        return ending, events, results
+        return ending, records, results
 
     return run
 
 
+def ends(records):
+    """What each rank came to, as far as records say."""
+    passed = {(rank, Outcome.PASSED) for each in records if isinstance(each, Passed) for rank in each.ranks}
+    return passed | {(each.rank, each.outcome) for each in records if isinstance(each, RankEnded)}
+
+
 @needs_torch
 def test_a_job_of_two_nodes_runs_from_start_to_results(run_job, left_of, run_id):
-    ending, events, results = run_job()
+    ending, records, results = run_job()
     assert ending == JobExit(status=0, followers=(NodeExit(status=0),))
-    assert {event["outcome"] for event in events if event["event"] == "arrived"} == {"passed"}
-    assert {event["rank"] for event in events if event["event"] == "arrived"} == {0, 1, 2, 3}
-    assert [event["event"] for event in read_events(results / "events-agent-1.jsonl")][-1] == "agent_finished"
+    assert ends(records) == {(rank, Outcome.PASSED) for rank in range(4)}
+    assert {"agent.log", "agent-1.log"} <= {path.name for path in results.iterdir()}
     assert not [each for each in left_of(run_id) if each.startswith("process")]
 
 
 @needs_torch
 def test_an_agent_that_is_killed_is_told_and_nothing_is_left(run_job, left_of, run_id):
-    ending, events, results = run_job(str(int(signal.SIGKILL)))
+    ending, records, _ = run_job(str(int(signal.SIGKILL)))
     assert ending.status == 1
-    [lost] = [event for event in events if event["event"] == "node_lost"]
-    assert lost["message"] == "The agent of node 1 is gone."
+    [lost] = [each for each in records if isinstance(each, NodeLost)]
+    assert lost.message == "The agent of node 1 is gone."
     assert ending.followers == (NodeExit(status=-signal.SIGKILL),)
-    ended = [event for event in read_events(results / "events-3.jsonl") if event["event"] == "rank_ended"]
-    assert ended[0]["message"] == "rank 3 is lost: the agent of node 1 is gone"
+    told = [each for each in records if isinstance(each, RankEnded) and each.rank == 3]
+    assert told[0].message == "rank 3 is lost: the agent of node 1 is gone"
+    assert told[0].is_lost
     assert not [each for each in left_of(run_id) if each.startswith("process")]
 
 
@@ -339,6 +328,12 @@ def engine(tmp_path, monkeypatch):
 
 
 NEVER = time.monotonic() + 3600
+
+
+def ignore(_node, _said):
+    pass
+
+
 NODE = "node = json.load(open(config))['post']['node']\n"
 WAITS = "sys.stdin.read(); sys.exit(130)\n"
 
@@ -351,17 +346,19 @@ def spec(make_spec, tmp_path):
 def test_an_agent_that_ends_before_the_leader_has_met_it_ends_the_job(engine, spec):
     with engine(NODE + f"if node: sys.exit('cannot start')\n{WAITS}").start(spec) as job:
         job.go()
-        ending = job.wait(lambda _event: None)
+        ending = job.wait(ignore)
     assert (ending.status, ending.timed_out) == (130, False)
     assert ending.followers == (NodeExit(status=1, output="cannot start"),)
 
 
 def test_an_agent_that_ends_after_the_leader_has_met_it_is_the_leaders_business(engine, spec):
-    leader = "print('\\x1e' + json.dumps({'event': 'nodes_met'}), flush=True)\nsys.stdin.readline(); sys.exit(7)\n"
+    leader = (
+        "print('\\x1e' + json.dumps(['NodesMet', {'nodes': [1]}]), flush=True)\nsys.stdin.readline(); sys.exit(7)\n"
+    )
     with engine(NODE + f"if not node:\n {leader.replace(chr(10), chr(10) + ' ')}").start(spec) as job:
-        job._read_until(lambda: job._have_met and job._followers[0].has_ended, lambda: NEVER, lambda _event: None)
+        job._read_until(lambda: job._have_met and job._followers[0].has_ended, lambda: NEVER, ignore)
         job.go()
-        assert job.wait(lambda _event: None).status == 7
+        assert job.wait(ignore).status == 7
 
 
 def test_a_config_file_can_be_read_by_its_owner_alone(engine, spec):
@@ -371,14 +368,14 @@ def test_a_config_file_can_be_read_by_its_owner_alone(engine, spec):
         assert [agent.stream.output for agent in job._agents] == ["0o600", "0o600"]
 
 
-def test_what_ranks_of_another_node_print_is_passed_on_and_its_journal_is_not(engine, spec):
-    says = "print('\\x1e' + json.dumps({'event': kind, 'at': node}), flush=True)"
-    with engine(f"{NODE}for kind in ('nodes_met', 'output', 'arrived'): {says}\n").start(spec) as job:
-        events = []
-        job._read_until(lambda: all(agent.has_ended for agent in job._agents), lambda: NEVER, events.append)
-    assert {(event["event"], event["at"]) for event in events} == {
-        ("nodes_met", 0), ("output", 0), ("arrived", 0), ("output", 1),
-    }  # fmt: skip
+def test_records_come_with_the_node_that_they_are_of(engine, spec):
+    says = "print('\\x1e' + json.dumps(['Notice', {'text': str(node)}]), flush=True)\n"
+    with engine(NODE + says).start(spec) as job:
+        said = []
+        job._read_until(
+            lambda: all(agent.has_ended for agent in job._agents), lambda: NEVER, lambda *each: said.append(each)
+        )
+    assert sorted(said) == [(0, Notice(text="0")), (1, Notice(text="1"))]
 
 
 def test_a_stopped_follower_is_let_go_on_so_that_it_can_end_its_ranks(engine, spec):

@@ -48,7 +48,7 @@ def spec(make_spec, tmp_path):
     return make_spec(python=sys.executable, code=tmp_path)
 
 
-def ignore(_event):
+def ignore(_node, _said):
     pass
 
 

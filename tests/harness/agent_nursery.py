@@ -3,12 +3,14 @@
 What the forks run is :func:`allranks.harness.agent.main`, as ``python -m allranks.harness`` does.
 """
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 
 class Nursery:
@@ -59,6 +61,7 @@ def fork_agent(arguments, environment, folder, descriptors, requests):
 
 
 def become_agent(arguments, environment, folder, descriptors, requests):
+    from allranks.harness import forks
     from allranks.harness.agent import main
 
     requests.close()
@@ -70,7 +73,28 @@ def become_agent(arguments, environment, folder, descriptors, requests):
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    forks.start_process = fork_server
     main(arguments)
+
+
+def fork_server(sockets, environment, log):
+    """Stands for the exec of a fork server: a fork has imported torch already."""
+    from allranks.harness.fork_server import main
+
+    pid = os.fork()
+    if pid == 0:
+        keep = {each.fileno() for each in sockets} | {log, 0, 1, 2}
+        for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+            if descriptor not in keep:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.clear()
+        os.environ.update(environment)
+        main([str(each.fileno()) for each in sockets])
+    return pid
 
 
 if __name__ == "__main__":

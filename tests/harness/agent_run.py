@@ -6,13 +6,15 @@ import select
 import signal
 import sys
 import textwrap
-import time
-from dataclasses import dataclass, replace
+import threading
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
+from allranks import records
 from allranks.harness.config import AgentConfig, TimeLimits
-from allranks.harness.events import parse_lines, read_events
+from allranks.harness.outcome import Outcome
+from allranks.harness.rank_xml import split_nodeid
+from allranks.records import Passed, RankEnded, TestStarted
 
 PATIENCE = 90.0
 """Seconds that any wait may take: only a broken harness uses them up."""
@@ -33,7 +35,7 @@ CONFIG = AgentConfig(
 
 @dataclass(frozen=True)
 class Case:
-    """One test on one rank, from ``rank-N.xml``."""
+    """What one rank came to in one test."""
 
     outcome: str
     message: str
@@ -43,6 +45,10 @@ class Case:
     stderr: str
     classname: str
     name: str
+
+    @property
+    def is_bad(self):
+        return Outcome(self.outcome).is_bad
 
 
 class AgentRun:
@@ -76,6 +82,11 @@ class AgentRun:
             arguments += [f"--{name}", str(self.folder / name)]
         surroundings = {**agent_environment(), "WORDS": str(self.folder / "words"), **environment}
         self.pid, self._exit_status = launch(arguments, surroundings, self.folder / "shared", stdin, stdout)
+        self.records = []
+        self._heard = threading.Condition()
+        self._has_ended = False
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
         self._pidfd = os.pidfd_open(self.pid)
         os.close(stdin)
         os.close(stdout)
@@ -105,39 +116,60 @@ class AgentRun:
         os.write(self._words, b"\n")
         return list(iter(self.word, ""))
 
-    def wait_for_event(self, kind):
-        """Wait until the agent has streamed an event of this kind."""
-        data = b""
-        while not any(event["event"] == kind for event in parse_lines(data.splitlines())):
-            assert wait_for(self._stdout), f"no event {kind}"
-            more = os.read(self._stdout, 65536)
-            assert more, f"the agent ended without the event {kind}: {self.log}"
-            data += more
+    def _listen(self):
+        with os.fdopen(os.dup(self._stdout), "rb") as stream:
+            for line in stream:
+                with self._heard:
+                    self.records.append(records.decode(line.lstrip(b"\x1e")))
+                    self._heard.notify_all()
+        with self._heard:
+            self._has_ended = True
+            self._heard.notify_all()
+
+    def wait_for(self, kind):
+        """Wait until the agent has told a record of this kind."""
+        with self._heard:
+            assert self._heard.wait_for(lambda: self.all(kind) or self._has_ended, PATIENCE), f"no {kind.__name__}"
+            assert self.all(kind), f"the agent ended without {kind.__name__}: {self.log}"
 
     def wait(self):
         """The agent's exit status, when it has ended."""
-        assert wait_for_end(self._pidfd, self._stdout), f"the agent does not end: {self.log}"
+        assert wait_for(self._pidfd), f"the agent does not end: {self.log}"
+        self._listener.join(PATIENCE)
         return self._exit_status()
 
     @property
     def log(self):
         return (self.results / "agent.log").read_text()
 
-    def journal(self, kind):
-        return [event for event in read_events(self.results / "events-agent.jsonl") if event["event"] == kind]
+    def all(self, kind):
+        """The records of a kind."""
+        return [record for record in self.records if isinstance(record, kind)]
 
-    def events(self, rank, kind):
-        return [event for event in read_events(self.results / f"events-{rank}.jsonl") if event["event"] == kind]
+    @property
+    def ends(self):
+        """What each rank came to in each test, as the agent told it."""
+        return [end for record in self.all(Passed | RankEnded) for end in each_end(record)]
 
     def arrived(self, test):
-        """What the agent wrote about each rank of a test, in the order of its arrival."""
-        return [event for event in self.journal("arrived") if event["nodeid"].endswith(f"::{test}")]
+        """What the agent told of each rank of a test, in that order; of one that passed after others, last."""
+        return [end for end in self.ends if end.nodeid.endswith(f"::{test}")]
 
     def cases(self, rank):
-        """What ``rank-N.xml`` says, by the name of the test."""
-        document = ET.parse(self.results / f"rank-{rank}.xml")  # noqa: S314 - our own
-        cases = [read_case(element) for element in document.iter("testcase")]
-        return {case.name: case for case in cases}
+        """What a rank came to, by the name of the test: of several ends the first bad one counts."""
+        cases = {}
+        for record in self.all(TestStarted):
+            begun = RankEnded(
+                nodeid=record.nodeid, rank=rank, outcome=Outcome.MISSING, world_size=2, arrived=0.0,
+                message="nothing came back: job and rank ended in this test",
+            )  # fmt: skip
+            cases[split_nodeid(record.nodeid)[1]] = case_of(begun)
+        for end in self.ends:
+            name = split_nodeid(end.nodeid)[1]
+            before = cases.get(name)
+            if end.rank == rank and (before is None or before.outcome == "missing" or not before.is_bad):
+                cases[name] = case_of(end)
+        return cases
 
     def outcomes(self, test):
         """The outcome of a test on each rank."""
@@ -145,7 +177,7 @@ class AgentRun:
 
     def gangs(self):
         """The process ids of each gang."""
-        return [event["ranks"] for event in self.journal("gang_started")]
+        return [list(record.pids) for record in self.all(records.GangStarted)]
 
     def assert_nothing_left(self):
         """Wait until no process works in this run's folder; all descendants of the agent do, whatever their parent."""
@@ -178,37 +210,33 @@ def write_files(folder, files):
         path.write_text(textwrap.dedent(text))
 
 
-def read_case(element):
-    properties = {entry.get("name").removeprefix("allranks."): entry.get("value") for entry in element.iter("property")}
-    ends = [child for child in element if child.tag in ("failure", "error", "skipped")]
-    end = ends[0] if ends else ET.Element("none")
+def each_end(record):
+    if isinstance(record, RankEnded):
+        return [record]
+    return [
+        RankEnded(
+            nodeid=record.nodeid, rank=rank, outcome=Outcome.PASSED, world_size=record.world_size, arrived=at,
+        )
+        for rank, at in zip(record.ranks, record.arrived, strict=True)
+    ]  # fmt: skip
+
+
+def case_of(end):
+    classname, name = split_nodeid(end.nodeid)
     return Case(
-        outcome=properties["outcome"],
-        message=end.get("message", ""),
-        text=end.text or "",
-        properties=properties,
-        stdout=element.findtext("system-out", ""),
-        stderr=element.findtext("system-err", ""),
-        classname=element.get("classname"),
-        name=element.get("name"),
+        outcome=end.outcome.value,
+        message=end.message,
+        text=end.text,
+        properties={key: str(value) for key, value in asdict(end).items() if value is not None},
+        stdout=end.stdout,
+        stderr=end.stderr,
+        classname=classname,
+        name=name,
     )
 
 
 def wait_for(descriptor):
     return bool(select.select([descriptor], [], [], PATIENCE)[0])
-
-
-def wait_for_end(pidfd, output):
-    """Read the agent's output, lest it fill the pipe, until its process has ended."""
-    deadline = time.monotonic() + PATIENCE
-    open_ends = [pidfd, output]
-    while (remaining := deadline - time.monotonic()) > 0:
-        ready = select.select(open_ends, [], [], remaining)[0]
-        if pidfd in ready:
-            return True
-        if output in ready and not os.read(output, 65536):
-            open_ends.remove(output)
-    return False
 
 
 def wait_for_pid(pid):

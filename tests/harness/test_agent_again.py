@@ -5,6 +5,9 @@ from itertools import groupby
 import pytest
 from agent_run import AgentRun
 
+from allranks.harness.rank_xml import xml_id
+from allranks.records import Collected, Finished, Notice, TestStarted
+
 FILES = {
     "test_a.py": """
         class TestA:
@@ -21,30 +24,30 @@ A1, A5, B2, C = "test_a.py::TestA::test_1", "test_a.py::test_5", "test_b.py::tes
 
 
 def ran(agent):
-    names = dict.fromkeys(event["nodeid"] for event in agent.journal("arrived"))
+    names = dict.fromkeys(record.nodeid for record in agent.all(TestStarted))
     return [name.removeprefix("suite/") for name in names]
 
 
 def collected(agent):
-    return [name.removeprefix("suite/") for name in agent.journal("collected")[0]["tests"]]
+    return [name.removeprefix("suite/") for name in agent.all(Collected)[0].tests]
 
 
 def test_only_what_is_named_runs_and_is_collected(run_agent):
     agent = run_agent(FILES, world_size=1, only=(f"suite/{B2}", f"suite/{A1}", "suite/test_b.py::test_gone"))
     assert (ran(agent), collected(agent)) == ([A1, B2], [A1, B2])
-    assert agent.journal("collected")[0]["deselected"] == 0
+    assert agent.all(Collected)[0].deselected == 0
 
 
 def test_a_module_that_skips_itself_is_named_by_its_own_name(run_agent):
     agent = run_agent(FILES, world_size=1, only=(f"suite/{C}",))
     assert (ran(agent), collected(agent)) == ([], [C])
-    assert agent.journal("agent_finished")
+    assert agent.all(Finished)
 
 
 def test_nothing_is_collected_where_all_that_is_named_is_gone(run_agent):
     agent = run_agent(FILES, world_size=1, only=("suite/test_b.py::test_gone",))
     assert collected(agent) == []
-    assert agent.journal("agent_finished")
+    assert agent.all(Finished)
 
 
 @pytest.fixture
@@ -80,5 +83,12 @@ def test_orders_differ_by_their_seed_and_all_ranks_have_the_same(order):
 
 
 def test_the_report_says_which_order_it_was(run_agent):
-    notices = [event["text"] for event in run_agent(FILES, world_size=1, shuffle=3).journal("notice")]
+    notices = [event.text for event in run_agent(FILES, world_size=1, shuffle=3).all(Notice)]
     assert "The order of the tests is that of --shuffle 3." in notices
+
+
+@pytest.mark.parametrize("name", ["test_\x01.py", "test_#x01.py"])
+def test_of_two_ids_that_look_alike_in_reports_the_one_that_is_meant_runs(run_agent, name):
+    files = dict.fromkeys(("test_\x01.py", "test_#x01.py"), "def test_x(): pass\n")
+    agent = run_agent(files, world_size=1, only=(xml_id(f"suite/{name}::test_x"),))
+    assert ran(agent) == [f"{name}::test_x"]

@@ -2,6 +2,8 @@
 
 import pytest
 
+from allranks.records import AgentFailed, Collected, CollectionFailed, GangStarted, NotRun
+
 PASSING = "def test_passes(): pass\n"
 
 
@@ -12,11 +14,11 @@ def test_what_cannot_be_imported_is_written_down_and_nothing_runs(run_agent):
         "test_fine.py": PASSING,
     }
     agent = run_agent(files)
-    failures = {event["nodeid"]: event["text"] for event in agent.journal("collection_failed")}
+    failures = {event.nodeid: event.text for event in agent.all(CollectionFailed)}
     assert set(failures) == {"suite/test_syntax.py", "suite/test_import.py"}
     assert "SyntaxError" in failures["suite/test_syntax.py"]
     assert "there_is_no_such_module" in failures["suite/test_import.py"]
-    assert not agent.journal("gang_started")
+    assert not agent.all(GangStarted)
 
 
 @pytest.mark.parametrize(
@@ -33,21 +35,21 @@ def test_what_cannot_be_imported_is_written_down_and_nothing_runs(run_agent):
 def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, arguments, words):
     agent = start_agent(files, pytest_args=arguments, world_size=1).go()
     agent.wait()
-    failures = agent.journal("collection_failed")
-    assert failures, (agent.log, agent.journal("agent_failed"))
-    assert words in failures[0]["text"]
-    assert not agent.journal("gang_started")
+    failures = agent.all(CollectionFailed)
+    assert failures, (agent.log, agent.all(AgentFailed))
+    assert words in failures[0].text
+    assert not agent.all(GangStarted)
 
 
 def test_an_absent_suite_is_a_failed_collection(run_agent):
     agent = run_agent({"test_a.py": PASSING}, path="elsewhere")
-    assert "elsewhere" in agent.journal("collection_failed")[0]["text"]
+    assert "elsewhere" in agent.all(CollectionFailed)[0].text
 
 
 def test_an_empty_suite_collects_nothing_and_fails_nothing(run_agent):
     agent = run_agent({"helper.py": ""})
-    assert agent.journal("collected")[0]["tests"] == []
-    assert not agent.journal("collection_failed")
+    assert list(agent.all(Collected)[0].tests) == []
+    assert not agent.all(CollectionFailed)
     assert agent.cases(0) == {}
 
 
@@ -57,9 +59,9 @@ THREE = {"test_three.py": "def test_red(): pass\ndef test_green(): pass\ndef tes
 @pytest.mark.parametrize(("expression", "kept"), [("green", ["test_green", "test_dark_green"]), ("blue", [])])
 def test_deselected_tests_are_counted_and_not_run(run_agent, expression, kept):
     agent = run_agent(THREE, pytest_args=("-k", expression), world_size=1)
-    [collected] = agent.journal("collected")
-    assert collected["tests"] == [f"suite/test_three.py::{name}" for name in kept]
-    assert collected["deselected"] == 3 - len(kept)
+    [collected] = agent.all(Collected)
+    assert list(collected.tests) == [f"suite/test_three.py::{name}" for name in kept]
+    assert collected.deselected == 3 - len(kept)
     assert list(agent.cases(0)) == kept
 
 
@@ -70,17 +72,17 @@ def test_a_module_that_skips_itself_is_skipped_on_every_rank(run_agent):
     case = agent.cases(1)["suite.test_module"]
     assert "could not import 'no_such_module'" in case.message
     assert case.properties["skip_kind"] == "plain"
-    assert "suite/test_module.py" in agent.journal("collected")[0]["tests"]
+    assert "suite/test_module.py" in agent.all(Collected)[0].tests
     assert agent.outcomes("test_passes") == ("passed", "passed")
 
 
 def test_ranks_wait_for_the_word_go(start_agent):
     agent = start_agent({"test_a.py": PASSING}, world_size=1)
-    agent.wait_for_event("collected")
-    assert not agent.journal("gang_started")
+    agent.wait_for(Collected)
+    assert not agent.all(GangStarted)
     agent.go()
     assert agent.wait() == 0
-    assert agent.journal("gang_started")
+    assert agent.all(GangStarted)
 
 
 TWO = {"test_a.py": "def test_one(): pass\ndef test_two(): pass\n", "test_b.py": PASSING}
@@ -97,7 +99,7 @@ TWO = {"test_a.py": "def test_one(): pass\ndef test_two(): pass\n", "test_b.py":
 )
 def test_paths_and_node_ids_of_the_report_choose_tests(run_agent, arguments, expected):
     agent = run_agent(TWO, pytest_args=arguments, world_size=1)
-    assert agent.journal("collected")[0]["tests"] == expected
+    assert list(agent.all(Collected)[0].tests) == expected
 
 
 def test_tests_work_in_the_shared_folder_wherever_paths_start(run_agent):
@@ -107,5 +109,5 @@ def test_tests_work_in_the_shared_folder_wherever_paths_start(run_agent):
 
 def test_what_is_only_collected_is_written_down_as_not_run(run_agent):
     agent = run_agent(TWO, pytest_args=("--collect-only",), world_size=1)
-    assert agent.journal("not_run")[0]["reason"] == "--collect-only"
-    assert len(agent.journal("not_run")[0]["tests"]) == 3
+    assert agent.all(NotRun)[0].reason == "--collect-only"
+    assert len(agent.all(NotRun)[0].tests) == 3

@@ -6,8 +6,8 @@ import time
 import pytest
 from agent_run import wait_for_pid
 
-from allranks.harness.hangup import HANGUP_STATUS
-from allranks.harness.rank_xml import write_rank_xml
+from allranks.harness.job_end import HANGUP_STATUS
+from allranks.records import Begun, Collected, GangStarted, Imported, Interrupted, JobTimedOut
 
 PASSING = "def test_passes(): pass\n"
 
@@ -62,7 +62,7 @@ def test_an_agent_that_is_told_to_stop_writes_what_it_knows_and_leaves(hanging_a
     assert agent.outcomes("test_hangs") == ("aborted", "aborted")
     assert agent.cases(1)["test_hangs"].message == "the job was ended from outside"
     assert "test_after" not in agent.cases(0)
-    assert agent.journal("interrupted")
+    assert agent.all(Interrupted)
 
 
 def test_a_second_order_to_stop_does_not_disturb_the_first(start_agent):
@@ -86,17 +86,17 @@ def test_a_job_whose_time_is_up_times_its_ranks_out(start_agent):
     agent = start_agent({"test_hangs.py": HANGING}, limits={"job": 2.0}, environment={"CHILDREN": "1"}).go()
     assert agent.wait() == 0
     agent.assert_nothing_left()
-    assert agent.journal("job_timed_out")[0]["limit"] == 2.0
+    assert agent.all(JobTimedOut)[0].limit == 2.0
     assert agent.outcomes("test_hangs") == ("timed_out", "timed_out")
     assert "the job's time limit of 2 s was reached" in agent.cases(1)["test_hangs"].message
 
 
 def test_the_time_before_a_job_gets_its_turn_is_not_its_own(start_agent):
-    agent = start_agent({"test_ok.py": PASSING}, limits={"job": 0.5})
-    agent.wait_for_event("collected")
-    time.sleep(1.0)  # the job before it takes longer than this one may
+    agent = start_agent({"test_ok.py": PASSING}, limits={"job": 2.5})
+    agent.wait_for(Collected)
+    time.sleep(3.0)  # the job before it takes longer than this one may
     assert agent.go().wait() == 0
-    assert agent.journal("job_timed_out") == []
+    assert agent.all(JobTimedOut) == []
     assert set(agent.outcomes("test_passes")) == {"passed"}
 
 
@@ -106,8 +106,6 @@ def test_ranks_die_with_a_killed_agent_and_leave_the_name_of_their_test(hanging_
     assert agent.wait() == -signal.SIGKILL
     for pid in agent.gangs()[-1]:
         assert wait_for_pid(pid)
-    for rank in (0, 1):
-        write_rank_xml(agent.results, rank, cell="cell", suite="suite", world_size=2)
     assert agent.outcomes("test_hangs") == ("missing", "missing")
     assert "ended in this test" in agent.cases(1)["test_hangs"].message
 
@@ -122,24 +120,24 @@ def test_an_agent_leaves_a_collection_that_hangs(start_agent):
 
 def test_an_agent_leaves_while_it_waits_for_the_word_go(start_agent):
     agent = start_agent({"test_a.py": PASSING})
-    agent.wait_for_event("collected")
+    agent.wait_for(Collected)
     agent.close_stdin()
     assert agent.wait() == HANGUP_STATUS
-    assert not agent.journal("gang_started")
+    assert not agent.all(GangStarted)
 
 
 def test_an_agent_whose_standard_input_never_was_there_imports_nothing(start_agent):
     agent = start_agent({"test_a.py": PASSING}, closed_stdin=True)
     assert agent.wait() == HANGUP_STATUS
-    assert not agent.journal("imported")
+    assert not agent.all(Imported)
 
 
 def test_an_agent_leaves_its_import_of_torch(start_command):
     agent = start_command({"test_a.py": PASSING})
-    agent.wait_for_event("agent_started")
+    agent.wait_for(Begun)
     agent.close_stdin()
     assert agent.wait() == HANGUP_STATUS
-    assert not agent.journal("collected")
+    assert not agent.all(Collected)
 
 
 def test_the_command_of_every_job_runs_a_suite(start_command):

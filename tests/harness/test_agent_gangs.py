@@ -2,6 +2,8 @@
 
 import pytest
 
+from allranks.records import NotRun
+
 TWO_FILES = {
     "test_one.py": """
         def test_a(): pass
@@ -44,7 +46,7 @@ def test_each_gang_costs_the_agent_no_descriptor_and_no_child(run_agent):
     words = agent.words()
     assert len(words) == len(agent.gangs()) == 20
     assert len(set(words)) == 1
-    assert words[0].endswith(" 1")
+    assert words[0].endswith(" 2")  # the fork server and this rank
 
 
 def test_fixtures_of_wider_scope_live_once_per_rank_and_gang(run_agent):
@@ -118,9 +120,9 @@ MIXED = {
 @pytest.mark.parametrize(("argument", "ran"), [("-x", 2), ("--maxfail=2", 4)])
 def test_the_job_stops_where_pytest_would_and_says_what_has_not_run(run_agent, argument, ran):
     agent = run_agent(MIXED, pytest_args=(argument,), world_size=1)
-    [stopped] = agent.journal("not_run")
-    assert stopped["tests"] == [f"suite/test_mixed.py::test_{number}" for number in range(ran + 1, 6)]
-    assert stopped["reason"].startswith("-x or --maxfail")
+    [stopped] = agent.all(NotRun)
+    assert list(stopped.tests) == [f"suite/test_mixed.py::test_{number}" for number in range(ran + 1, 6)]
+    assert stopped.reason.startswith("-x or --maxfail")
     assert len(agent.cases(0)) == ran
 
 
@@ -136,12 +138,12 @@ def test_ranks_that_disagree_on_a_skip_are_a_bad_test_unless_they_may(run_agent,
         def test_2(): pass
     """
     agent = run_agent({"test_skip.py": suite}, pytest_args=("-x",), mixed_skip=allowed)
-    assert [nodeid for event in agent.journal("not_run") for nodeid in event["tests"]] == left
+    assert [nodeid for event in agent.all(NotRun) for nodeid in event.tests] == left
 
 
 def test_an_x_at_the_last_test_leaves_nothing_not_run(run_agent):
     agent = run_agent({"test_last.py": "def test_fails(): assert False"}, pytest_args=("-x",), world_size=1)
-    assert not agent.journal("not_run")
+    assert not agent.all(NotRun)
 
 
 def test_a_process_group_that_cannot_be_destroyed_is_an_error_of_the_last_test(run_agent):
@@ -259,7 +261,7 @@ def test_fails_on_one(rank, slow):
 def test_a_failure_is_known_before_its_own_teardown_has_ended(run_agent):
     agent = run_agent({"test_a.py": SLOW_FINALIZER}, limits={"peer_grace": 0.5, "test": 60.0})
     assert agent.outcomes("test_fails_on_one") == ("aborted", "failed")
-    assert [event["rank"] for event in agent.arrived("test_fails_on_one")] == [1, 0]
+    assert [event.rank for event in agent.arrived("test_fails_on_one")] == [1, 0]
     assert agent.cases(0)["test_fails_on_one"].message.startswith("aborted by rank 1")
 
 

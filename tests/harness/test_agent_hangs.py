@@ -2,6 +2,8 @@
 
 import pytest
 
+from allranks.records import Finished, Went
+
 SUITE = """
     import ctypes, os, signal, threading, time
     import pytest
@@ -116,7 +118,7 @@ def test_a_teardown_of_the_last_test_has_the_limit_of_the_test(hangs):
 
 
 def test_the_time_is_bounded(hangs):
-    [finished] = hangs.journal("agent_finished")
-    [go] = hangs.journal("go")
+    [finished] = hangs.all(Finished)
+    [go] = hangs.all(Went)
     hanging = 6
-    assert finished["at"] - go["at"] < 20 > hanging * (0.6 + 0.5 + 1)
+    assert finished.at - go.at < 20 > hanging * (0.6 + 0.5 + 1)

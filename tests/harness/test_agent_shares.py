@@ -6,7 +6,7 @@ import pytest
 from agent_run import AgentRun
 
 from allranks.harness.config import Share
-from allranks.harness.events import read_events
+from allranks.records import Collected, CollectionFailed, Finished, Shared, TestStarted
 
 FILES = {
     "test_a.py": "def test_1(): pass\ndef test_2(): pass\n",
@@ -43,11 +43,11 @@ def run_shares(run_share):
 
 
 def collected(agent):
-    return agent.journal("collected")[0]["tests"]
+    return list(agent.all(Collected)[0].tests)
 
 
 def ran(agent):
-    return list(dict.fromkeys(event["nodeid"] for event in agent.journal("arrived")))
+    return list(dict.fromkeys(record.nodeid for record in agent.all(TestStarted)))
 
 
 def test_each_test_is_run_by_one_of_the_agents_in_its_files_order(run_shares):
@@ -57,23 +57,23 @@ def test_each_test_is_run_by_one_of_the_agents_in_its_files_order(run_shares):
 
 
 def test_all_agents_say_that_they_have_made_the_same_split(run_shares):
-    [one], [two] = (agent.journal("shared") for agent in run_shares(FILES, 2))
-    assert one["split"] == two["split"]
-    assert (one["elsewhere"], two["elsewhere"]) == (2, 4)
+    [one], [two] = (agent.all(Shared) for agent in run_shares(FILES, 2))
+    assert one.split == two.split
+    assert (one.elsewhere, two.elsewhere) == (2, 4)
 
 
 def test_tests_of_other_shares_do_not_count_as_deselected(run_shares):
     agents = run_shares(FILES, 2, isolation="test", pytest_args=("-k", "test_1"))
     assert [ran(agent) for agent in agents] == [[A1], [B1]]
-    assert [agent.journal("collected")[0]["deselected"] for agent in agents] == [3, 3]
+    assert [agent.all(Collected)[0].deselected for agent in agents] == [3, 3]
 
 
 def test_an_agent_without_a_share_runs_nothing_and_fails_nothing(run_shares):
     agents = run_shares({"test_a.py": "def test_1(): pass\n"}, 2)
     assert [collected(agent) for agent in agents] == [[A1], []]
-    assert not agents[1].journal("collection_failed")
-    assert agents[1].journal("shared")[0]["elsewhere"] == 1
-    assert agents[1].journal("agent_finished")
+    assert not agents[1].all(CollectionFailed)
+    assert agents[1].all(Shared)[0].elsewhere == 1
+    assert agents[1].all(Finished)
 
 
 def test_what_failed_last_time_is_shared_and_nothing_else_runs(run_share, tmp_path):
@@ -91,7 +91,7 @@ def test_what_failed_last_time_is_shared_and_nothing_else_runs(run_share, tmp_pa
 
 def test_an_agent_with_the_whole_suite_says_nothing_of_shares(run_agent):
     agent = run_agent(FILES, world_size=1)
-    assert not agent.journal("shared")
+    assert not agent.all(Shared)
     assert set(collected(agent)) == {"suite/test_c.py", A1, A2, B1, B2, B3}
 
 
@@ -99,17 +99,17 @@ def test_stepwise_is_refused_in_a_share_with_what_to_do_instead(start_agent):
     share = Share(number=1, count=2)
     agent = start_agent(FILES, world_size=1, share=share, pytest_args=("--sw",)).go()
     agent.wait()
-    [failure] = agent.journal("collection_failed")
-    assert "--stepwise cannot be used in a suite that is split into shards" in failure["text"]
-    assert "`--lf`" in failure["text"]
+    [failure] = agent.all(CollectionFailed)
+    assert "--stepwise cannot be used in a suite that is split into shards" in failure.text
+    assert "`--lf`" in failure.text
 
 
 def test_a_marker_that_makes_no_sense_fails_the_collection_of_a_share(run_agent):
     source = "import pytest\n@pytest.mark.isolation('tests')\ndef test_1(): pass\n"
     agent = run_agent({"test_a.py": source}, world_size=1, share=Share(number=1, count=2))
-    [failure] = agent.journal("collection_failed")
-    assert failure["nodeid"] == A1
-    assert not agent.journal("arrived")
+    [failure] = agent.all(CollectionFailed)
+    assert failure.nodeid == A1
+    assert not agent.ends
 
 
 def test_a_class_that_keeps_its_ranks_is_not_torn_apart(run_shares):
@@ -123,4 +123,4 @@ def test_a_class_that_keeps_its_ranks_is_not_torn_apart(run_shares):
     classes = [{nodeid.split("::")[1] for nodeid in collected(agent)} for agent in agents]
     assert classes == [{"TestKept"}, {"TestToo"}]
     assert [len(collected(agent)) for agent in agents] == [3, 3]
-    assert all(read_events(agent.results / "events-0.jsonl") for agent in agents)
+    assert all(agent.ends for agent in agents)

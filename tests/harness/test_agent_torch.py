@@ -2,15 +2,16 @@
 
 import pytest
 
-from allranks.harness.agent import is_torch_of
+from allranks.harness.fork_server import is_torch_of
+from allranks.records import AgentFailed, Collected
 
 
 def test_an_agent_with_another_torch_than_its_cells_runs_no_test(start_agent):
     agent = start_agent({"test_it.py": "def test_passes(): pass\n"}, torch="1.13.1")
     agent.wait()
-    [failed] = agent.journal("agent_failed")
-    assert failed["message"].startswith("the cell stands for torch 1.13.1, and the Python of this job has torch 2.")
-    assert agent.journal("collected") == []
+    [failed] = agent.all(AgentFailed)
+    assert failed.message.startswith("the cell stands for torch 1.13.1, and the Python of this job has torch 2.")
+    assert agent.all(Collected) == []
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 from allranks.harness import kernel
 from allranks.harness.config import GpuToCheck
 from allranks.harness.gpu_check import check_gpus, compute, troubles_of
+from allranks.records import Collected, GpuFailed, GpusChecked
 
 GPUS = tuple(GpuToCheck(gpu=f"GPU-{letter}", visible=f"UUID-{letter}", name=f"GPU {letter}") for letter in "ab")
 
@@ -87,7 +88,7 @@ def test_what_goes_wrong_on_one_gpu_is_told_of_that_one_and_befalls_nobody_else(
 def test_which_gpus_compute_is_written_down():
     journal = Journal()
     assert check_gpus(GPUS, "cpu", 60, journal)
-    assert [(event["event"], event["gpus"]) for event in journal] == [("gpus_checked", ["GPU-a", "GPU-b"])]
+    assert [(event["event"], event.gpus) for event in journal] == [("gpus_checked", ["GPU-a", "GPU-b"])]
 
 
 def test_a_check_that_the_kernel_ends_for_want_of_memory_says_nothing_of_the_device(monkeypatch):
@@ -96,7 +97,7 @@ def test_a_check_that_the_kernel_ends_for_want_of_memory_says_nothing_of_the_dev
     assert not check_gpus(GPUS, "cpu", 60, journal)
     [failed] = journal
     assert (failed["event"], failed["out_of_memory"]) == ("agent_failed", True)
-    assert "limits.memory_mib" in failed["message"]
+    assert "limits.memory_mib" in failed.message
 
 
 def test_a_torch_without_cuda_tries_nothing(monkeypatch):
@@ -122,15 +123,15 @@ SUITE = {"suite/test_small.py": "def test_small(): pass\n"}
 def test_an_agent_has_its_gpus_tried_and_runs_its_tests(start_agent):
     run = start_agent(SUITE, check_gpus=GPUS, gpu_device="cpu").go()
     assert run.wait() == 0
-    assert run.journal("gpus_checked")[0]["gpus"] == ["GPU-a", "GPU-b"]
+    assert run.all(GpusChecked)[0].gpus == ["GPU-a", "GPU-b"]
     assert len(run.arrived("test_small")) == 2
 
 
 def test_an_agent_whose_gpu_is_sick_collects_nothing_and_says_why(start_agent):
     run = start_agent(SUITE, check_gpus=GPUS[:1], gpu_device="meta")
     assert run.wait() == 1
-    [failed] = run.journal("gpu_failed")
-    assert failed["gpu"] == "GPU-a"
-    assert "NotImplementedError" in failed["message"]
+    [failed] = run.all(GpuFailed)
+    assert failed.gpu == "GPU-a"
+    assert "NotImplementedError" in failed.message
     assert "NotImplementedError" in run.log
-    assert run.journal("collected") == []
+    assert run.all(Collected) == []

@@ -2,6 +2,8 @@
 
 import pytest
 
+from allranks.records import CollectionFailed, Notice
+
 PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
 """Environment of an agent that loads what is installed, as a user's does."""
 
@@ -313,15 +315,15 @@ def test_an_option_changes_no_outcome(run_agent, arguments):
 )
 def test_an_option_that_cannot_be_had_is_refused_in_a_sentence(run_agent, arguments, words):
     agent = run_agent(ONE, pytest_args=arguments, world_size=1, environment=PLUGINS)
-    [failure] = agent.journal("collection_failed")
-    assert failure["text"].strip().startswith(f"ERROR: {words}")
+    [failure] = agent.all(CollectionFailed)
+    assert failure.text.strip().startswith(f"ERROR: {words}")
     assert agent.cases(0) == {}
 
 
 def test_a_report_of_pytests_own_is_not_written_and_that_is_said(run_agent, tmp_path):
     agent = run_agent(ONE, pytest_args=(f"--junitxml={tmp_path}/mine.xml",), world_size=1)
     assert agent.outcomes("test_one") == ("passed",)
-    assert [notice["text"].partition(":")[0] for notice in agent.journal("notice")] == ["--junitxml was ignored"]
+    assert [notice.text.partition(":")[0] for notice in agent.all(Notice)] == ["--junitxml was ignored"]
     assert not (tmp_path / "mine.xml").exists()
 
 
@@ -564,9 +566,9 @@ def test_a(): pass
 
 def test_an_import_that_starts_a_thread_is_an_error_that_names_module_and_thread(run_agent):
     agent = run_agent({"test_a.py": THREAD, "test_b.py": "def test_b(): pass"}, world_size=1)
-    [failure] = agent.journal("collection_failed")
-    assert failure["nodeid"] == "suite/test_a.py"
-    assert failure["text"].startswith("Importing it starts the thread heartbeat")
+    [failure] = agent.all(CollectionFailed)
+    assert failure.nodeid == "suite/test_a.py"
+    assert failure.text.startswith("Importing it starts the thread heartbeat")
 
 
 def test_a_hook_after_collection_that_starts_a_thread_is_an_error(run_agent):
@@ -577,8 +579,8 @@ def test_a_hook_after_collection_that_starts_a_thread_is_an_error(run_agent):
             threading.Thread(target=threading.Event().wait, name="heartbeat", daemon=True).start()
     """
     agent = run_agent({"conftest.py": conftest, "test_it.py": "def test_passes(): pass"})
-    [failure] = agent.journal("collection_failed")
-    assert failure["text"].startswith("A hook of a plugin or a conftest file starts the thread heartbeat")
+    [failure] = agent.all(CollectionFailed)
+    assert failure.text.startswith("A hook of a plugin or a conftest file starts the thread heartbeat")
     assert agent.cases(0) == {}
 
 
@@ -591,7 +593,7 @@ def test_a_thread_of_a_library_is_a_notice(run_agent):
         def test_a(): pass
     """
     agent = run_agent({"test_a.py": native}, world_size=1)
-    [notice] = agent.journal("notice")
+    [notice] = agent.all(Notice)
     assert notice["nodeid"] == "suite/test_a.py"
     assert notice["text"].startswith("Importing it starts the thread ")
     assert agent.outcomes("test_a") == ("passed",)

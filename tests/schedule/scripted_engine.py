@@ -5,13 +5,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from allranks.engine.protocol import JobExit
+from allranks.harness.outcome import Outcome
+from allranks.records import SCHEMA, Begun, Collected, Finished, Interrupted, Passed, RankEnded
 
-COLLECTED = {"event": "collected", "tests": ["t"], "deselected": 1}
-ARRIVED = {
-    "event": "arrived", "at": 2.0, "nodeid": "t", "rank": 0, "outcome": "passed", "message": "", "consequence": False,
-}  # fmt: skip
-FINISHED = {"event": "agent_finished"}
-WELL = (COLLECTED, ARRIVED, FINISHED)
+BEGUN = Begun(schema=SCHEMA)
+COLLECTED = Collected(tests=("t",), deselected=1)
+PASSED = Passed(nodeid="t", ranks=(0,), arrived=(2.0,), seconds=(0.5,), world_size=1)
+FINISHED = Finished(status=0)
+WELL = (COLLECTED, PASSED, FINISHED)
+
+
+def failed(nodeid, rank=0, message="", *, outcome=Outcome.FAILED, world_size=None, **more):
+    """A rank that has not passed, in a world that is just large enough unless told."""
+    size = rank + 1 if world_size is None else world_size
+    return RankEnded(nodeid=nodeid, rank=rank, outcome=outcome, world_size=size, arrived=2.0, message=message, **more)
 
 
 @dataclass
@@ -19,7 +26,7 @@ class ScriptedEngine:
     """An engine that writes down what it is asked, and does as told for each cell.
 
     Attributes:
-        events: What the job of a cell says.
+        records: What the job of a cell reports after it has begun.
         failures: What a step of a cell's job raises: ``("start", "gloo-w1-g0-env")``.
         acts: What happens at a step of a cell's job.
         endless: Cells whose jobs end only when they are told to.
@@ -27,7 +34,7 @@ class ScriptedEngine:
 
     log: list = field(default_factory=list)
     specs: dict = field(default_factory=dict)
-    events: dict = field(default_factory=dict)
+    records: dict = field(default_factory=dict)
     failures: dict = field(default_factory=dict)
     files: dict = field(default_factory=dict)
     acts: dict = field(default_factory=dict)
@@ -72,14 +79,14 @@ class ScriptedJob:
 
     def wait(self, sink):
         is_endless = self.cell in self.engine.endless
-        for event in self.engine.events.get(self.cell, WELL):
-            if event != FINISHED or not is_endless:
-                sink(event)
+        for record in (BEGUN, *self.engine.records.get(self.cell, WELL)):
+            if record != FINISHED or not is_endless:
+                sink(0, record)
         self.engine.note("wait", self.cell)
         if is_endless:
             assert self.told.wait(20)
-            sink({"event": "interrupted"})
-            sink(FINISHED)
+            sink(0, Interrupted())
+            sink(0, FINISHED)
         return JobExit(status=0)
 
     def stop(self):

@@ -10,28 +10,29 @@ import sys
 import termios
 from pathlib import Path
 
-from scripted_engine import ARRIVED, COLLECTED, FINISHED, ScriptedEngine
+from scripted_engine import FINISHED, PASSED, ScriptedEngine, failed
 
 from allranks import cli
 from allranks.engine import ownership
+from allranks.records import Collected
 from allranks.schedule import leases, line, run
 from allranks.schedule.inventory import Inventory
 from allranks.schedule.request import Surroundings
 from allranks.schedule.runner import Host
 
 ONE, TWO, THREE = "gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"
-BAD = {**ARRIVED, "nodeid": "suite/test_a.py::test_b[x]", "rank": 1, "outcome": "failed", "message": "no [bold]good"}
+BAD = failed("suite/test_a.py::test_b[x]", 1, "no [bold]good")
 GPUS = ("GPU-a", "GPU-b", "GPU-c")
 
 
 class Engine(ScriptedEngine):
-    """Has the first job and the third wait for a word after their events."""
+    """Has the first job and the third wait for a word after their records."""
 
     def __init__(self, words):
         super().__init__()
         # In one piece: two threads that read one file take each other's lines.
         self.acts["wait", ONE] = self.acts["wait", THREE] = lambda: os.read(words, len("go\n"))
-        self.events[ONE] = ({**COLLECTED, "tests": ["t", BAD["nodeid"], "u"]}, ARRIVED, BAD, FINISHED)
+        self.records[ONE] = (Collected(tests=("t", BAD.nodeid, "u")), PASSED, BAD, FINISHED)
 
 
 def main():

@@ -1,15 +1,18 @@
 """The log that GitHub Actions reads."""
 
 import pytest
+from scripted_engine import failed
 
 from allranks.cli import main
+from allranks.records import Printed
 from allranks.report.judged import Failure
 from allranks.report.merge import merge
 from allranks.report.model import VerdictKind
 from allranks.schedule import actions
 from allranks.schedule.actions import ActionsConsole, ActionsView, Commands, annotate, is_on_actions
 from allranks.schedule.console import console_for, leave_to_the_merge
-from allranks.schedule.journal import JobError
+from allranks.schedule.job_facts import JobError
+from allranks.schedule.progress import Tests
 
 NOTHING = "cell/s: no test ran (1.0 s)"
 
@@ -45,30 +48,30 @@ def shown(lines):
 
 
 def output(line, rank=0):
-    return {"event": "output", "rank": rank, "line": line}
+    return Printed(rank=rank, line=line)
 
 
 def test_what_jobs_print_is_a_group_of_each_when_it_ends(live, lines):
-    live.event("cell/s", output("one"))
-    live.event("cell/t", output("other"))
-    live.event("cell/s", output("two", 1))
+    live.take("cell/s", output("one"))
+    live.take("cell/t", output("other"))
+    live.take("cell/s", output("two", 1))
     assert shown(lines) == []
-    live.job_ended("cell/s", [], 1.0, None)
+    live.job_ended("cell/s", Tests(), 1.0, None)
     assert taken(lines) == ["::group::cell/s: what its ranks printed", "::endgroup::"]
     assert shown(lines) == ["[rank 0] one", "[rank 1] two", NOTHING]
     assert lines[-1] == NOTHING
 
 
 def test_a_job_that_prints_nothing_has_no_group(live, lines):
-    live.job_ended("cell/s", [], 1.0, None)
+    live.job_ended("cell/s", Tests(), 1.0, None)
     assert (taken(lines), shown(lines)) == ([], [NOTHING])
 
 
 def test_no_test_can_give_commands_or_guess_the_word_that_switches_them_on(live, lines, commands):
     error = JobError(kind="collection", what="No.", why="::add-mask::x\n  ::error::y")
     for job in ("cell/s", "cell/t"):
-        live.event(job, output("x"))
-        live.job_ended(job, [], 1.0, error)
+        live.take(job, output("x"))
+        live.job_ended(job, Tests(), 1.0, error)
     assert "    ::add-mask::x" in lines
     assert [command.split("::")[1] for command in taken(lines)] == ["group", "endgroup"] * 2
     words = [line for line in lines if line.startswith("::stop-commands::")]
@@ -82,14 +85,13 @@ def test_no_test_can_give_commands_or_guess_the_word_that_switches_them_on(live,
 def test_a_flood_is_cut(live, lines, monkeypatch):
     monkeypatch.setattr(actions, "_KEPT", 2)
     for number in range(5):
-        live.event("cell/s", output(str(number)))
-    live.job_ended("cell/s", [], 1.0, None)
+        live.take("cell/s", output(str(number)))
+    live.job_ended("cell/s", Tests(), 1.0, None)
     assert shown(lines)[:3] == ["[rank 0] 0", "[rank 0] 1", "(cut here; the ranks' own logs have all)"]
 
 
 def test_the_first_failure_is_said_at_once(live, lines):
-    event = {"event": "arrived", "nodeid": "t", "rank": 1, "outcome": "failed", "message": "no"}
-    live.event("cell/s", event)
+    live.take("cell/s", failed("t", 1, "no"))
     assert shown(lines) == ["cell/s: first failure: rank 1 failed in t: no"]
 
 

@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
-from scripted_engine import FINISHED
+from scripted_engine import COLLECTED, FINISHED, PASSED, failed
 
 from allranks.engine.ownership import own_run
 from allranks.errors import EngineError, UsageError
 from allranks.interruption import interruptible
+from allranks.records import Collected, CollectionFailed
 from allranks.report.merge import merge
 from allranks.report.verdict import Setting
 from allranks.schedule.again import WHOLE, Again, newest_attempt, to_run_again
@@ -29,18 +31,19 @@ def interrupt():
 
 
 def says(outcomes):
-    """What an agent streams of tests that end so on every rank."""
-    return ({"event": "collected", "tests": list(outcomes), "deselected": 0}, FINISHED)
+    """What an agent reports of tests that end so on their one rank."""
+    ends = [replace(PASSED, nodeid=nodeid) if each == "passed" else failed(nodeid) for nodeid, each in outcomes.items()]
+    return (Collected(tests=tuple(outcomes)), *ends, FINISHED)
 
 
-def ranks_xml(outcomes):
-    """What the one rank of such a job leaves."""
+def rank_xml(outcomes):
+    """What another program left of the one rank of such a job."""
     cases = "".join(
         f'<testcase classname="t" name="{nodeid[-4:]}"><properties><property name="allranks.nodeid" value="{nodeid}"/>'
         f"</properties>{'' if outcome == 'passed' else '<failure>no</failure>'}</testcase>"
         for nodeid, outcome in outcomes.items()
     )
-    return {"rank-0.xml": f"<testsuites><testsuite>{cases}</testsuite></testsuites>"}
+    return f"<testsuites><testsuite>{cases}</testsuite></testsuites>"
 
 
 @pytest.fixture
@@ -59,8 +62,7 @@ def play(engine):
             if isinstance(outcomes, EngineError):
                 engine.failures["collect", cell] = outcomes
                 outcomes = {}
-            engine.events[cell] = says(outcomes)
-            engine.files[cell] = ranks_xml(outcomes)
+            engine.records[cell] = says(outcomes)
 
         engine.acts["start", cell] = next_attempt
 
@@ -175,8 +177,8 @@ def test_jobs_that_never_began_are_stopped_ones_also_when_a_run_is_gone_on_with(
 
 
 def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(runner, engine, pair, records):
-    failed = {"event": "collection_failed", "nodeid": "t.py", "text": "SyntaxError"}
-    engine.events[ONE] = (failed, {"event": "collected", "tests": ["t"], "deselected": 0}, FINISHED)
+    broken = CollectionFailed(nodeid="t.py", text="SyntaxError")
+    engine.records[ONE] = (broken, COLLECTED, FINISHED)
     engine.endless.add(ONE)
     engine.acts["wait", ONE] = interrupt
     with pytest.raises(KeyboardInterrupt), interruptible():
@@ -218,7 +220,7 @@ FAILED, NEW = Again(tests=(BAD, FLAKY), base=1), Again(tests=("t::new",), base=1
 )
 def test_what_is_left_goes_by_how_the_job_ended(attempt, left_of, record, failed, missing):
     job, folder = attempt
-    (folder / "rank-0.xml").write_text(ranks_xml(ALL)["rank-0.xml"])
+    (folder / "rank-0.xml").write_text(rank_xml(ALL))
     if record is not None:
         (folder / "job.json").write_text(json.dumps(record))
     everything_bad = Again(tests=(BAD, FLAKY, "t::new"), base=1)
@@ -243,8 +245,8 @@ def test_a_job_whose_files_are_broken_runs_whole(attempt, left_of, text):
 def test_a_job_whose_files_contradict_each_other_runs_whole(attempt, left_of):
     job, folder = attempt
     (folder / "job.json").write_text(json.dumps(ENDED))
-    (folder / "rank-0.xml").write_text(ranks_xml(ALL)["rank-0.xml"])
-    (folder / "rank-00.xml").write_text(ranks_xml({**ALL, BAD: "passed"})["rank-0.xml"])
+    (folder / "rank-0.xml").write_text(rank_xml(ALL))
+    (folder / "rank-00.xml").write_text(rank_xml({**ALL, BAD: "passed"}))
     assert left_of(job, "failed") is WHOLE
 
 

@@ -1,162 +1,86 @@
+"""The journal that the host writes, and what is made of one whose run was killed."""
+
+from contextlib import closing
+
 import pytest
+from scripted_engine import COLLECTED, PASSED, failed
 
-from allranks.engine.protocol import JobExit
-from allranks.errors import EngineError
-from allranks.schedule.journal import JobError, collected, find, job_error, not_run, notes, sick_gpus, well_gpus
+from allranks.engine.ownership import own_run
+from allranks.records import JOURNAL, SCHEMA, JobStarted, decode
+from allranks.report.rank_xml import read_rank_xml
+from allranks.schedule.journal import Journal, complete_dead_runs
 
-FINISHED = {"event": "agent_finished"}
-WELL = JobExit(status=0)
+pytestmark = pytest.mark.usefixtures("locks")
 
-
-def test_a_sick_gpu_is_an_error_of_the_infrastructure_that_names_it():
-    events = [
-        {"event": "gpus_checked", "gpus": ["GPU-a"]},
-        {"event": "gpu_failed", "gpu": "GPU-b", "name": "GPU 1 (H100, GPU-b)", "message": "it hangs"},
-    ]
-    error = job_error(events, JobExit(status=1))
-    assert (error.kind, error.what) == ("infrastructure", "GPU 1 (H100, GPU-b) is sick: it hangs.")
-    assert (well_gpus(events), sick_gpus(events)) == ({"GPU-a"}, {"GPU-b"})
+CELL = "gloo-w2-g0-env"
+STARTED = JobStarted(schema=SCHEMA, run_id="run-1", cell=CELL, suite="tiny", attempt=1, world_size=2)
+WHOLE = (STARTED, COLLECTED, PASSED, failed("t", 1, "assert 1 == 2", world_size=2))
 
 
-def event(kind, **fields):
-    return {"event": kind, **fields}
+def write(path, *records):
+    with closing(Journal(path)) as journal:
+        for record in records:
+            journal.write(record)
 
 
-def test_another_torch_than_the_cells_is_the_infrastructures_fault():
-    failed = event("agent_failed", message="the cell stands for torch 2.14.1", other_torch="2.13.0")
-    error = job_error([failed], WELL)
-    assert error.kind == "infrastructure"
-    assert "process.python" in error.remedy
+def read(path):
+    return tuple(decode(line) for line in path.read_bytes().splitlines())
 
 
-def test_a_python_that_lacks_torch_is_the_infrastructures_failure():
-    failed = event("agent_failed", message="cannot import torch", cannot_import="torch")
-    error = job_error([failed, FINISHED], JobExit(status=1))
-    assert error.kind == "infrastructure"
-    assert "image" in error.remedy
+@pytest.fixture
+def attempt(tmp_path):
+    folder = tmp_path / "run-1" / "cells" / CELL / "tiny" / "attempt-1"
+    folder.mkdir(parents=True)
+    write(folder / JOURNAL, *WHOLE)
+    return folder
 
 
-def test_a_job_whose_agent_finished_has_no_error():
-    assert job_error([event("collected"), FINISHED], WELL) is None
+def told(path):
+    return [(result.nodeid, result.outcome.value, result.message) for result in read_rank_xml(path).results]
 
 
-def test_a_suite_that_cannot_be_collected_is_named_with_its_text():
-    events = [
-        event("collection_failed", nodeid="a.py", text="SyntaxError: a"),
-        event("collection_failed", nodeid="b.py", text="ImportError: b"),
-        FINISHED,
-    ]
-    error = job_error(events, WELL)
-    assert (error.kind, error.what) == ("collection", "a.py, b.py cannot be collected.")
-    assert error.why == "SyntaxError: a\n\nImportError: b"
+def test_each_record_is_there_as_soon_as_it_is_written(tmp_path):
+    with closing(Journal(tmp_path / JOURNAL)) as journal:
+        journal.write(STARTED)
+        journal.write(COLLECTED)
+        assert read(tmp_path / JOURNAL) == (STARTED, COLLECTED)
+        assert journal.size == (tmp_path / JOURNAL).stat().st_size
 
 
-def test_a_suite_without_a_name_is_called_the_suite():
-    assert (
-        job_error([event("collection_failed", nodeid="", text="usage")], WELL).what == "the suite cannot be collected."
-    )
+def test_a_journal_only_ever_grows(tmp_path):
+    write(tmp_path / JOURNAL, STARTED)
+    write(tmp_path / JOURNAL, COLLECTED)
+    assert read(tmp_path / JOURNAL) == (STARTED, COLLECTED)
 
 
-def test_an_agent_that_failed_says_why():
-    error = job_error([event("agent_failed", message="no torch", text="Traceback"), FINISHED], JobExit(status=1))
-    assert (error.kind, error.what, error.why) == ("agent", "no torch", "Traceback")
-    assert "bug" in error.remedy
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
+    with closing(Journal(tmp_path / "gone" / JOURNAL)) as journal, pytest.raises(OSError, match="gone"):
+        journal.write(STARTED)
 
 
-@pytest.mark.parametrize(
-    "failed",
-    [
-        event("agent_failed", message="the agent cannot write its results: [Errno 28] No space left on device"),
-        event("agent_failed", message="broke down", text="Traceback\nOSError: [Errno 28] No space left on device\n"),
-    ],
-)
-def test_an_agent_on_a_full_disk_is_no_bug(failed):
-    error = job_error([failed], JobExit(status=1))
-    assert (error.kind, error.why) == ("infrastructure", "[Errno 28] No space left on device")
-    assert "bug" not in error.remedy
+def test_what_a_dead_run_kept_becomes_results_of_its_ranks(attempt, tmp_path):
+    complete_dead_runs(tmp_path)
+    assert told(attempt / "rank-0.xml") == [("t", "passed", "")]
+    assert told(attempt / "rank-1.xml") == [("t", "failed", "assert 1 == 2")]
+    assert read_rank_xml(attempt / "rank-0.xml").properties["allranks.world_size"] == "2"
 
 
-def test_a_missing_text_of_a_failed_agent_is_none():
-    assert job_error([event("agent_failed", message="no torch")], WELL).why == ""
+def test_a_living_run_is_left_alone(attempt, tmp_path):
+    with own_run("run-1"):
+        complete_dead_runs(tmp_path)
+    assert [path.name for path in attempt.iterdir()] == [JOURNAL]
 
 
-@pytest.mark.parametrize(
-    ("events", "ending"),
-    [([], JobExit(status=-9, timed_out=True)), ([event("job_timed_out"), FINISHED], WELL)],
-    ids=["the engine's limit", "the agent's limit"],
-)
-def test_a_time_limit_is_a_timeout(events, ending):
-    error = job_error(events, ending)
-    assert error.kind == "timeout"
-    assert "before the first test ended" in error.what
-    assert "limits.job" in error.remedy
+@pytest.mark.parametrize("name", ["job.json", "rank-7.xml"])
+def test_an_attempt_that_has_its_record_or_its_xml_is_left_alone(attempt, tmp_path, name):
+    (attempt / name).write_text("{}")
+    complete_dead_runs(tmp_path)
+    assert not (attempt / "rank-0.xml").exists()
 
 
-def test_a_timeout_names_the_last_test_that_was_heard_of():
-    events = [event("arrived", nodeid="first"), event("arrived", nodeid="last"), event("job_timed_out")]
-    assert "after last" in job_error(events, WELL).what
-
-
-def test_an_interrupted_job_says_so():
-    assert job_error([event("interrupted"), FINISHED], JobExit(status=130)).kind == "interrupted"
-
-
-def test_an_agent_that_died_leaves_its_status_and_its_last_words():
-    error = job_error([event("collected")], JobExit(status=-11, output="Segmentation fault"))
-    assert error.kind == "agent"
-    assert "with status -11" in error.what
-    assert error.why == "Segmentation fault"
-
-
-def test_a_death_for_want_of_memory_says_so_first():
-    error = job_error([], JobExit(status=137, out_of_memory=True, output="Killed"))
-    assert error.why.startswith("The kernel killed it")
-    assert "limits.memory_mib" in error.why
-    assert error.why.endswith("Killed")
-
-
-def test_a_death_that_nobody_saw_is_told_as_that():
-    assert "nobody knows how" in job_error([], JobExit(status=None)).what
-
-
-def test_a_failure_of_the_engine_keeps_its_three_sentences():
-    error = JobError.from_exception(EngineError("what", why="why", remedy="remedy"))
-    assert error == JobError(kind="infrastructure", what="what", why="why", remedy="remedy")
-
-
-def test_collected_tests_come_with_the_number_of_deselected_ones():
-    assert collected([event("collected", tests=["a", "b"], deselected=3)]) == (["a", "b"], 3)
-
-
-def test_a_collection_that_never_ended_is_none():
-    assert collected([event("agent_started")]) == (None, 0)
-
-
-def test_tests_that_an_early_stop_left_out_come_with_the_reason():
-    events = [event("not_run", tests=["b"], reason="-x")]
-    assert not_run(events) == {"not_run": ["b"], "stop_reason": "-x"}
-    assert not_run([]) == {}
-
-
-def test_the_first_event_of_a_kind_is_found():
-    assert find([event("a", n=1), event("a", n=2)], "a")["n"] == 1
-    assert find([], "a") is None
-
-
-def test_processes_that_were_left_behind_are_put_in_words():
-    events = [event("left_behind", nodeid="t::a", rank=rank, pid=7, command="sleep 9") for rank in (1, None)]
-    assert notes(events) == [
-        "rank 1 left a process behind in t::a, which was killed: sleep 9",
-        "a rank left a process behind in t::a, which was killed: sleep 9",
-    ]
-
-
-def test_a_notice_of_the_agent_is_a_note():
-    notices = [event("notice", nodeid="t.py", text="A thread."), event("notice", nodeid="", text="No XML.")]
-    assert notes(notices) == ["t.py: A thread", "No XML"]
-
-
-def test_of_many_processes_that_were_left_behind_a_few_are_shown():
-    events = [event("left_behind", nodeid="t::a", rank=0, pid=pid, command="sleep") for pid in range(9)]
-    assert len(notes(events)) == 6
-    assert notes(events)[-1] == "4 more processes were left behind and killed"
+def test_a_journal_that_is_cut_short_gives_what_came_before_the_cut(attempt, tmp_path):
+    text = (attempt / JOURNAL).read_bytes()
+    (attempt / JOURNAL).write_bytes(text[:-9])
+    complete_dead_runs(tmp_path)
+    assert told(attempt / "rank-0.xml") == [("t", "passed", "")]
+    assert told(attempt / "rank-1.xml") == []

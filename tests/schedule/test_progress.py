@@ -1,10 +1,15 @@
 import pytest
+from scripted_engine import failed
 
+from allranks.harness.outcome import Outcome
+from allranks.records import Collected, Passed
 from allranks.schedule.progress import Board
 
 
-def arrived(nodeid, outcome, rank=0):
-    return {"event": "arrived", "nodeid": nodeid, "rank": rank, "outcome": outcome, "message": ""}
+def ended(nodeid, outcome, rank=0):
+    if outcome == "passed":
+        return Passed(nodeid=nodeid, ranks=(rank,), arrived=(1.0,), seconds=(1.0,), world_size=3)
+    return failed(nodeid, rank, outcome=Outcome(outcome), world_size=3)
 
 
 @pytest.fixture
@@ -17,13 +22,14 @@ def row(board, job_id):
 
 
 def test_a_test_counts_once_by_the_worst_of_its_ranks(board):
-    board.note("a", {"event": "collected", "tests": ["t", "u", "v", "w"]})
-    for event in (
-        arrived("t", "skipped"), arrived("t", "passed", 1), arrived("t", "passed", 2),
-        arrived("u", "passed"), arrived("u", "crashed", 1), arrived("u", "passed", 2),
-        arrived("v", "xfailed"),
+    board.note("a", Collected(tests=("t", "u"), is_last=False))
+    board.note("a", Collected(tests=("v", "w")))
+    for record in (
+        ended("t", "skipped"), ended("t", "passed", 1), ended("t", "passed", 2),
+        ended("u", "passed"), ended("u", "crashed", 1), ended("u", "passed", 2),
+        ended("v", "xfailed"),
     ):  # fmt: skip
-        board.note("a", event)
+        board.note("a", record)
     found = row(board, "a")
     assert (found.done, found.collected) == (3, 4)
     assert (found.passed, found.bad, found.skipped, found.first_bad) == (1, 1, 1, "u")
@@ -41,7 +47,7 @@ def test_a_job_goes_from_state_to_state_and_holds_its_gpus_until_its_end(board):
 
 
 def test_a_job_that_is_tried_again_begins_anew(board):
-    board.note("a", arrived("t", "failed"))
+    board.note("a", ended("t", "failed"))
     board.end("a", 1.0, "It died.")
     assert board.picture(0).bad_jobs == 1
     board.move("a", "waiting")
@@ -65,7 +71,7 @@ def test_where_room_is_short_those_that_run_come_first_then_bad_ones_in_the_orde
 
 
 def test_a_job_that_is_over_keeps_counts_and_no_names(board):
-    board.note("a", arrived("t", "passed"))
+    board.note("a", ended("t", "passed"))
     board.end("a", 1.0, "")
     assert row(board, "a").passed == 1
     assert board._jobs["a"].tests._words == {}

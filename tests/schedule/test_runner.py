@@ -1,5 +1,6 @@
 """The runner against an engine that is a script: what happens in which order, and what is written down."""
 
+import errno
 import json
 import os
 import signal
@@ -9,10 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from scripted_engine import ARRIVED, COLLECTED, FINISHED, WELL
+from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
 
+from allranks.engine.stream import Damage
 from allranks.errors import EngineError, ImageError, ResultsError
 from allranks.interruption import interruptible
+from allranks.records import (
+    JOURNAL,
+    SCHEMA,
+    CollectionFailed,
+    GpuFailed,
+    GpusChecked,
+    JobStarted,
+    Printed,
+    decode,
+)
+from allranks.report.rank_xml import read_rank_xml
 from allranks.schedule.leases import count_free, try_lease
 from allranks.schedule.line import claimed, stand_in_line
 from allranks.schedule.request import Surroundings
@@ -99,19 +112,16 @@ def test_a_job_waits_for_gpus_that_another_run_holds(runner, engine, jobs, lines
 
 
 FIRST, SECOND, BOTH = "nccl-w1-g1-env", "gloo-w1-g0-env", "nccl-w2-g2-env"
-SICK = (
-    {"event": "gpu_failed", "gpu": "GPU-a", "name": "GPU 0 (GPU-a)", "message": "it hangs"},
-    {"event": "agent_finished"},
-)
+SICK = (GpuFailed(gpu="GPU-a", name="GPU 0 (GPU-a)", message="it hangs"), FINISHED)
 
 
 def well(*gpus):
-    return ({"event": "gpus_checked", "gpus": list(gpus)}, *WELL)
+    return (GpusChecked(gpus=gpus, seconds=1.0), *WELL)
 
 
 def test_a_gpu_that_is_sick_is_leased_no_more_and_its_job_runs_elsewhere(runner, engine, jobs, lines):
-    engine.events[FIRST] = SICK
-    engine.acts["wait", FIRST] = lambda: engine.events.update({FIRST: WELL})
+    engine.records[FIRST] = SICK
+    engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: WELL})
     runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b"), retries=1).run([jobs[FIRST]])
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
     assert f"{FIRST}/tiny: the whole job again (1 of 1)" in lines
@@ -120,8 +130,8 @@ def test_a_gpu_that_is_sick_is_leased_no_more_and_its_job_runs_elsewhere(runner,
 
 def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_go_on(runner, engine, jobs, records):
     other = replace(jobs[FIRST], suite=replace(jobs[FIRST].suite, name="other"))
-    engine.events[FIRST] = SICK
-    engine.acts["wait", FIRST] = lambda: engine.events.update({FIRST: WELL})
+    engine.records[FIRST] = SICK
+    engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: WELL})
     runner([jobs[FIRST], other], gpus=("GPU-a", "GPU-b"), most=1).run([jobs[FIRST], other])
     error = records()[FIRST]["error"]
     assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is sick: it hangs.")
@@ -141,12 +151,11 @@ def test_a_gpu_that_proves_to_be_sick_just_before_it_is_leased_goes_to_no_job(ru
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
 
 
-def test_a_gpu_of_another_node_that_is_sick_is_known_though_the_leading_nodes_journal_does_not_name_it(
+def test_a_gpu_of_another_node_that_is_sick_is_known_though_the_leading_agent_only_says_that_it_failed(
     runner, engine, jobs, records
 ):
-    engine.events[FIRST] = SICK
-    failed = {"event": "collection_failed", "nodeid": "", "text": "node 1: GPU 0 (GPU-a) is sick: it hangs"}
-    engine.files[FIRST] = {"events-agent.jsonl": json.dumps(failed) + "\n"}
+    broken = CollectionFailed(nodeid="", text="node 1: GPU 0 (GPU-a) is sick: it hangs")
+    engine.records[FIRST] = (broken, *SICK)
     runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b")).run([jobs[FIRST]])
     error = records()[FIRST]["error"]
     assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is sick: it hangs.")
@@ -155,7 +164,7 @@ def test_a_gpu_of_another_node_that_is_sick_is_known_though_the_leading_nodes_jo
 def test_a_job_that_needs_more_gpus_than_are_well_says_so_and_is_not_skipped(runner, engine, jobs, records):
     wanted = [jobs[BOTH], replace(jobs[FIRST], suite=replace(jobs[FIRST].suite, name="other"))]
     again = replace(jobs[BOTH], suite=replace(jobs[BOTH].suite, name="third"))
-    engine.events[BOTH] = SICK
+    engine.records[BOTH] = SICK
     runner([*wanted, again], gpus=("GPU-a", "GPU-b"), most=1).run([wanted[0], again, wanted[1]])
     assert records()[BOTH]["error"]["what"] == "GPU 0 (GPU-a) is sick: it hangs."
     assert engine.log.count(f"start {BOTH}") == 1
@@ -165,7 +174,7 @@ def test_a_job_that_needs_more_gpus_than_are_well_says_so_and_is_not_skipped(run
 def test_each_gpu_is_tried_once_in_each_image(runner, engine, jobs):
     several = [replace(jobs[BOTH], suite=replace(jobs[BOTH].suite, name=name)) for name in "abc"]
     asked = []
-    engine.events[BOTH] = well("GPU-a", "GPU-b")
+    engine.records[BOTH] = well("GPU-a", "GPU-b")
     engine.acts["go", BOTH] = lambda: asked.append([each.gpu for each in engine.specs[BOTH][0].agent.check_gpus])
     images = iter(["one", "one", "two"])
     runner(
@@ -214,7 +223,7 @@ def test_a_run_leaves_gpus_to_whoever_waited_before(runner, engine, jobs):
 def test_a_job_holds_its_gpus_until_it_is_put_away(runner, engine, jobs):
     [job] = wanted = [jobs["nccl-w2-g2-env"]]
     held = []
-    engine.events[job.cell.id] = WELL
+    engine.records[job.cell.id] = WELL
     engine.note = lambda *_: held.append(try_lease(("GPU-a",), 1) is None)
     runner(wanted, gpus=("GPU-a", "GPU-b")).run(wanted)
     assert held == [True] * 5
@@ -275,7 +284,7 @@ def test_an_image_that_cannot_be_made_is_an_error_of_its_job(runner, pair, recor
 
 
 def test_an_agent_that_died_is_an_error_of_its_job(runner, engine, pair, records):
-    engine.events[ONE] = (COLLECTED,)
+    engine.records[ONE] = (COLLECTED,)
     runner(pair).run(pair)
     assert records()[ONE]["error"]["kind"] == "agent"
 
@@ -393,26 +402,52 @@ def test_an_interrupt_frees_the_gpus(run_interrupted, engine, jobs):
         assert lease is not None
 
 
-def test_results_of_a_dead_agent_are_completed_from_what_was_heard(runner, engine, pair, tmp_path):
-    started = {"event": "test_started", "at": 1.0, "nodeid": "t", "rank": 0, "world_size": 1}
-    engine.files[ONE] = {"events-0.jsonl": json.dumps(started) + "\n"}
+def attempt_of(tmp_path, cell=ONE):
+    return tmp_path / "results" / "r1" / "cells" / cell / "tiny" / "attempt-1"
+
+
+def journal_of(attempt):
+    return [decode(line) for line in (attempt / JOURNAL).read_bytes().splitlines()]
+
+
+def test_all_that_a_job_reports_but_what_its_ranks_print_is_in_its_journal(runner, engine, pair, tmp_path):
+    engine.records[ONE] = (COLLECTED, Printed(rank=0, line="half way"), PASSED, FINISHED)
     runner(pair[:1]).run(pair[:1])
-    attempt = tmp_path / "results" / "r1" / "cells" / ONE / "tiny" / "attempt-1"
-    assert (attempt / "rank-0.xml").exists()
-    assert [json.loads(line) for line in (attempt / "events-agent.jsonl").read_text().splitlines()] == list(WELL)
+    first, *rest = journal_of(attempt_of(tmp_path))
+    assert replace(first, at=0.0) == JobStarted(
+        schema=SCHEMA, run_id="r1", cell=ONE, suite="tiny", attempt=1, world_size=1
+    )
+    assert rest == [BEGUN, COLLECTED, PASSED, FINISHED]
 
 
-def test_the_journal_of_the_job_wins_over_what_was_heard(runner, engine, pair, records):
-    engine.files[ONE] = {"events-agent.jsonl": json.dumps({**COLLECTED, "tests": ["t", "u"]}) + "\n"}
+def test_a_record_is_in_the_journal_before_the_next_one_comes(runner, engine, pair, tmp_path):
+    seen = []
+    engine.acts["wait", ONE] = lambda: seen.extend(journal_of(attempt_of(tmp_path)))
     runner(pair[:1]).run(pair[:1])
-    assert records()[ONE]["collected"] == ["t", "u"]
+    assert seen[1:] == [BEGUN, *WELL]
 
 
-def test_ranks_xml_of_the_agent_is_kept(runner, engine, pair, tmp_path):
-    engine.files[ONE] = {"events-0.jsonl": "", "rank-0.xml": "the agent's"}
+def test_the_xml_of_ranks_is_made_of_the_journal_whatever_the_job_left(runner, engine, pair, tmp_path):
+    engine.records[ONE] = (COLLECTED, failed("t", message="no"), FINISHED)
+    engine.files[ONE] = {"rank-0.xml": "the job's", "job.json": "the job's"}
     runner(pair[:1]).run(pair[:1])
-    attempt = tmp_path / "results" / "r1" / "cells" / ONE / "tiny" / "attempt-1"
-    assert (attempt / "rank-0.xml").read_text() == "the agent's"
+    [result] = read_rank_xml(attempt_of(tmp_path) / "rank-0.xml").results
+    assert (result.outcome, result.message) == ("failed", "no")
+    assert json.loads((attempt_of(tmp_path) / "job.json").read_text())["attempt"] == 1
+
+
+def test_a_job_whose_journal_cannot_be_written_is_ended_and_says_so(runner, engine, pair, records, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    engine.endless.add(ONE)
+    monkeypatch.setattr("allranks.schedule.journal.os.write", full)
+    runner(pair[:1]).run(pair[:1])
+    error = records()[ONE]["error"]
+    assert (error["kind"], error["what"]) == (
+        "infrastructure",
+        "The journal of the job could not be written: No space left on device.",
+    )
 
 
 def test_a_record_that_cannot_be_written_ends_the_run_and_closes_everything(runner, engine, pair, tmp_path):
@@ -436,20 +471,38 @@ def test_the_user_is_told_where_each_job_runs_and_what_came_of_it(runner, pair, 
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "why"),
     [
-        {"event": "collected"},
-        {**ARRIVED, "outcome": "splendid"},
-        {"event": "arrived"},
+        (Damage("record 3, from byte 70 on, is no JSON"), "record 3, from byte 70 on, is no JSON"),
+        (failed("u"), "'u', which it has not collected"),
+        (replace(PASSED, ranks=(1,)), "rank 1 in 't', in a world of 1 ranks"),
+        (BEGUN, "a second Begun"),
     ],
-    ids=lambda event: str(sorted(event)),
+    ids=["damage", "a test of nobody's", "a rank of nobody's", "another beginning"],
 )
-def test_words_of_a_job_that_make_no_sense_end_that_job_alone(runner, engine, pair, records, said):
-    engine.events[ONE] = (said, FINISHED)
+def test_a_job_that_contradicts_itself_is_ended_alone_and_what_it_said_before_stands(  # noqa: PLR0917
+    runner, engine, pair, records, tmp_path, said, why
+):
+    engine.records[ONE] = (COLLECTED, failed("t", message="no"), said, PASSED, FINISHED)
+    engine.endless.add(ONE)
     runner(pair).run(pair)
-    assert records()[ONE]["error"]["kind"] == "agent"
-    assert "cannot be understood" in records()[ONE]["error"]["what"]
+    error = records()[ONE]["error"]
+    assert (error["kind"], error["what"].startswith("What the job reports cannot be true")) == ("agent", True)
+    assert why in error["why"]
+    assert journal_of(attempt_of(tmp_path))[1:] == [BEGUN, COLLECTED, failed("t", message="no")]
     assert records()[TWO]["error"] is None
+
+
+def test_a_record_after_the_last_one_is_a_contradiction_though_all_was_done(runner, engine, pair, records):
+    engine.records[ONE] = (*WELL, PASSED)
+    runner(pair[:1]).run(pair[:1])
+    assert "reports Passed after Finished" in records()[ONE]["error"]["why"]
+
+
+def test_a_journal_has_an_end(runner, pair, records, monkeypatch):
+    monkeypatch.setattr("allranks.schedule.turn.MOST_BYTES", 200)
+    runner(pair[:1]).run(pair[:1])
+    assert "and no job's has more than 200" in records()[ONE]["error"]["why"]
 
 
 def test_a_run_whose_time_is_over_ends_in_order_and_says_so_of_each_job(runner, engine, pair, records, lines):

@@ -6,7 +6,8 @@ import pytest
 
 from allranks.engine.protocol import JobExit, NodeExit
 from allranks.engine.spec import resources
-from allranks.schedule.journal import job_error
+from allranks.records import Finished, NodeLost, NodesFailed
+from allranks.schedule.job_facts import JobFacts
 from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
 
 ATTEMPT = Attempt(run_id="r", number=1, seed=1)
@@ -32,10 +33,16 @@ def test_the_engines_limit_leaves_time_for_agents_to_come_together(matrix, wide,
     assert together >= alone + matrix.limits.assembly
 
 
-@pytest.mark.parametrize("kind", ["nodes_failed", "node_lost"])
-def test_what_befell_the_agents_together_is_the_jobs_error(kind):
-    events = [{"event": kind, "message": "The agent of node 1 is gone."}, {"event": "agent_finished"}]
-    error = job_error(events, JobExit(status=1))
+def job_error(records, ending):
+    return JobFacts().take_all(records).error(ending)
+
+
+GONE = "The agent of node 1 is gone."
+
+
+@pytest.mark.parametrize("apart", [NodesFailed(message=GONE), NodeLost(node=1, message=GONE)])
+def test_what_befell_the_agents_together_is_the_jobs_error(apart):
+    error = job_error([apart, Finished(status=1)], JobExit(status=1))
     assert (error.kind, error.what, error.why) == ("agent", "The agent of node 1 is gone.", "")
     assert "agent-1.log" in error.remedy
 
@@ -43,7 +50,7 @@ def test_what_befell_the_agents_together_is_the_jobs_error(kind):
 def test_the_jobs_error_says_how_the_agent_of_each_node_ended():
     killed, fine = NodeExit(status=137, out_of_memory=True, output="Killed"), NodeExit(status=0)
     ending = JobExit(status=1, followers=(fine, killed))
-    lost = job_error([{"event": "node_lost", "message": "The agent of node 2 is gone."}], ending)
+    lost = job_error([NodeLost(node=2, message="The agent of node 2 is gone.")], ending)
     [why] = lost.why.splitlines()
     assert why.startswith("The agent of node 2 ended with status 137. The kernel killed it, or a part of it, for want")
     assert why.endswith("Killed")

@@ -6,15 +6,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from scripted_engine import BEGUN, FINISHED, PASSED
 
 from allranks.engine.protocol import JobExit
 from allranks.engine.spec import FileCopy
 from allranks.errors import ExitCode, ResultsError
 from allranks.harness.config import AgentConfig, Share
-from allranks.harness.events import append_events
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.plan import plan
+from allranks.records import Collected, Shared
 from allranks.report.durations_file import render
 from allranks.report.merge import merge
 from allranks.schedule.cache import keep_cache_of_shard
@@ -218,12 +219,10 @@ class SharingEngine:
     """An engine whose jobs run one test each, ``t::1`` in the first shard, and leave a cache.
 
     Attributes:
-        collected: What jobs say in the place of the event that names their tests.
         carried: What each job was given to start with, by its id.
     """
 
     name: str = "sharing"
-    collected: object = None
     splits: dict = field(default_factory=dict)
     carried: dict = field(default_factory=dict)
     seconds: dict = field(default_factory=dict)
@@ -232,7 +231,7 @@ class SharingEngine:
     def start(self, spec, _held=()):
         self.carried[spec.job_id] = spec.carried
         self.seconds[spec.job_id] = spec.agent.share.seconds
-        yield SharingJob(spec, self.splits.get(spec.agent.share.number, "5eed"), self.collected)
+        yield SharingJob(spec, self.splits.get(spec.agent.share.number, "5eed"))
 
     def reap(self):
         return []
@@ -242,7 +241,6 @@ class SharingEngine:
 class SharingJob:
     spec: object
     split: str
-    collected: object
 
     def go(self):
         pass
@@ -252,12 +250,14 @@ class SharingJob:
         return f"t::{self.spec.agent.share.number}"
 
     def wait(self, sink):
-        for event in (
-            {"event": "shared", "split": self.split, "elsewhere": 1},
-            {"event": "collected", "tests": [self.test], "deselected": 0} if self.collected is None else self.collected,
-            {"event": "agent_finished"},
+        for record in (
+            BEGUN,
+            Shared(split=self.split, elsewhere=1),
+            Collected(tests=(self.test,)),
+            replace(PASSED, nodeid=self.test, seconds=(0.75,)),
+            FINISHED,
         ):
-            sink({"at": 1.0, **event})
+            sink(0, record)
         return JobExit(status=0)
 
     def stop(self):
@@ -265,17 +265,6 @@ class SharingJob:
 
     def collect(self, results):
         write(results / "pytest-cache/v/cache/lastfailed", {self.test: True})
-        test = {"nodeid": self.test, "rank": 0}
-        phases = [
-            {"event": "phase", "when": when, "outcome": "passed", "duration": 0.25, **test}
-            for when in ("setup", "call", "teardown")
-        ]
-        events = [
-            {"event": "test_started", **test, "world_size": 1},
-            *phases,
-            {"event": "test_finished", "nodeid": self.test, "outcome": "passed"},
-        ]
-        append_events(results / "events-0.jsonl", [{"at": 1.0, **event} for event in events])
 
 
 @pytest.fixture
@@ -359,12 +348,6 @@ def test_what_failed_in_each_shard_is_in_the_cache_of_the_suite(run_pair, engine
 
 def test_shards_that_split_the_suite_differently_are_unaccounted_for(run_pair, engine):
     engine.splits[2] = "0ther"
-    assert run_pair() is ExitCode.UNACCOUNTED
-
-
-@pytest.mark.parametrize("said", [{"event": "collected"}, {"event": "collected", "tests": [[]], "deselected": 0}])
-def test_a_shard_whose_words_make_no_sense_ends_no_run(run_pair, engine, said):
-    engine.collected = said
     assert run_pair() is ExitCode.UNACCOUNTED
 
 

@@ -84,7 +84,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.merge import merge  # noqa: PLC0415
     from allranks.report.table import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.console import console_for  # noqa: PLC0415
-    from allranks.schedule.heard import complete_dead_runs  # noqa: PLC0415
+    from allranks.schedule.journal import complete_dead_runs  # noqa: PLC0415
     from allranks.schedule.run import MEANING  # noqa: PLC0415
 
     complete_dead_runs(options.folder)

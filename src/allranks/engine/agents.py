@@ -9,11 +9,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from allranks.engine.protocol import EventSink, JobExit, NodeExit
-from allranks.harness.events import Event
-
-_NEWS_OF_A_FOLLOWER = frozenset({"output", "gpu_failed", "gpus_checked"})
-"""What only it can know. Its journal is its own, and what it says of tests the leading one says, too."""
+from allranks.engine.protocol import JobExit, NodeExit, RecordSink
+from allranks.engine.stream import Damage
+from allranks.records import NodesMet, Record
 
 STOP_GRACE = 8.0
 """Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
@@ -32,8 +30,8 @@ class Agent(Protocol):
     def descriptors(self) -> Collection[int]:
         """One of these is readable when :meth:`hear` has something to do."""
 
-    def hear(self, ready: Collection[int]) -> Iterable[Event]:
-        """The events that have come; at its end, notes it.
+    def hear(self, ready: Collection[int]) -> Iterable[Record | Damage]:
+        """The records that have come; at its end, notes it.
 
         Args:
             ready: Those of its descriptors that are readable.
@@ -89,7 +87,7 @@ class JobOfAgents(Generic[A]):
         self._leader.hang_up()
         os.eventfd_write(self._bell, 1)  # whoever reads has a new deadline
 
-    def wait(self, sink: EventSink) -> JobExit:
+    def wait(self, sink: RecordSink) -> JobExit:
         """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
         timed_out = not self._read_until(self._is_over, lambda: self._deadline, sink)
         self._stop_all(sink)
@@ -112,18 +110,18 @@ class JobOfAgents(Generic[A]):
         """See :meth:`allranks.engine.protocol.RunningJob.stop`."""
         self._stop_all(_ignore)
 
-    def _stop_all(self, sink: EventSink) -> None:
+    def _stop_all(self, sink: RecordSink) -> None:
         # The leader first: it ends the ranks of all nodes, and knows then why they ended.
         self._stop([self._leader], sink)
         self._stop(self._followers, sink)
 
-    def _stop(self, agents: Sequence[A], sink: EventSink) -> None:
+    def _stop(self, agents: Sequence[A], sink: RecordSink) -> None:
         for agent in agents:
             agent.hang_up()
             if agent is not self._leader:
                 agent.resume()
         deadline = time.monotonic() + STOP_GRACE
-        # An agent whose last events nobody reads would wait for room until it is killed.
+        # An agent whose last records nobody reads would wait for room until it is killed.
         self._read_until(lambda: all(agent.has_ended for agent in agents), lambda: deadline, sink)
         for agent in agents:
             agent.end(deadline)
@@ -132,8 +130,8 @@ class JobOfAgents(Generic[A]):
         """Let go of what this object itself holds."""
         os.close(self._bell)
 
-    def _read_until(self, is_over: Callable[[], bool], deadline: Callable[[], float], sink: EventSink) -> bool:
-        """Read events until something is the case; False when the deadline, which may change, came first."""
+    def _read_until(self, is_over: Callable[[], bool], deadline: Callable[[], float], sink: RecordSink) -> bool:
+        """Read records until something is the case; False when the deadline, which may change, came first."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
             for agent in self._agents:
@@ -143,18 +141,14 @@ class JobOfAgents(Generic[A]):
                 found = selector.select(remaining)
                 if any(key.fd == self._bell for key, _ in found):
                     os.eventfd_read(self._bell)
-                for agent, ready in _by_agent(found, self._agents):
-                    self._hear(agent, ready, sink)
+                for node, agent, ready in _by_agent(found, self._agents):
+                    for said in agent.hear(ready):
+                        self._have_met = self._have_met or (node == 0 and isinstance(said, NodesMet))
+                        sink(node, said)
                     if agent.has_ended:
                         for descriptor in agent.descriptors:
                             selector.unregister(descriptor)
         return is_over()
-
-    def _hear(self, agent: A, ready: Collection[int], sink: EventSink) -> None:
-        for event in agent.hear(ready):
-            self._have_met = self._have_met or (agent is self._leader and event["event"] == "nodes_met")
-            if agent is self._leader or event["event"] in _NEWS_OF_A_FOLLOWER:
-                sink(event)
 
 
 def _register(selector: selectors.BaseSelector, agent: Agent) -> None:
@@ -162,13 +156,15 @@ def _register(selector: selectors.BaseSelector, agent: Agent) -> None:
         selector.register(descriptor, selectors.EVENT_READ, agent)
 
 
-def _by_agent(found: Iterable[tuple[selectors.SelectorKey, int]], agents: Sequence[A]) -> Iterable[tuple[A, set[int]]]:
-    """The agents that have something to say, each with its readable descriptors."""
-    for agent in agents:
+def _by_agent(
+    found: Iterable[tuple[selectors.SelectorKey, int]], agents: Sequence[A]
+) -> Iterable[tuple[int, A, set[int]]]:
+    """The agents that have something to report, by node, each with its readable descriptors."""
+    for node, agent in enumerate(agents):
         ready = {key.fd for key, _ in found if key.data is agent}
         if ready:
-            yield agent, ready
+            yield node, agent, ready
 
 
-def _ignore(_event: Event) -> None:
-    """Take an event of a job that is stopped because its events are trouble; they are in its journal too."""
+def _ignore(_node: int, _said: Record | Damage) -> None:
+    """Drop a record of a job that is stopped: whoever wanted its records has not waited for them."""

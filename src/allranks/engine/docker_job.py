@@ -22,10 +22,9 @@ from allranks.engine.frames import STDOUT, FrameReader
 from allranks.engine.intake import MOST_BYTES
 from allranks.engine.nodes import bring_home
 from allranks.engine.protocol import NodeExit
-from allranks.engine.stream import EventStream
+from allranks.engine.stream import Damage, RecordStream
 from allranks.errors import EngineError
-from allranks.harness.events import Event
-from allranks.harness.keeper import AGENT_ENDED
+from allranks.records import ContainerEnded, Record
 
 FAILURES = (DockerException, requests.RequestException, OSError)
 """What comes of a daemon that refuses, or is not there any more."""
@@ -51,9 +50,9 @@ class Container:
         self._client = client
         self._network = network
         self._attached: Any = None
-        self._stream = EventStream()
+        self._stream = RecordStream()
         self._frames = FrameReader()
-        self._ended: Event | None = None
+        self._ended: ContainerEnded | None = None
         self._exit = NodeExit(status=None)
 
     def attach_and_start(self) -> None:
@@ -75,18 +74,18 @@ class Container:
         """See :class:`allranks.engine.agents.Agent`."""
         return (self._socket.fileno(),)
 
-    def hear(self, _ready: Collection[int]) -> Iterator[Event]:
+    def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage]:
         """See :meth:`allranks.engine.agents.Agent.hear`; the end of the attach stream is the container's."""
         data = self._receive()
         for stream, payload in self._frames.feed(data):
             if stream != STDOUT:
                 self._stream.note(payload)
                 continue
-            for event in self._stream.feed(payload):
-                if event["event"] == AGENT_ENDED:
-                    self._ended = event
+            for said in self._stream.feed(payload):
+                if isinstance(said, ContainerEnded):
+                    self._ended = said
                 else:
-                    yield event
+                    yield said
         self.has_ended = not data or self.keeps_files
 
     def _receive(self) -> bytes:
@@ -159,8 +158,8 @@ class Container:
             memory = bool(state["OOMKilled"])
             self._exit = NodeExit(status=state["ExitCode"], out_of_memory=memory, output=output)
         else:
-            memory = bool(self._ended["memory_kills"])
-            self._exit = NodeExit(status=self._ended["status"], out_of_memory=memory, output=self._stream.output)
+            memory = self._ended.memory_kills > 0
+            self._exit = NodeExit(status=self._ended.status, out_of_memory=memory, output=self._stream.output)
         return self._exit
 
     def _see_that_it_is_in(self, network: str) -> None:

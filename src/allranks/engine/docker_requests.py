@@ -14,6 +14,7 @@ from allranks.engine.nodes import spec_of_node
 from allranks.engine.ownership import HOST_LABEL, RUN_VARIABLE
 from allranks.engine.spec import FileCopy, JobSpec
 from allranks.harness.config import Post
+from allranks.harness.keeper import COMMAND, ISOLATED
 
 USER = 10001
 """User and group of every job: a number that no distribution gives to anybody."""
@@ -136,7 +137,6 @@ def creation_request(spec: JobSpec, host: str, code_bytes: int) -> dict[str, Any
             "read_only": True,
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
-            "init": True,
             "pids_limit": limits.pids,
             "mem_limit": limits.memory_bytes,
             "memswap_limit": limits.memory_bytes,
@@ -207,7 +207,7 @@ def keeper_arguments(node: int) -> list[str]:
     own = own_folder(node)
     return [
         *("-ISc", _WAIT_FOR_FILES),
-        *("-m", "allranks.harness.keeper"),
+        *(*ISOLATED, f"{ROOT}/agent/allranks/harness/{COMMAND.name}", "keep"),
         *("--config", f"{own}/agent/config.json"),
         *("--code", f"{ROOT}/code"),
         *("--results", f"{own}/results"),

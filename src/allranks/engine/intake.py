@@ -11,12 +11,10 @@ from typing import Final, Literal
 from allranks.engine.drafts import DRAFT, draft_of
 from allranks.engine.spec import Resources
 from allranks.errors import EngineError
+from allranks.records import JOURNAL
 
-RESERVED: Final = ("job.json", "journal.jsonl", ".*")
-"""Patterns of the names that the host itself writes in an attempt's folder.
-
-``rank-*.xml`` belongs here as soon as the host writes those files, too: until then the agent does.
-"""
+RESERVED: Final = ("job.json", JOURNAL, "rank-*.xml", ".*")
+"""Patterns of the names that the host itself writes in an attempt's folder."""
 
 RESULTS_BYTES: Final = 512 << 20
 """What each node of a job may write to its results folder: each rank's log has a limit of its own."""
@@ -95,11 +93,6 @@ class Intake:
         self._passed_over += size
         self._has_read_all = self._entries <= MOST_ENTRIES and self._passed_over <= 2 * self._most
         return self._has_read_all
-
-    def earlier(self, path: PurePosixPath) -> bytes:
-        """The content of a file that is there already; nothing where there is none."""
-        target = self.folder / path
-        return target.read_bytes() if _is_usable(path) and target.is_file() else b""
 
     def takes_folder(self, path: PurePosixPath) -> bool:
         """Whether files in a folder could be taken; remembers it where they could not."""

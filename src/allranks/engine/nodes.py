@@ -14,7 +14,6 @@ from typing import IO
 from allranks.engine.intake import MOST_BYTES, MOST_ENTRIES, Intake
 from allranks.engine.spec import JobSpec, Passthrough
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, GpuToCheck, Post, share_of
-from allranks.harness.events import parse_lines, read_events
 
 _TOKEN_BYTES = 32
 
@@ -106,7 +105,6 @@ def bring_home(folders: Sequence[Path], results: Path, most: int = MOST_BYTES) -
     """Put the results of all nodes into one folder: regular files, and none by way of a link.
 
     Ranks are numbered over all nodes, so that their files have names of their own; an agent's get its node's number.
-    What the leader wrote down of a rank whose agent was lost comes after what that rank itself has written.
 
     Args:
         folders: The results of each node's agent, the leader's first.
@@ -165,10 +163,7 @@ def _copy(source: Path, relative: PurePosixPath, node: int, intake: Intake) -> N
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if stat.S_ISREG(found.st_mode):
-            before = intake.earlier(name) if node else b""
-            if intake.add_file(name, found.st_size, _pieces(file, found.st_size)) and before:
-                target = intake.folder / name
-                _append(target, _said_later(before, target))
+            intake.add_file(name, found.st_size, _pieces(file, found.st_size))
 
 
 def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
@@ -176,29 +171,6 @@ def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
     while size > 0 and (piece := file.read(min(size, _PIECE))):
         size -= len(piece)
         yield piece
-
-
-def _said_later(leaders: bytes, own: Path) -> bytes:
-    """What the leader's file adds to a rank's own, without the ends of tests that the rank has ended itself.
-
-    Of those it never heard: the rank's agent, or the network between the two, was lost at that moment.
-    """
-    finished = {str(event.get("nodeid")) for event in read_events(own) if event["event"] == "test_finished"}
-
-    def is_known(line: bytes) -> bool:
-        ends = [event for event in parse_lines([line]) if event["event"] == "rank_ended"]
-        return any(str(event.get("nodeid")) in finished for event in ends)
-
-    return b"".join(line for line in leaders.splitlines(keepends=True) if not is_known(line))
-
-
-def _append(path: Path, later: bytes) -> None:
-    """Append lines to a file whose last one may be torn: its writer may have been killed in the middle of it."""
-    if not later:
-        return
-    with path.open("rb+") as file:
-        text = file.read()
-        file.write(later if not text or text.endswith(b"\n") else b"\n" + later)
 
 
 def name_of(path: PurePosixPath, node: int) -> PurePosixPath:

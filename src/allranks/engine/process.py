@@ -18,10 +18,11 @@ from allranks.engine.nodes import Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engine.ownership import RUN_VARIABLE, forget_dead_runs, is_dead, process_namespace
 from allranks.engine.protocol import NodeExit
 from allranks.engine.spec import JobSpec
-from allranks.engine.stream import EventStream
+from allranks.engine.stream import Damage, RecordStream
 from allranks.errors import EngineError
-from allranks.harness.events import Event
+from allranks.harness.keeper import COMMAND, ISOLATED
 from allranks.harness.kernel import is_readable, variables_of
+from allranks.records import Record
 
 _OF_A_RANK = frozenset(
     {
@@ -92,7 +93,7 @@ class ProcessEngine:
             shutil.copytree(copy.source, own / "results" / copy.target)
         _write_secretly(own / "config.json", spec.agent.to_json())
         process = subprocess.Popen(
-            command(python, spec.code, own, scratch / "shared"),
+            command(python, self._package_path, spec.code, own, scratch / "shared"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -130,7 +131,7 @@ class _Agent:
         self.folder = folder
         self.pidfd = os.pidfd_open(process.pid)
         self.output = _descriptor(process.stdout)
-        self.stream = EventStream()
+        self.stream = RecordStream()
         self.has_ended = False
 
     @property
@@ -138,7 +139,7 @@ class _Agent:
         """See :class:`allranks.engine.agents.Agent`; it may end while what outlives it holds its output open."""
         return self.output, self.pidfd
 
-    def hear(self, ready: Collection[int]) -> Iterator[Event]:
+    def hear(self, ready: Collection[int]) -> Iterator[Record | Damage]:
         """See :meth:`allranks.engine.agents.Agent.hear`."""
         data = os.read(self.output, 1 << 16) if self.output in ready else b""
         yield from self.stream.feed(data)
@@ -260,18 +261,19 @@ def _write_secretly(path: Path, text: str) -> None:
         file.write(text)
 
 
-def command(python: str, code: Path, scratch: Path, shared: Path) -> list[str]:
+def command(python: str, package_path: Path, code: Path, scratch: Path, shared: Path) -> list[str]:
     """The agent's command line on this host.
 
     Args:
         python: The interpreter.
+        package_path: A folder that holds the package ``allranks``.
         code: What the suite's path is relative to.
         scratch: The agent's own folder.
         shared: The folder that the agents of all nodes share.
     """
     return [
         python,
-        *("-m", "allranks.harness"),
+        *(*ISOLATED, str(package_path / "allranks" / "harness" / COMMAND.name)),
         *("--config", str(scratch / "config.json")),
         *("--code", str(code)),
         *("--results", str(scratch / "results")),

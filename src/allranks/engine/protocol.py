@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 from allranks.engine.spec import JobSpec
-from allranks.harness.events import Event
+from allranks.engine.stream import Damage
+from allranks.records import Record
 
-EventSink = Callable[[Event], None]
+RecordSink = Callable[[int, Record | Damage], None]
+"""Takes what the agent of a node reports: the node's number (0 leads), and a record or why there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,7 @@ class NodeExit:
     Attributes:
         status: Its exit status, negative for a signal; None where nobody knows.
         out_of_memory: The kernel killed something of it for want of memory.
-        output: The end of what it printed beside its events: why it could not even start, say.
+        output: The end of what it printed beside its records: why it could not even start, say.
     """
 
     status: int | None
@@ -46,8 +48,8 @@ class RunningJob(Protocol):
     def go(self) -> None:
         """Give the job its turn: its time begins now. The agent has imported and collected by itself, or still does."""
 
-    def wait(self, sink: EventSink) -> JobExit:
-        """Wait for the agent's end, giving `sink` each event as it comes.
+    def wait(self, sink: RecordSink) -> JobExit:
+        """Wait for the agent's end, giving `sink` each record as it comes.
 
         Raises:
             EngineError: The engine lost the job.

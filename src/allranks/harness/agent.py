@@ -1,95 +1,105 @@
-"""The agent: the one process of a job that imports torch, collects the suite, and leads gangs through it.
+"""The supervisor: the process of a job that runs no code of tests, and leads gangs through the suite.
 
-It starts no thread, never initialises CUDA and never runs a test itself, so its forks are clean.
+It holds the stream to the host, the job's token, the reading ends of all sockets, and the clocks. The standard library
+is all that it imports. A fork server of its own imports torch and the suite and creates the ranks, whose parent this
+process is.
 """
 
 import argparse
 import gc
 import os
 import sys
-import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from allranks.harness import kernel
+from allranks.harness.conductor import Conductor, Job
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.events import JOURNAL, EventLog, read_events
-from allranks.harness.hangup import leave_on_hangup
+from allranks.harness.forks import Family, ForkServer, ForkServerError, LocalNode
+from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
+from allranks.harness.lanes import LaneLostError
+from allranks.harness.nodes.follower import Follower
 from allranks.harness.nodes.gate import NodesError, meet
-from allranks.harness.nodes.roll import Roll, read_failures
-from allranks.harness.nodes.wire import Wire, WireError
-from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
-from allranks.harness.signals import let_in
-
-STDIN = 0
+from allranks.harness.nodes.leader import Leader
+from allranks.harness.nodes.node import NodeLostError
+from allranks.harness.nodes.roll import Failure, Roll
+from allranks.harness.nodes.wire import Wire
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.phases import shorten
+from allranks.harness.program import Finish, Program, SessionEnded, Settled
+from allranks.harness.stream import RecordStream
+from allranks.records import (
+    SCHEMA,
+    TESTS_IN_ONE,
+    AgentFailed,
+    Begun,
+    Collected,
+    CollectionFailed,
+    FailureKind,
+    Finished,
+    GpuFailed,
+    GpusChecked,
+    Imported,
+    Interrupted,
+    JobTimedOut,
+    NodeLost,
+    NodesAgreed,
+    NodesFailed,
+    NodesMet,
+    Notice,
+    NotRun,
+    PhaseEnd,
+    Printed,
+    RankEnded,
+    Record,
+    Shared,
+    Went,
+)
 
 SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
 """Never passed on to ranks: whether a skip counts as a pass is decided when results are merged."""
 
+_TELLS = (AgentFailed, CollectionFailed, GpuFailed, GpusChecked, Imported, Notice, Shared)
+"""What a fork server may report: of outcomes it knows nothing."""
+
+_OK_STATUSES = frozenset({0, 1, 5})
+"""pytest's: all passed, tests failed, and nothing collected; tests are judged by their own outcomes."""
+
+_LOG_END = 8000
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one job; its outcomes are in its results folder, never in the exit status.
+    """Run one job; its outcomes leave by the stream, never in the exit status.
 
-    The exit status is 0 when the agent did its work, 130 when it was told to stop, 1 when it could not do it.
+    The exit status is 0 when the supervisor did its work, 130 when it was told to stop, 1 when it could not do it.
     """
-    let_in()
-    # What is imported and collected here lives as long as the job: looking for garbage in it would only
-    # cost time and, in the forks, memory. Ranks turn the collector on again.
     gc.disable()
     options = _parse(arguments)
-    folders = Folders(code=options.code, results=options.results, shared=options.shared)
     config = AgentConfig.read(options.config)
-    stream = os.dup(1)
-    _send_output_to(folders.results / "agent.log")
-    journal = EventLog(folders.results / JOURNAL, stream)
-    journal.write("agent_started", pid=os.getpid(), python=sys.version.split()[0])
-    _set_environment(config)
-    try:
-        status = _work(config, folders, journal)
-        _write_xml(config, folders.results)
-        journal.write("agent_finished", status=status)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError as error:
-        # The results folder is full or gone: the stream is all that is left to say so on.
-        status = 1
-        journal.say("agent_failed", message=f"the agent cannot write its results: {error}")
-    # Ending torch's interpreter politely costs a tenth of a second and can hang; all is written.
+    # It has the token by which nodes know each other, and no test needs it.
+    with suppress(OSError):
+        options.config.unlink()
+    if options.hidden:
+        kernel.hide_from_others()
+    stream = RecordStream(os.dup(1))
+    end = JobEnd.of_this_process(config.limits.job)
+    stream.write(Begun(schema=SCHEMA, node=config.node, pid=os.getpid(), python=sys.version.split()[0]))
+    folders = Folders(code=options.code.resolve(), results=options.results.resolve(), shared=options.shared.resolve())
+    status = Supervision(config, folders, stream, end).run()
+    stream.write(Finished(status=status))
+    stream.close()
     os._exit(status)
-
-
-def _write_xml(config: AgentConfig, results: Path) -> None:
-    for rank in _told_ranks(config, results):
-        write_rank_xml(results, rank, cell=config.cell, suite=config.suite, world_size=config.world_size)
-
-
-def _told_ranks(config: AgentConfig, results: Path) -> set[int]:
-    """The ranks that this agent has the whole story of: of several, the leader knows when things happened."""
-    if config.nodes == 1:
-        return {*config.local_ranks, *ranks_with_events(results)}
-    return set() if config.node else set(config.local_ranks)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m allranks.harness")
     for name in ("config", "code", "results", "shared"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--hidden", action="store_true", help="keep others of this user out of this process")
     return parser.parse_args(arguments)
-
-
-def _send_output_to(path: Path) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for target in (1, 2):
-        os.dup2(log, target)
-    os.close(log)
-
-
-def _set_environment(config: AgentConfig) -> None:
-    os.environ.update(cell_environment(config, os.environ))
-    for name in SANDCASTLE:
-        os.environ.pop(name, None)
 
 
 def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[str, str]:
@@ -110,68 +120,268 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
     }
 
 
-def _work(config: AgentConfig, folders: Folders, journal: EventLog) -> int:
-    # While pytest captures, which it does as long as it collects, descriptor 0 is the null device.
-    stdin = os.dup(STDIN)
-    leave_on_hangup(stdin)
-    try:
-        wires = meet(config)
-    except NodesError as error:
-        journal.write("nodes_failed", message=str(error))
+class Supervision:
+    """One job, from its start to its end.
+
+    Args:
+        config: The job.
+        folders: Its folders.
+        stream: Where records go.
+        end: When it is over.
+    """
+
+    def __init__(self, config: AgentConfig, folders: Folders, stream: RecordStream, end: JobEnd) -> None:
+        self._config = config
+        self._folders = folders
+        self._stream = stream
+        self._end = end
+        self._failures: list[Failure] = []
+        self._has_broken = False
+        self._server: ForkServer | None = None
+
+    def run(self) -> int:
+        """Do the job; the exit status."""
+        kernel.adopt_orphans()
+        try:
+            server = self._server = self._start_server()
+            try:
+                return self._run(server)
+            finally:
+                server.kill()
+                _kill_children()
+        except OSError as error:
+            self._fail(f"the supervisor cannot work: {error}", traceback.format_exc())
+        except Exception:  # noqa: BLE001 - whatever broke the supervisor is the job's result
+            self._fail("the supervisor broke down", traceback.format_exc())
         return 1
-    if config.nodes > 1:
-        journal.write("nodes_met", nodes=sorted(wires))
-    status = _work_with(wires, config, folders, journal, stdin)
-    if config.node:
-        _tell_failures(wires[0], folders, config.limits.silence)
-    return status
 
+    def _start_server(self) -> ForkServer:
+        log = os.open(self._folders.results / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for target in (1, 2):
+            os.dup2(log, target)
+        present = {name: value for name, value in os.environ.items() if name not in SANDCASTLE}
+        return ForkServer(self._config, self._folders, {**present, **cell_environment(self._config, present)}, log)
 
-def _tell_failures(leader: Wire, folders: Folders, timeout: float) -> None:
-    """Have the leader know why this agent could not do its work, if it could not."""
-    if failures := read_failures(read_events(folders.results / JOURNAL)):
-        with suppress(WireError):  # then it has no need to know
-            leader.send({"roll": Roll(failures=failures).as_message()}, timeout)
+    def _fail(self, message: str, text: str = "", kind: FailureKind = FailureKind.BROKEN) -> None:
+        self._tell(AgentFailed(message=message, text=shorten(text), kind=kind))
 
+    def _tell(self, record: Record) -> None:
+        """Report something, and keep what other nodes have to know of it."""
+        self._stream.write(record)
+        if isinstance(record, CollectionFailed):
+            self._failures.append(Failure(nodeid=record.nodeid, text=record.text))
+        elif isinstance(record, GpuFailed):
+            self._has_broken = True
+            self._failures.append(Failure(nodeid="", text=f"{record.name} is sick: {record.message}"))
+        elif isinstance(record, AgentFailed):
+            self._has_broken = True
+            text = "\n".join(filter(None, (record.message, record.text)))
+            self._failures.append(Failure(nodeid="", text=text))
 
-def _work_with(wires: Mapping[int, Wire], config: AgentConfig, folders: Folders, journal: EventLog, stdin: int) -> int:
-    try:
-        version = _import_torch(journal)
-        if not is_torch_of(config.torch, version):
-            message = f"the cell stands for torch {config.torch}, and the Python of this job has torch {version}"
-            journal.write("agent_failed", message=message, other_torch=version)
+    def _run(self, server: ForkServer) -> int:
+        try:
+            wires = meet(self._config)
+        except NodesError as error:
+            self._stream.write(NodesFailed(message=str(error)))
             return 1
-        if config.check_gpus:
-            from allranks.harness.gpu_check import check_gpus  # noqa: PLC0415 - needs torch
+        if self._config.nodes > 1:
+            self._stream.write(NodesMet(nodes=tuple(sorted(wires))))
+        follower = Follower(wires[0], self._config.limits.silence) if self._config.node else None
+        status = self._collect_and_run(server, wires, follower)
+        if follower is not None and self._failures:
+            follower.report(Roll(failures=tuple(self._failures)))
+        return status
 
-            if not check_gpus(config.check_gpus, config.gpu_device, config.limits.gpu_check, journal):
-                return 1
-        from allranks.harness.collection.session import run_session  # noqa: PLC0415 - needs torch and pytest
+    def _collect_and_run(self, server: ForkServer, wires: Mapping[int, Wire], follower: Follower | None) -> int:
+        try:
+            program = self._collect(server)
+        except ForkServerError as error:
+            self._fail(f"The process that imports the suite {error}.", self._log(), FailureKind.SUITE)
+            return 1
+        except JobLimitError:
+            where = server.whereabouts().removeprefix("; it is in ")
+            text = f"The suite was not collected when the job's time was up{f'; that was in {where}' if where else ''}."
+            self._tell(CollectionFailed(text=text))
+            self._stream.write(JobTimedOut(limit=self._config.limits.job))
+            return 0
+        except HangupError:
+            self._stream.write(Interrupted())
+            return HANGUP_STATUS
+        if program is None:
+            return 1 if self._has_broken else 0
+        leader = Leader(self._config, wires)
+        has_agreed = self._agree(server, program, follower, leader)
+        if not has_agreed or self._failures or not program.tests or program.is_collected_only:
+            return 0 if has_agreed else 1
+        return self._supervise(server, program, follower, leader)
 
-        return run_session(config, folders, journal, stdin, wires)
-    except ImportError as error:
-        message = f"the Python of this job cannot import {error.name}: {error}"
-        journal.write("agent_failed", message=message, cannot_import=error.name)
-    except Exception:  # noqa: BLE001 - whatever broke the agent is the job's result
-        journal.write("agent_failed", message="the agent broke down", text=traceback.format_exc())
-    return 1
+    def _collect(self, server: ForkServer) -> Program | None:
+        """Wait for what the fork server collects; None where it says that it cannot."""
+        for told in server.told(self._end):
+            if isinstance(told, _TELLS):
+                self._tell(told)
+            elif isinstance(told, Program):
+                self._report(told)
+                return told
+        if not self._failures:
+            self._fail(f"The process that imports the suite {server.ended()}.", self._log(), FailureKind.SUITE)
+        return None
+
+    def _report(self, program: Program) -> None:
+        """Report what has been collected, and what of it has its outcome already."""
+        tests = [*(module.nodeid for module in program.skipped), *program.tests]
+        for part in _parts(tests):
+            is_last = part is None or part.stop >= len(tests)
+            names = tuple(tests[part]) if part is not None else ()
+            self._stream.write(Collected(tests=names, deselected=program.deselected, is_last=is_last))
+        if program.is_collected_only:
+            for part in _parts(tests):
+                if part is not None:
+                    self._stream.write(NotRun(tests=tuple(tests[part]), reason="--collect-only"))
+            return
+        if self._config.node == 0:
+            for module in program.skipped:
+                for rank in range(self._config.world_size):
+                    self._stream.write(_skipped(module.nodeid, module.reason, rank, self._config.world_size))
+
+    def _agree(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> bool:
+        """Have all nodes of the job know what each has collected; whether it is the same."""
+        if self._config.nodes == 1:
+            return True
+        tests = (*(module.nodeid for module in program.skipped), *program.tests)
+        roll = Roll(
+            tests=tests,
+            failures=tuple(self._failures),
+            torch=server.torch,
+            python=program.python,
+            lacks=program.lacks,
+        )
+        if follower is not None:
+            follower.report(roll)
+            return True
+        if self._failures:
+            return True
+        try:
+            failures = leader.compare(roll)
+        except NodesError as error:
+            self._stream.write(NodesFailed(message=str(error)))
+            return False
+        for failure in failures:
+            self._tell(CollectionFailed(nodeid=failure.nodeid, text=shorten(failure.text)))
+        if not failures:
+            self._stream.write(NodesAgreed())
+        return True
+
+    def _supervise(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> int:
+        try:
+            self._end.may_leave_no_more()
+            if follower is not None:
+                follower.serve(self._node(server, program), self._end)
+                return 0
+            self._end.wait_for_turn()
+            self._stream.write(Went())
+            conductor = self._conduct(server, program, leader)
+            return self._end_session(server, conductor)
+        except NodeLostError as error:
+            self._stream.write(NodeLost(node=error.node, message=str(error)))
+        except ForkServerError as error:
+            self._fail(f"The process that has imported the suite {error}.", self._log(), FailureKind.SUITE)
+        except LaneLostError as error:
+            self._fail("the supervisor broke down", str(error))
+        except HangupError:
+            self._stream.write(Interrupted())
+            return HANGUP_STATUS
+        except JobLimitError:
+            self._stream.write(JobTimedOut(limit=self._config.limits.job))
+            return 0
+        return 1
+
+    def _conduct(self, server: ForkServer, program: Program, leader: Leader) -> Conductor:
+        job = Job(config=self._config, folders=self._folders, journal=self._stream, end=self._end)
+        local = self._node(server, program)
+        conductor = Conductor(program, [local, *leader.nodes()], job)
+        conductor.run_all(local.of_lane if self._config.overlap > 1 and self._config.nodes == 1 else None)
+        leader.dismiss()
+        return conductor
+
+    def _node(self, server: ForkServer, program: Program) -> LocalNode:
+        def echo(rank: int, line: str) -> None:
+            self._stream.write(Printed(rank=rank, line=line))
+
+        return LocalNode(
+            server,
+            self._config,
+            self._folders,
+            family=Family(server.pid),
+            end=self._end,
+            echo=echo if program.prints_at_once else None,
+            records_flights=self._config.backend == "nccl" and not program.lacks,
+        )
+
+    def _end_session(self, server: ForkServer, conductor: Conductor) -> int:
+        """Have pytest end its session in the fork server, whose hooks may still find something wrong."""
+        settled = tuple(Settled(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in conductor.settled.items())
+        told, ended = server.finish(Finish(tests=settled), self._end)
+        for record in told:
+            if isinstance(record, _TELLS):
+                self._tell(record)
+        if any(isinstance(record, AgentFailed) for record in told):
+            return 1
+        if problem := _session_problem(ended, is_bad=any(conductor.settled.values())):
+            self._fail(problem, self._log(), FailureKind.SUITE)
+            return 1
+        return 0
+
+    def _log(self) -> str:
+        with suppress(OSError):
+            return (self._folders.results / "agent.log").read_text(encoding="utf-8", errors="replace")[-_LOG_END:]
+        return ""
 
 
-def _import_torch(journal: EventLog) -> str:
-    began = time.time()
-    import torch  # noqa: PLC0415 - imported here, and first, so that the journal has its time
+def _session_problem(ended: SessionEnded, *, is_bad: bool) -> str:
+    """What pytest's own exit status says that no test does, in a sentence; empty for nothing.
 
-    journal.write("imported", began=began, seconds=time.time() - began, torch=torch.__version__)
-    return str(torch.__version__)
+    Args:
+        ended: How the session ended.
+        is_bad: A test went wrong.
+    """
+    if ended.changed and ended.status != 0:
+        return f"A hook of the suite's or of a plugin's has changed pytest's exit status from {ended.changed}."
+    if ended.status not in _OK_STATUSES or (ended.status == 1 and not is_bad):
+        return f"pytest ended its session with exit status {ended.status}, though no test says why: see agent.log."
+    return ""
 
 
-def is_torch_of(wanted: str, found: str) -> bool:
-    """Whether an installed torch is what a cell stands for: ``2.13`` is ``2.13.0+cpu`` too, and nothing is any."""
-    public = found if "+" in wanted else found.partition("+")[0]
-    return not wanted or _without_zeros(public) == _without_zeros(wanted)
+def _skipped(nodeid: str, reason: str, rank: int, world_size: int) -> RankEnded:
+    return RankEnded(
+        nodeid=nodeid,
+        rank=rank,
+        outcome=Outcome.SKIPPED,
+        world_size=world_size,
+        arrived=0.0,
+        phases=(PhaseEnd(when="collect", outcome=Outcome.SKIPPED),),
+        phase="collect",
+        message=reason,
+        text=reason,
+        skip_kind=SkipKind.PLAIN,
+    )
 
 
-def _without_zeros(version: str) -> str:
-    while version.endswith(".0"):
-        version = version.removesuffix(".0")
-    return version
+def _parts(tests: Sequence[str]) -> Iterator[slice | None]:
+    """Pieces of a long list, each short enough for one record; None for an empty one."""
+    if not tests:
+        yield None
+    for start in range(0, len(tests), TESTS_IN_ONE):
+        yield slice(start, start + TESTS_IN_ONE)
+
+
+def _kill_children() -> None:
+    """End what is left of the job's processes: orphans that nobody has claimed, ranks that were forked in vain."""
+    tried: set[int] = set()
+    while left := kernel.children() - tried:
+        for pid in left:
+            with suppress(OSError):
+                os.kill(pid, 9)
+        for pid in left:
+            kernel.reap(pid, 1.0)
+        tried |= left

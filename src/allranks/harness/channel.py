@@ -1,28 +1,43 @@
-"""What the agent and a rank say to each other, over two pipes.
+"""What a supervisor and a rank say to each other, over one pair of sockets.
 
-The agent sends :class:`Run` and :class:`End`; a rank answers with :class:`Report`. Each message is one
-line of JSON, far below the size of a pipe's buffer: what is long goes into the rank's events file.
+The supervisor sends :class:`Run` and :class:`End`; a rank answers with :class:`Report`. Each message is one line of
+JSON. The kernel says with every piece that comes which process has sent it (``SO_PASSCRED``, unix(7)): what a child of
+the rank says is not the rank's word, and is left out.
 """
 
-import dataclasses
+import array
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
 
-from allranks.harness.events import write_all
 from allranks.harness.outcome import Outcome
+from allranks.harness.phases import Phase
+from allranks.records import RecordError, build, told
 
-_MESSAGE_LIMIT = 400
+MESSAGE_LIMIT: Final = 4 << 20
+"""Bytes of one message: a phase with its texts has a fifth of it at the most."""
+
+_PIECE: Final = 1 << 16
+_PIECES: Final = 16
+_CREDENTIALS: Final = struct.Struct("3i")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Run the test at `index`; `following` is the gang's next test, None when this is its last."""
+    """Run the test at `index`; `following` is the gang's next test, None when this is its last.
+
+    Attributes:
+        nodeid: Its name; a rank whose test at that place has another one refuses.
+        seed: What every rank starts from.
+    """
 
     index: int
+    nodeid: str
     following: int | None
+    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,98 +55,254 @@ class End:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """A rank has ended a step: it is ready for tests, has run one, or has torn everything down.
+class Leaving:
+    """A rank's main thread is about to end its process.
 
     Attributes:
-        outcome: What the step came to on this rank; passed for a start and an end without trouble.
-        message: One line on a bad outcome.
-        is_final: The step is over; without it the step has gone wrong and still tears down.
-        early_skip: The test was skipped before its call.
-        has_left_group: The default process group is no more the one that the gang made, or made none.
-        imported: With the last report: what an agent may import once for all ranks to come.
-        is_symptom: What went wrong here is that a peer did not come, or was gone: see
-            :mod:`allranks.harness.gangs.symptoms`.
-        starts_clock: The time limit of the test counts from now on: nothing has ended yet.
+        status: The exit status.
     """
 
-    outcome: Outcome
+    status: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchedEnd:
+    """What a driver tells of a rank that its test has started.
+
+    Attributes:
+        record: The line of a :class:`~allranks.records.Passed` or :class:`~allranks.records.RankEnded`.
+    """
+
+    record: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverSays:
+    """What a driver tells of its test besides the ranks' ends.
+
+    Attributes:
+        released: Its ranks have the test from now on: so many.
+        repeats: The phase of this name only repeats what ranks have said.
+        shares_outcome: Its ranks are threads, which have one outcome for all.
+        hidden: An error that pytest does not show.
+        printed: A line that one of its ranks has printed just now, whose number is `rank`.
+    """
+
+    released: int | None = None
+    repeats: str = ""
+    shares_outcome: bool = False
+    hidden: Phase | None = None
+    printed: str | None = None
+    rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A rank has ended a phase or a step: it is ready for tests, has run one, or has torn everything down.
+
+    Attributes:
+        nodeid: The test; empty for a start and an end.
+        outcome: What the step came to on this rank; passed for a start and an end without trouble.
+        message: One line on a bad outcome.
+        phase: The phase that has ended; None for the end of the step.
+        early_skip: The test was skipped before its call.
+        has_left_group: The default process group is no more the one that the gang made, or made none.
+        imported: With the last report: what may be imported once for all ranks to come.
+        is_symptom: What went wrong here is that a peer did not come, or was gone: see
+            :mod:`allranks.harness.gangs.symptoms`.
+        launched: From a driver: the end of a rank of its test.
+        driver: From a driver: what else it tells.
+        leaving: The process is about to end.
+    """
+
+    outcome: Outcome = Outcome.PASSED
+    nodeid: str = ""
     message: str = ""
+    phase: Phase | None = None
     early_skip: bool = False
     has_left_group: bool = False
     is_symptom: bool = False
-    is_final: bool = True
-    starts_clock: bool = False
     imported: tuple[str, ...] = ()
+    launched: LaunchedEnd | None = None
+    driver: DriverSays | None = None
+    leaving: Leaving | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the step is over."""
+        return self.phase is None and self.launched is None and self.driver is None and self.leaving is None
 
 
-def send_command(descriptor: int, command: Run | End) -> None:
-    """Send a command to a rank; a rank that is gone is noticed by its process, not here."""
-    line = json.dumps(dataclasses.asdict(command))
-    try:
-        write_all(descriptor, line.encode() + b"\n")
-    except BrokenPipeError:
-        return
+def encode_message(message: Run | End | Report) -> bytes:
+    """The line of a message, with its line feed."""
+    return json.dumps([type(message).__name__, told(message)]).encode() + b"\n"
 
 
 def decode_command(line: bytes) -> Run | End:
-    """The command on one line."""
+    """The command on one line.
+
+    Raises:
+        RecordError: It is none.
+    """
     return command_of(json.loads(line))
 
 
-def command_of(fields: Mapping[str, Any]) -> Run | End:
-    """The command with these fields (``dataclasses.asdict``)."""
-    return End(**fields) if "is_condemned" in fields else Run(**fields)
-
-
-def send_report(descriptor: int, report: Report) -> None:
-    """Send a report to the agent.
+def command_of(message: object) -> Run | End:
+    """The command that a message in JSON's types is.
 
     Raises:
-        BrokenPipeError: The agent is gone.
+        RecordError: It is none.
     """
-    short = dataclasses.replace(report, message=report.message[:_MESSAGE_LIMIT])
-    write_all(descriptor, json.dumps(dataclasses.asdict(short)).encode() + b"\n")
+    match message:
+        case ["Run", fields]:
+            return build(Run, fields)
+        case ["End", fields]:
+            return build(End, fields)
+    msg = "is no command"
+    raise RecordError(msg)
 
 
-class ReportReader:
-    """The agent's end of one rank's reports.
+class RankEnd:
+    """A rank's own end of the connection.
 
     Args:
-        descriptor: The reading end of the pipe, non-blocking.
+        descriptor: Of its socket.
     """
 
     def __init__(self, descriptor: int) -> None:
-        os.set_blocking(descriptor, False)
-        self.descriptor = descriptor
-        self.at_end = False
-        self.is_garbled = False
-        self._rest = b""
+        self._socket = socket.socket(fileno=descriptor)
+        self._commands = self._socket.makefile("rb")
+
+    def command(self) -> Run | End | None:
+        """The next command, waited for; None when there are no more."""
+        line = self._commands.readline()
+        return decode_command(line) if line else None
+
+    def report(self, report: Report) -> None:
+        """Send a report.
+
+        Raises:
+            BrokenPipeError: The supervisor is gone.
+        """
+        self._socket.sendall(encode_message(report))
+
+
+@dataclass(eq=False)
+class Link:
+    """The supervisor's end of the connection to one rank.
+
+    Args:
+        socket: Its socket, from :func:`link_pair`.
+
+    Attributes:
+        pid: The rank's process; nothing is read before it is set.
+        at_end: The rank has closed its end.
+        is_garbled: It has sent what is no report: nothing that comes after that can be believed.
+        has_strangers: Other processes than the rank have sent something, which was left out.
+    """
+
+    socket: socket.socket
+    pid: int = 0
+    at_end: bool = False
+    is_garbled: bool = False
+    has_strangers: bool = False
+    _rest: bytearray = field(default_factory=bytearray)
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when something has come."""
+        return self.socket.fileno()
+
+    def send(self, command: Run | End) -> None:
+        """Send a command; a rank that is gone, or reads nothing, is noticed otherwise."""
+        with suppress(OSError):
+            self.socket.sendall(encode_message(command))
 
     def read(self) -> list[Report]:
-        """All reports that are there.
-
-        Sets `at_end` when the rank has closed its end, and `is_garbled` too when something else than the rank's own
-        loop has written into the pipe: nothing that comes after that can be believed.
-        """
+        """The reports that are there, a bounded number of bytes at a time."""
         self._fill()
-        *lines, self._rest = self._rest.split(b"\n")
+        if self.is_garbled or b"\n" not in self._rest:
+            return []
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
         reports: list[Report] = []
         try:
-            reports.extend(_decode_report(line) for line in lines)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            self.at_end = self.is_garbled = True
+            for line in lines:
+                match json.loads(line):
+                    case ["Report", fields]:
+                        reports.append(build(Report, fields))
+                    case _:
+                        self._garble()
+                        break
+        except (ValueError, RecursionError):
+            self._garble()
         return reports
 
+    def _garble(self) -> None:
+        self.at_end = self.is_garbled = True
+        self._rest.clear()
+
     def _fill(self) -> None:
-        try:
-            while data := os.read(self.descriptor, 65536):
-                self._rest += data
-        except BlockingIOError:
-            return
-        self.at_end = True
+        for _ in range(_PIECES):
+            try:
+                data, sender = receive(self.socket, _PIECE)
+            except BlockingIOError:
+                return
+            except OSError:
+                data, sender = b"", 0
+            if not data:
+                self.at_end = True
+                return
+            if sender != self.pid:
+                self.has_strangers = True
+                continue
+            start = len(self._rest)
+            self._rest += data
+            if len(self._rest) > MESSAGE_LIMIT and b"\n" not in self._rest[start:]:
+                self._garble()
+                return
+
+    def close(self) -> None:
+        """Close it."""
+        self.socket.close()
 
 
-def _decode_report(line: bytes) -> Report:
-    fields = json.loads(line)
-    return Report(**{**fields, "outcome": Outcome(fields["outcome"]), "imported": tuple(fields["imported"])})
+def receive(connection: socket.socket, size: int) -> tuple[bytes, int]:
+    """What has come by a socket with ``SO_PASSCRED``, and the process that has sent it; the kernel never mixes two.
+
+    Raises:
+        OSError: Nothing can be received, or nothing is there.
+    """
+    data, ancillary, _, _ = connection.recvmsg(size, socket.CMSG_SPACE(_CREDENTIALS.size))
+    return data, _sender(ancillary)
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
+    """The process that has sent a piece; 0 where the kernel does not say. Descriptors that came with it are closed."""
+    pid = 0
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) >= _CREDENTIALS.size:
+            pid = _CREDENTIALS.unpack(data[: _CREDENTIALS.size])[0]
+        elif (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            _close_all(data)
+    return pid
+
+
+def _close_all(data: bytes) -> None:
+    numbers = array.array("i")
+    numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    for number in numbers:
+        with suppress(OSError):
+            socket.close(number)
+
+
+def link_pair() -> tuple[Link, int]:
+    """Both ends of a new connection: the supervisor's, and the descriptor of the rank's.
+
+    Raises:
+        OSError: The system has no descriptor left.
+    """
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    own.setblocking(False)
+    return Link(own), theirs.detach()

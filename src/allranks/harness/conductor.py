@@ -1,67 +1,71 @@
-"""Leads gangs through the collected tests, one test after the other, and writes down what arrives."""
+"""Leads gangs through the collected tests, one test after the other, and reports what arrives."""
 
-import gc
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-import pytest
-
-from allranks.harness import kernel
 from allranks.harness.channel import Run
-from allranks.harness.collection.markers import Terms
-from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.events import Journal
+from allranks.harness.config import AgentConfig, Folders, seed_of_test
+from allranks.harness.forks import LocalNode
 from allranks.harness.gangs.arrival import Step
-from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Gang, HangupError, JobLimitError, Patience
-from allranks.harness.lanes.lane import Work
-from allranks.harness.lanes.lanes import Errand, Lanes, LaneTerms
+from allranks.harness.gangs.ends import Journal, ends_of, failed_start
+from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Gang, Patience
+from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
+from allranks.harness.lanes import Lanes
 from allranks.harness.launchers.driver_account import DriverAccount
-from allranks.harness.launchers.recording import failed_start, record_step
 from allranks.harness.nodes.node import Node, Orders, muster_all
 from allranks.harness.outcome import disagree, may_disagree
+from allranks.harness.program import Program, Terms
 from allranks.harness.ranks.rendezvous import Rendezvous, make_rendezvous
-from allranks.harness.signals import held_back
+from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
 
 DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond what its ranks get, to look at their stacks, to stop them and to tear down."""
 
+
+_COMMAND = 1000
+"""Characters of a command line."""
 
 MANY_FORKS = 60
 """From so many on it pays to make each cheaper, which takes the better part of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
-    """What is to be run.
-
-    Attributes:
-        items: The collected tests.
-        terms: How each of them is run.
-        maxfail: The number of bad tests after which the job stops; 0 for none.
-    """
-
-    items: Sequence[pytest.Item]
-    terms: Sequence[Terms]
-    maxfail: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Job:
-    """The job as its agent holds it.
+    """The job as its supervisor holds it.
 
     Attributes:
-        journal: Where the agent's events go.
-        stdin: Descriptor whose end-of-file means that the job is over.
-        lanes: How launcher tests overlap; None where they do not.
+        journal: Where records go.
+        end: When the job is over.
     """
 
     config: AgentConfig
     folders: Folders
     journal: Journal
-    stdin: int
-    lanes: LaneTerms | None = None
+    end: JobEnd
+
+
+OfLane = Callable[[Path], LocalNode]
+"""This node, for ranks whose files are in another folder."""
+
+
+@dataclass(kw_only=True)
+class _Count:
+    """What conductors that share a job's tests count together; a lock is not needed, for each step is one of Python's.
+
+    Attributes:
+        gangs: Numbers of gangs.
+        settled: For each test that has run, whether it went wrong.
+    """
+
+    gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    settled: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def bad_tests(self) -> int:
+        return sum(self.settled.copy().values())
 
 
 class Conductor:
@@ -71,36 +75,52 @@ class Conductor:
         program: What to run.
         nodes: Where ranks are started.
         job: The job that it is run for.
+        count: What is counted together with others; None where there are none.
     """
 
-    def __init__(self, program: Program, nodes: Sequence[Node], job: Job) -> None:
+    def __init__(self, program: Program, nodes: Sequence[Node], job: Job, count: _Count | None = None) -> None:
         self._program = program
         self._nodes = nodes
+        self._job = job
         self._config = job.config
         self._folders = job.folders
         self._journal = job.journal
-        self._stdin = job.stdin
-        self._lanes = job.lanes
-        self._last_gang = 0
-        self._bad_tests = 0
+        self._count = _Count() if count is None else count
+        self._has_many_forks = False
         self._current = ""
         self._preload: dict[str, None] = {}
         self._driver: DriverAccount | None = None
 
-    def run_all(self) -> None:
+    @property
+    def settled(self) -> dict[str, bool]:
+        """For each test that has run, whether it went wrong."""
+        return self._count.settled
+
+    def run_all(self, of_lane: OfLane | None) -> None:
         """Run the tests until they end, or ``-x`` or ``--maxfail`` says so.
+
+        Args:
+            of_lane: How launcher tests overlap; None where they do not.
 
         Raises:
             HangupError: The job was ended from outside.
             JobLimitError: The job's time is up.
             NodeLostError: A node is lost; the tests that are left have no outcome.
+            ForkServerError: Nobody is there any more who could start ranks.
             LaneLostError: A lane broke; its test and those that are left have no outcome.
         """
-        gc.freeze()
-        if self._forks_ahead() >= MANY_FORKS:
-            kernel.gather_into_huge_pages()
-        with held_back():
-            self._run(list(range(len(self._program.items))))
+        self._has_many_forks = self._forks_ahead() >= MANY_FORKS
+        remaining = list(range(len(self._program.tests)))
+        while remaining and not self._is_over():
+            launchers = self._launchers_ahead(remaining) if of_lane else []
+            if of_lane and len(launchers) > 1:
+                remaining[: sum(map(len, launchers))] = self._run_in_lanes(of_lane, launchers)
+            else:
+                done = self._run_gang(first_assembly(self._program.terms, remaining))
+                del remaining[:done]
+        if remaining:
+            nodeids = tuple(self._program.tests[index] for index in remaining)
+            self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
 
     def _forks_ahead(self) -> int:
         """About how many processes will be forked on this node, drivers and the ranks of launcher tests included."""
@@ -108,61 +128,48 @@ class Conductor:
         ranks = len(self._config.local_ranks)
         return sum(ranks + terms[indices[0]].launches for indices in assemblies(terms, range(len(terms))))
 
-    def run_some(self, work: Work) -> int:
-        """See :class:`allranks.harness.lanes.lane.Worker`."""
-        self._last_gang = work.first_gang - 1
-        bad_before = self._bad_tests
-        self._run(list(work.indices))
-        return self._bad_tests - bad_before
-
-    def _run(self, remaining: list[int]) -> None:
+    def run_some(self, indices: Sequence[int]) -> None:
+        """See :class:`allranks.harness.lanes.Worker`."""
+        remaining = list(indices)
         while remaining and not self._is_over():
-            launchers = self._launchers_ahead(remaining) if self._lanes else []
-            if self._lanes and len(launchers) > 1:
-                remaining[: sum(map(len, launchers))] = self._run_in_lanes(self._lanes, launchers)
-            else:
-                done = self._run_gang(first_assembly(self._program.terms, remaining))
-                del remaining[:done]
+            del remaining[: self._run_gang(first_assembly(self._program.terms, remaining))]
         if remaining:
-            nodeids = [self._nodeid(index) for index in remaining]
-            self._journal.write("not_run", tests=nodeids, reason=f"-x or --maxfail, {self._bad_tests} bad")
+            nodeids = tuple(self._program.tests[index] for index in remaining)
+            self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
 
     def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
         """The assemblies of launcher tests that come next."""
         terms = self._program.terms
         return list(assemblies(terms, itertools.takewhile(lambda index: terms[index].launches, remaining)))
 
-    def _run_in_lanes(self, lanes: LaneTerms, launchers: Sequence[list[int]]) -> list[int]:
+    def _run_in_lanes(self, of_lane: OfLane, launchers: Sequence[list[int]]) -> list[int]:
         """Run assemblies side by side; returns the tests that were not begun, because the job is to stop."""
         waiting = deque(launchers)
 
-        def next_work() -> Work | None:
-            if not waiting or self._is_over():
-                return None
-            indices = waiting.popleft()
-            return Work(indices=indices, first_gang=self._reserve_gangs(len(indices)))
+        def next_work() -> Sequence[int] | None:
+            return None if self._is_over() or not waiting else waiting.popleft()
 
-        Lanes(lanes, Errand(next_work=next_work, note_bad=self._note_bad)).run()
+        def make_worker(results: Path) -> Conductor:
+            job = replace(self._job, folders=replace(self._folders, results=results))
+            return Conductor(self._program, [of_lane(results)], job, self._count)
+
+        Lanes(
+            count=min(self._config.overlap, len(launchers)),
+            results=self._folders.results,
+            make_worker=make_worker,
+            next_work=next_work,
+        ).run()
         return [index for indices in waiting for index in indices]
 
-    def _reserve_gangs(self, count: int) -> int:
-        """The first of some numbers that no other gang gets."""
-        first = self._last_gang + 1
-        self._last_gang += count
-        return first
-
-    def _note_bad(self, count: int) -> None:
-        self._bad_tests += count
-
     def _is_over(self) -> bool:
-        return bool(self._program.maxfail) and self._bad_tests >= self._program.maxfail
+        return bool(self._program.maxfail) and self._count.bad_tests >= self._program.maxfail
 
     def _run_gang(self, indices: Sequence[int]) -> int:
         """Start a gang for some tests and lead it as far as it goes; returns how many tests have run."""
-        self._current = self._nodeid(indices[0])
+        self._current = self._program.tests[indices[0]]
         terms = self._program.terms[indices[0]]
         rendezvous = make_rendezvous(self._config, self._folders.shared) if terms.has_process_group else None
-        self._driver = self._account() if terms.launches else None
+        self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
         try:
             gang = self._start(rendezvous)
             try:
@@ -179,41 +186,44 @@ class Conductor:
             if rendezvous is not None:
                 rendezvous.joined()
 
-    def _account(self) -> DriverAccount:
-        return DriverAccount(self._folders.results, self._journal, self._config)
-
     def _start(self, rendezvous: Rendezvous | None) -> Gang:
-        number = self._reserve_gangs(1)
+        number = next(self._count.gangs)
         orders = Orders(
             gang=number,
             url=rendezvous.url if rendezvous else None,
             environment=rendezvous.environment if rendezvous else {},
-            first_test=self._current,
             preload=tuple(self._preload),
             launches=self._driver is not None,
+            has_many_forks=self._has_many_forks,
         )
+        self._has_many_forks = False
         # A driver starts its ranks on the node that it is on.
         crews = muster_all(self._nodes[:1] if orders.launches else self._nodes, orders)
-        self._journal.write("gang_started", gang=number, ranks=[pid for crew in crews for pid in crew.pids])
-        return Gang(crews, limits=self._config.limits, stdin=self._stdin)
+        self._journal.write(GangStarted(gang=number, pids=tuple(pid for crew in crews for pid in crew.pids)))
+        return Gang(crews, limits=self._config.limits, end=self._job.end)
 
     def _close(self, gang: Gang) -> None:
         self._preload.update(gang.imported)
         for process in gang.close():
-            self._journal.write("left_behind", nodeid=self._current, **asdict(process))
+            command = process.command[:_COMMAND]
+            self._journal.write(LeftBehind(nodeid=self._current, rank=process.rank, pid=process.pid, command=command))
 
     def _lead(self, gang: Gang, indices: Sequence[int], rendezvous: Rendezvous | None) -> int:
         start = gang.start()
         if rendezvous is not None:
             rendezvous.joined()
         if start.leader is not None:
+            self._journal.write(TestStarted(nodeid=self._current))
             self._record(gang, failed_start(start, start.leader))
             gang.condemn()
             return 1
-        self._journal.write("gang_ready")
+        self._journal.write(GangReady())
         for done, (index, following) in enumerate(_with_following(indices), start=1):
-            self._current = self._nodeid(index)
-            step = gang.run(Run(index=index, following=following), self._patience(index))
+            self._current = self._program.tests[index]
+            seed = seed_of_test(self._config.seed, self._current)
+            self._journal.write(TestStarted(nodeid=self._current, seed=seed))
+            command = Run(index=index, nodeid=self._current, following=following, seed=seed)
+            step = gang.run(command, self._patience(index))
             self._record(gang, step)
             if step.leader is not None:
                 gang.condemn()
@@ -225,7 +235,8 @@ class Conductor:
 
     def _patience(self, index: int) -> Patience:
         terms = self._program.terms[index]
-        skip = None if self._may_disagree(self._nodeid(index)) else SKIP_GRACES * self._config.limits.peer_grace
+        may = may_disagree(self._program.tests[index], self._config.mixed_skip)
+        skip = None if may else SKIP_GRACES * self._config.limits.peer_grace
         return self._driver_patience(terms, skip) if terms.launches else Patience(limit=terms.limit, skip=skip)
 
     def _driver_patience(self, terms: Terms, skip: float | None) -> Patience:
@@ -235,25 +246,27 @@ class Conductor:
         set_up = max(terms.limit, limits.process_group + ROUNDED_UP)
         return Patience(limit=set_up + margin, anew=terms.limit + margin, skip=skip)
 
-    def _may_disagree(self, nodeid: str) -> bool:
-        return may_disagree(nodeid, self._config.mixed_skip)
-
-    def _nodeid(self, index: int) -> str:
-        return self._program.items[index].nodeid
-
     def _record_bad(self, gang: Gang, step: Step) -> None:
-        """Write down what is bad of a step that the current test has only lent its name."""
-        self._record(gang, Step(arrivals=[arrival for arrival in step.arrivals if arrival.outcome.is_bad]))
+        """Report what is bad of a step that the current test has only lent its name."""
+        bad = [arrival for arrival in step.arrivals if arrival.outcome.is_bad]
+        self._record(gang, replace(step, arrivals=bad))
 
     def _record(self, gang: Gang, step: Step) -> None:
-        """Write down one step of the current test."""
-        if self._driver is None:
-            record_step(gang, self._journal, self._current, step)
-            outcomes = {arrival.outcome for arrival in step.arrivals}
-            is_bad = step.leader is not None or (disagree(outcomes) and not self._may_disagree(self._current))
+        """Report one step of the current test."""
+        nodeid = self._current
+        if self._driver is not None:
+            is_bad = self._driver.settle(gang, nodeid, step)
         else:
-            is_bad = self._driver.settle(gang, self._current, step)
-        self._bad_tests += is_bad
+            ends = ends_of(step, nodeid, self._config.world_size, gang.put_output_away(nodeid))
+            for record in ends.records:
+                self._journal.write(record)
+            may = may_disagree(nodeid, self._config.mixed_skip)
+            is_bad = step.leader is not None or (disagree(ends.outcomes) and not may)
+        for rank in sorted(step.strangers):
+            text = f"a process that rank {rank} had forked went on in its place; what it reported was left out"
+            self._journal.write(Notice(nodeid=nodeid, text=text))
+        if step.arrivals or nodeid not in self._count.settled:
+            self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
 
 
 def _with_following(indices: Sequence[int]) -> list[tuple[int, int | None]]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,6 +149,11 @@ class AgentConfig:
         """The text of the file that :meth:`read` reads."""
         return json.dumps(dataclasses.asdict(self), indent=1)
 
+    def without_secrets(self) -> Self:
+        """It without the token of its post."""
+        post = None if self.post is None else dataclasses.replace(self.post, token="")
+        return dataclasses.replace(self, post=post)
+
     @classmethod
     def read(cls, path: Path) -> Self:
         """Read a config file.
@@ -155,7 +162,20 @@ class AgentConfig:
             OSError: The file cannot be read.
             ValueError: It is not a config file of this version.
         """
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        return cls.parse(path.read_text(encoding="utf-8"), str(path))
+
+    @classmethod
+    def parse(cls, text: str, source: str = "this") -> Self:
+        """What :meth:`to_json` has made.
+
+        Args:
+            text: It.
+            source: Where it is from, for the error.
+
+        Raises:
+            ValueError: It is not a config of this version.
+        """
+        fields = json.loads(text)
         try:
             limits = TimeLimits(**fields.pop("limits"))
             lists = {name: tuple(fields[name]) for name in ("pytest_args", "mixed_skip")}
@@ -166,7 +186,7 @@ class AgentConfig:
             own = {**lists, "limits": limits, "post": post, "share": share, "only": only, "check_gpus": gpus}
             return cls(**{**fields, **own})
         except (KeyError, TypeError) as error:
-            msg = f"{path} is not an agent config of this version of allranks: {error}"
+            msg = f"{source} is not an agent config of this version of allranks: {error}"
             raise ValueError(msg) from error
 
 
@@ -181,6 +201,11 @@ def share_of(node: int, *, total: int, nodes: int) -> range:
     each, more = divmod(total, nodes)
     start = node * each + min(node, more)
     return range(start, start + each + (node < more))
+
+
+def seed_of_test(seed: int, nodeid: str) -> int:
+    """The seed of one test in a job, the same on all ranks and in every run."""
+    return zlib.crc32(os.fsencode(nodeid), seed & 0xFFFFFFFF)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Whether each GPU of a job computes: asked in a process of its own for each, before anything is collected.
 
-These processes are forks of the agent, which itself never touches CUDA. A device that is sick may raise, give wrong
-numbers, kill whoever uses it, or never answer; none of that may befall the job, or be taken for a fault of its tests.
+These processes are forks of the fork server, which itself never touches CUDA. A device that is sick may raise, give
+wrong numbers, kill whoever uses it, or never answer; none of that may befall the job, or be taken for a fault of its
+tests.
 """
 
 import os
@@ -17,7 +18,9 @@ import torch
 
 from allranks.harness import kernel
 from allranks.harness.config import GpuToCheck
-from allranks.harness.events import Journal, write_all
+from allranks.harness.gangs.ends import Journal
+from allranks.harness.kernel import write_all
+from allranks.records import AgentFailed, FailureKind, GpuFailed, GpusChecked
 
 _SIZE: Final = 256
 _WELL: Final = b"well"
@@ -70,13 +73,13 @@ def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: J
     if kernel.killed_for_memory() > killed:
         # A context of CUDA takes some hundred MiB: that says nothing of the device.
         message = f"there is not enough memory to try {len(gpus)} GPUs (limits.memory_mib)"
-        journal.write("agent_failed", message=message, out_of_memory=True)
+        journal.write(AgentFailed(message=message, kind=FailureKind.OUT_OF_MEMORY))
         return False
     well = [gpu.gpu for gpu in gpus if gpu.gpu not in troubles]
-    journal.write("gpus_checked", gpus=well, began=began, seconds=time.time() - began)
+    journal.write(GpusChecked(gpus=tuple(well), seconds=time.time() - began))
     for gpu in gpus:
         if gpu.gpu in troubles:
-            journal.write("gpu_failed", gpu=gpu.gpu, name=gpu.name, message=troubles[gpu.gpu])
+            journal.write(GpuFailed(gpu=gpu.gpu, name=gpu.name, message=troubles[gpu.gpu]))
     return not troubles
 
 

@@ -4,7 +4,6 @@ It starts the agent, ends with all that the agent left when that has ended, says
 fetched; whoever fetches them removes the container. The agent shares its standard input and output.
 """
 
-import json
 import os
 import select
 import signal
@@ -12,13 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from allranks.harness import kernel
-from allranks.harness.events import RECORD_SEPARATOR, write_all
-
-AGENT_ENDED = "agent_ended"
-"""The keeper's only event: ``status``, the agent's as `subprocess` has it, and ``memory_kills``."""
+from allranks.harness.stream import RECORD_SEPARATOR
+from allranks.records import ContainerEnded, encode
 
 STOP_GRACE = 6.0
 """Seconds from the end of standard input, or a SIGTERM, until an agent is killed: its ranks take three to stop."""
@@ -26,14 +24,21 @@ STOP_GRACE = 6.0
 FETCH_GRACE = 60.0
 """Seconds that the files stay when standard input has ended: whoever is to fetch them may be dead."""
 
+ISOLATED = ("-I", "-S")
+"""Options of Python by which no module of a suite, and none that is installed, gets into a process."""
+
+COMMAND = Path(__file__).with_name("__main__.py")
+"""The command of every job."""
+
 _STDIN, _STDOUT = 0, 1
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
     """Run the agent with these arguments; the exit status is the agent's, as a shell has it."""
     kernel.adopt_orphans()
+    kernel.hide_from_others()
     bell = _bell_of_ended_children()
-    agent = subprocess.Popen([sys.executable, "-m", "allranks.harness", *arguments])
+    agent = subprocess.Popen([sys.executable, *ISOLATED, str(COMMAND), "--hidden", *arguments])
     signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
     status = wait(agent, bell, STOP_GRACE)
     end_orphans()
@@ -104,9 +109,9 @@ def _wait_for_end(pid: int, deadline: float) -> None:
 
 def tell(status: int, memory_kills: int) -> None:
     """Say on standard output that the agent has ended; a line that somebody began there does not hide it."""
-    event = {"event": AGENT_ENDED, "at": time.time(), "status": status, "memory_kills": memory_kills}
+    record = ContainerEnded(at=round(time.time(), 6), status=status, memory_kills=memory_kills)
     try:
-        write_all(_STDOUT, b"\n" + RECORD_SEPARATOR + json.dumps(event).encode() + b"\n")
+        kernel.write_all(_STDOUT, b"\n" + RECORD_SEPARATOR + encode(record) + b"\n")
     except OSError:
         return  # nobody listens any more
 
@@ -115,7 +120,3 @@ def _wait_for_hangup(grace: float) -> None:
     while os.read(_STDIN, 4096):
         pass
     time.sleep(grace)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

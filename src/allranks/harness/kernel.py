@@ -4,12 +4,14 @@ import ctypes
 import os
 import selectors
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _PR_SET_PTRACER = 0x59616D61
@@ -79,13 +81,52 @@ def _own_memory() -> Iterator[tuple[int, int]]:
             yield int(start, 16), int(end, 16)
 
 
+def hide_from_others() -> None:
+    """Have the kernel keep this process's memory, descriptors and environment from others of its user (prctl(2)).
+
+    Of this user's processes none can trace it then, nor open what is below its ``/proc/pid`` (PR_SET_DUMPABLE).
+    """
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data` to a blocking descriptor."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def reap(pid: int, patience: float) -> int | None:
+    """The exit status of a child that has ended, negative for a signal; None where somebody else has it.
+
+    Args:
+        pid: The child's.
+        patience: Seconds; a process that traces it is told first, and may never pass it on.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            found, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.005)
+
+
 def children() -> frozenset[int]:
     """The process ids of this process's children, adopted and dead ones included.
 
-    Read from ``/proc/*/stat``, because ``/proc/self/task/*/children`` is a kernel build option.
+    Read from ``/proc/self/task/*/children``, or where the kernel is built without it from ``/proc/*/stat``.
     """
     if not _has_children():
         return frozenset()
+    with suppress(OSError):
+        lists = [file.read_text(encoding="ascii") for file in Path("/proc/self/task").glob("*/children")]
+        if lists:
+            return frozenset(int(pid) for pids in lists for pid in pids.split())
     own = os.getpid()
     pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return frozenset(pid for pid in pids if _parent(pid) == own)

@@ -45,7 +45,10 @@ class RankFile:
         at: For tests that say it, when the outcome arrived, by the place of their key.
         world_sizes: For tests that say it, how many ranks took part.
         details: The results that say more than *passed* and these three.
-        problem: One sentence that says why the file could not be read to its end; empty when it could.
+        problem: One sentence that says why the file could not be read to its end, or why it cannot be believed; empty
+            when it could.
+        note: What is odd in it, and may be well; empty for nothing.
+        is_unfinished: Whether it is of a journal that does not say that the job did all its work.
     """
 
     path: Path
@@ -57,6 +60,8 @@ class RankFile:
     world_sizes: Mapping[int, int] = field(default_factory=dict)
     details: Mapping[int, RankResult] = field(default_factory=dict)
     problem: str = ""
+    note: str = ""
+    is_unfinished: bool = False
 
     @property
     def results(self) -> tuple[RankResult, ...]:
@@ -114,9 +119,10 @@ class Team:
     @cached_property
     def world_sizes(self) -> Mapping[int, int]:
         """The largest world that some rank says a test had, by place."""
-        largest: dict[int, int] = {}
-        for file in self.files:
-            for place, size in file.world_sizes.items():
+        first, *others = {id(file.world_sizes): file.world_sizes for file in self.files}.values()
+        largest = dict(first)
+        for sizes in others:
+            for place, size in sizes.items():
                 largest[place] = max(size, largest.get(place, 0))
         return largest
 

@@ -22,10 +22,5 @@ def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
 
 
 def nothing_ran(merged: MergedRun) -> bool:
-    """Whether no rank of any suite executed a test, however the skips are read.
-
-    A run whose every suite is empty because of the user's own selection ran what was asked for.
-    """
-    executed = any(suite.has_executed for suite in merged.suites)
-    asked_for_nothing = merged.suites and all(suite.all_deselected for suite in merged.suites)
-    return not executed and not asked_for_nothing
+    """Whether no rank of any suite executed a test, however skips are read, and whoever has left the tests out."""
+    return not any(suite.has_executed for suite in merged.suites)

@@ -1,4 +1,4 @@
-"""Reads the files of ranks, job by job: one after the other, or where there is much to read on several cores."""
+"""Reads what ranks left, job by job, journals and the XML of ranks: on several cores if there is much to read."""
 
 import multiprocessing
 import os
@@ -12,7 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from allranks.records import JOURNAL
 from allranks.report.columns import Key, RankFile
+from allranks.report.journal import read_journal
 from allranks.report.rank_xml import RankReader
 
 WORTH_PROCESSES: Final = 16 << 20
@@ -38,18 +40,24 @@ def read_jobs(jobs: Sequence[Sequence[Path]]) -> Iterator[list[RankFile]]:
     Args:
         jobs: The files of each.
     """
-    files = _read([path for paths in jobs for path in paths])
+    read = _read([path for paths in jobs for path in paths])
     for paths in jobs:
         texts: dict[str, str] = {}
-        yield [_sharing(file, texts) for file in islice(files, len(paths))]
+        yield [_sharing(file, texts) for files in islice(read, len(paths)) for file in files]
 
 
-def _read(paths: Sequence[Path]) -> Iterator[RankFile]:
+def _read(paths: Sequence[Path]) -> Iterator[list[RankFile]]:
+    """The results in each file: those of all ranks in a journal, those of one in any other."""
     sizes = [_size(path) for path in paths]
     processes = min(_cores(), len(paths), MOST_PROCESSES)
     if processes > 1 and sum(sizes) >= WORTH_PROCESSES:
         return _read_side_by_side(list(_errands(paths, sizes)), processes)
-    return map(RankReader().read, paths)
+    reader = RankReader()
+    return (_read_one(path, reader) for path in paths)
+
+
+def _read_one(path: Path, reader: RankReader) -> list[RankFile]:
+    return read_journal(path) if path.name == JOURNAL else [reader.read(path)]
 
 
 def _sharing(file: RankFile, texts: dict[str, str]) -> RankFile:
@@ -102,22 +110,28 @@ class _Read(NamedTuple):
 
     Attributes:
         process: Whose it was.
-        files: Those with the same tests as the one before, of the same process, are without their keys.
-        has_keys: For each file, whether it is with them.
+        files: The results in each path. Those with the same tests as the ones before, of the same process, are without
+            their keys.
+        has_keys: For each of them, whether it is with its keys.
     """
 
     process: int
-    files: list[RankFile]
+    files: list[list[RankFile]]
     has_keys: list[bool]
 
 
-def _read_side_by_side(errands: Iterable[Sequence[Path]], processes: int) -> Iterator[RankFile]:
+def _read_side_by_side(errands: Iterable[Sequence[Path]], processes: int) -> Iterator[list[RankFile]]:
     known: dict[int, tuple[Key, ...]] = {}
+
+    def complete(file: RankFile, process: int, *, has_keys: bool) -> RankFile:
+        if has_keys:
+            known[process] = next((keys for keys in known.values() if keys == file.keys), file.keys)
+        return replace(file, keys=known[process])
+
     for read in _in_order(errands, processes):
-        for file, has_keys in zip(read.files, read.has_keys, strict=True):
-            if has_keys:
-                known[read.process] = next((keys for keys in known.values() if keys == file.keys), file.keys)
-            yield replace(file, keys=known[read.process])
+        has_keys = iter(read.has_keys)
+        for files in read.files:
+            yield [complete(file, read.process, has_keys=next(has_keys)) for file in files]
 
 
 def _in_order(errands: Iterable[Sequence[Path]], processes: int) -> Iterator[_Read]:
@@ -148,11 +162,12 @@ class _Worker:
     def read(self, paths: Sequence[Path]) -> _Read:
         read = _Read(os.getpid(), [], [])
         for path in paths:
-            file = self._reader.read(path)
-            is_sent = file.keys is self._sent
-            read.files.append(replace(file, keys=()) if is_sent else file)
-            read.has_keys.append(not is_sent)
-            self._sent = file.keys
+            read.files.append([])
+            for file in _read_one(path, self._reader):
+                is_sent = file.keys is self._sent
+                read.files[-1].append(replace(file, keys=()) if is_sent else file)
+                read.has_keys.append(not is_sent)
+                self._sent = file.keys
         return read
 
 

@@ -53,6 +53,11 @@ def attribute(text: str) -> str:
     return f'"{readable(text).translate(_IN_ATTRIBUTE)}"'
 
 
+def quoted(text: str) -> str:
+    """``text``, which is legal in XML, as the value of an attribute, with its quotation marks."""
+    return f'"{text}"' if _PLAIN(text) else f'"{text.translate(_IN_ATTRIBUTE)}"'
+
+
 def element_text(text: str) -> str:
     """``text``, which is readable, as what stands in an element."""
     if not _ESCAPED(text):

@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
-from allranks.harness.events import Event
+from allranks.records import Printed, Record
 from allranks.report.judged import Failure, MergedRun
 from allranks.report.table import failures, left_out
-from allranks.schedule.journal import JobError
+from allranks.schedule.job_facts import JobError
 from allranks.schedule.live import LiveView
+from allranks.schedule.progress import Tests
 
 ANNOTATIONS: Final = 10
 """Annotations that GitHub shows of one step."""
@@ -70,22 +71,22 @@ class ActionsView(LiveView):
     commands: Commands
     _output: dict[str, list[str]] = field(default_factory=dict)
 
-    def event(self, job_id: str, event: Event) -> None:
-        """See :meth:`LiveView.event <allranks.schedule.live.LiveView.event>`."""
-        if event["event"] != "output":
-            super().event(job_id, event)
+    def take(self, job_id: str, record: Record) -> None:
+        """See :meth:`LiveView.take <allranks.schedule.live.LiveView.take>`."""
+        if not isinstance(record, Printed):
+            super().take(job_id, record)
             return
         with self._lock:
             lines = self._output.setdefault(job_id, [])
             if len(lines) < _KEPT:
-                lines.append(f"[rank {event['rank']}] {event['line']}")
+                lines.append(f"[rank {record.rank}] {record.line}")
 
-    def job_ended(self, job_id: str, events: Sequence[Event], seconds: float, error: JobError | None) -> None:
+    def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
         """See :meth:`LiveView.job_ended <allranks.schedule.live.LiveView.job_ended>`."""
         with self._lock:
             if lines := self._output.pop(job_id, []):
                 self._group(f"{job_id}: what its ranks printed", lines)
-            super().job_ended(job_id, events, seconds, error)
+            super().job_ended(job_id, tests, seconds, error)
 
     def _group(self, title: str, lines: Sequence[str]) -> None:
         self.commands.give(f"::group::{_escaped(title)}")

@@ -4,10 +4,9 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from allranks.harness.events import Event
-from allranks.harness.outcome import Outcome
-from allranks.schedule.journal import JobError
-from allranks.schedule.progress import State, Tests, word_of
+from allranks.records import Printed, RankEnded, Record
+from allranks.schedule.job_facts import JobError
+from allranks.schedule.progress import State, Tests
 
 _LINES = 12
 _SHOWN = 160  # characters of a message: one or two lines of a terminal
@@ -41,48 +40,35 @@ class LiveView:
             self._running.add(job_id)
             self.say(f"{job_id}: running in {where}")
 
-    def event(self, job_id: str, event: Event) -> None:
-        """Something arrived from a job: the first bad outcome of each is worth a line at once, and what ranks print."""
+    def take(self, job_id: str, record: Record) -> None:
+        """A job has reported something: the first bad outcome of each is worth a line at once, and what ranks print."""
         with self._lock:
-            self._tell(job_id, event)
+            match record:
+                case Printed():
+                    whose = f"{job_id}: " if len(self._running) > 1 else ""
+                    self.say(f"{whose}[rank {record.rank}] {record.line}")
+                case RankEnded() if record.outcome.is_bad and job_id not in self._has_failed:
+                    self._has_failed.add(job_id)
+                    self.say(f"{job_id}: first failure: {failure_of(record)}")
 
-    def _tell(self, job_id: str, event: Event) -> None:
-        if event["event"] == "output":
-            whose = f"{job_id}: " if len(self._running) > 1 else ""
-            self.say(f"{whose}[rank {event['rank']}] {event['line']}")
-        if event["event"] != "arrived" or job_id in self._has_failed:
-            return
-        if Outcome(event["outcome"]).is_bad:
-            self._has_failed.add(job_id)
-            self.say(f"{job_id}: first failure: {failure_of(event)}")
-
-    def job_ended(self, job_id: str, events: Sequence[Event], seconds: float, error: JobError | None) -> None:
+    def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
         """A job is over; what befell the job as a whole is said in full, as far as a person would read."""
         with self._lock:
             self._running.discard(job_id)
-            self.say(f"{job_id}: {error.what if error else _summary(events)} ({seconds:.1f} s)")
+            self.say(f"{job_id}: {error.what if error else tests.words or 'no test ran'} ({seconds:.1f} s)")
             for text in (error.why, error.remedy) if error else ():
                 for line in _last_lines(text):
                     self.say(f"    {line}")
 
 
-def failure_of(event: Event) -> str:
+def failure_of(ended: RankEnded) -> str:
     """What a rank came to, in which test, and why, on one line."""
-    who, what = f"rank {event['rank']}", Outcome(event["outcome"]).replace("_", " ")
-    message = " ".join(event["message"].split()).removeprefix(f"{who} ").removeprefix(f"{what}: ")
-    return f"{who} {what} in {event['nodeid']}: {message[:_SHOWN]}"
+    who, what = f"rank {ended.rank}", ended.outcome.replace("_", " ")
+    message = " ".join(ended.message.split()).removeprefix(f"{who} ").removeprefix(f"{what}: ")
+    return f"{who} {what} in {ended.nodeid}: {message[:_SHOWN]}"
 
 
 def _last_lines(text: str) -> list[str]:
     """The end of a text, which is where Python and pip say what went wrong."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines if len(lines) <= _LINES else ["…", *lines[-_LINES:]]
-
-
-def _summary(events: Sequence[Event]) -> str:
-    """Tests by what became of them: the worst of their ranks, in plain words."""
-    tests = Tests()
-    for event in events:
-        if event["event"] == "arrived":
-            tests.note(event["nodeid"], word_of(Outcome(event["outcome"])))
-    return tests.words or "no test ran"

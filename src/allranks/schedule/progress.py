@@ -1,4 +1,4 @@
-"""How far every job of a run is: counters that events move, and a picture of them to be shown."""
+"""How far every job of a run is: counters that records move, and a picture of them to be shown."""
 
 import threading
 import time
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from allranks.harness.events import Event
 from allranks.harness.outcome import Outcome
+from allranks.records import Collected, Passed, RankEnded, Record
 
 State = Literal["waiting", "preparing", "running", "done"]
 Word = Literal["skipped", "passed", "bad"]
@@ -18,11 +18,11 @@ STATES: Final[tuple[State, ...]] = ("running", "preparing", "waiting", "done")
 _WORSE: Final[tuple[Word, ...]] = ("skipped", "passed", "bad")
 
 
-def word_of(outcome: Outcome) -> Word:
-    """What a person calls an outcome."""
-    if outcome.is_bad:
-        return "bad"
-    return "passed" if outcome is Outcome.PASSED else "skipped"
+def word_of(end: Passed | RankEnded) -> Word:
+    """What a person calls the end of a test on some ranks."""
+    if isinstance(end, Passed) or end.outcome is Outcome.PASSED:
+        return "passed"
+    return "bad" if end.outcome.is_bad else "skipped"
 
 
 @dataclass(eq=False)
@@ -33,6 +33,8 @@ class Tests:
         counts: How many came to what.
         first_bad: The first that went wrong.
     """
+
+    __test__ = False  # not a test class, whatever pytest makes of its name
 
     counts: Counter[Word] = field(default_factory=Counter)
     first_bad: str = ""
@@ -188,16 +190,18 @@ class Board:
             job = self._jobs[job_id]
             job.state, job.began = state, time.monotonic()
 
-    def note(self, job_id: str, event: Event) -> Word | None:
-        """Something arrived from a job; what it says of a test."""
-        if event["event"] == "arrived":
-            word = word_of(Outcome(event["outcome"]))
-            with self._lock:
-                self._jobs[job_id].tests.note(event["nodeid"], word)
-            return word
-        if event["event"] == "collected":
-            with self._lock:
-                self._jobs[job_id].collected = len(event["tests"])
+    def note(self, job_id: str, record: Record) -> Word | None:
+        """A job has reported something; what it says of a test."""
+        match record:
+            case Passed() | RankEnded():
+                word = word_of(record)
+                with self._lock:
+                    self._jobs[job_id].tests.note(record.nodeid, word)
+                return word
+            case Collected():
+                with self._lock:
+                    job = self._jobs[job_id]
+                    job.collected = (job.collected or 0) + len(record.tests)
         return None
 
     def fail(self, what: str) -> None:

@@ -22,18 +22,18 @@ from allranks.harness.collection.shuffling import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.report.verdict import Setting
-from allranks.schedule import journal
 from allranks.schedule.again import WHOLE, Again, newest_attempt
 from allranks.schedule.cache import carried_files
 from allranks.schedule.folder import RunFolder
 from allranks.schedule.inventory import Inventory
-from allranks.schedule.journal import JobError
+from allranks.schedule.job_facts import JobError
 from allranks.schedule.leases import Holder, Lease, count_free, try_lease
 from allranks.schedule.line import Ticket, stand_in_line
 from allranks.schedule.live import LiveView
 from allranks.schedule.packing.backlog import Backlog
 from allranks.schedule.packing.order import ordered
 from allranks.schedule.packing.task import Room, Running, Task
+from allranks.schedule.progress import Tests
 from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
 from allranks.schedule.snapshot import cache_to_start_with
 from allranks.schedule.turn import Attendant, Turn, record_unstarted, remove_if_empty
@@ -385,8 +385,7 @@ class Runner:
 
     def _has_ended(self, place: int, turn: Turn) -> None:
         """A job needs no more cores. Its lease lasts yet: who is sick must be known before the next one can be made."""
-        with suppress(LookupError, TypeError):  # a job's words are not ours; its record says that they make no sense
-            self._sick |= journal.sick_gpus(turn.events) & set(turn.lease.gpus)
+        self._sick |= turn.facts.sick_gpus & set(turn.lease.gpus)
         self._news.put(_News(place, is_away=False))
 
     def _listen(self, backlog: Backlog) -> None:
@@ -456,12 +455,9 @@ class Runner:
 
     def _learn_of_gpus(self, turn: Turn) -> None:
         """Take note of which GPUs compute in these surroundings, and lease those no more that do not."""
-        well: frozenset[str] = frozenset()
-        with suppress(LookupError, TypeError):
-            well = journal.well_gpus(turn.events)
         if turn.spec is not None:
             made = Surroundings(image=turn.spec.image, python=turn.spec.python, python_path=turn.spec.python_path)
-            self._seen_well.update((gpu, made) for gpu in well)
+            self._seen_well.update((gpu, made) for gpu in turn.facts.well_gpus)
         new = self._sick & set(turn.lease.gpus) - self._left_out
         self._left_out |= new
         self._free = self._free.minus(Room(gpus=len(new)))
@@ -481,7 +477,7 @@ class Runner:
             what = f"It needs {task.room.gpus} GPUs, and {there} of this host's are well: {names} is sick."
             why = JobError(kind="infrastructure", what=what, remedy="Repair it, and go on: allranks run --resume.")
             self._record_unstarted(task, why)
-            self._live.job_ended(self._jobs[task.number].id, (), 0.0, why)
+            self._live.job_ended(self._jobs[task.number].id, Tests(), 0.0, why)
 
     def _try_again(self, seat: _Seat, left: Again, backlog: Backlog) -> None:
         """See that what is left of a job runs again, if it may; else the job is not good."""

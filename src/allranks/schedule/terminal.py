@@ -11,12 +11,12 @@ from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.text import Text
 
-from allranks.harness.events import Event
 from allranks.interruption import uninterrupted
+from allranks.records import RankEnded, Record
 from allranks.report.judged import MergedRun
-from allranks.schedule.journal import JobError
+from allranks.schedule.job_facts import JobError
 from allranks.schedule.live import LiveView, failure_of
-from allranks.schedule.progress import Board, Picture, State
+from allranks.schedule.progress import Board, Picture, State, Tests
 from allranks.schedule.table_text import render, rows_that_fit
 
 _BETWEEN: Final = 0.25
@@ -45,18 +45,18 @@ class TableView(LiveView):
         self.board.move(job_id, "running")
         super().job_started(job_id, where)
 
-    def event(self, job_id: str, event: Event) -> None:
-        """See :meth:`LiveView.event <allranks.schedule.live.LiveView.event>`."""
-        if self.board.note(job_id, event) == "bad":
-            self.board.fail(f"{job_id}: {failure_of(event)}")
-        super().event(job_id, event)
+    def take(self, job_id: str, record: Record) -> None:
+        """See :meth:`LiveView.take <allranks.schedule.live.LiveView.take>`."""
+        if self.board.note(job_id, record) == "bad" and isinstance(record, RankEnded):
+            self.board.fail(f"{job_id}: {failure_of(record)}")
+        super().take(job_id, record)
 
-    def job_ended(self, job_id: str, events: Sequence[Event], seconds: float, error: JobError | None) -> None:
+    def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
         """See :meth:`LiveView.job_ended <allranks.schedule.live.LiveView.job_ended>`."""
         self.board.end(job_id, seconds, error.what if error else "")
         if error and error.kind not in _NO_FAULT:
             self.board.fail(f"{job_id}: {error.what}")
-        super().job_ended(job_id, events, seconds, error)
+        super().job_ended(job_id, tests, seconds, error)
 
 
 class TerminalConsole:

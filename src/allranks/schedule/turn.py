@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -10,22 +10,24 @@ from pathlib import Path
 
 from allranks.engine.protocol import Engine, JobExit, RunningJob
 from allranks.engine.spec import JobSpec
+from allranks.engine.stream import Damage
 from allranks.errors import AllranksError
-from allranks.harness.events import JOURNAL, Event, append_events, read_events
 from allranks.matrix.model import Job
+from allranks.records import JOURNAL, JobStarted, Printed, Record
+from allranks.records import SCHEMA as RECORDS_SCHEMA
+from allranks.report.rank_document import write_rank_files
 from allranks.report.verdict import Setting
-from allranks.schedule import journal
 from allranks.schedule.again import WHOLE, Again, newest_attempt, to_run_again
 from allranks.schedule.cache import keep_cache, keep_cache_of_shard
 from allranks.schedule.folder import RunFolder, as_results_error, write_json
-from allranks.schedule.heard import Heard, write_missing_xml
-from allranks.schedule.journal import JobError
+from allranks.schedule.job_facts import JobError, JobFacts
+from allranks.schedule.journal import Journal
 from allranks.schedule.leases import Lease
+from allranks.schedule.ledger import MOST_BYTES, ContradictionError, Ledger
 from allranks.schedule.live import LiveView
 from allranks.schedule.manifest import SCHEMA
 
 _NOBODY_KNOWS = JobExit(status=None)
-_MAY_BE_HEARD_ONLY = frozenset({"agent_failed", "gpu_failed", "gpus_checked"})
 INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
 
 
@@ -38,6 +40,8 @@ class Turn:
         again: What of the job it runs.
         spec: None where it could not be made, which `error` says.
         lease: Its GPUs, until it has been put away.
+        facts: What the job has reported about itself.
+        fault: Why no more of what it reports is taken.
         started: When it got its turn, in seconds since the epoch.
         running: None when the job has not been started, or could not be.
         has_record: Whether it came to anything that has been written down.
@@ -53,7 +57,8 @@ class Turn:
     error: JobError | None = None
     running: RunningJob | None = None
     ending: JobExit = _NOBODY_KNOWS
-    events: list[Event] = field(default_factory=list)
+    facts: JobFacts = field(default_factory=JobFacts)
+    fault: JobError | None = None
     started: float = field(default_factory=time.time)
     left: Again | None = None
     has_record: bool = False
@@ -72,6 +77,13 @@ class Turn:
             if self.running is not None:
                 self.running.hang_up()
         self._may_go.set()
+
+    def break_off(self, why: JobError) -> None:
+        """Take no more of what the job reports, and have it end; what it has reported stands."""
+        with self._lock:
+            self.fault = why
+            if self.running is not None:
+                self.running.hang_up()
 
     def begin(self, running: RunningJob) -> None:
         """Note that the job has been started."""
@@ -139,7 +151,7 @@ class Attendant:
             self._wait(turn)
             has_ended()
             self._put_away(turn)
-        self._live.job_ended(turn.job.id, turn.events, time.time() - turn.started, turn.error)
+        self._live.job_ended(turn.job.id, turn.facts.tests, time.time() - turn.started, turn.error)
 
     def _start(self, turn: Turn, stack: ExitStack) -> None:
         if turn.spec is None:
@@ -159,38 +171,44 @@ class Attendant:
     def _wait(self, turn: Turn) -> None:
         if turn.running is None:
             return
+        ledger = Ledger(turn.job.cell.world_size, turn.job.cell.nodes)
         try:
-            with closing(Heard(turn.folder / JOURNAL)) as heard:
-                turn.ending = turn.running.wait(partial(self._take, turn, heard))
+            with closing(Journal(turn.folder / JOURNAL)) as journal:
+                _write(turn, journal, _first_record(turn))
+                turn.ending = turn.running.wait(partial(self._take, turn, ledger, journal))
         except AllranksError as error:
             turn.error = JobError.from_exception(error)
-        except Exception as error:  # noqa: BLE001 - a job's words are not ours: they may end that job, never the run
-            turn.error = _not_understood(error)
-            turn.running.stop()
-        if turn.end and not _is_done(turn.events):
+        if turn.fault is None:
+            _check_end(turn, ledger)
+        if turn.end and not turn.facts.is_done:
             turn.error = turn.end
 
-    def _take(self, turn: Turn, heard: Heard, event: Event) -> None:
-        if event["event"] != "output":
-            turn.events.append(event)
-            heard.write(event)
-        self._live.event(turn.job.id, event)
+    def _take(self, turn: Turn, ledger: Ledger, journal: Journal, node: int, said: Record | Damage) -> None:
+        """Check, keep and show what the agent of a node reports; nothing of a job that has contradicted itself."""
+        if turn.fault is not None:
+            return
+        try:
+            is_news = ledger.take(node, said)
+        except ContradictionError as error:
+            turn.break_off(_not_believed(f"The agent of node {node} {error}"))
+            return
+        if isinstance(said, Damage) or not is_news:
+            return
+        if not isinstance(said, Printed):
+            _write(turn, journal, said)
+            turn.facts.take(said)
+        self._live.take(turn.job.id, said)
 
     def _put_away(self, turn: Turn) -> None:
-        """Bring the results home, and write the record."""
+        """Copy the job's files, and write down what it came to."""
         if turn.running is not None:
             self._collect(turn, turn.running)
         with as_results_error(turn.folder):
-            _complete_results(turn)
-            turn.events = _whole_journal(turn)
+            if (journal := turn.folder / JOURNAL).exists():
+                write_rank_files(turn.folder, journal)
             with self._caches:
                 self._keep_cache(turn)
-            try:
-                record = _record(turn, self._engine.name)
-            except (LookupError, TypeError, ValueError, AttributeError) as error:
-                turn.error, turn.events = _not_understood(error), []
-                record = _record(turn, self._engine.name)
-            write_json(turn.folder / "job.json", record)
+            write_json(turn.folder / "job.json", _record(turn, self._engine.name))
             turn.has_record = True
             if self._judges is not None:
                 newest = newest_attempt(self._folder.path, turn.job)
@@ -200,7 +218,7 @@ class Attendant:
         cache = self._folder.cache_of(turn.job)
         if turn.job.shard:
             began_with = self._folder.cache_for(turn.job, turn.number)
-            keep_cache_of_shard(turn.folder, cache, began_with, _own_tests(turn.events))
+            keep_cache_of_shard(turn.folder, cache, began_with, frozenset(turn.facts.collected or ()))
         else:
             keep_cache(turn.folder, cache)
 
@@ -211,9 +229,42 @@ class Attendant:
             turn.error = turn.error or JobError.from_exception(error)
 
 
-def _is_done(events: Sequence[Event]) -> bool:
-    """Whether the agent had done all its work before it heard that it was to end."""
-    return bool(journal.find(events, "agent_finished")) and not journal.find(events, "interrupted")
+def _first_record(turn: Turn) -> JobStarted:
+    spec = turn.spec
+    return JobStarted(
+        at=time.time(),
+        schema=RECORDS_SCHEMA,
+        run_id=spec.run_id if spec else "",
+        cell=turn.job.cell.id,
+        suite=turn.job.name,
+        attempt=turn.number,
+        world_size=turn.job.cell.world_size,
+    )
+
+
+def _write(turn: Turn, journal: Journal, record: Record) -> None:
+    """Append a record to the job's journal; a job without one is ended, since nobody would know what it came to."""
+    try:
+        journal.write(record)
+    except OSError as error:
+        what = f"The journal of the job could not be written: {error.strerror}."
+        remedy = "Free space where the results folder is, then go on: allranks run --resume."
+        turn.break_off(JobError(kind="infrastructure", what=what, why="The job was stopped.", remedy=remedy))
+    if journal.size > MOST_BYTES:
+        turn.break_off(_not_believed(f"Its journal has {journal.size} bytes, and no job's has more than {MOST_BYTES}."))
+
+
+def _check_end(turn: Turn, ledger: Ledger) -> None:
+    try:
+        ledger.close()
+    except ContradictionError as error:
+        turn.fault = _not_believed(f"The agent of a node {error}")
+
+
+def _not_believed(why: str) -> JobError:
+    what = "What the job reports cannot be true, and the job was stopped; what it had reported before stands."
+    remedy = "See agent.log in the job's results folder: something in the job may write to its agent's output."
+    return JobError(kind="agent", what=what, why=why, remedy=remedy)
 
 
 def _place(spec: JobSpec) -> str:
@@ -228,33 +279,14 @@ def remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _complete_results(turn: Turn) -> None:
-    """Write what a dead agent could not: its journal, as far as it was heard, and the ranks' XML."""
-    if turn.events and not (turn.folder / JOURNAL).exists():
-        append_events(turn.folder / JOURNAL, turn.events)
-    cell = turn.job.cell
-    write_missing_xml(turn.folder, cell=cell.id, suite=turn.job.name, world_size=cell.world_size)
-
-
-def _whole_journal(turn: Turn) -> list[Event]:
-    """The file is the truth, where a disk was full and of other nodes' GPUs it says nothing."""
-    kept = read_events(turn.folder / JOURNAL) or turn.events
-    return [*kept, *(event for event in turn.events if event["event"] in _MAY_BE_HEARD_ONLY and event not in kept)]
-
-
-def _not_understood(error: Exception) -> JobError:
-    what = f"What the job said cannot be understood: {type(error).__name__}: {error}"
-    return JobError(kind="agent", what=what, remedy="See events-agent.jsonl in the job's results folder.")
-
-
 def _record(turn: Turn, engine: str) -> dict[str, object]:
-    """What job.json says; a job that ran and has no error yet is judged by its events first."""
+    """What job.json says; a job that ran and has no error yet is judged by its records first."""
+    facts = turn.facts
     if turn.running is not None:
-        found = journal.job_error(turn.events, turn.ending)
+        found = facts.error(turn.ending)
         # What cannot be collected stays so, however the job ended, and so does a sick GPU, which may have ended it.
-        comes_first = found and (found.kind == "collection" or journal.sick_gpus(turn.events))
-        turn.error = found if comes_first else turn.error or found
-    collected, deselected = journal.collected(turn.events)
+        comes_first = found and (found.kind == "collection" or facts.sick_gpus)
+        turn.error = turn.fault or (found if comes_first else turn.error or found)
     return {
         "schema": SCHEMA,
         "id": turn.job.id,
@@ -271,10 +303,10 @@ def _record(turn: Turn, engine: str) -> dict[str, object]:
         "error": asdict(turn.error) if turn.error else None,
         "started": turn.started,
         "finished": time.time(),
-        "collected": collected,
-        "deselected": deselected,
-        **journal.not_run(turn.events),
-        "notes": journal.notes(turn.events),
+        "collected": facts.collected,
+        "deselected": facts.deselected,
+        **({"not_run": facts.not_run.tests, "stop_reason": facts.not_run.reason} if facts.not_run else {}),
+        "notes": facts.notes,
         **_share(turn),
     }
 
@@ -291,16 +323,10 @@ def record_unstarted(folder: RunFolder, job: Job, engine: str, why: JobError) ->
         write_json(path / "job.json", _record(turn, engine))
 
 
-def _own_tests(events: Sequence[Event]) -> frozenset[str]:
-    """The tests that a job has collected; none where its words cannot be understood, which its record will say."""
-    try:
-        return frozenset(journal.collected(events)[0] or ())
-    except (LookupError, TypeError, ValueError):
-        return frozenset()
-
-
 def _share(turn: Turn) -> dict[str, object]:
     """Of a shard: which one it is, and how its agent split the suite."""
     if turn.job.shard is None:
         return {}
-    return {"share": {"suite": turn.job.suite.name, **asdict(turn.job.shard), **journal.shared(turn.events)}}
+    shared = turn.facts.shared
+    split = {"split": shared.split, "elsewhere": shared.elsewhere} if shared else {}
+    return {"share": {"suite": turn.job.suite.name, **asdict(turn.job.shard), **split}}

@@ -5,17 +5,17 @@ import signal
 from pathlib import Path
 
 import pytest
+from allranks.harness.events import read_events
+from allranks.harness.signals import held_back, raising
 
 from allranks.harness import kernel
 from allranks.harness.channel import End, Report, Run, decode_command, send_report
 from allranks.harness.config import TimeLimits
-from allranks.harness.events import read_events
 from allranks.harness.gangs.arrival import Arrival, Step, describe_end
 from allranks.harness.gangs.crew import Gone, LocalCrew
 from allranks.harness.gangs.gang import SKIP_GRACES, Gang, HangupError, Patience
 from allranks.harness.gangs.rank_process import fork_ranks
 from allranks.harness.outcome import Outcome
-from allranks.harness.signals import held_back, raising
 from allranks.testing.skips import skipcodes
 
 LIMITS = TimeLimits(process_group=20, test=20, job=20, peer_grace=0.1)

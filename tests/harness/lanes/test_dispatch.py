@@ -5,13 +5,13 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
+from allranks.harness.lanes.lane import Work
+from allranks.harness.lanes.lanes import Errand, LaneLostError, Lanes, LaneTerms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.harness import kernel
-from allranks.harness.gangs.gang import HangupError
-from allranks.harness.lanes.lane import Work
-from allranks.harness.lanes.lanes import Errand, LaneLostError, Lanes, LaneTerms
+from allranks.harness.job_end import HangupError
 
 
 @dataclass

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from allranks.records import AgentFailed, Interrupted, JobTimedOut, NotRun
+
 BASE = """
     import ctypes, os, sys, time, unittest
     from pathlib import Path
@@ -111,7 +113,7 @@ def test_each_test_has_the_outcome_that_it_has_alone(zoo, test):
 
 
 def test_each_rank_has_an_outcome_in_the_journal(zoo):
-    arrived = [(event["nodeid"].rpartition("::")[2], event["rank"]) for event in zoo.journal("arrived")]
+    arrived = [(event.nodeid.rpartition("::")[2], event.rank) for event in zoo.ends]
     assert sorted(arrived) == sorted((test, rank) for test in [*OUTCOMES, "test_b_after"] for rank in (0, 1))
 
 
@@ -129,8 +131,8 @@ def test_the_first_failure_stops_its_own_peers_alone(zoo):
 
 
 def test_tests_of_the_cells_ranks_overlap_with_nothing(zoo):
-    begun = {event["nodeid"].rpartition("::")[2]: event["at"] for event in zoo.events(0, "test_started")}
-    ended = {event["nodeid"].rpartition("::")[2]: event["at"] for event in zoo.journal("arrived")}
+    begun = {event.nodeid.rpartition("::")[2]: event.at for event in zoo.events(0, "test_started")}
+    ended = {event.nodeid.rpartition("::")[2]: event.at for event in zoo.ends}
     before = {test for test in OUTCOMES if test not in ("test_of_the_cells_ranks", "test_a_after")}
     assert max(ended[test] for test in before) <= begun["test_of_the_cells_ranks"]
     assert ended["test_of_the_cells_ranks"] <= min(ended["test_a_after"], ended["test_b_after"])
@@ -158,8 +160,8 @@ MANY = {
 
 def test_after_a_failure_nothing_new_is_begun_with_x(run_agent):
     agent = run_agent(MANY, overlap=2, pytest_args=("-x",))
-    (not_run,) = agent.journal("not_run")
-    begun = {event["nodeid"] for event in agent.journal("arrived")}
+    (not_run,) = agent.all(NotRun)
+    begun = {event.nodeid for event in agent.ends}
     assert len(begun) < 9
     assert begun.isdisjoint(not_run["tests"])
     assert len(begun) + len(not_run["tests"]) == 9
@@ -194,7 +196,7 @@ def hanging(start_agent):
 def test_a_hangup_ends_all_lanes(hanging):
     hanging.close_stdin()
     assert hanging.wait() == 130
-    assert hanging.journal("interrupted")
+    assert hanging.all(Interrupted)
     for test in ("test_a", "test_b"):
         assert hanging.outcomes(test) == ("aborted", "aborted")
     hanging.assert_nothing_left()
@@ -210,7 +212,7 @@ def test_sigterm_ends_all_lanes(hanging):
 
 def test_the_limit_of_the_job_ends_all_lanes(run_agent):
     agent = run_agent(HANGING, overlap=2, limits={"job": 2.0})
-    assert agent.journal("job_timed_out")
+    assert agent.all(JobTimedOut)
     for test in ("test_a", "test_b"):
         assert "timed_out" in agent.outcomes(test)
     agent.assert_nothing_left()
@@ -220,8 +222,8 @@ def test_a_lane_that_is_killed_is_named_and_leaves_nothing(hanging):
     first_lane = min(children_of(hanging.pid))
     os.kill(first_lane, signal.SIGKILL)
     assert hanging.wait() == 1
-    (failure,) = hanging.journal("agent_failed")
-    assert failure["message"] == "lane 1, a fork of the agent that supervises tests, was killed by SIGKILL"
+    (failure,) = hanging.all(AgentFailed)
+    assert failure.message == "lane 1, a fork of the agent that supervises tests, was killed by SIGKILL"
     hanging.assert_nothing_left()
 
 

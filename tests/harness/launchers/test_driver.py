@@ -4,6 +4,8 @@ import signal
 
 import pytest
 
+from allranks.records import NotRun, Printed
+
 BASE = """
     import ctypes, functools, os, signal, subprocess, sys, time, unittest
     import pytest, torch
@@ -260,7 +262,7 @@ def test_each_rank_has_its_own_outcome(zoo, test, outcomes):
 
 
 def leader(zoo, test):
-    return next(event for event in zoo.arrived(test) if not event["consequence"])
+    return next(event for event in zoo.arrived(test) if not event.consequence)
 
 
 @pytest.mark.parametrize(
@@ -280,15 +282,15 @@ def leader(zoo, test):
     ],
 )
 def test_the_first_cause_leads(zoo, test, rank, message):
-    bad = [event for event in zoo.arrived(test) if event["outcome"] not in ("passed", "skipped")]
-    first = next(event for event in bad if not event["consequence"])
-    assert first["rank"] == rank
-    assert first["message"].startswith(message)
+    bad = [event for event in zoo.arrived(test) if event.outcome not in ("passed", "skipped")]
+    first = next(event for event in bad if not event.consequence)
+    assert first.rank == rank
+    assert first.message.startswith(message)
 
 
 def test_a_driver_failure_that_repeats_a_ranks_is_not_reported_again(zoo):
     [*arrived] = zoo.arrived("test_fails_while_the_peer_waits")
-    assert sorted(event["rank"] for event in arrived) == [0, 1]
+    assert sorted(event.rank for event in arrived) == [0, 1]
     assert "launching process" not in str(arrived)
 
 
@@ -343,7 +345,7 @@ def test_a_process_that_a_rank_left_is_gone(zoo):
 
 
 def test_all_ranks_of_a_test_have_the_same_seed(zoo):
-    seeds = [{e["nodeid"]: e["seed"] for e in zoo.events(rank, "test_started") if "seed" in e} for rank in range(2)]
+    seeds = [{e.nodeid: e["seed"] for e in zoo.events(rank, "test_started") if "seed" in e} for rank in range(2)]
     assert (
         seeds[0]["suite/test_zoo.py::TestRanks::test_passes"] == seeds[1]["suite/test_zoo.py::TestRanks::test_passes"]
     )
@@ -389,7 +391,7 @@ def test_the_limit_of_bad_tests_counts_launcher_tests(run_agent):
         },
         pytest_args=("-x",),
     )
-    [not_run] = agent.journal("not_run")
+    [not_run] = agent.all(NotRun)
     assert not_run["tests"] == ["suite/test_x.py::TestX::test_b"]
 
 
@@ -405,7 +407,7 @@ def test_what_ranks_print_is_streamed_where_it_was_asked_for(start_agent):
         },
         pytest_args=("-s",),
     ).go()
-    agent.wait_for_event("output")
+    agent.wait_for(Printed)
     assert agent.wait() == 0
 
 

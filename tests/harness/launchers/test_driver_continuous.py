@@ -154,13 +154,13 @@ def test_the_class_is_set_up_once_for_its_tests(classes):
 
 
 def test_a_rank_that_cannot_join_leads(classes):
-    first = next(event for event in classes.arrived("test_one") if not event["consequence"])
-    assert (first["rank"], first["message"]) == (1, "RuntimeError: no address")
+    first = next(event for event in classes.arrived("test_one") if not event.consequence)
+    assert (first.rank, first.message) == (1, "RuntimeError: no address")
     assert classes.cases(0)["test_one"].message.startswith("aborted by rank 1")
 
 
 def test_a_crash_leads_over_the_peer_whose_collective_broke(classes):
-    bad = {event["rank"]: event["consequence"] for event in classes.arrived("test_c_crashes")}
+    bad = {event.rank: event.consequence for event in classes.arrived("test_c_crashes")}
     assert bad == {0: False, 1: True}
 
 

@@ -10,10 +10,11 @@ import struct
 import time
 
 import pytest
+from allranks.harness.hangup import HANGUP_STATUS
 from nodes_run import NodesRun
 
 from allranks.engine.nodes import arrange_meeting
-from allranks.harness.hangup import HANGUP_STATUS
+from allranks.records import Begun, CollectionFailed, LeftBehind, NodeLost, NodesAgreed, NodesFailed
 
 WORDS = """
 import os, signal, time
@@ -78,13 +79,13 @@ def hanging_job(start_nodes):
 
 def lost_node(job):
     """What the leader says of the node that it has lost."""
-    [event] = job.journal("node_lost")
-    return event["message"]
+    [event] = job.all(NodeLost)
+    return event.message
 
 
 def failed_nodes(job):
-    [event] = job.journal("nodes_failed")
-    return event["message"]
+    [event] = job.all(NodesFailed)
+    return event.message
 
 
 # What goes well
@@ -175,7 +176,7 @@ def test_leaves_a_child(rank):
         signal.pause()
 """
     )
-    assert [event["rank"] for event in job.journal("left_behind")] == [2]
+    assert [event.rank for event in job.all(LeftBehind)] == [2]
 
 
 # Who leads
@@ -192,7 +193,7 @@ def test_waits(rank):
     arrived = job.arrived("test_waits")
     assert (arrived[0]["rank"], arrived[0]["outcome"]) == (2, "failed")
     assert job.outcomes("test_waits")[2] == "failed"
-    assert all(event["consequence"] for event in arrived[1:])
+    assert all(event.consequence for event in arrived[1:])
 
 
 def test_a_rank_of_node_1_that_is_killed_leads(run_nodes):
@@ -207,7 +208,7 @@ def test_after(): pass
 """
     )
     first = job.arrived("test_dies")[0]
-    assert (first["rank"], first["outcome"], first["message"]) == (3, "crashed", "rank 3 was killed by SIGKILL")
+    assert (first.rank, first.outcome, first.message) == (3, "crashed", "rank 3 was killed by SIGKILL")
     assert job.outcomes("test_after") == ("passed",) * 4
 
 
@@ -272,17 +273,17 @@ def test_different_versions_of_torch_are_an_error(start_nodes):
 def test_what_cannot_be_collected_on_node_1_is_told_with_its_text(start_nodes):
     job = start_nodes(f"{WORDS}\nassert NODE == '0', 'broken over there'\n{PASSING}").go()
     assert job.wait() == 0
-    [failure] = job.journal("collection_failed")
-    assert failure["nodeid"] == "suite/test_it.py"
-    assert failure["text"].startswith("On node 1: ")
-    assert "broken over there" in failure["text"]
+    [failure] = job.all(CollectionFailed)
+    assert failure.nodeid == "suite/test_it.py"
+    assert failure.text.startswith("On node 1: ")
+    assert "broken over there" in failure.text
 
 
 def test_a_command_line_that_pytest_refuses_on_node_1_is_told_with_its_text(start_nodes):
     job = start_nodes(PASSING, follower={"pytest_args": ("--no-such-option",)}).go()
     assert job.wait() == 0
-    [failure] = job.journal("collection_failed")
-    assert "--no-such-option" in failure["text"]
+    [failure] = job.all(CollectionFailed)
+    assert "--no-such-option" in failure.text
 
 
 def test_an_agent_that_ends_while_it_collects_is_noticed_at_once(start_nodes):
@@ -349,7 +350,7 @@ STRANGERS = {
 @pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS)
 def test_a_stranger_at_the_port_is_cut_off_and_the_job_passes(start_nodes, words):
     job = start_nodes(PASSING, follower=None)
-    job.wait_for_event("agent_started")
+    job.wait_for(Begun)
     with _connected_when_open(job) as stranger:
         stranger.sendall(words)
         read_to_end(stranger)
@@ -360,7 +361,7 @@ def test_a_stranger_at_the_port_is_cut_off_and_the_job_passes(start_nodes, words
 
 def test_strangers_who_say_nothing_keep_nobody_out_and_are_cut_off(start_nodes):
     job = start_nodes(PASSING, follower=None)
-    job.wait_for_event("agent_started")
+    job.wait_for(Begun)
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(_connected_when_open(job)) for _ in range(100)]
         job.add_follower()
@@ -471,7 +472,7 @@ def test_passes(): pass
 
 def test_an_agent_that_dies_before_the_go_fails_the_job(start_nodes):
     job = start_nodes(PASSING)
-    job.wait_for_event("nodes_agreed")
+    job.wait_for(NodesAgreed)
     job.follower.signal(signal.SIGKILL)
     job.follower.wait()
     assert job.go().wait() == 1

@@ -254,8 +254,8 @@ def test_each_rank_has_its_own_outcome(zoo, test, outcomes):
     ],
 )
 def test_the_first_cause_leads(zoo, test, rank, message):
-    first = next(event for event in zoo.arrived(test) if not event["consequence"] and event["outcome"] != "passed")
-    assert (first["rank"], first["message"][: len(message)]) == (rank, message)
+    first = next(event for event in zoo.arrived(test) if not event.consequence and event.outcome != "passed")
+    assert (first.rank, first.message[: len(message)]) == (rank, message)
 
 
 def test_a_failure_has_the_ranks_own_traceback_and_output(zoo):

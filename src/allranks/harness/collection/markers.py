@@ -1,12 +1,12 @@
 """What markers say about how a test is run: its isolation, its time limit, whether it joins the process group."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import get_args
 
 import pytest
 
 from allranks.harness.config import AgentConfig, Isolation
+from allranks.harness.program import Terms
 
 
 class MarkerError(Exception):
@@ -19,25 +19,6 @@ class MarkerError(Exception):
     def __init__(self, nodeid: str, message: str) -> None:
         super().__init__(message)
         self.nodeid = nodeid
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """How one test is run.
-
-    Attributes:
-        gang: Neighbouring tests with the same value share a gang.
-        has_process_group: Whether the gang joins the cell's process group first.
-        limit: Seconds from its release to the report of its last rank.
-        launches: The test starts its ranks itself, from a driver.
-        is_skipped: It is declared to be skipped, and will not begin.
-    """
-
-    gang: tuple[str | int, ...]
-    has_process_group: bool
-    limit: float
-    launches: bool = False
-    is_skipped: bool = False
 
 
 def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[Terms]:
@@ -71,7 +52,7 @@ def time_limit(item: pytest.Item, config: AgentConfig) -> float:
 def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> Terms:
     """A driver for each test, or for each class whose ranks live as long as the class; one for neighbours that skip."""
     is_skipped = _is_skipped(item)
-    place: tuple[str | int, ...] = (index,)
+    place: tuple[str, ...] = (str(index),)
     if getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False):
         place = (item.nodeid.rpartition("::")[0],)
     elif is_skipped:
@@ -99,9 +80,9 @@ def _terms(item: pytest.Item, index: int, config: AgentConfig) -> Terms:
         return _launcher_terms(item, index, config)
     has_process_group = item.get_closest_marker("no_process_group") is None
     isolation = _isolation(item) or config.isolation
-    place = {"test": (index,), "file": (str(item.path),)}.get(isolation, ())
+    place = {"test": (str(index),), "file": (str(item.path),)}.get(isolation, ())
     return Terms(
-        gang=(isolation, *place, has_process_group),
+        gang=(isolation, *place, str(has_process_group)),
         has_process_group=has_process_group,
         limit=time_limit(item, config),
     )

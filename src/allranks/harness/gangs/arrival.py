@@ -1,14 +1,15 @@
-"""What the agent learns of a step on one rank: from the rank itself, or by seeing its process end."""
+"""What a supervisor learns of a step on one rank: from the rank itself, or by seeing its process end."""
 
+import re
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from allranks.harness.events import Event
+from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving
 from allranks.harness.gangs.crew import Gone, Said, Stuck
-from allranks.harness.gangs.symptoms import died_of_a_peer
 from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.phases import Phase, overall
 from allranks.harness.ranks.plugin_timeout import is_pytest_timeout
 from allranks.harness.stacks.stacks import innermost, waits_in_distributed
 from allranks.testing.skips import skipcodes
@@ -24,7 +25,8 @@ class Arrival:
         caused_by: For an aborted rank: the rank that went first.
         is_final: The rank's step is over.
         is_symptom: All that went wrong here is that a peer did not come, or was gone.
-        observed: The agent saw it, because the rank itself could not say it any more.
+        observed: The supervisor saw it, because the rank itself could not say it any more.
+        is_lost: Nobody knows how the rank ended.
     """
 
     rank: int
@@ -41,6 +43,7 @@ class Arrival:
     observed: bool = False
     skip_kind: SkipKind | None = None
     skip_code: int | None = None
+    is_lost: bool = False
 
     @property
     def is_own(self) -> bool:
@@ -48,11 +51,65 @@ class Arrival:
         return self.outcome is not Outcome.ABORTED and not self.is_symptom
 
 
+MOST_PHASES = 200
+"""Phases of one test that are kept of a rank; each subtest that goes wrong is one."""
+
+
 @dataclass(kw_only=True)
 class Step:
-    """One thing that all ranks of a gang do in lockstep: a start, a test, an end."""
+    """One thing that all ranks of a gang do in lockstep: a start, a test, an end.
 
+    Attributes:
+        nodeid: The test; empty for a start and an end.
+        phases: What each rank has reported so far.
+        leaving: The exit status with which a rank's main thread has said that it ends.
+        launched: From a driver, what became of the ranks of its test.
+        driver: From a driver, what else it has told, with its own phases, in order.
+        strangers: Ranks in whose place other processes have spoken.
+    """
+
+    nodeid: str = ""
     arrivals: list[Arrival] = field(default_factory=list)
+    phases: dict[int, list[Phase]] = field(default_factory=dict)
+    leaving: dict[int, Leaving] = field(default_factory=dict)
+    launched: list[LaunchedEnd] = field(default_factory=list)
+    driver: list[DriverSays | Phase] = field(default_factory=list)
+    strangers: set[int] = field(default_factory=set)
+
+    def take(self, said: Said) -> None:
+        """Keep what a rank has said before its end."""
+        report = said.report
+        if said.has_strangers:
+            self.strangers.add(said.rank)
+        if report.phase is not None:
+            phases = self.phases.setdefault(said.rank, [])
+            is_first_bad = report.phase.outcome.is_bad and not any(each.outcome.is_bad for each in phases)
+            if len(phases) < MOST_PHASES or is_first_bad:
+                phases.append(report.phase)
+                self.driver.append(report.phase)
+        if report.leaving is not None:
+            self.leaving[said.rank] = report.leaving
+        if report.launched is not None:
+            self.launched.append(report.launched)
+        if report.driver is not None:
+            self.driver.append(report.driver)
+
+    def phase_under_way(self, rank: int) -> str:
+        """The phase of the test that a rank has begun and not ended, in words; empty for none."""
+        if not self.nodeid:
+            return ""
+        last = next((phase for phase in reversed(self.phases.get(rank, ()))), None)
+        if last is None:
+            return "set-up"
+        if last.when == "teardown":
+            return ""
+        return "tear-down" if last.when == "call" or last.outcome is not Outcome.PASSED else "call"
+
+    def may_skip_by_exit(self, rank: int, status: int) -> bool:
+        """Whether an exit status may mean a skip: the main thread left with it in the set-up or call of a test."""
+        leaving = self.leaving.get(rank)
+        said = leaving is not None and leaving.status == status
+        return said and self.phase_under_way(rank) in ("set-up", "call")
 
     def note(self, arrival: Arrival) -> None:
         """Add what arrived; the first bad outcome of a rank stands, whatever the rank comes to after it."""
@@ -110,36 +167,39 @@ def _caused_by(cause: Arrival, symptom: Arrival) -> Arrival:
     return replace(symptom, consequence=True, caused_by=cause.rank)
 
 
-def reported(said: Said, cause: Arrival | None) -> Arrival:
-    """What a rank said itself."""
-    report = said.report
+def reported(said: Said, step: Step) -> Arrival:
+    """What a rank said itself; of its phases the worst decides, whatever its last report makes of them."""
+    report, phases = said.report, step.phases.get(said.rank, ())
+    phase = overall(phases) if phases else None
+    outcome = phase.outcome if phase else report.outcome
     return Arrival(
         rank=said.rank,
-        outcome=report.outcome,
+        outcome=outcome,
         at=said.at,
-        message=report.message,
+        message=phase.message if phase else report.message,
         early_skip=report.early_skip,
         has_left_group=report.has_left_group,
         is_symptom=report.is_symptom,
         is_final=report.is_final,
-        consequence=cause is not None and report.outcome.is_bad,
+        consequence=step.cause is not None and outcome.is_bad,
     )
 
 
-def ended(gone: Gone, cause: Arrival | None) -> Arrival:
+def ended(gone: Gone, step: Step) -> Arrival:
     """The outcome of a rank whose process ended instead of reporting; a fatal signal leaves its stacks."""
-    reason = None if gone.status is None else skipcodes.reason_of_exit(gone.status)
-    if gone.status is not None and reason is not None:
+    status, is_consequence = gone.status, step.cause is not None
+    reason = None if status is None else skipcodes.reason_of_exit(status)
+    if status is not None and reason is not None and step.may_skip_by_exit(gone.rank, status):
         return Arrival(
             rank=gone.rank,
             outcome=Outcome.SKIPPED,
             at=gone.at,
             message=reason,
             observed=True,
-            skip_kind=skipcodes.kind_of_exit(gone.status),
-            skip_code=gone.status,
+            skip_kind=skipcodes.kind_of_exit(status),
+            skip_code=status,
         )
-    late = is_pytest_timeout(gone.output.stdout + gone.output.stderr) if gone.status == 1 else None
+    late = is_pytest_timeout(gone.output.stdout + gone.output.stderr) if status == 1 else None
     return Arrival(
         rank=gone.rank,
         outcome=Outcome.CRASHED if late is None else Outcome.TIMED_OUT,
@@ -147,9 +207,19 @@ def ended(gone: Gone, cause: Arrival | None) -> Arrival:
         message=f"rank {gone.rank} {late or describe_end(gone) + _was_in(gone.stacks)}",
         text=gone.stacks,
         is_symptom=died_of_a_peer(gone.output.stderr),
-        consequence=cause is not None,
+        consequence=is_consequence,
         observed=True,
+        is_lost=bool(gone.lost),
     )
+
+
+# What NCCL's watchdog prints when it ends a process because a collective of it took too long (torch 2.13).
+_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*time(d |-)?out", re.IGNORECASE)
+
+
+def died_of_a_peer(stderr: str) -> bool:
+    """Whether NCCL's watchdog ended a process because a collective of it took too long."""
+    return _WATCHDOG.search(stderr) is not None
 
 
 def describe_end(gone: Gone) -> str:
@@ -186,7 +256,7 @@ def given_up(step: Step, stuck: Mapping[int, Stuck], *, late: str, skipper: Arri
         return [_aborted(rank, stuck[rank], first) for rank in stuck]
     if step.has_gone_wrong:
         late = "its peers waited for it in vain"
-    blamed = [_timed_out(rank, stuck[rank], late) for rank in _to_blame(step, stuck)]
+    blamed = [_timed_out(rank, stuck[rank], late, step.phase_under_way(rank)) for rank in _to_blame(step, stuck)]
     first = next(iter(blamed), step.leader)
     waiting = sorted(set(stuck) - {arrival.rank for arrival in blamed})
     return [*blamed, *(_aborted(rank, stuck[rank], first) for rank in waiting if first is not None)]
@@ -212,8 +282,8 @@ def _aborted(rank: int, stuck: Stuck, first: Arrival) -> Arrival:
     )
 
 
-def _timed_out(rank: int, stuck: Stuck, late: str) -> Arrival:
-    phase = f", in the {stuck.phase} of this test" if stuck.phase else ""
+def _timed_out(rank: int, stuck: Stuck, late: str, under_way: str) -> Arrival:
+    phase = f", in the {under_way} of this test" if under_way else ""
     where = "; it is stopped (SIGSTOP)" if stuck.is_stopped else _was_in(stuck.stacks)
     return Arrival(
         rank=rank,
@@ -228,17 +298,3 @@ def _timed_out(rank: int, stuck: Stuck, late: str) -> Arrival:
 def _was_in(stacks: str) -> str:
     where = innermost(stacks)
     return f"; it was in {where}" if where else ""
-
-
-def as_event(nodeid: str, arrival: Arrival) -> Event:
-    """The ``rank_ended`` event of an end that the rank could not write down itself."""
-    return {
-        "nodeid": nodeid,
-        "rank": arrival.rank,
-        "outcome": arrival.outcome,
-        "message": arrival.message,
-        "text": arrival.text,
-        "caused_by": arrival.caused_by,
-        "skip_code": arrival.skip_code,
-        "skip_kind": arrival.skip_kind,
-    }

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from allranks.harness import kernel
-from allranks.harness.channel import End, Report, Run, send_command
-from allranks.harness.events import Event, rank_events, read_events, write_event
+from allranks.harness.channel import End, Report, Run
 from allranks.harness.gangs.output import Output, OutputLog
-from allranks.harness.gangs.rank_process import RankProcess
+from allranks.harness.gangs.rank_process import REAP_PATIENCE, Echo, RankProcess
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import StackFile, dump_stacks
 
@@ -28,11 +27,13 @@ class Said:
 
     Attributes:
         at: Seconds since the epoch, on the clock of the leading agent.
+        has_strangers: Other processes have spoken in the rank's place, which was left out.
     """
 
     rank: int
     report: Report
     at: float
+    has_strangers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +72,10 @@ class Stuck:
     Attributes:
         stacks: Its stacks; empty where it gives none.
         is_stopped: It is stopped by a signal (SIGSTOP), and could not do anything.
-        phase: The phase of the test that it is in, in words; empty where it is in none.
     """
 
     stacks: str = ""
     is_stopped: bool = False
-    phase: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +118,11 @@ class Crew(Protocol):
     def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
         """Where these ranks are, whatever they do."""
 
-    def record(self, rank: int, event: str, fields: Event) -> None:
-        """Append an event to a rank's own file."""
-
-    def put_output_away(self, title: str, keep: Collection[int]) -> Mapping[int, Output]:
-        """Log what each rank has printed since the last call, and make it an event of the ranks in `keep`.
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
+        """Log what each rank has printed since the last call, and return it.
 
         Args:
             title: The node id of the test in which it was printed.
-            keep: Ranks whose output belongs into the report.
         """
 
     def close(self) -> Sequence[LeftBehind]:
@@ -136,33 +131,45 @@ class Crew(Protocol):
 
 def stack_files(results: Path, numbers: Iterable[int]) -> dict[int, StackFile]:
     """The stack files of ranks that are about to be forked; made later, they would miss what one writes at once."""
-    return {number: StackFile(results / f"rank-{number}.stacks.txt") for number in numbers}
+    files = {number: results / f"rank-{number}.stacks.txt" for number in numbers}
+    for path in files.values():
+        # Made by whoever supervises, lest a umask of the suite's keep ranks of later gangs from it.
+        with contextlib.suppress(OSError):
+            path.touch()
+    return {number: StackFile(path) for number, path in files.items()}
+
+
+Orphans = Callable[[Collection[int]], Collection[int]]
+"""The children of this process that processes with these ids have left behind."""
 
 
 class LocalCrew:
-    """Ranks that this process has forked.
+    """Ranks whose parent this process is.
 
     Args:
         processes: The forked ranks.
         results: Where their files are.
-        known: Children of this process that are none of the crew's.
+        orphans: Finds what they leave behind.
         recorder: torch's flight recorder, where these ranks have one.
         stacks: Their :func:`stack_files`, made before the fork; None to make them now.
+        echo: Gets each line that ranks of a driver's test print, which the driver passes on; None for nobody.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but three have a default, and go by their names
         self,
         processes: Sequence[RankProcess],
         results: Path,
-        known: frozenset[int],
+        orphans: Orphans,
         recorder: FlightRecorder | None = None,
         *,
         stacks: Mapping[int, StackFile] | None = None,
+        echo: Echo | None = None,
     ) -> None:
         self._recorder = recorder
+        self._echo = echo
         self._processes = {process.number: process for process in processes}
         self._results = results
-        self._known = known
+        self._orphans = orphans
         self._killed_for_memory = kernel.killed_for_memory()
         self._logs = {number: OutputLog(results / f"rank-{number}.log") for number in self._processes}
         self._stacks = stack_files(results, self._processes) if stacks is None else stacks
@@ -187,7 +194,7 @@ class LocalCrew:
 
     def _looks(self, rank: RankProcess) -> dict[int, Look]:
         return {
-            rank.reports.descriptor: lambda: self._look_at_reports(rank),
+            rank.link.descriptor: lambda: self._look_at_reports(rank),
             rank.pidfd: lambda: self._look_at_end(rank),
             rank.stdout.descriptor: lambda: self._look_at_output(rank),
             rank.stderr.descriptor: lambda: self._look_at_output(rank),
@@ -195,10 +202,18 @@ class LocalCrew:
 
     def _look_at_reports(self, rank: RankProcess) -> Sequence[Happening]:
         said = self._said(rank)
-        return [*said, *self._look_at_end(rank)] if rank.reports.at_end else said
+        return [*said, *self._look_at_end(rank)] if rank.link.at_end else said
 
     def _said(self, rank: RankProcess) -> list[Happening]:
-        return [Said(rank=rank.number, report=report, at=time.time()) for report in rank.reports.read()]
+        said: list[Happening] = []
+        for report in rank.link.read():
+            if report.driver is None or report.driver.printed is None:
+                said.append(
+                    Said(rank=rank.number, report=report, at=time.time(), has_strangers=rank.link.has_strangers)
+                )
+            elif self._echo is not None:
+                self._echo(report.driver.rank, report.driver.printed)
+        return said
 
     def _look_at_output(self, rank: RankProcess) -> Sequence[Happening]:
         for stream in (rank.stdout, rank.stderr):
@@ -208,12 +223,14 @@ class LocalCrew:
         return ()
 
     def _look_at_end(self, rank: RankProcess) -> Sequence[Happening]:
-        """A report that was sent before the end counts; a rank that closed its pipe will never report again."""
+        """A report that was sent before the end counts; a rank that closed its connection will never report again."""
         if rank.exit_status is not None:
             return ()
         said = self._said(rank)
         cut_off = _cut_off(rank)
-        for descriptor in (rank.pidfd, rank.reports.descriptor):
+        while more := self._said(rank):
+            said += more
+        for descriptor in (rank.pidfd, rank.link.descriptor):
             self._forget(descriptor)
         return [*said, self._gone(rank, cut_off)]
 
@@ -224,6 +241,7 @@ class LocalCrew:
             status=status,
             at=time.time(),
             cut_off=cut_off,
+            lost="" if status is not None else "whoever traces it keeps the status of its end",
             for_want_of_memory=status == -signal.SIGKILL and kernel.killed_for_memory() > self._killed_for_memory,
             stacks=self._stacks[rank.number].added(),
             output=rank.glance(),
@@ -237,7 +255,7 @@ class LocalCrew:
     def send(self, command: Run | End) -> None:
         """See :meth:`Crew.send`."""
         for rank in self._processes.values():
-            send_command(rank.commands, command)
+            rank.link.send(command)
 
     def signal(self, ranks: Collection[int], number: int) -> None:
         """See :meth:`Crew.signal`."""
@@ -259,31 +277,18 @@ class LocalCrew:
         stacks = dump_stacks(pids, stopped, {rank: self._stacks[rank] for rank in pids})
         if self._recorder:
             self._recorder.wait(recordings)
-        return {
-            rank: Stuck(
-                stacks=stacks.get(rank, ""),
-                is_stopped=rank in stopped,
-                phase=_phase_under_way(read_events(rank_events(self._results, rank))),
-            )
-            for rank in ranks
-        }
+        return {rank: Stuck(stacks=stacks.get(rank, ""), is_stopped=rank in stopped) for rank in ranks}
 
-    def record(self, rank: int, event: str, fields: Event) -> None:
-        """See :meth:`Crew.record`."""
-        write_event(rank_events(self._results, rank), event, **fields)
-
-    def put_output_away(self, title: str, keep: Collection[int]) -> Mapping[int, Output]:
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
         """See :meth:`Crew.put_output_away`."""
         outputs = {number: rank.take_output() for number, rank in self._processes.items()}
         for number, output in outputs.items():
             self._logs[number].add(title, output)
-            if number in keep and (fields := output.fields()):
-                self.record(number, "output", {"nodeid": title, **fields})
         return outputs
 
     def close(self) -> Sequence[LeftBehind]:
         """See :meth:`Crew.close`."""
-        left = _kill_orphans(self._known, {rank.pid: number for number, rank in self._processes.items()})
+        left = _kill_orphans(self._orphans, {rank.pid: number for number, rank in self._processes.items()})
         for rank in self._processes.values():
             rank.close()
         return left
@@ -291,36 +296,26 @@ class LocalCrew:
 
 def _cut_off(rank: RankProcess) -> str:
     """Wait for the end of a rank that can say nothing more; kill it where it lives on, and say why."""
-    is_garbled = rank.reports.is_garbled
+    is_garbled = rank.link.is_garbled
     if not is_garbled and kernel.is_readable(rank.pidfd, CLOSED_PATIENCE):
         return ""
     rank.kill_group()
-    kernel.is_readable(rank.pidfd, None)
-    return "wrote into its connection to the agent" if is_garbled else "closed its connection to the agent"
+    kernel.is_readable(rank.pidfd, REAP_PATIENCE)
+    return "wrote into its connection to the supervisor" if is_garbled else "closed its connection to the supervisor"
 
 
-_NEXT_PHASE = {"": "set-up", "setup": "call", "call": "tear-down"}
-
-
-def _phase_under_way(events: Sequence[Event]) -> str:
-    """The phase that a rank with these events has begun and not ended, in words."""
-    telling = ("test_started", "phase", "test_finished", "rank_started")
-    last = next((event for event in reversed(events) if event["event"] in telling), {"event": ""})
-    if last["event"] not in ("test_started", "phase"):
-        return ""
-    if last.get("when") == "setup" and last.get("outcome") != "passed":
-        return "tear-down"
-    return _NEXT_PHASE.get(str(last.get("when", "")), "")
-
-
-def _kill_orphans(known: frozenset[int], ranks: Mapping[int, int]) -> list[LeftBehind]:
+def _kill_orphans(orphans: Orphans, ranks: Mapping[int, int]) -> list[LeftBehind]:
     """Kill and reap what ranks left behind: as subreaper, this process is the parent of it now."""
     left: list[LeftBehind] = []
-    while orphans := kernel.children() - known:
-        for pid in orphans:
+    tried: set[int] = set()
+    while found := set(orphans(ranks)) - tried - set(ranks):
+        for pid in found:
             left += _left_behind(pid, ranks)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in found:
+            kernel.reap(pid, REAP_PATIENCE)
+        tried |= found
     return left
 
 

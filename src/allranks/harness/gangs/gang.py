@@ -1,6 +1,5 @@
 """A gang: the ranks that run together. Started together, supervised from outside, and ended together."""
 
-import os
 import selectors
 import signal
 import time
@@ -9,11 +8,11 @@ from dataclasses import dataclass
 
 from allranks.harness.channel import End, Run
 from allranks.harness.config import TimeLimits
-from allranks.harness.gangs.arrival import Arrival, Step, as_event, ended, given_up, reported
+from allranks.harness.gangs.arrival import Arrival, Step, ended, given_up, reported
 from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look, Said, Stuck
 from allranks.harness.gangs.output import Output
+from allranks.harness.job_end import JobEnd
 from allranks.harness.outcome import Outcome
-from allranks.harness.signals import let_through
 
 TERM_GRACE = 1.0
 """Seconds between TERM and KILL: enough for an exit handler, too little to be waited for."""
@@ -26,17 +25,6 @@ SKIP_GRACES = 5
 
 ROUNDED_UP = 2.0
 """Seconds that a rendezvous may take beyond its limit: torch's stores wait for whole seconds (measured with 2.13)."""
-
-
-class HangupError(Exception):
-    """The orchestrator is gone or wants the job to end: standard input is at its end, or SIGTERM came."""
-
-    def __init__(self) -> None:
-        super().__init__("the job was ended from outside")
-
-
-class JobLimitError(Exception):
-    """The job has used up its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,25 +50,25 @@ class Gang:
     Args:
         crews: The ranks, node by node.
         limits: Time limits.
-        stdin: Descriptor whose end-of-file means that the job is over.
+        end: When the job is over.
 
     Attributes:
         imported: Modules that its ranks have imported late, and the next gang need not; in their order.
     """
 
-    def __init__(self, crews: Sequence[Crew], *, limits: TimeLimits, stdin: int) -> None:
+    def __init__(self, crews: Sequence[Crew], *, limits: TimeLimits, end: JobEnd) -> None:
         self._crews = crews
         self._limits = limits
         self._alive = {rank for crew in crews for rank in crew.ranks}
         self._ends: dict[int, Gone] = {}
+        self._told_of: set[int] = set()
         self.imported: dict[str, None] = {}
         self._step = Step()
         self._pending: set[int] = set()
         self._clock: _Clock | None = None
-        self._stdin = stdin
-        self._is_over = False
+        self._job_end = end
         self._selector = selectors.DefaultSelector()
-        self._selector.register(stdin, selectors.EVENT_READ, self._look_at_stdin)
+        self._selector.register(end, selectors.EVENT_READ, self._see_the_end)
         for crew in crews:
             crew.watch(self._selector)
 
@@ -92,7 +80,7 @@ class Gang:
     def run(self, command: Run, patience: Patience) -> Step:
         """Release one test and wait for the last rank of it."""
         self._send(command)
-        return self._supervise(patience)
+        return self._supervise(patience, command.nodeid)
 
     def end(self) -> Step:
         """Let the ranks tear down and leave; whoever does not in time is stopped."""
@@ -143,13 +131,9 @@ class Gang:
         self._step.explain_symptoms(None)
         return self._step
 
-    def record(self, nodeid: str, arrival: Arrival) -> None:
-        """Write down, in the rank's own file, an end that the rank could not write itself."""
-        self._crew_of(arrival.rank).record(arrival.rank, "rank_ended", as_event(nodeid, arrival))
-
-    def put_output_away(self, title: str, keep: Collection[int]) -> Mapping[int, Output]:
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
         """See :meth:`allranks.harness.gangs.crew.Crew.put_output_away`."""
-        return {rank: output for crew in self._crews for rank, output in crew.put_output_away(title, keep).items()}
+        return {rank: output for crew in self._crews for rank, output in crew.put_output_away(title).items()}
 
     def close(self) -> Sequence[LeftBehind]:
         """Stop what still lives, descendants that outlived their rank included, and close all descriptors.
@@ -161,18 +145,17 @@ class Gang:
         self._selector.close()
         return [process for crew in self._crews for process in crew.close()]
 
-    def _crew_of(self, rank: int) -> Crew:
-        return next(crew for crew in self._crews if rank in crew.ranks)
-
     def _send(self, command: Run | End) -> None:
         for crew in self._crews:
             crew.send(command)
 
-    def _supervise(self, patience: Patience) -> Step:
+    def _supervise(self, patience: Patience, nodeid: str = "") -> Step:
         """Wait for one report of each rank, whatever the ranks do instead."""
-        step = self._step = Step()
-        for gone in self._ends.values():
-            step.note(ended(gone, step.cause))
+        step = self._step = Step(nodeid=nodeid)
+        for rank, gone in self._ends.items():
+            if rank not in self._told_of:
+                self._told_of.add(rank)
+                step.note(ended(gone, step))
         self._pending = set(self._alive)
         clock = self._clock = _Clock(patience, self._limits.peer_grace)
         while self._pending and (remaining := clock.remaining(step)) > 0:
@@ -188,13 +171,10 @@ class Gang:
 
         Raises:
             HangupError: The job is to end.
+            JobLimitError: The job's time is up.
         """
-        with let_through():
-            # A signal may end the wait, but nothing that has been read may be lost.
-            keys = self._selector.select(timeout)
-        self._take(keys)
-        if self._is_over:
-            raise HangupError
+        self._look(min(timeout, self._job_end.remaining()))
+        self._job_end.check()
 
     def _look(self, timeout: float) -> None:
         """As :meth:`_wait`, where an order to end changes nothing: the ranks are being stopped anyway."""
@@ -206,11 +186,9 @@ class Gang:
             for happening in look():
                 self._note(happening)
 
-    def _look_at_stdin(self) -> Sequence[Happening]:
-        """Its end means that the job is over; what else stands there is of no meaning."""
-        if os.read(self._stdin, 4096) == b"":
-            self._is_over = True
-            self._selector.unregister(self._stdin)
+    def _see_the_end(self) -> Sequence[Happening]:
+        """Somebody has hung up, which is looked at after each wait; whoever stops ranks must not see it again."""
+        self._selector.unregister(self._job_end)
         return ()
 
     def _note(self, happening: Happening) -> None:
@@ -220,13 +198,21 @@ class Gang:
             self._alive.discard(rank)
             self._ends[rank] = happening
         if isinstance(happening, Said):
-            self.imported.update(dict.fromkeys(happening.report.imported))
-            if happening.report.starts_clock:
+            report = happening.report
+            self.imported.update(dict.fromkeys(report.imported))
+            if report.nodeid != step.nodeid or rank not in self._pending:
+                # Of a test that is over, or has not begun: nothing of it can change any more.
+                return
+            step.take(happening)
+            if report.driver is not None and report.driver.released is not None:
                 self._restart_clock()
+            if not report.is_final and (report.phase is None or not report.phase.outcome.is_bad):
                 return
         if rank not in self._pending:
             return
-        arrival = reported(happening, step.cause) if isinstance(happening, Said) else ended(happening, step.cause)
+        if isinstance(happening, Gone):
+            self._told_of.add(rank)
+        arrival = reported(happening, step) if isinstance(happening, Said) else ended(happening, step)
         step.note(arrival)
         if arrival.is_final:
             self._pending.discard(rank)

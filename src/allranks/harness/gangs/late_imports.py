@@ -44,8 +44,8 @@ class ImportWatch:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules; one that cannot be imported here is left to the rank that needs it."""
+    """Import modules of those packages; one that cannot be imported here is left to the rank that needs it."""
     for name in names:
-        if name not in sys.modules:
+        if name not in sys.modules and name.partition(".")[0] in _PACKAGES:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)

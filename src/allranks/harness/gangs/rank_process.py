@@ -1,18 +1,25 @@
-"""One forked rank, seen from the agent: its process, its pipes, and how to end it."""
+"""One forked rank, seen from whoever supervises it: its process, its connections, and how to end it."""
 
 import os
 import signal
 import traceback
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from allranks.harness.channel import ReportReader
+from allranks.harness import kernel
+from allranks.harness.channel import Link, link_pair
 from allranks.harness.gangs.output import Output, OutputStream
 
-BeRank = Callable[[int, int, int], NoReturn]
-"""What a fork does: called with its rank, the descriptor of its commands and that of its reports."""
+BeRank = Callable[[int, int], NoReturn]
+"""What a fork does: called with its rank and the descriptor of its connection."""
+
+REAP_PATIENCE = 2.0
+"""Seconds for the status of a process that has ended: a debugger that traces it has it first, and may keep it."""
+
+NOBODY_KNOWS = -1000
+"""Stands for the exit status of a rank that somebody else has."""
 
 Echo = Callable[[int, str], None]
 """Gets each line that a rank prints, with the rank."""
@@ -20,21 +27,22 @@ Echo = Callable[[int, str], None]
 
 @dataclass(kw_only=True, eq=False)
 class RankProcess:
-    """The agent's side of one rank.
+    """The supervisor's side of one rank.
 
     Attributes:
         pidfd: Readable when the process has ended (pidfd_open(2)).
         exit_status: ``os.waitstatus_to_exitcode`` of its end; None while it lives.
+        is_held: It has been killed, and does not end, or whoever traces it has its status.
     """
 
     number: int
     pid: int
     pidfd: int
-    commands: int
-    reports: ReportReader
+    link: Link
     stdout: OutputStream
     stderr: OutputStream
     exit_status: int | None = None
+    is_held: bool = False
 
     def signal(self, number: int) -> None:
         """Send a signal to the rank alone."""
@@ -54,11 +62,11 @@ class RankProcess:
             # It has not come as far as making a process group of its own.
             self.signal(signal.SIGKILL)
 
-    def reap(self) -> int:
-        """Take the exit status of a rank whose pidfd is readable."""
-        _, status = os.waitpid(self.pid, 0)
-        self.exit_status = os.waitstatus_to_exitcode(status)
-        return self.exit_status
+    def reap(self) -> int | None:
+        """Take the exit status of a rank whose pidfd is readable; None where somebody else has it."""
+        status = kernel.reap(self.pid, REAP_PATIENCE)
+        self.exit_status = NOBODY_KNOWS if status is None else status
+        return status
 
     def end(self) -> None:
         """Kill it, and let go of it."""
@@ -77,17 +85,78 @@ class RankProcess:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The agent's descriptors of this rank."""
-        return self.pidfd, self.commands, self.reports.descriptor, self.stdout.descriptor, self.stderr.descriptor
+        """The supervisor's descriptors of this rank."""
+        return self.pidfd, self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor
 
     def close(self) -> None:
-        """Close the agent's descriptors of this rank."""
-        for descriptor in self.descriptors:
+        """Close the supervisor's descriptors of this rank."""
+        self.link.close()
+        for descriptor in (self.pidfd, self.stdout.descriptor, self.stderr.descriptor):
             os.close(descriptor)
 
 
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """Both ends of all that connects a rank which is about to be forked.
+
+    Attributes:
+        theirs: The rank's descriptors: of its connection, its standard output and its standard error.
+    """
+
+    number: int
+    link: Link
+    stdout: OutputStream
+    stderr: OutputStream
+    theirs: tuple[int, int, int]
+
+    @property
+    def own(self) -> tuple[int, int, int]:
+        """The supervisor's descriptors."""
+        return self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor
+
+    def process(self, pid: int) -> RankProcess:
+        """The rank that has the other ends now, which are closed here.
+
+        Raises:
+            OSError: There is no such process any more, or no descriptor left.
+        """
+        pidfd = os.pidfd_open(pid)
+        self.link.pid = pid
+        self.hand_over()
+        return RankProcess(
+            number=self.number, pid=pid, pidfd=pidfd, link=self.link, stdout=self.stdout, stderr=self.stderr
+        )
+
+    def hand_over(self) -> None:
+        """Close the ends that are the rank's."""
+        for descriptor in self.theirs:
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> Ends:
+    """What connects one rank; `undo` closes all of it.
+
+    Raises:
+        OSError: The system has no descriptor left.
+    """
+    link, theirs = link_pair()
+    undo.callback(link.close)
+    undo.callback(os.close, theirs)
+    stdout_in, stdout_out = _pipe(undo)
+    stderr_in, stderr_out = _pipe(undo)
+    say = None if echo is None else lambda line: echo(number, line)
+    return Ends(
+        number=number,
+        link=link,
+        stdout=OutputStream(stdout_in, say),
+        stderr=OutputStream(stderr_in, say),
+        theirs=(theirs, stdout_out, stderr_out),
+    )
+
+
 def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None) -> list[RankProcess]:
-    """Fork ranks.
+    """Fork ranks off this process.
 
     Args:
         numbers: Their ranks.
@@ -95,7 +164,7 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
         echo: Gets each line that they print; None for nobody.
 
     Returns:
-        The agent's side of each rank, in the order of `numbers`.
+        This process's side of each rank, in the order of `numbers`.
 
     Raises:
         OSError: The system has no process or descriptor left; none of the ranks is left either.
@@ -103,8 +172,13 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
     ranks: list[RankProcess] = []
     try:
         for number in numbers:
-            inherited = [descriptor for rank in ranks for descriptor in rank.descriptors]
-            ranks.append(_fork_rank(number, be_rank, inherited, echo))
+            with ExitStack() as undo:
+                ends = open_ends(number, echo, undo)
+                inherited = [*ends.own, *(descriptor for rank in ranks for descriptor in rank.descriptors)]
+                pid = fork_rank(number, ends.theirs, be_rank, inherited)
+                undo.callback(_end, pid)
+                ranks.append(ends.process(pid))
+                undo.pop_all()
     except BaseException:
         for rank in ranks:
             rank.end()
@@ -112,31 +186,22 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
     return ranks
 
 
-def _fork_rank(number: int, be_rank: BeRank, inherited: Iterable[int], echo: Echo | None) -> RankProcess:
-    with ExitStack() as undo:
-        commands_in, commands_out = _pipe(undo)
-        reports_in, reports_out = _pipe(undo)
-        stdout_in, stdout_out = _pipe(undo)
-        stderr_in, stderr_out = _pipe(undo)
-        pid = os.fork()
-        if pid == 0:
-            others = (commands_out, reports_in, stdout_in, stderr_in, *inherited)
-            _be_fork(others, (stdout_out, stderr_out), lambda: be_rank(number, commands_in, reports_out))
-        undo.callback(_end, pid)
-        pidfd = os.pidfd_open(pid)
-        undo.pop_all()
-    for descriptor in (commands_in, reports_out, stdout_out, stderr_out):
-        os.close(descriptor)
-    say = None if echo is None else lambda line: echo(number, line)
-    return RankProcess(
-        number=number,
-        pid=pid,
-        pidfd=pidfd,
-        commands=commands_out,
-        reports=ReportReader(reports_in),
-        stdout=OutputStream(stdout_in, say),
-        stderr=OutputStream(stderr_in, say),
-    )
+def fork_rank(number: int, ends: tuple[int, int, int], be_rank: BeRank, others: Iterable[int]) -> int:
+    """Fork one rank; its process id.
+
+    Args:
+        number: Its rank.
+        ends: Its descriptors, see :class:`Ends`.
+        be_rank: What the fork does.
+        others: Descriptors that are none of the rank's business.
+
+    Raises:
+        OSError: The system has no process left.
+    """
+    pid = os.fork()
+    if pid == 0:
+        _be_fork(others, ends[1:], lambda: be_rank(number, ends[0]))
+    return pid
 
 
 def _pipe(undo: ExitStack) -> tuple[int, int]:
@@ -148,11 +213,11 @@ def _pipe(undo: ExitStack) -> tuple[int, int]:
 
 def _end(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    kernel.reap(pid, REAP_PATIENCE)
 
 
 def _be_fork(others: Iterable[int], outputs: Iterable[int], work: Callable[[], NoReturn]) -> NoReturn:
-    """Go on as the fork; an exception must not make it a second agent."""
+    """Go on as the fork; an exception must not make it a second one of its parent."""
     try:
         for descriptor in others:
             os.close(descriptor)

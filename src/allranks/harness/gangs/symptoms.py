@@ -21,8 +21,6 @@ _PEER = re.compile(
 _NAMES_ITSELF = re.compile(r"gloo|Timeout waiting for key")
 """In the words of a plain RuntimeError: gloo, and the file store."""
 
-_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*time(d |-)?out", re.IGNORECASE)
-
 
 def is_symptom(error: BaseException | None) -> bool:
     """Whether an exception says no more than that a peer was late or gone."""
@@ -41,8 +39,3 @@ def _is_of_distributed(error: RuntimeError) -> bool:
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     return traceback is not None and "distributed" in PurePath(traceback.tb_frame.f_code.co_filename).parts
-
-
-def died_of_a_peer(stderr: str) -> bool:
-    """Whether NCCL's watchdog ended a process because a collective of it took too long."""
-    return _WATCHDOG.search(stderr) is not None

@@ -1,10 +1,11 @@
-"""The driver: a fork of the agent in which a launcher test starts its ranks and waits for them.
+"""The driver: a fork of the fork server in which a launcher test starts its ranks and waits for them.
 
 It runs the item as a rank runs one, alone and without a process group, but it is no rank: its files are in a folder of
-their own. There it also writes down what arrives from its ranks, and which of its own phases only repeat what ranks
-have said; the agent reads that when the driver has ended the test (:mod:`allranks.harness.launchers.driver_account`).
+their own. It also reports what became of its ranks, and which of its own phases only repeat what ranks have said
+(:mod:`allranks.harness.launchers.driver_account`).
 """
 
+import os
 import unittest
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,33 +14,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from _pytest.skipping import evaluate_xfail_marks
 
 from allranks.harness import kernel
-from allranks.harness.channel import Report, send_report
+from allranks.harness.channel import DriverSays, LaunchedEnd, RankEnd, Report
 from allranks.harness.collection.markers import has_thread_ranks, is_launcher, time_limit
-from allranks.harness.events import EventLog, rank_events
+from allranks.harness.config import seed_of_test
 from allranks.harness.gangs.output import Output
-from allranks.harness.gangs.rank_process import Echo
+from allranks.harness.launchers.driver_account import driver_folder
 from allranks.harness.launchers.launch import LaunchTerms, Workplace
 from allranks.harness.launchers.launched_rank import RankTerms, forget_rank
 from allranks.harness.outcome import Outcome, may_disagree
-from allranks.harness.ranks.rank import Assignment, run_rank, seed_of_test
-
-DRIVER = 0
-"""The number of the driver in its crew of one."""
+from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
+from allranks.harness.ranks.rank import Assignment, run_rank
+from allranks.records import Record, encode
 
 _OF_RANKS = "allranks_of_ranks"
-
-
-def driver_folder(results: Path) -> Path:
-    """The folder of the driver's own files."""
-    return results / "driver"
-
-
-def driver_events(results: Path) -> Path:
-    """The driver's file of events."""
-    return rank_events(driver_folder(results), DRIVER)
+_LINE = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,22 +38,46 @@ class Launching:
 
     Attributes:
         results: Folder of the files of its ranks.
-        echo: Gets each line that its ranks print; None for nobody.
+        prints_at_once: What its ranks print is to be shown while they do.
     """
 
     results: Path
-    echo: Echo | None
+    prints_at_once: bool
 
 
 def run_driver(session: pytest.Session, assignment: Assignment, launching: Launching) -> NoReturn:
-    """Be a driver until the agent says that it is over. Never returns."""
+    """Be a driver until the supervisor says that it is over. Never returns."""
     kernel.adopt_orphans()
-    log = EventLog(driver_events(launching.results))
-    surroundings = DriverSurroundings(session, assignment, launching, log)
+    telling = _Telling(assignment.connection)
+    surroundings = DriverSurroundings(session, assignment, launching, telling)
     for item in filter(is_launcher, session.items):
         item.cls.allranks_surroundings = surroundings  # type: ignore[attr-defined]
-    session.config.pluginmanager.register(_RepeatWatch(log), "allranks-driver")
+    session.config.pluginmanager.register(_RepeatWatch(telling), "allranks-driver")
     run_rank(session, replace(assignment, results=driver_folder(launching.results), url=None))
+
+
+class _Telling:
+    """What a driver tells of its test; it is beside the rank's loop that runs the test.
+
+    Args:
+        connection: Descriptor of the driver's end of its connection, which the loop has, too.
+    """
+
+    def __init__(self, connection: int) -> None:
+        self._connection = RankEnd(os.dup(connection))
+        self.nodeid = ""
+
+    def write(self, record: Record) -> None:
+        """See :class:`allranks.harness.gangs.ends.Journal`."""
+        self._connection.report(Report(nodeid=self.nodeid, launched=LaunchedEnd(record=encode(record).decode())))
+
+    def echo(self, rank: int, line: str) -> None:
+        """Pass on a line that a rank has printed."""
+        self.say(DriverSays(printed=line[:_LINE], rank=rank))
+
+    def say(self, said: DriverSays) -> None:
+        """Tell something else."""
+        self._connection.report(Report(nodeid=self.nodeid, driver=said))
 
 
 class DriverSurroundings:
@@ -73,15 +87,16 @@ class DriverSurroundings:
         session: pytest's session.
         assignment: The driver's.
         launching: What ranks need to know.
-        log: The driver's events.
+        telling: How the driver tells of them.
     """
 
-    def __init__(self, session: pytest.Session, assignment: Assignment, launching: Launching, log: EventLog) -> None:
+    def __init__(
+        self, session: pytest.Session, assignment: Assignment, launching: Launching, telling: _Telling
+    ) -> None:
         self._items = {(item.cls, item.name): item for item in filter(is_launcher, session.items)}  # type: ignore[attr-defined]
         self._config = assignment.config
-        self._reports = assignment.reports
         self._launching = launching
-        self._log = log
+        self._telling = telling
 
     @contextmanager
     def workplace(self, _case: type[unittest.TestCase]) -> Iterator[Workplace]:
@@ -89,16 +104,16 @@ class DriverSurroundings:
         forget_rank()
         yield Workplace(
             results=self._launching.results,
-            journal=self._log,
+            journal=self._telling,
             limits=self._config.limits,
             show=_show_nobody,
             tell_release=self._tell_release,
-            echo=self._launching.echo,
+            echo=self._telling.echo if self._launching.prints_at_once else None,
         )
 
-    def _tell_release(self) -> None:
-        """Have the agent know that set-up is over."""
-        send_report(self._reports, Report(outcome=Outcome.PASSED, is_final=False, starts_clock=True))
+    def _tell_release(self, world_size: int) -> None:
+        """Have the supervisor know that set-up is over."""
+        self._telling.say(DriverSays(released=world_size))
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
         """See :class:`allranks.harness.launchers.launch.Surroundings`."""
@@ -113,7 +128,7 @@ class DriverSurroundings:
         """See :class:`allranks.harness.launchers.launch.Surroundings`."""
         item = self._item(case)
         seed = seed_of_test(self._config.seed, item.nodeid)
-        return RankTerms(nodeid=item.nodeid, seed=seed, expects_failure=_expects_failure(item, case))
+        return RankTerms(nodeid=item.nodeid, seed=seed)
 
     def _item(self, case: unittest.TestCase) -> pytest.Item:
         return self._items[type(case), case._testMethodName]  # noqa: SLF001 - unittest gives the name nowhere else
@@ -123,44 +138,42 @@ def _show_nobody(_outputs: Mapping[int, Output]) -> None:
     """What ranks print is in their own files."""
 
 
-def _expects_failure(item: pytest.Item, case: unittest.TestCase) -> bool:
-    if evaluate_xfail_marks(item) is not None:
-        return True
-    test = getattr(type(case), case._testMethodName)  # noqa: SLF001 - as above
-    return any(getattr(each, "__unittest_expecting_failure__", False) for each in (test, type(case)))
-
-
 class _RepeatWatch:
     """A pytest plugin that tells a launching process's own trouble from what its ranks have said before."""
 
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
+    def __init__(self, telling: _Telling) -> None:
+        self._telling = telling
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Note which test is under way."""
+        self._telling.nodeid = item.nodeid
+        return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Note whose trouble a phase shows, and what of it pytest does not show."""
+        """Tell whose trouble a phase shows, and what of it pytest does not show."""
         report = yield
         if has_thread_ranks(item):
-            self._log.write("shares_outcome", nodeid=item.nodeid)
+            self._telling.say(DriverSays(shares_outcome=True))
         # Of several errors of one unittest, the test's and tearDown's, pytest shows the first.
         hidden = [info.value for info in getattr(item, "_excinfo", None) or ()]
         if call.excinfo is not None and getattr(call.excinfo.value, _OF_RANKS, False):
-            self._log.write("repeats_ranks", nodeid=item.nodeid, when=call.when)
+            self._telling.say(DriverSays(repeats=call.when))
         for error in hidden:
             if not getattr(error, _OF_RANKS, False):
-                self._write_hidden(item, error)
+                self._telling.say(DriverSays(hidden=_hidden(error)))
         return report
 
-    def _write_hidden(self, item: pytest.Item, error: BaseException) -> None:
-        info = pytest.ExceptionInfo.from_exception(error)
-        self._log.write(
-            "hidden_error",
-            nodeid=item.nodeid,
-            when="teardown",
-            outcome="errored",
-            duration=0.0,
-            message=info.exconly(tryshort=True).splitlines()[0],
-            text=str(info.getrepr(style="long")),
-        )
+
+def _hidden(error: BaseException) -> Phase:
+    info = pytest.ExceptionInfo.from_exception(error)
+    return Phase(
+        when="teardown",
+        outcome=Outcome.ERRORED,
+        duration=0.0,
+        message=shorten(info.exconly(tryshort=True).splitlines()[0], MESSAGE_LIMIT),
+        text=shorten(str(info.getrepr(style="long"))),
+    )

@@ -1,85 +1,118 @@
-"""What a driver's test comes to, as the agent writes it down: the ranks' outcomes, and the launching process's own."""
+"""What a driver's test comes to, as the supervisor reports it: the ranks' outcomes, and the launching process's own."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from allranks.harness.channel import DriverSays
 from allranks.harness.config import AgentConfig
-from allranks.harness.events import Event, Journal, parse_lines, rank_events, write_event
 from allranks.harness.gangs.arrival import Arrival, Step
+from allranks.harness.gangs.ends import Journal
 from allranks.harness.gangs.gang import Gang
 from allranks.harness.gangs.output import Output
-from allranks.harness.launchers.driver import DRIVER, driver_events
 from allranks.harness.outcome import Outcome, disagree, may_disagree
+from allranks.harness.phases import Phase, shorten
+from allranks.records import Passed, PhaseEnd, RankEnded, RecordError, decode
+
+DRIVER = 0
+"""The number of the driver in its crew of one."""
 
 _WHO = "the launching process"
 _MAY_BE_EXPECTED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED, Outcome.XFAILED})
-_UNEXPECTED = {Outcome.PASSED: Outcome.XPASSED}
-_PHASE_FIELDS = ("when", "outcome", "duration", "message", "text", "skip_kind", "skip_code")
 
 
-@dataclass(kw_only=True)
-class _Said:
-    """What the driver has written down of one test since it was last asked.
+def driver_folder(results: Path) -> Path:
+    """The folder of the driver's own files."""
+    return results / "driver"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """What the driver has told of one test in one step.
 
     Attributes:
         world_size: The ranks that it has given the test to; None for none.
-        arrived: What arrived from them.
+        ends: What became of them.
         own: Phases, and errors that pytest hides, that are the launching process's own.
         shares_outcome: The ranks are threads of the launching process, which has one outcome for all.
-        is_expected: The launching process takes the failure of its ranks for what the test is marked to come to.
+        expected: The launching process's own outcome, where the test is marked to fail.
     """
 
-    world_size: int | None = None
-    arrived: list[Event] = field(default_factory=list)
-    own: list[Event] = field(default_factory=list)
-    shares_outcome: bool = False
-    is_expected: bool = False
+    world_size: int | None
+    ends: tuple[Passed | RankEnded, ...]
+    own: tuple[Phase, ...]
+    shares_outcome: bool
+    expected: Outcome | None
+
+    @classmethod
+    def of(cls, step: Step, nodeid: str) -> "_Told":
+        """What the driver has told; of another test it has nothing to tell."""
+        said = [each for each in step.driver if isinstance(each, DriverSays)]
+        phases = [each for each in step.driver if isinstance(each, Phase)]
+        repeated = {each.repeats for each in said}
+        hidden = [each.hidden for each in said if each.hidden is not None]
+        marked = (Outcome.XFAILED, Outcome.XPASSED)
+        return cls(
+            world_size=next((each.released for each in reversed(said) if each.released is not None), None),
+            ends=tuple(end for each in step.launched if (end := _end(each.record, nodeid)) is not None),
+            own=(*(phase for phase in phases if phase.when not in repeated), *hidden),
+            shares_outcome=any(each.shares_outcome for each in said),
+            expected=next((phase.outcome for phase in phases if phase.outcome in marked), None),
+        )
 
     @property
-    def trouble(self) -> Event | None:
+    def trouble(self) -> Phase | None:
         """The first thing that went wrong in the launching process itself."""
-        return next((event for event in self.own if Outcome(event["outcome"]).is_bad), None)
+        return next((phase for phase in self.own if phase.outcome.is_bad), None)
 
     @property
-    def notable(self) -> Event | None:
-        """The first phase of the launching process that did not simply pass."""
-        return self.trouble or next((event for event in self.own if event["outcome"] != Outcome.PASSED), None)
-
-    @property
-    def without_ranks(self) -> Event:
+    def without_ranks(self) -> Phase:
         """What a test came to that has no outcome of a rank: one that started none may be the launching process's."""
-        calls = (event for event in self.own if event["when"] == "call" and self.world_size is None)
-        return self.notable or next(calls, _NO_RANKS)
+        notable = next((phase for phase in self.own if phase.outcome is not Outcome.PASSED), None)
+        calls = (phase for phase in self.own if phase.when == "call" and self.world_size is None)
+        return self.trouble or notable or next(calls, _NO_RANKS)
 
     @property
-    def has_bad_rank(self) -> bool:
-        """Whether a rank has gone wrong by itself."""
-        return any(Outcome(event["outcome"]).is_bad and not event["consequence"] for event in self.arrived)
-
-    @property
-    def disagrees(self) -> bool:
-        """Whether some ranks skipped and others did not."""
-        return disagree({Outcome(event["outcome"]) for event in self.arrived})
+    def settled(self) -> tuple[Passed | RankEnded, ...]:
+        """What became of the ranks; of a test that is marked to fail, as pytest reads that mark."""
+        if self.expected is None or not all(_outcome(end) in _MAY_BE_EXPECTED for end in self.ends):
+            return self.ends
+        return tuple(each for end in self.ends for each in _as_expected(end))
 
 
-class _Tail:
-    """What is added to a file of events, which all drivers of a job share."""
+def _end(record: str, nodeid: str) -> Passed | RankEnded | None:
+    try:
+        end = decode(record.encode())
+    except RecordError:
+        return None
+    return end if isinstance(end, Passed | RankEnded) and end.nodeid == nodeid else None
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._end = path.stat().st_size if path.exists() else 0
 
-    def read(self) -> list[Event]:
-        """The events that were added since the last call."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._end)
-            data = file.read()
-        self._end += len(data)
-        return list(parse_lines(data.splitlines()))
+def _outcome(end: Passed | RankEnded) -> Outcome:
+    return Outcome.PASSED if isinstance(end, Passed) else end.outcome
+
+
+def _ranks(end: Passed | RankEnded) -> tuple[int, ...]:
+    return end.ranks if isinstance(end, Passed) else (end.rank,)
+
+
+def _as_expected(end: Passed | RankEnded) -> Sequence[RankEnded]:
+    """A failure that the test is marked to come to, and what that did to the peers of the rank that failed."""
+    if isinstance(end, RankEnded):
+        return [replace(end, outcome=Outcome.XFAILED, consequence=False, text=end.text or end.message)]
+    return [
+        RankEnded(
+            nodeid=end.nodeid,
+            rank=rank,
+            outcome=Outcome.XPASSED,
+            world_size=end.world_size,
+            arrived=arrived,
+            phases=(PhaseEnd(when="call", outcome=Outcome.XPASSED, seconds=seconds),),
+            phase="call",
+        )
+        for rank, arrived, seconds in zip(end.ranks, end.arrived, end.seconds, strict=True)
+    ]
 
 
 class DriverAccount:
@@ -90,145 +123,112 @@ class DriverAccount:
     started, those of the cell.
 
     Args:
-        results: The job's results folder.
-        journal: The agent's journal.
+        journal: Where outcomes are reported.
         config: The job.
     """
 
-    def __init__(self, results: Path, journal: Journal, config: AgentConfig) -> None:
-        self._results = results
+    def __init__(self, journal: Journal, config: AgentConfig) -> None:
         self._journal = journal
         self._world_size = config.world_size
         self._mixed_skip = config.mixed_skip
-        self._tail = _Tail(driver_events(results))
         self._open: dict[str, set[int]] = {}
+        self._sizes: dict[str, int] = {}
 
     def settle(self, gang: Gang, nodeid: str, step: Step) -> bool:
-        """Write down one step of the driver under a test; returns whether the test has gone wrong.
+        """Report one step of the driver under a test; returns whether the test has gone wrong.
 
         Args:
             gang: The driver.
             nodeid: The test.
             step: What arrived from the driver; nothing where it only tore down, and that went well.
         """
-        outputs = gang.put_output_away(nodeid, [DRIVER])
-        said = self._read(nodeid)
-        if said.is_expected and all(event["outcome"] in _MAY_BE_EXPECTED for event in said.arrived):
-            said.arrived = [self._as_expected(event) for event in said.arrived]
-        for event in said.arrived:
-            self._journal.write(**event)
+        output = gang.put_output_away(nodeid).get(DRIVER, Output())
+        told = _Told.of(step, nodeid)
+        for end in told.settled:
+            self._journal.write(end)
         lost = next((arrival for arrival in step.arrivals if arrival.observed), None)
-        trouble = said.trouble or (None if lost is None else _as_phase(lost))
-        open_ranks = self._close(nodeid, said)
-        if trouble is not None and not said.shares_outcome:
-            self._add_trouble(nodeid, _named(trouble, outputs), said)
-            self._abort(nodeid, open_ranks - {0})
+        trouble = told.trouble or (None if lost is None else _as_phase(lost))
+        size = self._sizes.setdefault(nodeid, told.world_size or self._world_size)
+        open_ranks = self._close(nodeid, size, told)
+        at = max((arrival.at for arrival in step.arrivals), default=0.0)
+        bad_rank = any(_outcome(end).is_bad and not getattr(end, "consequence", False) for end in told.settled)
+        if trouble is not None and not told.shares_outcome:
+            self._report(nodeid, 0, at, _named(trouble, output), is_consequence=bad_rank)
+            for rank in sorted(open_ranks - {0}):
+                self._abort(nodeid, rank, at)
         elif step.arrivals and open_ranks:
-            trouble = trouble or said.without_ranks
-            self._give(nodeid, open_ranks, _named(trouble, outputs))
-        is_bad = said.has_bad_rank or (trouble is not None and Outcome(trouble["outcome"]).is_bad)
-        return is_bad or (said.disagrees and not may_disagree(nodeid, self._mixed_skip))
+            trouble = trouble or told.without_ranks
+            for rank in sorted(open_ranks):
+                self._report(nodeid, rank, at, _named(trouble, output), is_consequence=False)
+        is_bad = bad_rank or (trouble is not None and trouble.outcome.is_bad)
+        outcomes = {_outcome(end) for end in told.settled}
+        return is_bad or (disagree(outcomes) and not may_disagree(nodeid, self._mixed_skip))
 
-    def _read(self, nodeid: str) -> _Said:
-        said = _Said()
-        repeated: set[str] = set()
-        for event in self._tail.read():
-            if event.get("nodeid") == nodeid:
-                _take(event, said, repeated)
-        return said
-
-    def _as_expected(self, event: Event) -> Event:
-        """A failure that the test is marked to come to, and what that did to the peers of the rank that failed."""
-        if event["outcome"] == Outcome.ABORTED:
-            # The last such event counts.
-            fields = {"outcome": Outcome.XFAILED, "message": event["message"], "text": event["message"]}
-            self._write(event["rank"], "rank_ended", event["nodeid"], **fields)
-        outcome = Outcome.XFAILED if Outcome(event["outcome"]).is_bad else _UNEXPECTED.get(event["outcome"])
-        return event if outcome is None else {**event, "outcome": outcome, "consequence": False}
-
-    def _close(self, nodeid: str, said: _Said) -> set[int]:
+    def _close(self, nodeid: str, size: int, told: _Told) -> AbstractSet[int]:
         """Take the ranks that have ended a test off those that have not; returns those, and forgets them."""
-        ranks = self._open.pop(nodeid, set(range(said.world_size or self._world_size)))
+        ranks = self._open.pop(nodeid, set(range(size)))
         self._open[nodeid] = set()
-        return ranks - {event["rank"] for event in said.arrived}
+        return ranks - {rank for end in told.ends for rank in _ranks(end)}
 
-    def _add_trouble(self, nodeid: str, trouble: Event, said: _Said) -> None:
-        """Make it rank 0's, beside what rank 0 may have come to itself."""
-        self._write(0, "test_started", nodeid, world_size=said.world_size or self._world_size)
-        self._write(0, "phase", nodeid, **trouble)
-        self._write(0, "test_finished", nodeid, outcome=trouble["outcome"])
-        self._arrive(nodeid, 0, trouble, consequence=said.has_bad_rank)
-
-    def _abort(self, nodeid: str, ranks: AbstractSet[int]) -> None:
+    def _abort(self, nodeid: str, rank: int, at: float) -> None:
         message = f"aborted by {_WHO}, which did not end the test"
-        aborted = {"outcome": Outcome.ABORTED, "message": message, "text": message, "caused_by": 0}
-        for rank in sorted(ranks):
-            self._write(rank, "rank_ended", nodeid, **aborted)
-            self._arrive(nodeid, rank, aborted, consequence=True)
+        aborted = Phase(when="", outcome=Outcome.ABORTED, duration=0.0, message=message, text=message)
+        self._report(nodeid, rank, at, (aborted, Output()), is_consequence=True, caused_by=0)
 
-    def _give(self, nodeid: str, ranks: AbstractSet[int], outcome: Event) -> None:
-        for rank in sorted(ranks):
-            self._write(rank, "phase", nodeid, **outcome)
-            self._write(rank, "test_finished", nodeid, outcome=outcome["outcome"])
-            self._arrive(nodeid, rank, outcome, consequence=False)
-
-    def _write(self, rank: int, event: str, nodeid: str, **fields: object) -> None:
-        write_event(rank_events(self._results, rank), event, nodeid=nodeid, rank=rank, **fields)
-
-    def _arrive(self, nodeid: str, rank: int, outcome: Mapping[str, object], *, consequence: bool) -> None:
+    def _report(  # noqa: PLR0913 - all of it goes into one record
+        self,
+        nodeid: str,
+        rank: int,
+        at: float,
+        said: tuple[Phase, Output],
+        *,
+        is_consequence: bool,
+        caused_by: int | None = None,
+    ) -> None:
+        phase, output = said
+        size = self._sizes[nodeid]
+        if phase.outcome is Outcome.PASSED:
+            arrived, seconds = (round(at, 6),), (round(phase.duration, 6),)
+            self._journal.write(Passed(nodeid=nodeid, ranks=(rank,), arrived=arrived, seconds=seconds, world_size=size))
+            return
         self._journal.write(
-            "arrived",
-            nodeid=nodeid,
-            rank=rank,
-            outcome=outcome["outcome"],
-            message=outcome.get("message", ""),
-            consequence=consequence,
-            caused_by=outcome.get("caused_by"),
+            RankEnded(
+                nodeid=nodeid,
+                rank=rank,
+                outcome=phase.outcome,
+                world_size=size,
+                arrived=round(at, 6),
+                phases=(PhaseEnd(when=phase.when, outcome=phase.outcome, seconds=round(phase.duration, 6)),),
+                phase=phase.when,
+                message=phase.message,
+                text=phase.text,
+                stdout=shorten(output.stdout),
+                stderr=shorten(output.stderr),
+                caused_by=caused_by,
+                consequence=is_consequence,
+                skip_kind=phase.skip_kind,
+                skip_code=phase.skip_code,
+            )
         )
 
 
-_NO_RANKS: Event = {
-    "when": "call",
-    "outcome": Outcome.ERRORED,
-    "duration": 0.0,
-    "message": f"{_WHO} did not wait for the ranks of this test: call setUp of the base class and _spawn_processes",
-}
+_NO_RANKS = Phase(
+    when="call",
+    outcome=Outcome.ERRORED,
+    duration=0.0,
+    message=f"{_WHO} did not wait for the ranks of this test: call setUp of the base class and _spawn_processes",
+)
 
 
-def _take(event: Event, said: _Said, repeated: set[str]) -> None:
-    match event["event"]:
-        case "ranks_released":
-            said.world_size = event["world_size"]
-        case "arrived":
-            said.arrived.append(event)
-        case "repeats_ranks":
-            repeated.add(event["when"])
-        case "shares_outcome":
-            said.shares_outcome = True
-        case "hidden_error":
-            said.own.append(event)
-        case "phase":
-            said.is_expected |= event["outcome"] == Outcome.XFAILED
-            if event["when"] not in repeated:
-                said.own.append(event)
-
-
-def _as_phase(lost: Arrival) -> Event:
+def _as_phase(lost: Arrival) -> Phase:
     """How the launching process ended, where it could not say anything any more."""
-    return {
-        "when": "call",
-        "outcome": lost.outcome,
-        "duration": 0.0,
-        "message": f"{_WHO} {lost.message.removeprefix(f'rank {lost.rank} ')}",
-        "text": lost.text,
-    }
+    message = f"{_WHO} {lost.message.removeprefix(f'rank {lost.rank} ')}"
+    return Phase(when="call", outcome=lost.outcome, duration=0.0, message=message, text=lost.text)
 
 
-def _named(event: Event, outputs: Mapping[int, Output]) -> Event:
-    """The fields of a phase that says whose trouble it was, with what the launching process had printed."""
-    fields = {name: event[name] for name in _PHASE_FIELDS if name in event}
-    message = str(event.get("message", ""))
-    if Outcome(event["outcome"]).is_bad:
-        fields["message"] = message if message.startswith(_WHO) else f"{_WHO}: {message}"
-        fields |= outputs.get(DRIVER, Output()).fields()
-    return fields
+def _named(phase: Phase, output: Output) -> tuple[Phase, Output]:
+    """A phase that says whose trouble it was, with what the launching process had printed."""
+    if not phase.outcome.is_bad:
+        return phase, Output()
+    message = phase.message if phase.message.startswith(_WHO) else f"{_WHO}: {phase.message}"
+    return replace(phase, message=message), output

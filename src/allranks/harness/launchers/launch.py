@@ -4,7 +4,7 @@ import os
 import secrets
 import unittest
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,15 +13,15 @@ from typing import NoReturn, Protocol
 from allranks.harness import kernel
 from allranks.harness.channel import Report, Run
 from allranks.harness.config import TimeLimits
-from allranks.harness.events import EventLog
 from allranks.harness.gangs.arrival import Step
 from allranks.harness.gangs.crew import Gone, Happening, LeftBehind, LocalCrew, Said, stack_files
+from allranks.harness.gangs.ends import Journal, ends_of, failed_start
 from allranks.harness.gangs.gang import SKIP_GRACES, Gang, Patience
 from allranks.harness.gangs.late_imports import preload
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.rank_process import Echo, RankProcess, fork_ranks
+from allranks.harness.job_end import JobEnd
 from allranks.harness.launchers.launched_rank import LaunchedRank, Place, RankTerms, be_launched_rank
-from allranks.harness.launchers.recording import failed_start, record_step
 from allranks.harness.outcome import Outcome
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.stacks.stacks import StackFile
@@ -37,8 +37,8 @@ def excuse_nothing(_rank: int, _status: int) -> bool:
     return False
 
 
-def _tell_nobody() -> None:
-    """Without an agent, the launching process alone keeps the time."""
+def _tell_nobody(_world_size: int) -> None:
+    """Without a supervisor, the launching process alone keeps the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +62,17 @@ class Workplace:
 
     Attributes:
         results: Folder of the ranks' files.
-        journal: Gets what arrives from them, in its order.
+        journal: Gets what became of them.
         show: Gets what each rank printed, when a step is over.
-        tell_release: Called when ranks get a test: from then on its time limit counts.
+        tell_release: Called when so many ranks get a test: from then on its time limit counts.
         echo: Gets each line that a rank prints, at once; None for nobody.
     """
 
     results: Path
-    journal: EventLog
+    journal: Journal
     limits: TimeLimits
     show: Callable[[Mapping[int, Output]], None]
-    tell_release: Callable[[], None] = _tell_nobody
+    tell_release: Callable[[int], None] = _tell_nobody
     echo: Echo | None = None
 
 
@@ -96,7 +96,8 @@ class Launch:
         self._resources = ExitStack()
         with ExitStack() as resources:
             resources.enter_context(kernel.adopting_orphans())
-            never = _descriptor_without_end(resources)
+            never = JobEnd()
+            resources.callback(never.close)
             self._crew = _muster(workplace, world_size, work)
             self._gang = _lead(self._crew, workplace.limits, never)
             self._resources = resources.pop_all()
@@ -149,16 +150,17 @@ class Launch:
 
     def wait(self, excuse: Excuse = excuse_nothing) -> Step:
         """Wait for the one report of each rank that runs its test unasked."""
-        self._crew.excuse = excuse
-        step = self._supervise(lambda: self._gang.watch(self._patience(self._last)))
-        self._crew.record_excused(self._last.nodeid)
+        self._crew.excuse, self._crew.nodeid = excuse, self._last.nodeid
+        step = self._supervise(lambda: self._gang.watch(self._patience(self._last), self._last.nodeid))
         self._record(step)
         return step
 
     def run(self, terms: LaunchTerms, index: int) -> Step:
         """Have each rank run the test that both sides know by `index`, and wait for all."""
         self.release(terms)
-        step = self._supervise(lambda: self._gang.run(Run(index=index, following=None), self._patience(terms)))
+        step = self._supervise(
+            lambda: self._gang.run(Run(index=index, nodeid=terms.nodeid, following=None), self._patience(terms))
+        )
         self._record(step)
         return step
 
@@ -186,10 +188,9 @@ class Launch:
         return left
 
     def release(self, terms: LaunchTerms) -> None:
-        """Write down that the ranks have this test now."""
+        """Note that the ranks have this test now."""
         self._last = terms
-        self._workplace.journal.write("ranks_released", nodeid=terms.nodeid, world_size=self.world_size)
-        self._workplace.tell_release()
+        self._workplace.tell_release(self.world_size)
 
     def _patience(self, terms: LaunchTerms) -> Patience:
         skip = None if terms.may_disagree else SKIP_GRACES * self._workplace.limits.peer_grace
@@ -205,7 +206,9 @@ class Launch:
             raise
 
     def _record(self, step: Step) -> None:
-        outputs = record_step(self._gang, self._workplace.journal, self._last.nodeid, step)
+        outputs = self._gang.put_output_away(self._last.nodeid)
+        for record in ends_of(step, self._last.nodeid, self.world_size, outputs).records:
+            self._workplace.journal.write(record)
         self._workplace.show(outputs)
 
 
@@ -215,22 +218,14 @@ def _as_consequence(broken_off: Step) -> Step:
         replace(arrival, consequence=True) if arrival.outcome is Outcome.ABORTED else arrival
         for arrival in broken_off.arrivals
     ]
-    return Step(arrivals=arrivals)
-
-
-def _descriptor_without_end(resources: ExitStack) -> int:
-    """What a gang may watch for an end that never comes: the launching process has no orchestrator."""
-    reading, writing = os.pipe()
-    resources.callback(os.close, reading)
-    resources.callback(os.close, writing)
-    return reading
+    return replace(broken_off, arrivals=arrivals)
 
 
 def _muster(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int]) -> "_LaunchedCrew":
-    mark = secrets.token_hex(8)
+    mark, parent = secrets.token_hex(8), os.getpid()
 
-    def be_rank(rank: int, commands: int, reports: int) -> NoReturn:
-        place = Place(rank=rank, world_size=world_size, results=workplace.results, commands=commands, reports=reports)
+    def be_rank(rank: int, connection: int) -> NoReturn:
+        place = Place(rank=rank, world_size=world_size, results=workplace.results, connection=connection, parent=parent)
         be_launched_rank(place, work, {_MARK: mark})
 
     flush_output()
@@ -252,6 +247,7 @@ class _LaunchedCrew(LocalCrew):
         stacks: Their stack files, made before the fork.
 
     Attributes:
+        nodeid: The test that they have.
         excuse: Says which ends are what the test expects.
         excused: The exit status of each rank that ended so.
     """
@@ -259,18 +255,11 @@ class _LaunchedCrew(LocalCrew):
     def __init__(
         self, processes: Sequence[RankProcess], results: Path, mark: str, stacks: Mapping[int, StackFile]
     ) -> None:
-        super().__init__(processes, results, frozenset(), stacks=stacks)
+        super().__init__(processes, results, self._left_by, stacks=stacks)
         self._mark = mark
+        self.nodeid = ""
         self.excuse: Excuse = excuse_nothing
         self.excused: dict[int, int] = {}
-
-    def record_excused(self, nodeid: str) -> None:
-        """Write down, for the ranks that ended as the test expects, that they passed it."""
-        for rank, status in self.excused.items():
-            words = f"ended with exit status {status}, which the test allows"
-            passed = {"nodeid": nodeid, "rank": rank, "outcome": Outcome.PASSED}
-            self.record(rank, "phase", {**passed, "when": "call", "duration": 0.0, "message": words})
-            self.record(rank, "test_finished", passed)
 
     def exit_status(self, rank: int) -> int | None:
         """See :meth:`Launch.exit_status`; the process is left for the gang to reap."""
@@ -294,7 +283,8 @@ class _LaunchedCrew(LocalCrew):
     def _with_excuse(self, happening: Happening) -> Sequence[Happening]:
         if isinstance(happening, Said) or not self._is_expected(happening):
             return [happening]
-        return [Said(rank=happening.rank, report=Report(outcome=Outcome.PASSED), at=happening.at), happening]
+        report = Report(nodeid=self.nodeid, outcome=Outcome.PASSED)
+        return [Said(rank=happening.rank, report=report, at=happening.at), happening]
 
     def _is_expected(self, gone: Gone) -> bool:
         if gone.status is None or gone.cut_off or not self.excuse(gone.rank, gone.status):
@@ -302,10 +292,9 @@ class _LaunchedCrew(LocalCrew):
         self.excused[gone.rank] = gone.status
         return True
 
-    def close(self) -> Sequence[LeftBehind]:
-        """Kill what the ranks left behind, and no other child of this process: a test may have started some."""
-        self._known = frozenset(pid for pid in kernel.children() if not self._is_of_a_rank(pid))
-        return super().close()
+    def _left_by(self, pids: Collection[int]) -> Collection[int]:
+        """What the ranks left behind, and no other child of this process: a test may have started some."""
+        return [pid for pid in kernel.children() if pid not in pids and self._is_of_a_rank(pid)]
 
     def _is_of_a_rank(self, pid: int) -> bool:
         """Whether a child of this process stayed in a rank's session, or left it for a program of its own."""
@@ -315,14 +304,14 @@ class _LaunchedCrew(LocalCrew):
 class _LaunchedGang(Gang):
     """Ranks that begin their one test unasked."""
 
-    def watch(self, patience: Patience) -> Step:
-        """Wait for one report of each rank."""
-        return self._supervise(patience)
+    def watch(self, patience: Patience, nodeid: str) -> Step:
+        """Wait for one report of each rank on a test."""
+        return self._supervise(patience, nodeid)
 
 
-def _lead(crew: _LaunchedCrew, limits: TimeLimits, stdin: int) -> _LaunchedGang:
+def _lead(crew: _LaunchedCrew, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
     try:
-        return _LaunchedGang([crew], limits=limits, stdin=stdin)
+        return _LaunchedGang([crew], limits=limits, end=end)
     except BaseException:
         crew.kill(crew.ranks)
         crew.close()

@@ -1,11 +1,12 @@
-"""A rank that a test has started itself: a fork of the launching process, and what it writes down and reports."""
+"""A rank that a test has started itself: a fork of the launching process, and what it reports."""
 
 import gc
 import os
 import time
 import unittest
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,15 +14,16 @@ import pytest
 import torch
 from _pytest._code import Traceback
 
-from allranks.harness.channel import End, Report, Run, decode_command, send_report
-from allranks.harness.events import EventLog, rank_events
+from allranks.harness.channel import End, RankEnd, Report, Run
 from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.gangs.symptoms import is_symptom
 from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten, skip_with_code
+from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
+from allranks.harness.ranks import leaving
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank import seed_everything
 from allranks.harness.ranks.rank_setup import live
+from allranks.harness.ranks.reports import skip_with_code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +33,10 @@ class RankTerms:
     Attributes:
         nodeid: Its name in the report.
         seed: What every rank starts from.
-        expects_failure: A failure is what the test is marked to come to (xfail).
     """
 
     nodeid: str
     seed: int
-    expects_failure: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,19 +45,23 @@ class Place:
 
     Attributes:
         results: Folder of its files.
-        commands: Descriptor that the launching process's commands come from.
-        reports: Descriptor that reports go to.
+        connection: Descriptor of its end of the connection to the launching process.
+        parent: The launching process.
     """
 
     rank: int
     world_size: int
     results: Path
-    commands: int
-    reports: int
+    connection: int
+    parent: int
+
+
+_now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+"""A clock that no test changes."""
 
 
 class LaunchedRank:
-    """What a rank does besides its test: events for the report, and reports to the launching process.
+    """What a rank does besides its test: it reports to the launching process.
 
     Args:
         place: Its place.
@@ -66,33 +70,34 @@ class LaunchedRank:
     def __init__(self, place: Place) -> None:
         self.number = place.rank
         self.world_size = place.world_size
-        self._place = place
-        self._events = EventLog(rank_events(place.results, place.rank))
+        self._connection = RankEnd(place.connection)
+        self._pid = os.getpid()
         self._running: RankTerms | None = None
         self._began = 0.0
         self._told: Exception | None = None
         self._imports = ImportWatch()
+        leaving.announce_to(self._connection)
 
-    def start(self, terms: RankTerms, body: Callable[[], object]) -> bool:
+    def start(self, body: Callable[[], object]) -> bool:
         """Do what comes before the first test, whose trouble this rank's is; returns whether it went well."""
         phase, error = _attempt("setup", body)
         if phase.outcome is not Outcome.PASSED:
-            self._begin(terms)
-            self._conclude(terms, phase)
-        self._report(phase, error)
+            self._tell("", phase, error)
+        self._conclude("", phase)
         return phase.outcome is Outcome.PASSED
 
     def run(self, terms: RankTerms, body: Callable[[], object]) -> Outcome:
         """Run one test to its end."""
-        self._begin(terms)
-        self._running, self._told, self._began = terms, None, time.monotonic()
+        self._running, self._told, self._began = terms, None, _now()
+        leaving.now_running(terms.nodeid)
         # The launching process has set the test up; of a rank that hangs it is then said that it did so in the call.
-        self._write_phase(terms, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0))
+        self._tell(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
         os.environ["ALLRANKS_SEED"] = str(terms.seed)
         seed_everything(terms.seed)
         phase, error = _attempt("call", body)
-        self._conclude(terms, phase, is_told=error is not None and error is self._told)
-        self._report(phase, error)
+        if error is None or error is not self._told:
+            self._tell(terms.nodeid, phase, error)
+        self._conclude(terms.nodeid, phase)
         return phase.outcome
 
     def tell(self, error: Exception) -> None:
@@ -100,43 +105,31 @@ class LaunchedRank:
         if self._running is None:
             return
         self._told = error
-        phase = _ended_by(error, "call", time.monotonic() - self._began)
-        self._write_phase(self._running, phase)
+        phase = _ended_by(error, "call", _now() - self._began)
         flush_output()
-        self._report(phase, error, is_final=False)
+        self._tell(self._running.nodeid, phase, error)
 
-    def end(self, terms: RankTerms, body: Callable[[], object]) -> None:
+    def end(self, body: Callable[[], object]) -> None:
         """Do what comes after the last test, whose trouble this rank's is."""
         phase, error = _attempt("teardown", body)
         if phase.outcome.is_bad:
-            self._conclude(terms, phase)
-        self._report(phase, error)
+            self._tell("", phase, error)
+        self._conclude("", phase)
 
     def commands(self) -> Iterator[Run | End]:
         """What the launching process says, as it comes."""
-        with os.fdopen(self._place.commands, "rb") as lines:
-            yield from map(decode_command, lines)
+        while (command := self._connection.command()) is not None:
+            yield command
 
-    def _begin(self, terms: RankTerms) -> None:
-        self._events.write(
-            "test_started", nodeid=terms.nodeid, rank=self.number, world_size=self.world_size, seed=terms.seed
-        )
+    def _tell(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
+        self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, phase=phase, is_symptom=is_symptom(error)))
 
-    def _conclude(self, terms: RankTerms, phase: Phase, *, is_told: bool = False) -> None:
-        if not is_told:
-            self._write_phase(terms, phase)
+    def _conclude(self, nodeid: str, phase: Phase) -> None:
         flush_output()
-        self._events.write("test_finished", nodeid=terms.nodeid, outcome=phase.outcome)
-
-    def _write_phase(self, terms: RankTerms, phase: Phase) -> None:
-        written = _as_expected(phase) if terms.expects_failure else phase
-        self._events.write("phase", nodeid=terms.nodeid, rank=self.number, **written.fields())
-
-    def _report(self, phase: Phase, error: BaseException | None, *, is_final: bool = True) -> None:
-        report = Report(outcome=phase.outcome, message=phase.message, is_symptom=is_symptom(error), is_final=is_final)
-        if is_final:
-            report = replace(report, imported=self._imports.take())
-        send_report(self._place.reports, report)
+        self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take()))
+        if os.getpid() != self._pid:
+            # A process that the test has forked came back from it: the rank itself goes on, this one must not.
+            os._exit(0)
 
 
 def forget_rank() -> None:
@@ -168,21 +161,21 @@ def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int], variable
         "LOCAL_WORLD_SIZE": str(place.world_size),
         **variables,
     }
-    live(work_alone, stacks=place.results / f"rank-{place.rank}.stacks.txt", environment=environment)
+    live(work_alone, place.parent, stacks=place.results / f"rank-{place.rank}.stacks.txt", environment=environment)
 
 
 def _attempt(when: str, body: Callable[[], object]) -> tuple[Phase, BaseException | None]:
-    began = time.monotonic()
+    began = _now()
     try:
         body()
     except BaseException as error:  # noqa: BLE001 - whatever a test raises is its result
-        return _ended_by(error, when, time.monotonic() - began), error
-    return Phase(when=when, outcome=Outcome.PASSED, duration=time.monotonic() - began), None
+        return _ended_by(error, when, _now() - began), error
+    return Phase(when=when, outcome=Outcome.PASSED, duration=_now() - began), None
 
 
 def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
     """The phase that an exception ended."""
-    skip = _skip_of(error)
+    skip = None if when == "teardown" else _skip_of(error)
     if skip is not None:
         kind, code, reason = skip
         return Phase(
@@ -226,12 +219,3 @@ def _outcome(error: BaseException, when: str) -> Outcome:
     if isinstance(error, pytest.xfail.Exception):
         return Outcome.XFAILED
     return Outcome.FAILED if when == "call" else Outcome.ERRORED
-
-
-def _as_expected(phase: Phase) -> Phase:
-    match phase.outcome:
-        case Outcome.FAILED:
-            return replace(phase, outcome=Outcome.XFAILED)
-        case Outcome.PASSED if phase.when == "call":
-            return replace(phase, outcome=Outcome.XPASSED)
-    return phase

@@ -4,23 +4,21 @@ It waits for its leader, for its ranks and for the end of the job all at once. W
 over, it ends its ranks and itself.
 """
 
-import gc
-import os
 import selectors
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
 from allranks.harness.channel import command_of
-from allranks.harness.events import EventLog
+from allranks.harness.forks import ForkServerError
 from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look
-from allranks.harness.gangs.gang import HangupError
 from allranks.harness.gangs.output import Output
+from allranks.harness.job_end import HangupError, JobEnd
 from allranks.harness.nodes.node import Node, Orders
 from allranks.harness.nodes.roll import Roll
 from allranks.harness.nodes.wire import Message, Wire, WireError
 from allranks.harness.phases import shorten
-from allranks.harness.signals import held_back, let_through
+from allranks.records import told
 
 _SENT = 16_000
 """Characters of a text that the leader is sent: all of it is in files of this node."""
@@ -32,39 +30,38 @@ class Follower:
     Args:
         wire: The connection to the leader, which has proven itself.
         silence: Seconds that the leader may take to read what it is sent.
-        journal: Where this agent's events go.
     """
 
-    def __init__(self, wire: Wire, silence: float, journal: EventLog) -> None:
+    def __init__(self, wire: Wire, silence: float) -> None:
         self._wire = wire
         self._silence = silence
-        self._journal = journal
 
     def report(self, roll: Roll) -> None:
         """Tell the leader what has been collected."""
         with suppress(WireError):  # the end of the connection says the same
             self._say({"roll": roll.as_message()})
 
-    def serve(self, node: Node, stdin: int) -> None:
+    def serve(self, node: Node, end: JobEnd) -> None:
         """Do what the leader says until it says no more.
 
         Args:
             node: Starts ranks on this node.
-            stdin: Descriptor whose end-of-file means that the job is over.
+            end: When the job is over.
 
         Raises:
             HangupError: The job was ended from outside, or its leader is gone.
         """
-        gc.freeze()
-        service = _Service(self._wire, node, self._silence, stdin)
+        service = _Service(self._wire, node, self._silence, end)
         try:
-            with held_back():
-                service.run()
+            service.run()
         except WireError as error:
-            self._journal.write("leader_lost", message=f"the leading agent {error}")
+            # The leader's own journal says more of it than this one could.
             raise HangupError from error
         except HangupError:
             self._say_last("was told to stop")
+            raise
+        except ForkServerError as error:
+            self._say_last(f"could not go on: the process that has imported the suite {error}")
             raise
         except Exception as error:
             self._say_last(f"could not go on: {type(error).__name__}: {error}")
@@ -85,15 +82,15 @@ class _Service:
         wire: The connection to the leader.
         node: Starts ranks here.
         silence: Seconds that the leader may take to read what it is sent.
-        stdin: Descriptor whose end-of-file means that the job is over.
+        end: When the job is over.
     """
 
-    def __init__(self, wire: Wire, node: Node, silence: float, stdin: int) -> None:
+    def __init__(self, wire: Wire, node: Node, silence: float, end: JobEnd) -> None:
         self._wire = wire
         self._node = node
         self._silence = silence
         self._crew: Crew | None = None
-        self._stdin = stdin
+        self._end = end
         self._is_over = False
         self._selector = self._fresh_selector()
 
@@ -115,20 +112,17 @@ class _Service:
     def _fresh_selector(self) -> selectors.BaseSelector:
         """One for each crew, which closes its descriptors without a word to its selector."""
         selector = selectors.DefaultSelector()
-        looks: dict[int, Look] = {self._wire.fileno(): self._look_at_leader, self._stdin: self._look_at_stdin}
+        looks: dict[int, Look] = {self._wire.fileno(): self._look_at_leader, self._end.fileno(): self._look_at_end}
         for descriptor, look in looks.items():
             selector.register(descriptor, selectors.EVENT_READ, look)
         return selector
 
-    def _look_at_stdin(self) -> Sequence[Happening]:
-        if not os.read(self._stdin, 4096):
-            raise HangupError
-        return ()
+    def _look_at_end(self) -> Sequence[Happening]:
+        raise HangupError
 
     def _turn(self) -> None:
         """Wait, and pass on what has happened; the leader is heard last, because it may have the ranks put away."""
-        with let_through():
-            ready = self._selector.select()
+        ready = self._selector.select()
         looks: list[Look] = [key.data for key, _ in sorted(ready, key=lambda each: each[0].fd == self._wire.fileno())]
         for look in looks:
             for happening in look():
@@ -171,13 +165,11 @@ class _Service:
                 crew.signal(said["ranks"], said["number"])
             case "kill":
                 crew.kill(said["ranks"])
-            case "record":
-                crew.record(said["rank"], said["event"], said["fields"])
             case "find":
                 found = crew.find(said["ranks"])
                 self._answer({str(rank): _short(asdict(stuck)) for rank, stuck in found.items()})
             case "put_output_away":
-                outputs = crew.put_output_away(said["title"], said["keep"])
+                outputs = crew.put_output_away(said["title"])
                 self._answer({str(rank): _short(asdict(output)) for rank, output in outputs.items()})
             case "close":
                 self._answer({"left": [asdict(process) for process in self._disband(crew)]})
@@ -205,7 +197,7 @@ class _Service:
 
 def _told(happening: Happening) -> Message:
     if not isinstance(happening, Gone):
-        return {"rank": happening.rank, "report": asdict(happening.report)}
+        return {"rank": happening.rank, "report": told(happening.report), "has_strangers": happening.has_strangers}
     output = Output(stdout=_cut(happening.output.stdout), stderr=_cut(happening.output.stderr))
     return asdict(replace(happening, stacks=_cut(happening.stacks), output=output))
 

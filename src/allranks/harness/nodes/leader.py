@@ -3,7 +3,6 @@
 import selectors
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from allranks.harness.config import AgentConfig, TimeLimits, share_of
 from allranks.harness.nodes.gate import NodesError
@@ -45,16 +44,11 @@ class Leader:
             raise NodesError("\n".join(filter(None, differences)))
         return failures
 
-    def nodes(self, results: Path) -> list[RemoteNode]:
-        """The other nodes.
-
-        Args:
-            results: Where this agent's own files are.
-        """
+    def nodes(self) -> list[RemoteNode]:
+        """The other nodes."""
         config = self._config
         return [
-            RemoteNode(link, share_of(link.node, total=config.world_size, nodes=config.nodes), results)
-            for link in self._links
+            RemoteNode(link, share_of(link.node, total=config.world_size, nodes=config.nodes)) for link in self._links
         ]
 
     def dismiss(self) -> None:

@@ -11,16 +11,14 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 
 from allranks.harness.channel import End, Report, Run
-from allranks.harness.events import Event, rank_events, write_event
 from allranks.harness.gangs.crew import Gone, Happening, LeftBehind, Look, Said, Stuck
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.timer import Timer
 from allranks.harness.nodes.node import NodeLostError, Orders
 from allranks.harness.nodes.wire import Message, Wire, WireError
-from allranks.harness.outcome import Outcome
+from allranks.records import build, told
 
 _BEATS = 4
 """Signs of life that are asked for in the time that one may take."""
@@ -131,13 +129,11 @@ class RemoteNode:
     Args:
         link: The connection to it.
         ranks: The numbers of its ranks.
-        results: Where the leader's own files are.
     """
 
-    def __init__(self, link: Link, ranks: Sequence[int], results: Path) -> None:
+    def __init__(self, link: Link, ranks: Sequence[int]) -> None:
         self._link = link
         self._ranks = ranks
-        self._results = results
 
     def muster(self, orders: Orders) -> "RemoteCrew":
         """See :meth:`allranks.harness.nodes.node.Node.muster`.
@@ -151,7 +147,7 @@ class RemoteNode:
         if "error" in answer:
             msg = f"node {self._link.node} could not start its ranks: {answer['error']}"
             raise OSError(msg)
-        return RemoteCrew(self._link, dict(zip(self._ranks, answer["pids"], strict=True)), self._results)
+        return RemoteCrew(self._link, dict(zip(self._ranks, answer["pids"], strict=True)))
 
 
 class RemoteCrew:
@@ -160,13 +156,11 @@ class RemoteCrew:
     Args:
         link: The connection to that agent.
         pids: Process id of each rank, on its node.
-        results: Where the leader's own files are: what can be told to nobody else is written there.
     """
 
-    def __init__(self, link: Link, pids: Mapping[int, int], results: Path) -> None:
+    def __init__(self, link: Link, pids: Mapping[int, int]) -> None:
         self._link = link
         self._pids = pids
-        self._results = results
         self._alive = set(pids)
         self._selector: selectors.BaseSelector | None = None
 
@@ -209,7 +203,7 @@ class RemoteCrew:
 
     def send(self, command: Run | End) -> None:
         """See :meth:`allranks.harness.gangs.crew.Crew.send`."""
-        self._link.tell({"do": "send", "command": asdict(command)})
+        self._link.tell({"do": "send", "command": [type(command).__name__, told(command)]})
 
     def signal(self, ranks: Collection[int], number: int) -> None:
         """See :meth:`allranks.harness.gangs.crew.Crew.signal`."""
@@ -228,16 +222,9 @@ class RemoteCrew:
         found = self._link.ask({"do": "find", "ranks": list(ranks)}) or {}
         return {rank: Stuck(**found.get(str(rank), {})) for rank in ranks}
 
-    def record(self, rank: int, event: str, fields: Event) -> None:
-        """See :meth:`allranks.harness.gangs.crew.Crew.record`."""
-        self._link.tell({"do": "record", "rank": rank, "event": event, "fields": fields})
-        if self._link.lost:
-            write_event(rank_events(self._results, rank), event, **fields)
-
-    def put_output_away(self, title: str, keep: Collection[int]) -> Mapping[int, Output]:
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
         """See :meth:`allranks.harness.gangs.crew.Crew.put_output_away`; of long output the middle stays there."""
-        own = [rank for rank in self._pids if rank in keep]
-        outputs = self._link.ask({"do": "put_output_away", "title": title, "keep": own}) or {}
+        outputs = self._link.ask({"do": "put_output_away", "title": title}) or {}
         return {int(rank): Output(**output) for rank, output in outputs.items()}
 
     def close(self) -> Sequence[LeftBehind]:
@@ -253,6 +240,6 @@ def _happening(fields: Message) -> Happening:
     """What a follower has told, at the leader's time: of two clocks, one has to decide what came first."""
     rank, now = int(fields["rank"]), time.time()
     if "report" in fields:
-        report = fields["report"]
-        return Said(rank=rank, report=Report(**{**report, "outcome": Outcome(report["outcome"])}), at=now)
+        report = build(Report, fields["report"])
+        return Said(rank=rank, report=report, at=now, has_strangers=bool(fields.get("has_strangers")))
     return Gone(**{**fields, "at": now, "output": Output(**fields["output"])})

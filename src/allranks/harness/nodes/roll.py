@@ -1,10 +1,9 @@
 """What an agent has collected, and whether the agents of a job have collected the same."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Self
 
-from allranks.harness.events import Event
 from allranks.harness.nodes.wire import Message
 
 _NAMED = 3
@@ -44,29 +43,14 @@ class Roll:
 
     def as_message(self) -> Message:
         """It in JSON's types."""
-        return asdict(self)
+        failures = [Failure(nodeid=each.nodeid, text=each.text[-_TEXT_LIMIT:]) for each in self.failures]
+        return asdict(replace(self, failures=tuple(failures[:_MOST_FAILURES])))
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
         """What :meth:`as_message` has made."""
         failures = tuple(Failure(**failure) for failure in message["failures"])
         return cls(**{**message, "tests": tuple(message["tests"]), "failures": failures})
-
-
-def read_failures(journal: Iterable[Event]) -> tuple[Failure, ...]:
-    """What an agent's own journal says about what it could not do."""
-    return tuple(_failures(journal))[:_MOST_FAILURES]
-
-
-def _failures(journal: Iterable[Event]) -> Iterator[Failure]:
-    for event in journal:
-        if event["event"] == "collection_failed":
-            yield Failure(nodeid=event["nodeid"], text=event["text"][-_TEXT_LIMIT:])
-        elif event["event"] == "gpu_failed":
-            yield Failure(nodeid="", text=f"{event['name']} is sick: {event['message']}"[-_TEXT_LIMIT:])
-        elif event["event"] == "agent_failed":
-            text = "\n".join(filter(None, (event["message"], event.get("text", ""))))
-            yield Failure(nodeid="", text=text[-_TEXT_LIMIT:])
 
 
 def difference(leader: Roll, other: Roll, node: int) -> str:

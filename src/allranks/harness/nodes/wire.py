@@ -8,7 +8,6 @@ encrypted nor signed: the port belongs into a network that the nodes have for th
 
 import hmac
 import json
-import os
 import secrets
 import selectors
 import socket
@@ -56,10 +55,8 @@ class Wire:
         self.ended = ""
 
     def trust(self) -> None:
-        """Take longer messages: the other side has proven itself. Forks of this process do not get the connection."""
+        """Take longer messages: the other side has proven itself."""
         self._limit = FRAME_LIMIT
-        # A process that outlived a rank would keep it open, and its end would tell nobody that this process is dead.
-        os.register_at_fork(after_in_child=self._socket.close)
 
     def fileno(self) -> int:
         """The socket's descriptor, readable when something has come or nothing more will."""

@@ -1,13 +1,14 @@
-"""A rank: a fork of the agent that runs the tests it is told to, and writes down what became of each."""
+"""A rank: a fork of the fork server that runs the tests it is told to, and reports what became of each."""
 
 import os
 import random
 import sys
+import time
 import traceback
-import zlib
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -16,15 +17,16 @@ import torch
 from _pytest.capture import CaptureManager
 from torch import distributed
 
-from allranks.harness.channel import End, Report, Run, decode_command, send_report
+from allranks.harness.channel import End, RankEnd, Report, Run
 from allranks.harness.config import AgentConfig
-from allranks.harness.events import EventLog, rank_events
 from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.gangs.symptoms import is_symptom
 from allranks.harness.outcome import Outcome
-from allranks.harness.phases import Phase, is_good_subtest, overall, phase_of, shorten
+from allranks.harness.phases import Phase, overall, shorten
+from allranks.harness.ranks import leaving
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank_setup import live
+from allranks.harness.ranks.reports import is_good_subtest, phase_of
 from allranks.harness.ranks.terminal import silence_terminal
 from allranks.testing.skips.requirement import EnvironmentSkip
 from allranks.testing.skips.skipcodes import SkipCode
@@ -40,10 +42,9 @@ class Assignment:
         url: What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
         environment: Variables that the ranks need to meet.
         hardware_skip: Why no test of this cell can run on this host, with torch's skip code.
-        first_test: Node id of the first test: a process group that cannot be made is an error of this one.
         shared: Folder that all ranks of the gang see, and no other gang uses.
-        commands: File object that the agent's commands are read from.
-        reports: Descriptor that reports go to.
+        connection: Descriptor of the rank's end of its connection.
+        supervisor: Process id of the supervisor.
     """
 
     config: AgentConfig
@@ -53,24 +54,27 @@ class Assignment:
     url: str | None
     environment: Mapping[str, str]
     hardware_skip: tuple[SkipCode, str] | None
-    first_test: str
     results: Path
     shared: Path
-    commands: int
-    reports: int
+    connection: int
+    supervisor: int
+
+
+_now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
+"""A clock that no test changes: those that freeze time, or patch it, look for the functions of the module time."""
 
 
 def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
-    """Be a rank until the agent says that it is over. Never returns: the fork must not run the agent's code."""
+    """Be a rank until the supervisor says that it is over. Never returns: the fork must not run its parent's code."""
 
     def work() -> int:
-        _leave_capture_to_the_agent(session)
+        _leave_capture_to_the_supervisor(session)
         silence_terminal(session.config)
         _Rank(session, assignment).run()
         return 0
 
     stacks = assignment.results / f"rank-{assignment.rank}.stacks.txt"
-    live(work, stacks=stacks, environment=_rank_environment(assignment))
+    live(work, assignment.supervisor, stacks=stacks, environment=_rank_environment(assignment))
 
 
 def _rank_environment(assignment: Assignment) -> dict[str, str]:
@@ -85,8 +89,8 @@ def _rank_environment(assignment: Assignment) -> dict[str, str]:
     }
 
 
-def _leave_capture_to_the_agent(session: pytest.Session) -> None:
-    """Have pytest capture nothing but for ``capsys`` and ``capfd``: the agent reads all that this process prints."""
+def _leave_capture_to_the_supervisor(session: pytest.Session) -> None:
+    """Have pytest capture nothing but for ``capsys`` and ``capfd``: the supervisor reads all that is printed here."""
     manager = cast("CaptureManager | None", session.config.pluginmanager.get_plugin("capturemanager"))
     if manager is not None:
         # pytest reads it once, from the command line, and has no other way to change it.
@@ -99,40 +103,39 @@ class _Rank:
 
     def __init__(self, session: pytest.Session, assignment: Assignment) -> None:
         self._session = session
+        # A test may change the session's list; what is run goes by the one that was collected.
+        self._items = tuple(session.items)
         self._assignment = assignment
-        self._events = EventLog(rank_events(assignment.results, assignment.rank))
+        self._connection = RankEnd(assignment.connection)
+        self._pid = os.getpid()
+        self._nodeid = ""
         self._phases: list[Phase] = []
+        self._phase_began = _now()
         self._is_condemned = False
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
         self._group: distributed.ProcessGroup | None = None
         self._imports = ImportWatch()
         session.config.pluginmanager.register(self, "allranks-rank")
+        leaving.announce_to(self._connection)
 
     def run(self) -> None:
-        """Obey the agent's commands until the last."""
-        config = self._assignment.config
-        self._events.write(
-            "rank_started",
-            rank=self._assignment.rank,
-            world_size=config.world_size,
-            gang=self._assignment.gang,
-            pid=os.getpid(),
-        )
+        """Obey the supervisor's commands until the last."""
         self._report(self._join())
         self._group = distributed.group.WORLD
-        with os.fdopen(self._assignment.commands, "rb") as commands:
-            for line in commands:
-                command = decode_command(line)
-                if isinstance(command, End):
-                    self._report(replace(self._end(command), imported=self._imports.take()))
-                    if not command.is_condemned:
-                        commands.readline()
-                    return
-                self._report(self._run_test(command))
+        while (command := self._connection.command()) is not None:
+            if isinstance(command, End):
+                self._report(self._end(command))
+                if not command.is_condemned:
+                    self._connection.command()
+                return
+            self._report(self._run_test(command))
 
     def _report(self, report: Report) -> None:
-        send_report(self._assignment.reports, report)
+        self._connection.report(report)
+        if os.getpid() != self._pid:
+            # A process that the test has forked came back from it: the rank itself goes on, this one must not.
+            os._exit(0)
 
     def _join(self) -> Report:
         """Join the process group of the cell; trouble with that is an error of the gang's first test."""
@@ -142,7 +145,7 @@ class _Rank:
             init_process_group(self._assignment, self._assignment.url)
         except Exception as error:  # noqa: BLE001 - whatever torch raises here is the result
             phase = self._add_error("setup", "the process group could not be made", error)
-            return Report(outcome=phase.outcome, message=phase.message)
+            return Report(outcome=phase.outcome)
         return Report(outcome=Outcome.PASSED)
 
     def _leave(self) -> None:
@@ -157,55 +160,55 @@ class _Rank:
     def _add_error(self, when: str, what: str, error: Exception) -> Phase:
         message = f"{what}: {error}".splitlines()[0]
         text = "".join(traceback.format_exception(error))
-        phase = Phase(when=when, outcome=Outcome.ERRORED, duration=0.0, message=message, text=text)
-        self._add_phase(self._last.nodeid if self._last else self._assignment.first_test, phase, error)
+        phase = Phase(
+            when=when, outcome=Outcome.ERRORED, duration=0.0, message=shorten(message, 1000), text=shorten(text)
+        )
+        self._add_phase(phase, error)
         return phase
 
     def _run_test(self, command: Run) -> Report:
-        items = self._session.items
-        item = self._last = items[command.index]
-        following = None if command.following is None else items[command.following]
-        self._phases = []
-        seed = seed_of_test(self._assignment.config.seed, item.nodeid)
-        self._events.write(
-            "test_started",
-            nodeid=item.nodeid,
-            rank=self._assignment.rank,
-            world_size=self._assignment.config.world_size,
-            seed=seed,
-        )
-        os.environ["ALLRANKS_SEED"] = str(seed)
-        seed_everything(seed)
+        self._begin_step(command.nodeid)
+        item = self._items[command.index] if command.index < len(self._items) else None
+        if item is None or item.nodeid != command.nodeid:
+            self._add_phase(_changed(command.nodeid, item), None)
+            return self._conclude()
+        self._last = item
+        following = None if command.following is None else self._items[command.following]
+        os.environ["ALLRANKS_SEED"] = str(command.seed)
+        seed_everything(command.seed)
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
-            # pytest ends its session on these and reports nothing; a rank ends its session when the agent says so.
-            self._add_phase(item.nodeid, _broken_off(error), error)
+            # pytest ends its session on these and reports nothing; a rank ends its session when it is told to.
+            self._add_phase(_broken_off(error), error)
+        if not self._phases:
+            message = "pytest has reported nothing of this test: a plugin or a hook has kept it from running"
+            self._add_phase(Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message), None)
         flush_output()
-        return self._conclude(item)
+        return self._conclude()
 
-    def _conclude(self, item: pytest.Item) -> Report:
+    def _begin_step(self, nodeid: str) -> None:
+        self._nodeid, self._phases, self._phase_began = nodeid, [], _now()
+        leaving.now_running(nodeid)
+
+    def _conclude(self) -> Report:
         deciding = overall(self._phases)
-        self._events.write("test_finished", nodeid=item.nodeid, outcome=deciding.outcome)
         return Report(
+            nodeid=self._nodeid,
             outcome=deciding.outcome,
-            message=deciding.message,
             early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
             has_left_group=distributed.group.WORLD is not self._group,
         )
 
     def _end(self, command: End) -> Report:
         """Tear down what the gang's fixtures still hold, as teardown of the last test that ran, and leave the group."""
-        self._phases = []
+        self._begin_step("")
         self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
         self._leave()
         flush_output()
-        self._events.write("rank_finished", rank=self._assignment.rank)
-        if not self._phases:
-            return Report(outcome=Outcome.PASSED)
-        deciding = overall(self._phases)
-        return Report(outcome=deciding.outcome, message=deciding.message)
+        outcome = overall(self._phases).outcome if self._phases else Outcome.PASSED
+        return Report(outcome=outcome, imported=self._imports.take())
 
     def _tear_down_fixtures(self) -> None:
         """After a test that was not known to be the gang's last, fixtures of wider scope are still set up."""
@@ -218,17 +221,15 @@ class _Rank:
             self._errors["teardown"] = call.excinfo.value
             self.pytest_runtest_logreport(report)
 
-    def _add_phase(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
-        """Write a phase down; the first bad one of a step is reported at once, because peers may be waiting."""
-        is_first_bad = phase.outcome.is_bad and not any(earlier.outcome.is_bad for earlier in self._phases)
+    def _add_phase(self, phase: Phase, error: BaseException | None) -> None:
+        """Report a phase at once: peers may be waiting for a rank that has gone wrong."""
         self._phases.append(phase)
-        late = {"late": True} if self._is_condemned else {}
-        self._events.write("phase", nodeid=nodeid, rank=self._assignment.rank, **phase.fields(), **late)
-        if is_first_bad:
+        self._phase_began = _now()
+        if phase.outcome.is_bad:
             flush_output()
-            self._report(
-                Report(outcome=phase.outcome, message=phase.message, is_symptom=is_symptom(error), is_final=False)
-            )
+        self._connection.report(
+            Report(nodeid=self._nodeid, outcome=phase.outcome, phase=phase, is_symptom=is_symptom(error))
+        )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -253,7 +254,13 @@ class _Rank:
             # The test that it is a part of has a report of its own.
             return
         error = self._errors.pop(report.when, None)
-        self._add_phase(report.nodeid, phase_of(report, error), error)
+        self._add_phase(phase_of(report, error, _now() - self._phase_began), error)
+
+
+def _changed(nodeid: str, item: pytest.Item | None) -> Phase:
+    there = "no test" if item is None else f"the test {item.nodeid!r}"
+    message = f"the suite has changed what was collected: there is {there} in the place of {nodeid!r}"
+    return Phase(when="setup", outcome=Outcome.ERRORED, duration=0.0, message=shorten(message, 1000))
 
 
 def _broken_off(error: BaseException) -> Phase:
@@ -275,11 +282,6 @@ def init_process_group(assignment: Assignment, url: str) -> None:
         world_size=config.world_size,
         timeout=timedelta(seconds=config.limits.process_group),
     )
-
-
-def seed_of_test(seed: int, nodeid: str) -> int:
-    """The seed of one test in a job, the same on all ranks and in every run."""
-    return zlib.crc32(os.fsencode(nodeid), seed & 0xFFFFFFFF)
 
 
 def seed_everything(seed: int) -> None:

@@ -5,32 +5,37 @@ import gc
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from allranks.harness import kernel
+from allranks.harness.ranks import leaving
 from allranks.harness.ranks.printing import print_at_once
-from allranks.harness.signals import ENDING
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
 
+ADOPTION_PATIENCE = 5.0
+"""Seconds for the process that has forked a rank to end: the rank is its grandparent's child then."""
 
-def live(work: Callable[[], int], *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
+
+def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
     """Be a process of its own until `work` is done. Never returns: the fork must not run its parent's code.
 
     The process leads a session, dies with its parent, and prints without buffers.
 
     Args:
         work: What it does; returns the exit status.
+        parent: Process id of its parent, which may still have to become that.
         stacks: The file that gets its stacks, on request and on a fatal signal.
         environment: Variables to set.
     """
     status = 1
     try:
         os.setsid()
-        kernel.die_with_parent()
-        kernel.allow_tracing(os.getppid())
+        _die_with(parent)
+        kernel.allow_tracing(parent)
         _before = print_at_once()
         _set_up(stacks, environment)
         status = work()
@@ -49,16 +54,26 @@ def leave(status: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(status)
+        leaving.leave(status)
+
+
+def _die_with(parent: int) -> None:
+    """Die when the parent does; whoever has forked this process in its place ends first, and must not count."""
+    deadline = time.monotonic() + ADOPTION_PATIENCE
+    while os.getppid() != parent and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    kernel.die_with_parent()
+    if os.getppid() != parent:
+        # It is gone already.
+        os._exit(1)
 
 
 def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGIO, signal.SIGALRM):
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     file = stacks.open("a", encoding="utf-8")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     # Standard error is a pipe with room for little, and the stacks are wanted apart.

@@ -4,12 +4,13 @@ import unittest
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from allranks.harness.channel import End
 from allranks.harness.gangs.arrival import Step
 from allranks.harness.launchers.launch import Launch, LaunchTerms, Surroundings
-from allranks.harness.launchers.launched_rank import LaunchedRank, RankTerms
+from allranks.harness.launchers.launched_rank import LaunchedRank
 from allranks.testing.processes.meeting_file import meeting_file
 from allranks.testing.processes.result import raise_for
 
@@ -76,24 +77,19 @@ class KeptRanks:
 
     def _raise_for(self, step: Step, terms: LaunchTerms) -> None:
         __tracebackhide__ = True
-        raise_for(step, results=self._workplace.results, nodeid=terms.nodeid, may_disagree=terms.may_disagree)
+        raise_for(step, may_disagree=terms.may_disagree)
 
     def _live(self, first: unittest.TestCase, launched: LaunchedRank) -> int:
         """What a fork does: make the process group, run tests as it is told to, and leave; returns the exit status."""
-        terms = self._surroundings.rank_terms(first)
-        if not launched.start(terms, lambda: self._life.join(launched, self.file)):
+        if not launched.start(lambda: self._life.join(launched, self.file)):
             return 1
         for command in launched.commands():
             if isinstance(command, End):
-                launched.end(terms, self._life.leave)
+                launched.end(self._life.leave)
                 return 0
-            terms = self._run_in_rank(type(first)(self._names[command.index]), launched)
+            case = type(first)(self._names[command.index])
+            launched.run(self._surroundings.rank_terms(case), partial(self._life.run, case, launched))
         return 1
-
-    def _run_in_rank(self, case: unittest.TestCase, launched: LaunchedRank) -> RankTerms:
-        terms = self._surroundings.rank_terms(case)
-        launched.run(terms, lambda: self._life.run(case, launched))
-        return terms
 
 
 def kept_by(cls: type[unittest.TestCase]) -> KeptRanks | None:

@@ -72,7 +72,7 @@ class OwnRanks:
         __tracebackhide__ = True
         terms = self._terms
         step = self.launch.wait(ends.excuse)
-        raise_for(step, results=self._workplace.results, nodeid=terms.nodeid, may_disagree=terms.may_disagree)
+        raise_for(step, may_disagree=terms.may_disagree)
         if ends.of_rank_0 and ends.of_rank_0 != self.launch.excused_status(0):
             self._case.fail(f"rank 0 was to end with exit status {ends.of_rank_0}, and its test ended without that")
 

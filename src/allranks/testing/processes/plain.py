@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TextIO
 
 from allranks.harness.config import TimeLimits
-from allranks.harness.events import JOURNAL, EventLog
 from allranks.harness.gangs.output import Output
 from allranks.harness.launchers.launch import LaunchTerms, Workplace
 from allranks.harness.launchers.launched_rank import RankTerms
+from allranks.records import Record
 from allranks.testing.threads.case import default_timeout
 
 PROCESS_GROUP_LIMIT = 60.0
@@ -42,9 +42,7 @@ class PlainSurroundings:
         limit = default_timeout()
         limits = TimeLimits(process_group=PROCESS_GROUP_LIMIT, test=limit, job=limit, peer_grace=self._peer_grace)
         with tempfile.TemporaryDirectory(prefix="allranks-ranks-", ignore_cleanup_errors=True) as folder:
-            journal = EventLog(Path(folder) / JOURNAL)
-            yield Workplace(results=Path(folder), journal=journal, limits=limits, show=_print)
-            journal.close()
+            yield Workplace(results=Path(folder), journal=_Unread(), limits=limits, show=_print)
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
         """See :class:`allranks.harness.launchers.launch.Surroundings`."""
@@ -53,6 +51,13 @@ class PlainSurroundings:
     def rank_terms(self, case: unittest.TestCase) -> RankTerms:
         """See :class:`allranks.harness.launchers.launch.Surroundings`."""
         return RankTerms(nodeid=case.id(), seed=zlib.crc32(case.id().encode("utf-8", "surrogatepass")))
+
+
+class _Unread:
+    """Takes records that nobody reads: what the ranks came to is raised in the launching process."""
+
+    def write(self, record: Record) -> None:
+        """See :class:`allranks.harness.gangs.ends.Journal`."""
 
 
 def _time_limit(case: unittest.TestCase) -> float | None:

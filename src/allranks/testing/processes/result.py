@@ -2,13 +2,12 @@
 
 import unittest
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from allranks.harness.gangs.arrival import Arrival, Step
 from allranks.harness.outcome import Outcome
-from allranks.harness.rank_xml import rank_tests
+from allranks.harness.phases import overall
 
 OF_RANKS_ATTRIBUTE = "allranks_of_ranks"
 """An exception with a true attribute of this name says in the launching process what ranks have said already."""
@@ -32,13 +31,11 @@ class RankSkip(unittest.SkipTest):
     allranks_of_ranks = True
 
 
-def raise_for(step: Step, *, results: Path, nodeid: str, may_disagree: bool) -> None:
+def raise_for(step: Step, *, may_disagree: bool) -> None:
     """Raise what a step of the ranks means for the test; nothing where all ranks passed.
 
     Args:
         step: What arrived from the ranks.
-        results: Folder of their files.
-        nodeid: The test.
         may_disagree: Some ranks may skip while others pass.
 
     Raises:
@@ -48,20 +45,20 @@ def raise_for(step: Step, *, results: Path, nodeid: str, may_disagree: bool) -> 
     """
     __tracebackhide__ = True
     if step.leader is not None:
-        raise RankFailureError("\n".join(_account(step, step.leader, results, nodeid)))
+        raise RankFailureError("\n".join(_account(step, step.leader)))
     outcomes = {arrival.outcome for arrival in step.arrivals}
     if outcomes == {Outcome.XFAILED}:
         pytest.xfail(step.arrivals[0].message)
     skipped = [arrival for arrival in step.arrivals if arrival.outcome is Outcome.SKIPPED]
     if skipped and len(skipped) == len(step.arrivals):
-        raise RankSkip(_reason(skipped[0], results, nodeid))
+        raise RankSkip(skipped[0].message)
     if skipped and not may_disagree:
         raise RankFailureError(_disagreement(step.arrivals))
 
 
-def _account(step: Step, leader: Arrival, results: Path, nodeid: str) -> Iterator[str]:
+def _account(step: Step, leader: Arrival) -> Iterator[str]:
     yield _headline(leader)
-    yield from (f"    {line}" for line in _text(leader, results, nodeid).splitlines())
+    yield from (f"    {line}" for line in _text(leader, step).splitlines())
     for arrival in sorted(step.arrivals, key=lambda each: each.rank):
         if arrival is not leader and arrival.rank != leader.rank:
             yield _headline(arrival)
@@ -78,11 +75,12 @@ def _headline(arrival: Arrival) -> str:
     return f"{name} {arrival.outcome.replace('_', ' ')}{after}{said}"
 
 
-def _text(arrival: Arrival, results: Path, nodeid: str) -> str:
+def _text(arrival: Arrival, step: Step) -> str:
     """A rank's traceback, or its stacks."""
     if arrival.observed:
         return "\n".join(_above_the_fork(arrival.text))
-    return str(_deciding(arrival, results, nodeid).get("text", ""))
+    phases = step.phases.get(arrival.rank, ())
+    return overall(phases).text if phases else arrival.text
 
 
 def _above_the_fork(stacks: str) -> Iterator[str]:
@@ -93,15 +91,6 @@ def _above_the_fork(stacks: str) -> Iterator[str]:
         is_below = is_frame and (is_below or any(part in line for part in _BELOW_THE_TEST))
         if not is_below and not line.startswith("Extension modules:"):
             yield line
-
-
-def _reason(arrival: Arrival, results: Path, nodeid: str) -> str:
-    return arrival.message or str(_deciding(arrival, results, nodeid).get("message", ""))
-
-
-def _deciding(arrival: Arrival, results: Path, nodeid: str) -> dict[str, object]:
-    tests = rank_tests(results, arrival.rank)
-    return next((test.deciding for test in tests if test.nodeid == nodeid), {})
 
 
 def _disagreement(arrivals: Sequence[Arrival]) -> str:

@@ -1,0 +1,193 @@
+"""The fork server: the one process of a job that imports torch, pytest and the suite, and forks ranks off itself.
+
+It starts no thread, never initialises CUDA and never runs a test itself, so its forks are clean. What the suite does
+to it when it is imported, its supervisor survives: it is started by exec, and is told to do nothing but to collect, to
+fork and to end. The ranks that it forks are adopted by the supervisor at once.
+"""
+
+import faulthandler
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from allranks.harness import kernel
+from allranks.harness.config import AgentConfig, Folders
+from allranks.harness.forks import STACKS
+from allranks.harness.gangs.rank_process import BeRank, fork_rank
+from allranks.harness.program import Asked, Mustered, Told, asked_by, line_of
+from allranks.harness.ranks import leaving
+from allranks.harness.stacks.stacks import STACKS_SIGNAL
+from allranks.records import AgentFailed, FailureKind, Imported, RecordError
+
+
+class Supervisor:
+    """The supervisor, as its fork server has it.
+
+    Args:
+        control: Socket by which things are told.
+        lines: What comes by it.
+        handover: Socket by which the descriptors of ranks come.
+        pid: Its process id.
+    """
+
+    def __init__(self, control: socket.socket, lines: BinaryIO, handover: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self._control = control
+        self._lines = lines
+        self._handover = handover
+
+    def write(self, told: Told) -> None:
+        """Tell something; a supervisor that is gone ends this process."""
+        self._control.sendall(line_of(told))
+
+    def asked(self) -> Asked:
+        """The next request, waited for; there is no return when the supervisor wants no more."""
+        line = self._lines.readline()
+        if not line:
+            leaving.leave(0)
+        return asked_by(line)
+
+    def muster(self, ranks: Iterable[int], be_rank: BeRank) -> None:
+        """Fork ranks with the descriptors that have come for them, and tell their process ids.
+
+        They are the children of a process of their own, which ends at once: so the supervisor becomes their parent.
+        """
+        ends: list[tuple[int, int, int]] = []
+        for _ in ranks:
+            _, descriptors, _, _ = socket.recv_fds(self._handover, 16, 3)
+            ends.append((descriptors[0], descriptors[1], descriptors[2]))
+        reading, writing = os.pipe()
+        between = os.fork()
+        if between == 0:
+            own = (self._control.fileno(), self._handover.fileno(), reading, writing)
+            _fork_all(ranks, ends, be_rank, own)
+        os.close(writing)
+        for descriptor in (descriptor for each in ends for descriptor in each):
+            os.close(descriptor)
+        with os.fdopen(reading, "rb") as answer:
+            said = answer.read()
+        # The suite may have had children reaped by somebody else.
+        with suppress(ChildProcessError):
+            os.waitpid(between, 0)
+        pids = json.loads(said) if said else "the process that forks them ended"
+        self.write(Mustered(error=pids) if isinstance(pids, str) else Mustered(pids=tuple(pids)))
+
+
+def _fork_all(
+    ranks: Iterable[int], ends: list[tuple[int, int, int]], be_rank: BeRank, own: tuple[int, ...]
+) -> NoReturn:
+    """Fork ranks, write their process ids, and end."""
+    pids: list[int] = []
+    try:
+        for number, mine in zip(ranks, ends, strict=True):
+            others = [*own, *(descriptor for each in ends if each is not mine for descriptor in each)]
+            pids.append(fork_rank(number, mine, be_rank, others))
+        kernel.write_all(own[-1], json.dumps(pids).encode())
+    except OSError as error:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        kernel.write_all(own[-1], json.dumps(str(error)).encode())
+    finally:
+        os._exit(0)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Serve a supervisor.
+
+    Args:
+        arguments: Descriptors of the two sockets. On the first comes what this is about, in JSON: the supervisor's
+            process id, the config, and the folders.
+    """
+    control, handover = (socket.socket(fileno=int(number)) for number in arguments)
+    lines = control.makefile("rb")
+    said = json.loads(lines.readline() or b"{}")
+    kernel.die_with_parent()
+    if os.getppid() != said.get("supervisor"):
+        os._exit(1)
+    folders = Folders(**{name: Path(path) for name, path in said["folders"].items()})
+    with suppress(OSError):
+        stacks = (folders.results / STACKS).open("a", encoding="utf-8")
+        faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+        faulthandler.enable(file=stacks, all_threads=True)
+    # What is imported and collected here lives as long as the job: looking for garbage in it would only
+    # cost time and, in the forks, memory. Ranks turn the collector on again.
+    gc.disable()
+    leaving.watch_exits()
+    supervisor = Supervisor(control, lines, handover, said["supervisor"])
+    status = 1
+    try:
+        status = serve(AgentConfig.parse(said["config"]), folders, supervisor)
+    except BrokenPipeError:
+        pass
+    except BaseException as error:  # noqa: BLE001 - the last frame of this process: there is nobody left to raise to
+        _report(supervisor, error)
+    with suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Ending torch's interpreter politely costs a tenth of a second and can hang; all is told.
+    leaving.leave(status)
+
+
+def _report(supervisor: Supervisor, error: BaseException) -> None:
+    text = traceback.format_exc()
+    with suppress(OSError):
+        if isinstance(error, ImportError) and error.name:
+            message = f"the Python of this job cannot import {error.name}: {error}"
+            supervisor.write(AgentFailed(message=message, kind=FailureKind.CANNOT_IMPORT))
+        elif isinstance(error, RecordError):
+            supervisor.write(AgentFailed(message=f"what the supervisor asked for {error}", text=text))
+        else:
+            supervisor.write(AgentFailed(message="the fork server broke down", text=text))
+
+
+def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
+    """Import torch, collect the suite, and fork ranks as long as the supervisor asks; the exit status."""
+    version = _import_torch(supervisor)
+    if not is_torch_of(config.torch, version):
+        message = f"the cell stands for torch {config.torch}, and the Python of this job has torch {version}"
+        supervisor.write(AgentFailed(message=message, kind=FailureKind.OTHER_TORCH))
+        return 1
+    if config.check_gpus:
+        from allranks.harness.gpu_check import check_gpus  # noqa: PLC0415 - needs torch
+
+        if not check_gpus(config.check_gpus, config.gpu_device, config.limits.gpu_check, supervisor):
+            return 1
+    from allranks.harness.collection.session import run_session  # noqa: PLC0415 - needs torch and pytest
+
+    ended = run_session(config, folders, supervisor)
+    if ended is not None:
+        supervisor.write(ended)
+    return 0
+
+
+def _import_torch(supervisor: Supervisor) -> str:
+    began = time.time()
+    import torch  # noqa: PLC0415 - imported here, and first, so that the record has its time
+
+    supervisor.write(Imported(seconds=round(time.time() - began, 6), torch=str(torch.__version__)))
+    return str(torch.__version__)
+
+
+def is_torch_of(wanted: str, found: str) -> bool:
+    """Whether an installed torch is what a cell stands for: ``2.13`` is ``2.13.0+cpu`` too, and nothing is any."""
+    public = found if "+" in wanted else found.partition("+")[0]
+    return not wanted or _without_zeros(public) == _without_zeros(wanted)
+
+
+def _without_zeros(version: str) -> str:
+    while version.endswith(".0"):
+        version = version.removesuffix(".0")
+    return version
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,383 @@
+"""The supervisor's side of its fork server: it starts it, hears what it collects, and has it fork ranks."""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from allranks.harness import kernel
+from allranks.harness.channel import receive
+from allranks.harness.config import AgentConfig, Folders
+from allranks.harness.gangs.crew import LocalCrew, stack_files
+from allranks.harness.gangs.rank_process import Echo, Ends, RankProcess, open_ends
+from allranks.harness.job_end import JobEnd
+from allranks.harness.launchers.driver_account import DRIVER, driver_folder
+from allranks.harness.nodes.node import Orders
+from allranks.harness.program import LINE_LIMIT, Asked, Finish, Muster, Mustered, SessionEnded, Told, line_of, told_by
+from allranks.harness.stacks.flight_recorder import FlightRecorder
+from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
+from allranks.records import Imported, Record, RecordError
+
+MUSTER_PATIENCE = 60.0
+"""Seconds for ranks to be forked: hooks of the suite may run in that, and hang."""
+
+SESSION_END_PATIENCE = 20.0
+"""Seconds for pytest to end its session: hooks of the suite run in that, too."""
+
+_PIECE = 1 << 20
+_LOOK_AGAIN = 0.5
+STACKS = "stacks-agent.txt"
+"""The file in the results folder that gets the stacks of a fork server."""
+
+
+class ForkServerError(Exception):
+    """The fork server is gone, does not answer, or makes no sense; the message says which, and what is known of it."""
+
+
+class ForkServer:
+    """A fork server, from its start to its end; any thread may ask it.
+
+    Args:
+        config: The job.
+        folders: Its folders.
+        environment: Variables of the process.
+        log: Descriptor that gets what it prints.
+
+    Attributes:
+        torch: Version, as soon as it has told.
+    """
+
+    def __init__(self, config: AgentConfig, folders: Folders, environment: Mapping[str, str], log: int) -> None:
+        self.torch = ""
+        self._folders = folders
+        self._stacks = StackFile(folders.results / STACKS)
+        self._control, control = socket.socketpair()
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._handover, handover = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with control, handover:
+            self.pid = start_process((control, handover), environment, log)
+        self._pidfd = os.pidfd_open(self.pid)
+        self._lines: deque[bytes] = deque()
+        self._rest = bytearray()
+        self._status: int | None = None
+        self._lock = threading.Lock()
+        with suppress(OSError):  # its end says the same
+            self._control.sendall(_request(config, folders).encode() + b"\n")
+
+    def told(self, end: JobEnd, patience: float | None = None) -> Iterator[Told]:
+        """What it tells, as it comes, until it ends.
+
+        Args:
+            end: When the job is over.
+            patience: Seconds for all of it; None for as long as the job has.
+
+        Raises:
+            ForkServerError: It makes no sense, or the time is up.
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        deadline = None if patience is None else time.monotonic() + patience
+        while True:
+            while self._lines:
+                told = self._parsed(self._lines.popleft())
+                if isinstance(told, Imported):
+                    self.torch = told.torch
+                yield told
+            if not self._fill(end, deadline):
+                return
+
+    def _take(self, data: bytes) -> None:
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._lines.extend(lines)
+            self._rest = bytearray(rest)
+        else:
+            self._rest += rest
+        if len(self._rest) > LINE_LIMIT:
+            msg = f"tells a line of more than {LINE_LIMIT} bytes"
+            raise ForkServerError(msg)
+
+    def _parsed(self, line: bytes) -> Told:
+        try:
+            return told_by(line)
+        except RecordError as error:
+            msg = f"tells a line that {error}"
+            raise ForkServerError(msg) from error
+
+    def _fill(self, end: JobEnd, deadline: float | None) -> bool:
+        """Take in what has come, waited for; False where nothing more will."""
+        while True:
+            end.check()
+            left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+            if left < 0:
+                msg = f"does not answer{self.whereabouts()}"
+                raise ForkServerError(msg)
+            with selectors.DefaultSelector() as selector:
+                for source in (self._control, end):
+                    selector.register(source, selectors.EVENT_READ)
+                selector.register(self._pidfd, selectors.EVENT_READ)
+                ready = {key.fd for key, _ in selector.select(min(left, end.remaining()))}
+            if self._control.fileno() in ready:
+                data, sender = receive(self._control, _PIECE)
+                # What the suite has forked when it was imported may have the connection, too.
+                self._take(data if sender == self.pid else b"")
+                return bool(data)
+            if self._pidfd in ready:
+                # Whatever it has started may hold the connection open.
+                return False
+
+    def muster(self, muster: Muster, ends: Sequence[Ends], end: JobEnd) -> list[RankProcess]:
+        """Have ranks forked; they have these ends then.
+
+        Raises:
+            OSError: The system has no process left; none of the ranks is left either.
+            ForkServerError: The fork server is gone, or does not answer.
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        with self._lock:
+            self._ask(muster)
+            for each in ends:
+                with self._as_gone():
+                    socket.send_fds(self._handover, [b"."], each.theirs)
+            answer = self._answer(end)
+        if answer.error or len(answer.pids) != len(ends):
+            raise OSError(answer.error or "the fork server tells of other ranks than it was asked for")
+        return [each.process(pid) for each, pid in zip(ends, answer.pids, strict=True)]
+
+    def _answer(self, end: JobEnd) -> Mustered:
+        for told in self.told(end, MUSTER_PATIENCE):
+            if isinstance(told, Mustered):
+                return told
+        raise ForkServerError(self.ended())
+
+    def _ask(self, asked: Asked) -> None:
+        with self._as_gone():
+            self._control.settimeout(MUSTER_PATIENCE)
+            self._control.sendall(line_of(asked))
+
+    def _as_gone(self) -> "_Gone":
+        return _Gone(self)
+
+    def finish(self, finish: Finish, end: JobEnd) -> tuple[list[Record], SessionEnded]:
+        """Have pytest end its session; what its hooks had to say, and how that ended.
+
+        Raises:
+            ForkServerError: It has not ended it.
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        self._ask(finish)
+        said: list[Record] = []
+        for told in self.told(end, SESSION_END_PATIENCE):
+            if isinstance(told, SessionEnded):
+                return said, told
+            if isinstance(told, Record):
+                said.append(told)
+        raise ForkServerError(self.ended())
+
+    def ended(self) -> str:
+        """How it has ended, in words, as in "was killed by SIGSEGV"; it is killed where it has not."""
+        status = self.close()
+        if status is None:
+            return "does not end"
+        if status < 0:
+            where = innermost(self._stacks.added())
+            return f"was killed by {_signal_name(-status)}{f'; it was in {where}' if where else ''}"
+        return f"ended with exit status {status}"
+
+    def whereabouts(self) -> str:
+        """Where it stands, in words, as in "; it is in file:line in name"; empty where that cannot be told."""
+        with suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, STACKS_SIGNAL)
+            where = innermost(wait_for_stacks({0: self._stacks}).get(0, ""))
+            return f"; it is in {where}" if where else ""
+        return ""
+
+    def close(self) -> int | None:
+        """See to it that it has ended; its exit status, None where that cannot be had. Idempotent."""
+        if self._status is None:
+            if not kernel.is_readable(self._pidfd, _LOOK_AGAIN):
+                with suppress(OSError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                kernel.is_readable(self._pidfd, MUSTER_PATIENCE)
+            self._status = kernel.reap(self.pid, 2.0)
+        return self._status
+
+    def kill(self) -> None:
+        """End it at once."""
+        with suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.close()
+
+
+class _Gone:
+    """Has what goes wrong with the connection mean that the fork server is gone."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise ForkServerError(self._server.ended()) from error
+
+
+def _request(config: AgentConfig, folders: Folders) -> str:
+    return json.dumps(
+        {
+            "supervisor": os.getpid(),
+            "config": config.without_secrets().to_json(),
+            "folders": {name: str(path) for name, path in vars(folders).items()},
+        }
+    )
+
+
+def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, str], log: int) -> int:
+    """Start a fork server by exec; its process id."""
+    numbers = [each.fileno() for each in sockets]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "allranks.harness.fork_server", *map(str, numbers)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=dict(environment),
+        pass_fds=numbers,
+    )
+    # Nobody but this module waits for it.
+    process.returncode = 0
+    return process.pid
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class Family:
+    """The children of the supervisor that no rank has left behind: its fork server, and the ranks of living gangs.
+
+    Args:
+        known: Process ids of children that are none of any gang's.
+    """
+
+    def __init__(self, *known: int) -> None:
+        self._known = frozenset(known)
+        self._ranks: dict[int, None] = {}
+        self._lock = threading.Lock()
+
+    def join(self, pids: Sequence[int]) -> None:
+        """These are ranks from now on."""
+        with self._lock:
+            self._ranks.update(dict.fromkeys(pids))
+
+    def left_by(self, pids: Collection[int]) -> set[int]:
+        """What these ranks, which have ended, left behind.
+
+        While other gangs live, that is what stayed in the sessions of these ranks: of a process that left them nobody
+        can tell whose it is, before all gangs have ended.
+        """
+        with self._lock:
+            for pid in pids:
+                self._ranks.pop(pid, None)
+            others = frozenset(self._ranks)
+        found = kernel.children() - self._known - others - frozenset(pids)
+        return {pid for pid in found if not others or kernel.session_of(pid) in pids}
+
+
+class LocalNode:
+    """Has this node's fork server start the ranks of gangs.
+
+    Args:
+        server: The fork server.
+        config: The job.
+        folders: Its folders.
+        family: The supervisor's children.
+        end: When the job is over.
+        echo: Gets each line that ranks print; None for nobody.
+        records_flights: Ranks have torch's flight recorder.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a node needs
+        self,
+        server: ForkServer,
+        config: AgentConfig,
+        folders: Folders,
+        *,
+        family: Family,
+        end: JobEnd,
+        echo: Echo | None,
+        records_flights: bool,
+    ) -> None:
+        self._server = server
+        self._config = config
+        self._folders = folders
+        self._family = family
+        self._end = end
+        self._echo = echo
+        self._records_flights = records_flights
+
+    def of_lane(self, results: Path) -> "LocalNode":
+        """The same node, for ranks whose files are in another folder."""
+        return LocalNode(
+            self._server,
+            self._config,
+            replace(self._folders, results=results),
+            family=self._family,
+            end=self._end,
+            echo=self._echo,
+            records_flights=self._records_flights,
+        )
+
+    def muster(self, orders: Orders) -> LocalCrew:
+        """See :meth:`allranks.harness.nodes.node.Node.muster`.
+
+        Raises:
+            ForkServerError: The fork server is gone, or does not answer.
+            HangupError: The job is to end.
+            JobLimitError: The job's time is up.
+        """
+        shared = self._folders.shared / f"gang-{orders.gang}"
+        shared.mkdir(exist_ok=True)
+        results, numbers, recorder = self._folders.results, [*self._config.local_ranks], None
+        if orders.launches:
+            results, numbers = driver_folder(self._folders.results), [DRIVER]
+            results.mkdir(exist_ok=True)
+        elif self._records_flights:
+            recorder = FlightRecorder(results=results, shared=shared, gang=orders.gang)
+        recording = recorder.environment(self._server.torch, os.environ) if recorder else {}
+        stacks = stack_files(results, numbers)
+        with ExitStack() as undo:
+            ends = [open_ends(number, None if orders.launches else self._echo, undo) for number in numbers]
+            ranks = self._server.muster(
+                Muster(
+                    ranks=tuple(numbers),
+                    gang=orders.gang,
+                    url=orders.url,
+                    environment=tuple("=".join(each) for each in ({**orders.environment, **recording}).items()),
+                    launches=orders.launches,
+                    preload=tuple(orders.preload),
+                    has_many_forks=orders.has_many_forks,
+                    results=str(self._folders.results),
+                ),
+                ends,
+                self._end,
+            )
+            undo.pop_all()
+        self._family.join([rank.pid for rank in ranks])
+        return LocalCrew(ranks, results, self._family.left_by, recorder, stacks=stacks, echo=self._echo)

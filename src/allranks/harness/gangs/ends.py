@@ -1,0 +1,148 @@
+"""What a step of a test came to on each rank, as records."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from allranks.harness.gangs.arrival import Arrival, Step
+from allranks.harness.gangs.output import Output
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.phases import Phase, overall, shorten
+from allranks.records import Passed, PhaseEnd, RankEnded, Record
+from allranks.testing.skips.skipcodes import sandcastle_reason
+
+
+class Journal(Protocol):
+    """Takes what there is to report."""
+
+    def write(self, record: Record) -> None:
+        """Report one thing, stamped with the time of day."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """What a step came to.
+
+    Attributes:
+        passed: Of the ranks that simply passed; None where there are none.
+        others: Of each other rank, in the order of their arrival.
+    """
+
+    passed: Passed | None
+    others: tuple[RankEnded, ...]
+
+    @property
+    def records(self) -> list[Passed | RankEnded]:
+        """All of it."""
+        return [*self.others, *([] if self.passed is None else [self.passed])]
+
+    @property
+    def outcomes(self) -> set[Outcome]:
+        """What ranks came to."""
+        return {each.outcome for each in self.others} | ({Outcome.PASSED} if self.passed else set())
+
+
+def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]) -> Ends:
+    """What a step came to.
+
+    Args:
+        step: What arrived.
+        nodeid: The test that it was a part of.
+        world_size: How many ranks the test has.
+        outputs: What each rank has printed.
+    """
+    told = [_skipped_in_words(arrival, outputs.get(arrival.rank, Output()).stderr) for arrival in step.arrivals]
+    final = {arrival.rank: arrival for arrival in told}
+    passed = [arrival for arrival in final.values() if arrival.outcome is Outcome.PASSED]
+    others = [
+        _ended(arrival, step.phases.get(arrival.rank, ()), nodeid, world_size, outputs.get(arrival.rank, Output()))
+        for arrival in final.values()
+        if arrival.outcome is not Outcome.PASSED
+    ]
+    return Ends(passed=_passed(passed, step, nodeid, world_size), others=tuple(others))
+
+
+def _passed(arrivals: Sequence[Arrival], step: Step, nodeid: str, world_size: int) -> Passed | None:
+    if not arrivals:
+        return None
+    return Passed(
+        nodeid=nodeid,
+        ranks=tuple(arrival.rank for arrival in arrivals),
+        arrived=tuple(round(arrival.at, 6) for arrival in arrivals),
+        seconds=tuple(round(_seconds(step.phases.get(arrival.rank, ())), 6) for arrival in arrivals),
+        world_size=world_size,
+    )
+
+
+def _seconds(phases: Iterable[Phase]) -> float:
+    return sum(phase.duration for phase in phases)
+
+
+def _ended(arrival: Arrival, phases: Sequence[Phase], nodeid: str, world_size: int, output: Output) -> RankEnded:
+    """One rank's end: what its phases say, unless the supervisor had to see it, and the rank had said nothing bad."""
+    deciding = overall(phases) if phases else None
+    if deciding is None or (arrival.observed and not deciding.outcome.is_bad) or arrival.outcome != deciding.outcome:
+        deciding = Phase(
+            when="",
+            outcome=arrival.outcome,
+            duration=0.0,
+            message=arrival.message,
+            text=arrival.text,
+            skip_kind=arrival.skip_kind,
+            skip_code=arrival.skip_code,
+        )
+    return RankEnded(
+        nodeid=nodeid,
+        rank=arrival.rank,
+        outcome=deciding.outcome,
+        world_size=world_size,
+        arrived=round(arrival.at, 6),
+        phases=tuple(
+            PhaseEnd(when=phase.when, outcome=phase.outcome, seconds=round(phase.duration, 6)) for phase in phases
+        ),
+        phase=deciding.when,
+        message=deciding.message,
+        text=shorten(deciding.text),
+        stdout=_told(output.stdout, phases, "stdout"),
+        stderr=_told(output.stderr, phases, "stderr"),
+        caused_by=arrival.caused_by,
+        consequence=arrival.consequence,
+        is_lost=arrival.is_lost,
+        skip_kind=deciding.skip_kind,
+        skip_code=deciding.skip_code,
+    )
+
+
+def _told(printed: str, phases: Sequence[Phase], name: str) -> str:
+    """What a rank printed; a phase has text of its own only where a plugin has put it there."""
+    sources = (printed, *(getattr(phase, name) for phase in reversed(phases)))
+    return shorten(next(filter(None, sources), ""))
+
+
+def failed_start(start: Step, first: Arrival) -> Step:
+    """A start that failed, as the outcome of the test that was to come: who had joined is aborted by who did not."""
+    return replace(start, arrivals=[_aborted_at_start(arrival, first) for arrival in start.arrivals])
+
+
+def _aborted_at_start(arrival: Arrival, first: Arrival) -> Arrival:
+    if arrival.outcome is not Outcome.PASSED:
+        return arrival
+    why = "skipped" if first.outcome is Outcome.SKIPPED else "did not join the process group"
+    return replace(
+        arrival,
+        outcome=Outcome.ABORTED,
+        message=f"aborted by rank {first.rank}, which {why}",
+        observed=True,
+        consequence=True,
+        caused_by=first.rank,
+    )
+
+
+def _skipped_in_words(arrival: Arrival, stderr: str) -> Arrival:
+    """An arrival, a skip where a rank that passed has said so on its standard error."""
+    reason = sandcastle_reason(stderr) if stderr and arrival.outcome is Outcome.PASSED else None
+    if reason is None:
+        return arrival
+    return replace(
+        arrival, outcome=Outcome.SKIPPED, message=reason, text=reason, skip_kind=SkipKind.ENVIRONMENT, observed=True
+    )

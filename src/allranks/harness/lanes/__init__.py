@@ -1,1 +1,0 @@
-"""Launcher tests that overlap: forks of the agent that each run some of them."""

@@ -1,0 +1,187 @@
+"""What a fork server tells its supervisor, besides records: what has been collected, and how its session ended."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from allranks.records import Record, RecordError, build, decode, encode, told
+
+LINE_LIMIT: Final = 256 << 20
+"""Bytes of one line: the names of a million tests."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How one test is run.
+
+    Attributes:
+        gang: Neighbouring tests with the same value share a gang.
+        has_process_group: Whether the gang joins the cell's process group first.
+        limit: Seconds from its release to the report of its last rank.
+        launches: The test starts its ranks itself, from a driver.
+        is_skipped: It is declared to be skipped, and will not begin.
+    """
+
+    gang: tuple[str, ...]
+    has_process_group: bool
+    limit: float
+    launches: bool = False
+    is_skipped: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedModule:
+    """A module that skipped itself when it was imported, with tests that nobody knows."""
+
+    nodeid: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What is to be run.
+
+    Attributes:
+        tests: Node ids, in their order.
+        terms: How each of them is run.
+        skipped: Modules that are skipped as a whole.
+        deselected: How many tests the user's selection has left out.
+        maxfail: The number of bad tests after which the job stops; 0 for none.
+        is_collected_only: None of them is to be run.
+        prints_at_once: What ranks print is to be shown while they do.
+        lacks: What the host lacks for the cell, in words: every test will be skipped; empty for nothing.
+        python: Version.
+    """
+
+    tests: tuple[str, ...] = ()
+    terms: tuple[Terms, ...] = ()
+    skipped: tuple[SkippedModule, ...] = ()
+    deselected: int = 0
+    maxfail: int = 0
+    is_collected_only: bool = False
+    prints_at_once: bool = False
+    lacks: str = ""
+    python: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mustered:
+    """Ranks have been forked, or could not be.
+
+    Attributes:
+        pids: Their process ids, in the order that was asked for.
+        error: Why there are none.
+    """
+
+    pids: tuple[int, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionEnded:
+    """pytest's session has ended.
+
+    Attributes:
+        status: pytest's exit status.
+        changed: With what a hook has replaced the status that pytest had; empty where none has.
+    """
+
+    status: int
+    changed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muster:
+    """A request to fork ranks; their descriptors follow.
+
+    Attributes:
+        ranks: Their numbers.
+        gang: Number of the gang in its job, from 1.
+        url: What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
+        environment: Variables that the ranks need, as ``NAME=value``.
+        launches: The one that is forked is a driver.
+        preload: Modules that ranks before these imported late.
+        has_many_forks: It pays to make forks cheaper, which takes the better part of a second.
+        results: The folder of the ranks' files.
+    """
+
+    ranks: tuple[int, ...]
+    gang: int
+    url: str | None = None
+    environment: tuple[str, ...] = ()
+    launches: bool = False
+    preload: tuple[str, ...] = ()
+    has_many_forks: bool = False
+    results: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What became of a test."""
+
+    nodeid: str
+    is_bad: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """All tests have run: pytest may end its session.
+
+    Attributes:
+        tests: What became of them.
+    """
+
+    tests: tuple[Settled, ...] = ()
+
+
+Told = Record | Program | Mustered | SessionEnded
+Asked = Muster | Finish
+_TOLD: Final[Mapping[str, type[Program | Mustered | SessionEnded]]] = {
+    kind.__name__: kind for kind in (Program, Mustered, SessionEnded)
+}
+_ASKED: Final[Mapping[str, type[Asked]]] = {kind.__name__: kind for kind in (Muster, Finish)}
+
+
+def line_of(message: Told | Asked) -> bytes:
+    """The line of a message, with its line feed."""
+    if isinstance(message, Record):
+        return encode(message) + b"\n"
+    return json.dumps([type(message).__name__, told(message)]).encode() + b"\n"
+
+
+def told_by(line: bytes) -> Told:
+    """What a fork server has told on a line.
+
+    Raises:
+        RecordError: It is nothing of this version.
+    """
+    found = _message(line)
+    kind = _TOLD.get(found[0]) if found else None
+    return decode(line) if found is None or kind is None else build(kind, found[1])
+
+
+def asked_by(line: bytes) -> Asked:
+    """What a supervisor has asked for on a line.
+
+    Raises:
+        RecordError: It is nothing of this version.
+    """
+    found = _message(line)
+    kind = _ASKED.get(found[0]) if found else None
+    if found is None or kind is None:
+        msg = "is no request"
+        raise RecordError(msg)
+    return build(kind, found[1])
+
+
+def _message(line: bytes) -> tuple[str, object] | None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        msg = "is no JSON"
+        raise RecordError(msg) from error
+    match value:
+        case [str(name), fields]:
+            return name, fields
+    return None

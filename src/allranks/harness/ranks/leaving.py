@@ -1,0 +1,49 @@
+"""A rank that ends its own process says so first: an exit status means a skip only where the test itself chose it.
+
+``os._exit`` is replaced before the suite is imported. In a rank, the main thread announces the status; what another
+thread, C code or a process that a test has forked ends with is announced by nobody.
+"""
+
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+from allranks.harness.channel import Leaving, RankEnd, Report
+
+_exit = os._exit
+
+
+@dataclass
+class _Rank:
+    connection: RankEnd | None = None
+    nodeid: str = ""
+    pid: int = 0
+
+
+_rank = _Rank()
+
+
+def watch_exits() -> None:
+    """Have ``os._exit`` announce the exit of a rank."""
+    os._exit = leave
+
+
+def announce_to(connection: RankEnd) -> None:
+    """Be a rank from here on."""
+    _rank.connection, _rank.pid = connection, os.getpid()
+
+
+def now_running(nodeid: str) -> None:
+    """The rank is in this test."""
+    _rank.nodeid = nodeid
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, as ``os._exit`` does."""
+    is_own = _rank.pid == os.getpid() and threading.current_thread() is threading.main_thread()
+    if _rank.connection is not None and is_own and isinstance(status, int):
+        with suppress(Exception):
+            _rank.connection.report(Report(nodeid=_rank.nodeid, leaving=Leaving(status=status)))
+    _exit(status)

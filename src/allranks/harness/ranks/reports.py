@@ -1,0 +1,94 @@
+"""From pytest's test reports to phases."""
+
+import pytest
+
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
+from allranks.harness.torch_cases.sandcastle import SandcastleReason
+from allranks.testing.skips import skipcodes
+from allranks.testing.skips.requirement import EnvironmentSkip
+
+
+def phase_of(report: pytest.TestReport, error: BaseException | None, seconds: float) -> Phase:
+    """What a report of pytest's says about one phase; one that makes no sense is an error of the test.
+
+    Args:
+        report: The report, as pytest and its plugins made it.
+        error: The exception that ended the phase, if one did.
+        seconds: How long the phase took, by a clock that no test has changed.
+    """
+    try:
+        return _phase_of(report, error, seconds)
+    except Exception as trouble:  # noqa: BLE001 - hooks of the suite have made the report
+        message = f"a hook has made a report that makes no sense: {type(trouble).__name__}: {trouble}"
+        return Phase(when="call", outcome=Outcome.ERRORED, duration=seconds, message=shorten(message, MESSAGE_LIMIT))
+
+
+def _phase_of(report: pytest.TestReport, error: BaseException | None, seconds: float) -> Phase:
+    kind, code, reason = _skip_of(report, error)
+    outcome = Outcome.SKIPPED if kind else _outcome(report, error)
+    return Phase(
+        when=report.when if report.when in ("setup", "teardown") else "call",
+        outcome=outcome,
+        duration=seconds,
+        message=shorten(reason if kind else _message(report, outcome), MESSAGE_LIMIT),
+        text=shorten(reason if kind else str(report.longreprtext)),
+        stdout=shorten(str(report.capstdout)),
+        stderr=shorten(str(report.capstderr)),
+        skip_kind=kind,
+        skip_code=code,
+    )
+
+
+def skip_with_code(error: BaseException | None) -> tuple[SkipKind, int, str] | None:
+    """The skip that an exception means by torch's table of exit codes: its kind, code and reason; None for no skip."""
+    if isinstance(error, EnvironmentSkip):
+        return error.kind, int(error.code), str(error.msg)
+    # sys.exit() takes any object, also one that cannot be looked up in a set.
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        reason = skipcodes.reason_of_exit(error.code)
+        return None if reason is None else (skipcodes.kind_of_exit(error.code), error.code, reason)
+    return None
+
+
+def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[SkipKind | None, int | None, str]:
+    # What has run to its end cannot be skipped any more.
+    may_skip = report.when != "teardown" and (report.skipped or isinstance(error, SystemExit))
+    coded = skip_with_code(error) if may_skip else None
+    if coded is not None:
+        return coded
+    if report.skipped and not hasattr(report, "wasxfail"):
+        is_sandcastles = isinstance(getattr(error, "msg", None), SandcastleReason)
+        return SkipKind.ENVIRONMENT if is_sandcastles else SkipKind.PLAIN, None, skip_reason(report)
+    return None, None, ""
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Why a test, or a module while it was collected, was skipped."""
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+    return str(reason).removeprefix("Skipped: ")
+
+
+def _outcome(report: pytest.TestReport, error: BaseException | None) -> Outcome:
+    if hasattr(report, "wasxfail"):
+        return Outcome.XFAILED if report.skipped else Outcome.XPASSED
+    if report.passed:
+        return Outcome.PASSED
+    if isinstance(error, SystemExit):
+        return Outcome.CRASHED
+    return Outcome.FAILED if report.when == "call" else Outcome.ERRORED
+
+
+def _message(report: pytest.TestReport, outcome: Outcome) -> str:
+    if outcome in (Outcome.XFAILED, Outcome.XPASSED):
+        return str(getattr(report, "wasxfail", ""))
+    if outcome is Outcome.PASSED:
+        return ""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message if crash is not None else report.longreprtext)
+    return next((line for line in text.splitlines() if line.strip()), "")
+
+
+def is_good_subtest(report: pytest.TestReport) -> bool:
+    """Whether a report is that of a subtest that did not go wrong (``subtests``, ``unittest``'s ``subTest``)."""
+    return type(report).__name__ in ("SubtestReport", "SubTestReport") and not report.failed

@@ -1,0 +1,349 @@
+"""Reads the journal of an attempt at a job: what all ranks came to, in one pass.
+
+Of several records of one test and rank the first bad one counts, and a later good one never betters it. What was
+reported of a rank whose node is lost gives way to whatever that node has reported itself.
+"""
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from allranks.harness.outcome import Outcome
+from allranks.harness.rank_xml import legal, split_nodeid, xml_id
+from allranks.records import (
+    LINE_LIMIT,
+    MOST_RANKS,
+    SCHEMA,
+    Finished,
+    JobStarted,
+    Passed,
+    RankEnded,
+    Record,
+    RecordError,
+    TestStarted,
+    decode,
+)
+from allranks.report.columns import Key, RankFile
+from allranks.report.model import RankResult
+from allranks.report.rank_xml import MOST_SECONDS
+from allranks.report.untrusted import open_regular
+from allranks.report.xml_text import cut
+
+_NONE: Final = math.nan
+"""Stands in a column of numbers for what nothing says."""
+
+NOTHING_CAME: Final = "nothing came back: job and rank ended in this test"
+
+
+class Moments(Mapping[int, float]):
+    """When outcomes arrived, by the place of the test; a column takes a tenth of what a dictionary does."""
+
+    def __init__(self, column: "array[float]") -> None:
+        self._column = column
+
+    def __getitem__(self, place: int) -> float:
+        """The time of one test."""
+        if not 0 <= place < len(self._column) or math.isnan(self._column[place]):
+            raise KeyError(place)
+        return self._column[place]
+
+    def __iter__(self) -> Iterator[int]:
+        """The places of tests that have a time."""
+        return (place for place, at in enumerate(self._column) if not math.isnan(at))
+
+    def __len__(self) -> int:
+        """How many have one."""
+        return sum(1 for _ in self)
+
+
+@dataclass(slots=True)
+class _Column:
+    """The results of one rank, by the place of the test.
+
+    Attributes:
+        seconds: NaN where the rank has no result.
+        ends: The records that say more than *passed*.
+    """
+
+    seconds: "array[float]" = field(default_factory=lambda: array("d"))
+    at: "array[float]" = field(default_factory=lambda: array("d"))
+    ends: dict[int, RankEnded] = field(default_factory=dict)
+
+    def reach(self, count: int) -> None:
+        """Have places for so many tests."""
+        if (lacking := count - len(self.seconds)) > 0:
+            nothing = array("d", [_NONE]) * lacking
+            self.seconds.extend(nothing)
+            self.at.extend(nothing)
+
+    def put(self, place: int, seconds: float, at: float) -> None:
+        """Take in that a test has passed; a second time says nothing new."""
+        self.reach(place + 1)
+        if math.isnan(self.seconds[place]):
+            self.seconds[place], self.at[place] = _plausible(seconds), at
+
+    def end(self, place: int, ended: RankEnded) -> None:
+        """Take in an end that is no simple pass."""
+        before = self.ends.get(place)
+        if before is None or _weight(ended) > _weight(before):
+            self.ends[place] = ended
+
+
+def _plausible(seconds: float) -> float:
+    """How long something took: nothing where no clock can have said so."""
+    return seconds if 0 < seconds <= MOST_SECONDS else 0.0
+
+
+def _weight(ended: RankEnded) -> int:
+    """What counts of several ends: the greater, then the first."""
+    if ended.is_lost:
+        return 0
+    return 2 if ended.outcome.is_bad else 1
+
+
+@dataclass(slots=True)
+class _Tests:
+    """The tests of a journal, in the order of their first record."""
+
+    places: dict[str, int] = field(default_factory=dict)
+    world_sizes: dict[int, int] = field(default_factory=dict)
+    started: set[int] = field(default_factory=set)
+
+    def place_of(self, nodeid: str) -> int:
+        return self.places.setdefault(nodeid, len(self.places))
+
+
+class _Reader:
+    """Takes in records, and gives files of ranks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._job: JobStarted | None = None
+        self._tests = _Tests()
+        self._columns: dict[int, _Column] = {}
+        self._is_finished = False
+
+    def take(self, record: Record) -> None:
+        """Take in the next record.
+
+        Raises:
+            RecordError: It cannot be true.
+        """
+        if (self._job is None) != isinstance(record, JobStarted):
+            msg = "is not the record that a journal begins with" if self._job is None else "begins another journal"
+            raise RecordError(msg)
+        match record:
+            case JobStarted():
+                self._begin(record)
+            case TestStarted():
+                self._tests.started.add(self._tests.place_of(record.nodeid))
+            case Passed():
+                self._pass(record)
+            case RankEnded():
+                self._end(record)
+            case Finished():
+                self._is_finished = True
+
+    def _begin(self, job: JobStarted) -> None:
+        if job.schema != SCHEMA:
+            msg = f"is of schema {job.schema}, and this allranks reads schema {SCHEMA}"
+            raise RecordError(msg)
+        _check_rank(0, job.world_size)
+        self._job = job
+
+    def _pass(self, passed: Passed) -> None:
+        if not len(passed.ranks) == len(passed.arrived) == len(passed.seconds):
+            msg = "has not as many times as ranks"
+            raise RecordError(msg)
+        for rank in passed.ranks:
+            _check_rank(rank, passed.world_size)
+        place = self._place(passed)
+        for rank, at, seconds in zip(passed.ranks, passed.arrived, passed.seconds, strict=True):
+            self._column(rank).put(place, seconds, at)
+
+    def _end(self, ended: RankEnded) -> None:
+        _check_rank(ended.rank, ended.world_size)
+        place, column = self._place(ended), self._column(ended.rank)
+        if ended.outcome is Outcome.PASSED:
+            column.put(place, ended.seconds, ended.arrived)
+        else:
+            column.end(place, ended)
+
+    def _place(self, end: Passed | RankEnded) -> int:
+        place = self._tests.place_of(end.nodeid)
+        self._tests.world_sizes[place] = end.world_size
+        return place
+
+    def _column(self, rank: int) -> _Column:
+        column = self._columns.get(rank)
+        if column is None:
+            column = self._columns[rank] = _Column()
+        return column
+
+    def files(self, problem: str) -> list[RankFile]:
+        """What each rank came to; ``problem`` becomes a file of its own, since it is no rank's."""
+        troubled = [RankFile(path=self._path, rank=None, problem=f"{self._path.name} {problem}.")] if problem else []
+        if self._job is None:
+            return troubled
+        keys = tuple(Key(*split_nodeid(name), name) for name in map(xml_id, self._tests.places))
+        share = _Shares(keys, self._tests.world_sizes)
+        ranks = sorted({*range(self._job.world_size), *self._columns})
+        return [*(self._file(rank, self._job, share) for rank in ranks), *troubled]
+
+    def _file(self, rank: int, job: JobStarted, share: "_Shares") -> RankFile:
+        column = self._columns.get(rank) or _Column()
+        column.reach(len(share.keys))
+        details: dict[int, RankResult] = {}
+        for place in self._unanswered(rank, column, job):
+            column.seconds[place] = 0.0
+            details[place] = _missing(share.keys[place], rank, self._tests.world_sizes.get(place))
+        for place, ended in column.ends.items():
+            if _weight(ended) or math.isnan(column.seconds[place]):
+                column.seconds[place], column.at[place] = _plausible(ended.seconds), ended.arrived
+                details[place] = _result(share.keys[place], ended)
+        part = share.of(column)
+        return RankFile(
+            path=self._path,
+            rank=rank,
+            properties={
+                "allranks.rank": str(rank),
+                "allranks.world_size": str(job.world_size),
+                "allranks.cell": xml_id(job.cell),
+                "allranks.suite": xml_id(job.suite),
+            },
+            keys=part.keys,
+            seconds=part.take(column.seconds),
+            at=Moments(part.take(column.at)),
+            world_sizes=part.world_sizes,
+            details=part.renumbered(details),
+            is_unfinished=not self._is_finished,
+        )
+
+    def _unanswered(self, rank: int, column: _Column, job: JobStarted) -> list[int]:
+        """The tests that were started, also on this rank, and of which nothing came back."""
+        if not math.isnan(sum(column.seconds)):
+            return []
+        sizes = self._tests.world_sizes
+        return [
+            place
+            for place in sorted(self._tests.started)
+            if math.isnan(column.seconds[place])
+            and place not in column.ends
+            and rank < sizes.get(place, job.world_size)
+        ]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of a journal's tests: all that a rank has results of, and it may be all there are."""
+
+    keys: tuple[Key, ...]
+    world_sizes: Mapping[int, int]
+    places: tuple[int, ...] | None = None
+
+    def take(self, column: "array[float]") -> "array[float]":
+        """What a column has of them."""
+        return column if self.places is None else array("d", (column[place] for place in self.places))
+
+    def renumbered(self, details: dict[int, RankResult]) -> dict[int, RankResult]:
+        """Results by their places among these tests."""
+        if self.places is None:
+            return details
+        return {new: details[old] for new, old in enumerate(self.places) if old in details}
+
+
+class _Shares:
+    """The parts of a journal's tests; ranks with the same tests share one."""
+
+    def __init__(self, keys: tuple[Key, ...], world_sizes: Mapping[int, int]) -> None:
+        self.keys = keys
+        self._all = _Part(keys, world_sizes)
+        self._others: dict[tuple[int, ...], _Part] = {}
+
+    def of(self, column: _Column) -> _Part:
+        """The tests that a rank has results of."""
+        if not math.isnan(sum(column.seconds)):
+            return self._all
+        places = tuple(place for place, seconds in enumerate(column.seconds) if not math.isnan(seconds))
+        if places not in self._others:
+            sizes = self._all.world_sizes
+            told = {new: sizes[old] for new, old in enumerate(places) if old in sizes}
+            self._others[places] = _Part(tuple(self.keys[place] for place in places), told, places)
+        return self._others[places]
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size <= MOST_RANKS:
+        msg = f"is about rank {rank} in a world of {world_size} ranks"
+        raise RecordError(msg)
+
+
+def _result(key: Key, ended: RankEnded) -> RankResult:
+    # As in rank XML, which has no element for an unexpected pass to say it in.
+    told = ended.outcome is not Outcome.XPASSED
+    message = legal(ended.message or ended.outcome)
+    return RankResult(
+        nodeid=key.nodeid,
+        classname=key.classname,
+        name=key.name,
+        rank=ended.rank,
+        outcome=ended.outcome,
+        at=ended.arrived,
+        consequence=ended.consequence,
+        caused_by=ended.caused_by,
+        skip_kind=ended.skip_kind,
+        skip_code=ended.skip_code,
+        phase=legal(ended.phase),
+        message=cut(message) if told else "",
+        text=cut(legal(ended.text) or message) if told else "",
+        duration=_plausible(ended.seconds),
+        stdout=cut(legal(ended.stdout)),
+        stderr=cut(legal(ended.stderr)),
+        world_size=ended.world_size,
+    )
+
+
+def _missing(key: Key, rank: int, world_size: int | None) -> RankResult:
+    return RankResult(
+        nodeid=key.nodeid,
+        classname=key.classname,
+        name=key.name,
+        rank=rank,
+        outcome=Outcome.MISSING,
+        message=NOTHING_CAME,
+        text=NOTHING_CAME,
+        world_size=world_size,
+    )
+
+
+def read_journal(path: Path) -> list[RankFile]:
+    """What each rank came to, by rank.
+
+    Never raises for what is in the file: where it cannot be read any further, a last file without a rank says why, and
+    what came before counts. A last line that is cut short was being written when the run was killed.
+    """
+    reader = _Reader(path)
+    try:
+        with open_regular(path) as file:
+            problem = _read(reader, file)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+    return reader.files(problem)
+
+
+def _read(reader: _Reader, file: BinaryIO) -> str:
+    """Takes in the records of a file; why that did not work to its end, else nothing."""
+    number = 0
+    while line := file.readline(LINE_LIMIT + 2):
+        number += 1
+        is_whole = line.endswith(b"\n")
+        if not is_whole and len(line) <= LINE_LIMIT:
+            break
+        try:
+            reader.take(decode(line[:-1] if is_whole else line))
+        except RecordError as error:
+            return f"cannot be read to its end: line {number} {error}"
+    return "" if number else "is empty"

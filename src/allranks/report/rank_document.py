@@ -1,0 +1,145 @@
+"""Writes ``rank-N.xml``: what one rank came to, in pytest's JUnit dialect, what that cannot say in properties.
+
+The time is that of a loop over the testcases: what ranks share of one, its names above all, is made once.
+"""
+
+import math
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from allranks.harness.outcome import Outcome
+from allranks.report.columns import Key, RankFile
+from allranks.report.journal import read_journal
+from allranks.report.model import RankResult
+from allranks.report.xml_text import element_text, quoted
+
+_ELEMENT: Final = MappingProxyType(
+    {
+        Outcome.FAILED: "failure",
+        Outcome.SKIPPED: "skipped",
+        Outcome.XFAILED: "skipped",
+        Outcome.ERRORED: "error",
+        Outcome.CRASHED: "error",
+        Outcome.TIMED_OUT: "error",
+        Outcome.ABORTED: "error",
+        Outcome.MISSING: "error",
+    }
+)
+_TYPE: Final = MappingProxyType({Outcome.SKIPPED: "pytest.skip", Outcome.XFAILED: "pytest.xfail"})
+
+
+def write_rank_files(attempt: Path, journal: Path) -> None:
+    """Write the rank XML of an attempt from its journal.
+
+    Args:
+        attempt: Its folder.
+        journal: The journal; of one that cannot be read to its end, what can be read.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    known = _Beginnings()
+    for file in read_journal(journal):
+        if file.rank is not None:
+            target = attempt / f"rank-{file.rank}.xml"
+            draft = target.with_suffix(".xml.part")
+            with draft.open("w", encoding="utf-8", newline="") as out:
+                out.writelines(_document(file, known.of(file)))
+            draft.replace(target)
+
+
+class _Beginnings:
+    """What the testcases of passes begin with: up to their time, and on from there to when they arrived."""
+
+    def __init__(self) -> None:
+        self._keys: tuple[Key, ...] = ()
+        self._sizes: Mapping[int, int] = {}
+        self._known: list[tuple[str, str]] = []
+
+    def of(self, file: RankFile) -> Sequence[tuple[str, str]]:
+        """Those of a rank's tests; the next rank's are mostly the same."""
+        if file.keys is not self._keys or file.world_sizes is not self._sizes:
+            self._keys, self._sizes = file.keys, file.world_sizes
+            self._known = [_beginning(key, file.world_sizes.get(place)) for place, key in enumerate(file.keys)]
+        return self._known
+
+
+def _beginning(key: Key, world_size: int | None) -> tuple[str, str]:
+    said = {"nodeid": key.nodeid, "outcome": Outcome.PASSED, "world_size": world_size}
+    return f'<testcase classname={quoted(key.classname)} name={quoted(key.name)} time="', _properties(said)
+
+
+def _document(file: RankFile, beginnings: Sequence[tuple[str, str]]) -> Iterator[str]:
+    yield '<?xml version="1.0" encoding="utf-8"?>\n<testsuites name="pytest tests"><testsuite name="pytest"'
+    yield "".join(f' {name}="{value}"' for name, value in _totals(file).items())
+    yield f" hostname={quoted(socket.gethostname())}><properties>{_property_elements(file.properties)}</properties>"
+    for place, ((start, properties), seconds) in enumerate(zip(beginnings, file.seconds, strict=True)):
+        result = file.details.get(place)
+        if result is None:
+            at = file.at[place]
+            yield (
+                f'{start}{seconds:.3f}"><properties>{properties}<property name="allranks.at" value="{at:.6f}" />'
+                "</properties></testcase>"
+            )
+        else:
+            yield f'{start}{seconds:.3f}">{"".join(_inside(result))}</testcase>'
+    yield "</testsuite></testsuites>"
+
+
+def _totals(file: RankFile) -> dict[str, str]:
+    elements = Counter(_ELEMENT.get(result.outcome) for result in file.details.values())
+    began = min((at for at in file.at.values() if math.isfinite(at)), default=0.0)
+    return {
+        "errors": str(elements["error"]),
+        "failures": str(elements["failure"]),
+        "skipped": str(elements["skipped"]),
+        "tests": str(len(file.keys)),
+        "time": f"{sum(file.seconds):.3f}",
+        "timestamp": _timestamp(began),
+    }
+
+
+def _timestamp(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(0, UTC).isoformat()  # no clock says that
+
+
+def _inside(result: RankResult) -> Iterator[str]:
+    yield f"<properties>{_properties(_said(result))}</properties>"
+    if (tag := _ELEMENT.get(result.outcome)) is not None:
+        kind = _TYPE.get(result.outcome)
+        attributes = f" message={quoted(result.message)}{f' type={quoted(kind)}' if kind else ''}"
+        yield f"<{tag}{attributes}>{element_text(result.text)}</{tag}>"
+    for tag, text in (("system-out", result.stdout), ("system-err", result.stderr)):
+        if text:
+            yield f"<{tag}>{element_text(text)}</{tag}>"
+
+
+def _said(result: RankResult) -> dict[str, object]:
+    return {
+        "nodeid": result.nodeid,
+        "outcome": result.outcome,
+        "world_size": result.world_size,
+        "at": None if result.at is None else f"{result.at:.6f}",
+        "consequence": 1 if result.consequence else None,
+        "caused_by": result.caused_by,
+        "skip_kind": result.skip_kind,
+        "skip_code": result.skip_code,
+        "phase": result.phase or None,
+    }
+
+
+def _properties(said: Mapping[str, object]) -> str:
+    """Our own properties; those without a value are left out."""
+    return _property_elements({f"allranks.{name}": str(value) for name, value in said.items() if value is not None})
+
+
+def _property_elements(values: Mapping[str, str]) -> str:
+    return "".join(f"<property name={quoted(name)} value={quoted(value)} />" for name, value in values.items())

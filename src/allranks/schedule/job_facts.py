@@ -1,0 +1,251 @@
+"""What the records of a job say about the job as a whole; of its tests, how many came to what."""
+
+import errno
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from allranks.engine.protocol import JobExit, NodeExit
+from allranks.errors import AllranksError
+from allranks.records import (
+    AgentFailed,
+    Collected,
+    CollectionFailed,
+    FailureKind,
+    Finished,
+    GangReady,
+    GangStarted,
+    GpuFailed,
+    GpusChecked,
+    Interrupted,
+    JobTimedOut,
+    LeftBehind,
+    NodeLost,
+    NodesFailed,
+    Notice,
+    NotRun,
+    Passed,
+    RankEnded,
+    Record,
+    Shared,
+    TestStarted,
+)
+from allranks.schedule.progress import Tests, word_of
+
+R = TypeVar("R", bound=Record)
+
+_LEFT_SHOWN = 5
+
+_UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS})\].*")
+"""What Python says of a disk that is full, or read-only."""
+
+_SEE_THE_AGENT = "See agent.log in the job's results folder."
+_SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's results folder."
+_BETTER_PYTHON = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
+_OTHER_TORCH = (
+    "Let the cell's image, or the interpreter of process.python, have the torch that the cell is named after."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobError:
+    """Why a job did not do all its work.
+
+    Attributes:
+        kind: ``infrastructure``, ``timeout``, ``interrupted``, ``stopped``, ``collection`` or ``agent``.
+    """
+
+    kind: str
+    what: str
+    why: str = ""
+    remedy: str = ""
+
+    @classmethod
+    def from_exception(cls, error: AllranksError) -> "JobError":
+        """A failure of the engine's, or of anything else that a job needs."""
+        return cls(kind="infrastructure", what=error.what, why=error.why, remedy=error.remedy)
+
+
+@dataclass(eq=False)
+class JobFacts:
+    """What the records of a job say about it.
+
+    Attributes:
+        tests: Its tests by what they came to.
+    """
+
+    tests: Tests = field(default_factory=Tests)
+    _records: list[Record] = field(default_factory=list)
+    _last_test: str = ""
+
+    def take(self, record: Record) -> None:
+        """Take in the next record."""
+        match record:
+            case Passed() | RankEnded():
+                self._last_test = record.nodeid
+                self.tests.note(record.nodeid, word_of(record))
+            case TestStarted() | GangStarted() | GangReady():
+                pass
+            case _:
+                self._records.append(record)
+
+    def take_all(self, records: Iterable[Record]) -> "JobFacts":
+        """Take in some records; returns itself."""
+        for record in records:
+            self.take(record)
+        return self
+
+    def _all(self, kind: type[R]) -> list[R]:
+        return [record for record in self._records if isinstance(record, kind)]
+
+    def _first(self, kind: type[R]) -> R | None:
+        return next(iter(self._all(kind)), None)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the agent had done all its work before it was told to end."""
+        return bool(self._all(Finished)) and not self._all(Interrupted)
+
+    @property
+    def collected(self) -> tuple[str, ...] | None:
+        """The collected tests; None if the collection never ended."""
+        lists = self._all(Collected)
+        if not (lists and lists[-1].is_last):
+            return None
+        return tuple(nodeid for each in lists for nodeid in each.tests)
+
+    @property
+    def deselected(self) -> int:
+        """How many tests were deselected."""
+        return sum(each.deselected for each in self._all(Collected))
+
+    @property
+    def shared(self) -> Shared | None:
+        """How the agent split the suite that its job has a share of."""
+        return self._first(Shared)
+
+    @property
+    def not_run(self) -> NotRun | None:
+        """The tests that ``-x`` or ``--maxfail`` kept from running, and that reason."""
+        found = self._all(NotRun)
+        return NotRun(tests=tuple(t for each in found for t in each.tests), reason=found[0].reason) if found else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the report should know about the job and no testcase says."""
+        said = (f"{each.nodeid}: {each.text}" if each.nodeid else each.text for each in self._all(Notice))
+        return (*(text.rstrip(".") for text in said), *_left_behind(self._all(LeftBehind)))
+
+    @property
+    def sick_gpus(self) -> frozenset[str]:
+        """The GPUs of the job that did not compute, by id."""
+        return frozenset(each.gpu for each in self._all(GpuFailed))
+
+    @property
+    def well_gpus(self) -> frozenset[str]:
+        """The GPUs of the job that did, as far as it tried them."""
+        return frozenset(gpu for each in self._all(GpusChecked) for gpu in each.gpus)
+
+    def error(self, ending: JobExit) -> JobError | None:
+        """What went wrong with the job as a whole; None if its agent did all its work."""
+        if (early := self._error_before_tests()) is not None:
+            return early
+        if (apart := self._first(NodesFailed) or self._first(NodeLost)) is not None:
+            return JobError(kind="agent", what=apart.message, why=_ends_of(ending), remedy=_SEE_THE_OTHER_AGENTS)
+        if (failed := self._first(AgentFailed)) is not None:
+            return _agent_failure(failed)
+        if ending.timed_out or self._all(JobTimedOut):
+            return self._timeout()
+        if self._all(Interrupted):
+            return JobError(kind="interrupted", what="The job was interrupted.")
+        return None if self._all(Finished) else _death(ending)
+
+    def _error_before_tests(self) -> JobError | None:
+        if failures := self._all(GpuFailed):
+            return _gpu_error(failures)
+        if broken := self._all(CollectionFailed):
+            return _collection_error(broken)
+        return None
+
+    def _timeout(self) -> JobError:
+        where = f"after {self._last_test}" if self._last_test else "before the first test ended"
+        remedy = "Raise limits.job in the matrix file, or split the suite."
+        return JobError(kind="timeout", what=f"The job's time was up {where}.", remedy=remedy)
+
+
+def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
+    """The processes that outlived their ranks and were killed, in words."""
+    words = [
+        f"{_whose(each)} left a process behind in {each.nodeid}, which was killed: {each.command[:200]}"
+        for each in found[:_LEFT_SHOWN]
+    ]
+    rest = len(found) - len(words)
+    return [*words, f"{rest} more processes were left behind and killed"] if rest else words
+
+
+def _whose(left: LeftBehind) -> str:
+    return "a rank" if left.rank is None else f"rank {left.rank}"
+
+
+def _gpu_error(failures: Sequence[GpuFailed]) -> JobError:
+    what = "; ".join(f"{each.name} is sick: {each.message}" for each in failures)
+    why = "Before a job's tests each of its GPUs multiplies two small matrices."
+    remedy = "See agent.log there, and dmesg and nvidia-smi -q on its host; or leave it out: --gpus."
+    return JobError(kind="infrastructure", what=f"{what}.", why=why, remedy=remedy)
+
+
+def _collection_error(failures: Sequence[CollectionFailed]) -> JobError:
+    names = ", ".join(dict.fromkeys(each.nodeid for each in failures if each.nodeid)) or "the suite"
+    why = "\n\n".join(each.text for each in failures)
+    return JobError(kind="collection", what=f"{names} cannot be collected.", why=why)
+
+
+def _agent_failure(failed: AgentFailed) -> JobError:
+    what, why = failed.message, failed.text
+    match failed.kind:
+        case FailureKind.CANNOT_IMPORT:
+            return JobError(kind="infrastructure", what=what, why=why, remedy=_BETTER_PYTHON)
+        case FailureKind.OUT_OF_MEMORY:
+            remedy = "Raise limits.memory_mib in the matrix file."
+            return JobError(kind="infrastructure", what=what, why=why, remedy=remedy)
+        case FailureKind.OTHER_TORCH:
+            return JobError(kind="infrastructure", what=what, why=why, remedy=_OTHER_TORCH)
+        case FailureKind.SUITE:
+            return JobError(kind="collection", what=what, why=why, remedy=_SEE_THE_AGENT)
+        case FailureKind.BROKEN:
+            return _breakdown(what, why)
+
+
+def _breakdown(what: str, why: str) -> JobError:
+    if full := _UNWRITABLE.search(f"{what}\n{why}"):
+        remedy = "Free space where jobs run (Docker's own folder, or TMPDIR), then go on: allranks run --resume."
+        return JobError(kind="infrastructure", what="The agent could not write.", why=full[0], remedy=remedy)
+    return JobError(kind="agent", what=what, why=why, remedy="Please report this as a bug of allranks.")
+
+
+def _death(ending: JobExit) -> JobError:
+    why = "\n".join(filter(None, (f"{_memory(ending)}{ending.output}", _ends_of(ending))))
+    remedy = _SEE_THE_OTHER_AGENTS if ending.followers else _SEE_THE_AGENT
+    whose = " of node 0" if ending.followers else ""
+    what = f"The agent{whose} ended before its work was done, {_how(ending)}."
+    return JobError(kind="agent", what=what, why=why, remedy=remedy)
+
+
+def _ends_of(ending: JobExit) -> str:
+    """How the agents of the nodes from 1 on ended, a line each; those of which there is nothing to say are left out."""
+    said = (
+        f"The agent of node {node} ended {_how(end)}. {_memory(end)}{end.output}".strip()
+        for node, end in enumerate(ending.followers, start=1)
+        if end.status != 0 or end.out_of_memory or end.output
+    )
+    return "\n".join(said)
+
+
+def _how(end: NodeExit) -> str:
+    return "nobody knows how" if end.status is None else f"with status {end.status}"
+
+
+def _memory(end: NodeExit) -> str:
+    words = "The kernel killed it, or a part of it, for want of memory (limits.memory_mib). "
+    return words if end.out_of_memory else ""

@@ -1,0 +1,188 @@
+"""What an honest agent never reports: each record of a job is checked here, and nowhere else."""
+
+from collections.abc import Iterable
+from typing import Final, NoReturn
+
+from allranks.engine.stream import Damage
+from allranks.harness.config import share_of
+from allranks.harness.outcome import Outcome
+from allranks.records import (
+    MOST_RANKS,
+    SCHEMA,
+    TESTS_IN_ONE,
+    Begun,
+    Collected,
+    ContainerEnded,
+    Finished,
+    GpuFailed,
+    GpusChecked,
+    JobStarted,
+    NotRun,
+    Passed,
+    Printed,
+    RankEnded,
+    Record,
+    TestStarted,
+)
+
+MOST_BYTES: Final = 1 << 30
+"""Limit of a job's journal: 64 ranks and 20,000 tests that pass take 40 MB, a failure up to 200 kB for each rank."""
+
+MOST_TESTS: Final = 1_000_000
+
+MOST_FURTHER_RANKS: Final = 1_000_000
+"""Ranks that the tests of a job may have together beyond the ranks of the job: reports account for each of them."""
+
+_RECORDS_BESIDE_TESTS: Final = 100_000
+_RECORDS_OF_A_RANK: Final = 4
+"""Records that a test may take for each of its ranks: its end, one in a later tear-down, and twice as many."""
+
+_NEWS_OF_A_FOLLOWER: Final = (Printed, GpuFailed, GpusChecked, Passed, RankEnded)
+"""Records of an agent that does not lead which the leading one may lack; all others are about that agent itself."""
+
+
+class ContradictionError(Exception):
+    """What an agent reported contradicts what it had reported, or what was asked of it; the message names both."""
+
+
+class Ledger:
+    """Takes the records of one job.
+
+    Of each agent the first record is :class:`Begun`, and none follows :class:`Finished`. Outcomes are of tests that the
+    leading agent has collected, on ranks that these have; a follower's, on ranks of its node.
+
+    Args:
+        world_size: Ranks of the job.
+        nodes: Nodes that they are spread over.
+    """
+
+    def __init__(self, world_size: int, nodes: int = 1) -> None:
+        self._world_size = world_size
+        self._nodes = nodes
+        self._begun: set[int] = set()
+        self._finished: set[int] = set()
+        self._collected: set[str] = set()
+        self._has_collected = False
+        self._early: set[str] = set()
+        self._world_sizes: dict[str, int] = {}
+        self._further_ranks = 0
+        self._room = _RECORDS_BESIDE_TESTS
+
+    def take(self, node: int, said: Record | Damage) -> bool:
+        """Check what the agent of a node has reported; whether it says anything of the job.
+
+        Raises:
+            ContradictionError: No honest agent would have reported it.
+        """
+        if isinstance(said, Damage):
+            _refuse(f"writes what cannot be read: {said.what}.")
+        self._check_order(node, said)
+        if node and not isinstance(said, _NEWS_OF_A_FOLLOWER):
+            return False
+        self._count(said)
+        match said:
+            case Collected():
+                self._add_tests(said)
+            case TestStarted():
+                self._check_test(said.nodeid, "reports the start of", node)
+            case NotRun():
+                for nodeid in said.tests:
+                    self._check_test(nodeid, "has not run", node)
+            case Passed():
+                self._check_passed(said, node)
+            case RankEnded():
+                self._check_end(said, node)
+        return True
+
+    def close(self) -> None:
+        """Check what could not be checked before all agents had ended.
+
+        Raises:
+            ContradictionError: A follower has reported outcomes of a test that was never collected.
+        """
+        if unknown := self._early - self._collected:
+            _refuse(f"reports an outcome of {min(unknown)[:200]!r}, which the leading agent has not collected.")
+
+    def _check_order(self, node: int, said: Record) -> None:
+        if isinstance(said, JobStarted | ContainerEnded):
+            _refuse(f"reports {type(said).__name__}, which no agent does.")
+        if node in self._finished:
+            _refuse(f"reports {type(said).__name__} after Finished.")
+        if (node in self._begun) == isinstance(said, Begun):
+            order = "a second Begun" if isinstance(said, Begun) else f"{type(said).__name__} before Begun"
+            _refuse(f"reports {order}.")
+        if isinstance(said, Begun):
+            self._check_begun(node, said)
+        if isinstance(said, Finished):
+            self._finished.add(node)
+
+    def _check_begun(self, node: int, said: Begun) -> None:
+        if said.schema != SCHEMA:
+            _refuse(f"writes records of schema {said.schema}, and this allranks reads schema {SCHEMA}.")
+        if said.node != node:
+            _refuse(f"says that it is that of node {said.node}.")
+        self._begun.add(node)
+
+    def _count(self, said: Record) -> None:
+        if isinstance(said, Printed):
+            return
+        self._room -= 1
+        if self._room < 0:
+            _refuse(f"reports more records than {len(self._collected)} tests can have.")
+
+    def _add_tests(self, said: Collected) -> None:
+        if self._has_collected:
+            _refuse("reports a list of tests after the last one.")
+        if len(said.tests) > TESTS_IN_ONE:
+            _refuse(f"names {len(said.tests)} tests in one record, and no record has more than {TESTS_IN_ONE}.")
+        self._collected.update(said.tests)
+        if len(self._collected) > MOST_TESTS:
+            _refuse(f"has collected more than {MOST_TESTS} tests.")
+        self._has_collected = said.is_last
+        self._room += _RECORDS_OF_A_RANK * (self._world_size + 1) * len(said.tests)
+
+    def _check_test(self, nodeid: str, does: str, node: int) -> None:
+        if nodeid in self._collected:
+            return
+        if node == 0:
+            _refuse(f"{does} {nodeid[:200]!r}, which it has not collected.")
+        self._early.add(nodeid)  # two connections: that of the leading agent may be behind
+
+    def _check_passed(self, said: Passed, node: int) -> None:
+        if not len(said.ranks) == len(said.arrived) == len(said.seconds) == len(set(said.ranks)):
+            counts = f"{len(said.ranks)} ranks, {len(said.arrived)} times and {len(said.seconds)} durations"
+            _refuse(f"reports {counts} for one end of {said.nodeid[:200]!r}.")
+        self._check_test(said.nodeid, "reports an outcome of", node)
+        self._check_ranks(said.nodeid, said.ranks, said.world_size, node)
+
+    def _check_end(self, said: RankEnded, node: int) -> None:
+        # A module that is skipped as a whole has no tests.
+        if said.phase != "collect" or said.outcome is not Outcome.SKIPPED:
+            self._check_test(said.nodeid, "reports an outcome of", node)
+        self._check_ranks(said.nodeid, (said.rank,), said.world_size, node)
+
+    def _check_ranks(self, nodeid: str, ranks: Iterable[int], world_size: int, node: int) -> None:
+        known = self._world_sizes.get(nodeid)
+        if known is None:
+            self._add_world(nodeid, world_size)
+        elif known != world_size:
+            _refuse(f"gives {nodeid[:200]!r} {world_size} ranks, and gave it {known} before.")
+        own = share_of(node, total=world_size, nodes=self._nodes) if node else range(world_size)
+        for rank in ranks:
+            if rank not in own:
+                whose = f"node {node}, which has the ranks {own.start} to {own.stop - 1} of" if node else "a world of"
+                _refuse(f"reports an outcome of rank {rank} in {nodeid[:200]!r}, in {whose} {world_size} ranks.")
+
+    def _add_world(self, nodeid: str, world_size: int) -> None:
+        if not 0 < world_size <= MOST_RANKS:
+            _refuse(f"gives {nodeid[:200]!r} {world_size} ranks, and no test has more than {MOST_RANKS}.")
+        self._world_sizes[nodeid] = world_size
+        further = max(0, world_size - self._world_size)
+        self._further_ranks += further
+        self._room += _RECORDS_OF_A_RANK * further
+        if self._further_ranks > MOST_FURTHER_RANKS:
+            _refuse(f"gives its tests {self._further_ranks} ranks more than its job has.")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ContradictionError(what)

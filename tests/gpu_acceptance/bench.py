@@ -1,0 +1,365 @@
+"""What a part works with: it runs ``allranks``, as a user would, and compares what the report says."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from warden import end_descendants
+
+from gpu_acceptance import notes
+from gpu_acceptance.junit import Case, read_cases
+from gpu_acceptance.machine import Machine
+from gpu_acceptance.verdict import ImpossibleError, TimeUpError, WrongError
+
+SUITES = Path(__file__).parent / "suites"
+
+LIMITS = {"process_group": 30, "test": 60, "job": 240, "peer_grace": 2}
+"""Seconds, for what a suite does not say itself."""
+
+MATRIX = """\
+[matrix]
+backend = ["{backend}"]
+world_size = {world_sizes}
+gpu_count = [{gpus}]
+init_method = {init_methods}
+
+[suites.{suite}]
+path = "{path}"
+isolation = "{isolation}"
+overlap = {overlap}
+pytest_args = {plugins}
+
+[images.any]
+{image}
+
+[process]
+python = {python}
+
+[limits]
+{limits}
+
+[[env]]
+when = "world_size > 0"
+set = {{ {variables} }}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """The cells of a run."""
+
+    backend: str
+    world_sizes: tuple[int, ...]
+    gpus: int
+    init_methods: tuple[str, ...] = ("env",)
+
+    @property
+    def ids(self) -> dict[str, int]:
+        """The world size of each, by its id."""
+        return {
+            f"{self.backend}-w{size}-g{self.gpus}-{method}": size
+            for size in self.world_sizes
+            for method in self.init_methods
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """The suite of a run.
+
+    Attributes:
+        source: Its folder.
+        path: What of it is run.
+        variables: What its ranks find in their environment.
+    """
+
+    source: Path
+    path: str = ""
+    isolation: str = "file"
+    overlap: int = 1
+    limits: Mapping[str, float] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that has ended.
+
+    Attributes:
+        code: The exit code of the command.
+        said: What it printed.
+        seconds: How long it took.
+    """
+
+    code: int
+    said: str
+    cases: tuple[Case, ...]
+    seconds: float
+    results: Path
+
+    def case(self, name: str) -> Case:
+        """The only testcase of a name.
+
+        Raises:
+            WrongError: There is none, or there are several.
+        """
+        found = [case for case in self.cases if case.name == name]
+        if len(found) != 1:
+            msg = f"{len(found)} testcases of the name {name}; {self.story}"
+            raise WrongError(msg)
+        return found[0]
+
+    @property
+    def story(self) -> str:
+        """What went wrong in a few words."""
+        bad = [case for case in self.cases if case.verdict[0] in {"failure", "error"}]
+        told = f"{len(bad)} of {len(self.cases)} tests are bad" if self.cases else "there is no report"
+        first = f", first {bad[0].cell} {bad[0].name}: {bad[0].message[:400]}" if bad else f": {self.said[-600:]}"
+        return f"exit code {self.code}, {told}{first}"
+
+
+@dataclass
+class Bench:
+    """The place of one part.
+
+    Attributes:
+        folder: Its own, empty at first.
+        deadline: When its time is up, on the host's monotonic clock.
+        checks: How many facts have been compared.
+        figures: What was measured.
+    """
+
+    machine: Machine
+    folder: Path
+    deadline: float
+    image: str = ""
+    checks: int = 0
+    figures: dict[str, str] = field(default_factory=dict)
+
+    def check(self, holds: bool, otherwise: str) -> None:
+        """Compare a fact.
+
+        Raises:
+            WrongError: It does not hold.
+        """
+        self.checks += 1
+        if not holds:
+            raise WrongError(otherwise)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def nccl(self) -> str:
+        """The backend of cells for NCCL.
+
+        Raises:
+            ImpossibleError: This torch is built without it.
+        """
+        if self.machine.pretended:
+            return "gloo"
+        if not self.machine.nccl:
+            msg = f"torch {self.machine.torch} is built without NCCL"
+            raise ImpossibleError(msg)
+        return "nccl"
+
+    @property
+    def notes(self) -> Path:
+        """Where ranks leave notes."""
+        folder = self.folder / "notes"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def run(self, name: str, cells: Cells, suite: Suite, *arguments: str, **variables: str) -> Run:
+        """Run a suite to its end, and see that no process is left of it."""
+        with self.running(name, cells, suite, *arguments, **variables) as command:
+            run = command.wait()
+        self.no_process_is_left()
+        return run
+
+    @contextmanager
+    def running(self, name: str, cells: Cells, suite: Suite, *arguments: str, **variables: str) -> Iterator["Command"]:
+        """A run that goes on; it is interrupted where the block ends before it."""
+        repository = self.folder / name
+        shutil.copytree(suite.source, repository / suite.source.name, ignore=shutil.ignore_patterns("__pycache__"))
+        (repository / "matrix.toml").write_text(self._matrix(cells, suite))
+        command = ["run", "--engine", "docker" if self.image and not self.machine.pretended else "process"]
+        command += ["--results", str(repository / "results"), "--seed", "7", *arguments]
+        with self.command(name, command, repository, **variables) as started:
+            yield started
+
+    @contextmanager
+    def command(self, name: str, arguments: Sequence[str], folder: Path, **variables: str) -> Iterator["Command"]:
+        """A command of allranks that goes on."""
+        output = self.folder / f"{name}.txt"
+        environment = {**os.environ, notes.FOLDER: str(self.notes), **variables}
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "allranks", *arguments],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        command = Command(process, output, folder / "results", time.monotonic(), self.deadline)
+        try:
+            yield command
+        finally:
+            command.end()
+            print(f"$ allranks {' '.join(arguments)}\n{command.said}", flush=True)
+
+    def no_process_is_left(self) -> None:
+        """End and name what commands that are over have left running.
+
+        Raises:
+            WrongError: There was any.
+        """
+        left = end_descendants()
+        self.check(not left, f"processes were left behind: {'; '.join(left)[:500]}")
+
+    def expect_passes(self, run: Run, cells: Cells, tests: Sequence[str]) -> None:
+        """See that each of these tests has passed on every rank of every cell, and that nothing is bad.
+
+        Raises:
+            ImpossibleError: NCCL refuses two ranks on one GPU.
+            WrongError: One has not.
+        """
+        self.excuse(run)
+        self.check(run.code == 0, run.story)
+        self.check(bool(tests), "no test was asked for")
+        for cell, size in cells.ids.items():
+            passed = {case.name for case in run.cases if case.cell == cell and _has_passed(case, size)}
+            lacking = [test for test in tests if test not in passed]
+            self.check(not lacking, f"{cell}: {', '.join(lacking)} did not pass on all {size} ranks; {run.story}")
+
+    def expect_no_failures(self, run: Run, cells: Cells, at_least: int) -> str:
+        """See that a suite whose tests may skip has no bad one and so many passes in each cell; the counts in words.
+
+        Raises:
+            ImpossibleError: All tests were skipped, or NCCL refuses two ranks on one GPU.
+            WrongError: A test is bad, or too few passed.
+        """
+        self.excuse(run)
+        skipped = [case.message for case in run.cases if case.verdict[0] == "skipped"]
+        if run.code == 5 and run.cases and len(skipped) == len(run.cases):
+            msg = f"all {len(skipped)} tests were skipped: {max(set(skipped), key=skipped.count)}"
+            raise ImpossibleError(msg)
+        self.check(run.code == 0, run.story)
+        for cell, size in cells.ids.items():
+            passed = sum(_has_passed(case, len(case.ranks)) for case in run.cases if _is_of(case, cell, size))
+            self.check(passed >= at_least, f"{cell}: {passed} tests passed, fewer than {at_least}; {run.story}")
+        return f"{len(run.cases) - len(skipped)} tests passed, {len(skipped)} skipped"
+
+    def excuse(self, run: Run) -> None:
+        """See that NCCL takes as many ranks on one GPU as the cells have.
+
+        Raises:
+            ImpossibleError: It does not.
+        """
+        told = (line for case in run.cases for line in f"{case.message}\n{case.text}".splitlines())
+        if refused := next((line.strip() for line in told if "Duplicate GPU detected" in line), ""):
+            msg = f"NCCL {self.machine.nccl} refuses two ranks on one GPU: {refused[:300]}"
+            raise ImpossibleError(msg)
+
+    def _matrix(self, cells: Cells, suite: Suite) -> str:
+        limits = {**LIMITS, **suite.limits}
+        own = {"NCCL_DEBUG": "WARN", **suite.variables}
+        torch = self.machine.torch.partition("+")[0]
+        return MATRIX.format(
+            backend=cells.backend,
+            world_sizes=list(cells.world_sizes),
+            gpus=cells.gpus,
+            init_methods=json.dumps(cells.init_methods),
+            suite=suite.source.name,
+            path=f"{suite.source.name}/{suite.path}".rstrip("/"),
+            isolation=suite.isolation,
+            overlap=suite.overlap,
+            plugins=json.dumps(["-p", "gpu_acceptance.pretence.plugin"] if self.machine.pretended else []),
+            image=f"image = {json.dumps(self.image)}" if self.image else f'torch = "{torch}"',
+            python=json.dumps(sys.executable),
+            limits="\n".join(f"{name} = {value}" for name, value in limits.items()),
+            variables=", ".join(f"{name} = {json.dumps(value)}" for name, value in own.items()),
+        )
+
+
+def _is_of(case: Case, cell: str, world_size: int) -> bool:
+    """True for a test of a cell with all its ranks: torch's own tests may start more."""
+    return case.cell == cell and len(case.ranks) >= world_size
+
+
+def _has_passed(case: Case, world_size: int) -> bool:
+    return case.verdict == ("passed", "") and case.ranks == dict.fromkeys(range(world_size), "passed")
+
+
+@dataclass
+class Command:
+    """A command of allranks that runs, or has ended."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    results: Path
+    began: float
+    deadline: float
+
+    @property
+    def said(self) -> str:
+        """What it has printed so far."""
+        return self.output.read_text(encoding="utf-8", errors="backslashreplace")
+
+    def wait(self) -> Run:
+        """Wait for its end.
+
+        Raises:
+            TimeUpError: It does not end in time.
+        """
+        try:
+            code = self.process.wait(max(0.0, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            msg = f"the command does not end: {self.said[-600:]}"
+            raise TimeUpError(msg) from None
+        seconds = time.monotonic() - self.began
+        runs = [path for path in self.results.glob("*/junit.xml") if path.parent.name != "latest"]
+        report = runs[0] if runs else self.results / "none"
+        return Run(code=code, said=self.said, cases=read_cases(report), seconds=seconds, results=report.parent)
+
+    def wait_until(self, comes: Callable[[], bool], what: str) -> None:
+        """Wait for something that comes while it runs.
+
+        Raises:
+            WrongError: It ends first.
+            TimeUpError: It does not come in time.
+        """
+        while not comes():
+            if self.process.poll() is not None and not comes():
+                msg = f"the command has ended, and {what} did not come: {self.said[-600:]}"
+                raise WrongError(msg)
+            if time.monotonic() > self.deadline:
+                msg = f"{what} does not come: {self.said[-600:]}"
+                raise TimeUpError(msg)
+            time.sleep(0.02)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, as a terminal or a person does."""
+        os.killpg(self.process.pid, number)
+
+    def end(self) -> None:
+        """Have it end, if it runs."""
+        for number in (signal.SIGINT, signal.SIGKILL):
+            if self.process.poll() is None:
+                self.send(number)
+                try:
+                    self.process.wait(20)
+                except subprocess.TimeoutExpired:
+                    continue

@@ -1,0 +1,144 @@
+"""What a fork server and its supervisor say to each other."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allranks.harness.program import (
+    Finish,
+    Muster,
+    Mustered,
+    Program,
+    SessionEnded,
+    Settled,
+    SkippedModule,
+    Terms,
+    asked_by,
+    line_of,
+    told_by,
+)
+from allranks.records import Imported, Notice, Record, RecordError
+
+TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
+TEXTS = st.lists(TEXT, max_size=3).map(tuple)
+WHOLE = st.integers(-(2**53) + 1, 2**53 - 1)
+TERMS = st.builds(
+    Terms,
+    gang=TEXTS,
+    has_process_group=st.booleans(),
+    limit=st.floats(0, 1e9),
+    launches=st.booleans(),
+    is_skipped=st.booleans(),
+)
+PROGRAMS = st.builds(
+    Program,
+    tests=TEXTS,
+    terms=st.lists(TERMS, max_size=3).map(tuple),
+    skipped=st.lists(st.builds(SkippedModule, nodeid=TEXT, reason=TEXT), max_size=2).map(tuple),
+    deselected=WHOLE,
+    maxfail=WHOLE,
+    is_collected_only=st.booleans(),
+    prints_at_once=st.booleans(),
+    lacks=TEXT,
+    python=TEXT,
+)
+TOLD = (
+    PROGRAMS
+    | st.builds(Mustered, pids=st.lists(WHOLE, max_size=3).map(tuple), error=TEXT)
+    | st.builds(SessionEnded, status=WHOLE, changed=TEXT)
+    | st.builds(Notice, text=TEXT, nodeid=TEXT)
+    | st.builds(Imported, torch=TEXT, seconds=st.floats(0, 1e9))
+)
+ASKED = st.builds(
+    Muster,
+    ranks=st.lists(WHOLE, max_size=3).map(tuple),
+    gang=WHOLE,
+    url=st.none() | TEXT,
+    environment=TEXTS,
+    launches=st.booleans(),
+    preload=TEXTS,
+    has_many_forks=st.booleans(),
+    results=TEXT,
+) | st.builds(Finish, tests=st.lists(st.builds(Settled, nodeid=TEXT, is_bad=st.booleans()), max_size=3).map(tuple))
+
+
+@given(TOLD)
+def test_what_is_told_arrives_as_it_was_told(told):
+    assert told_by(line_of(told)) == told
+
+
+@given(ASKED)
+def test_what_is_asked_for_arrives_as_it_was_asked(asked):
+    assert asked_by(line_of(asked)) == asked
+
+
+@given(TOLD | ASKED)
+def test_a_message_is_one_line(message):
+    line = line_of(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+
+
+@given(TOLD)
+def test_what_is_told_is_no_request(told):
+    with pytest.raises(RecordError):
+        asked_by(line_of(told))
+
+
+@given(ASKED)
+def test_a_request_is_nothing_that_is_told(asked):
+    with pytest.raises(RecordError):
+        told_by(line_of(asked))
+
+
+def assert_reads_or_refuses(read, kinds, line):
+    try:
+        found = read(line)
+    except RecordError:
+        return
+    assert isinstance(found, kinds)
+
+
+READERS = [(told_by, (Record, Program, Mustered, SessionEnded)), (asked_by, (Muster, Finish))]
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_message_or_a_record_error(line):
+    for read, kinds in READERS:
+        assert_reads_or_refuses(read, kinds, line)
+
+
+@settings(max_examples=300)
+@given(TOLD | ASKED, st.data())
+def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
+    line = bytearray(line_of(message))
+    place = data.draw(st.integers(0, len(line) - 1))
+    line[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    for read, kinds in READERS:
+        assert_reads_or_refuses(read, kinds, bytes(line))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"hello", "is no JSON"),
+        (b"[" * 100_000, "is no JSON"),
+        (b"{}", "is no record"),
+        (b'["Program", []]', "has no object as its Program"),
+        (b'["Mustered", {"pids": ["1"]}]', "as pids of Mustered"),
+        (b'["Program", {"terms": [{}]}]', "lacks gang of Terms"),
+        (b'["SessionEnded", {}]', "lacks status of SessionEnded"),
+        (b'["Muster", {"ranks": [0], "gang": 1}]', "does not know: 'Muster'"),
+    ],
+)
+def test_the_error_says_why_nothing_is_told_on_a_line(line, why):
+    with pytest.raises(RecordError) as error:
+        told_by(line)
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("line", [b'["Mustered", {}]', b"[]", b"3", b'["Muster", {}]', b'["Finish", {"tests": [1]}]'])
+def test_what_is_no_request_is_refused(line):
+    with pytest.raises(RecordError):
+        asked_by(line)

@@ -1,0 +1,54 @@
+"""Results folders that allranks wrote before come to what they came to then.
+
+``earlier_schemas/schema-1`` is one of version 0.1, recorded as it was: the manifest, the records of attempts, what the
+ranks left, and journals that nobody reads any more. ``expected.json`` has the verdicts of that version.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from allranks.report.columns import compact
+from allranks.report.exit_code import exit_code
+from allranks.report.merge import merge
+
+RECORDED = Path(__file__).with_name("earlier_schemas")
+
+
+def told(suites):
+    """What a report says of each job and test, in JSON's types."""
+    return [
+        {
+            "job": f"{suite.cell}/{suite.suite}",
+            "attempt": suite.attempt,
+            "engine": suite.engine,
+            "axes": dict(suite.axes),
+            "notes": list(suite.notes),
+            "tests": [
+                {
+                    "nodeid": test.nodeid,
+                    "name": f"{test.classname}.{test.name}",
+                    "kind": test.verdict.kind,
+                    "message": test.verdict.message,
+                    "leading": test.verdict.leading,
+                    "ranks": compact(test.ranks),
+                    "seconds": test.time,
+                    "earlier": [earlier.verdict.message for earlier in test.earlier],
+                }
+                for test in suite.tests
+            ],
+        }
+        for suite in suites
+    ]
+
+
+@pytest.mark.parametrize("schema", ["schema-1"])
+def test_a_folder_of_an_earlier_schema_is_judged_as_it_was_then(schema, tmp_path):
+    shutil.copytree(RECORDED / schema, tmp_path / schema)
+    suites = []
+    merged = merge(tmp_path / schema / "recorded-1", environ={}, observers=[suites.append])
+    expected = json.loads((RECORDED / schema / "expected.json").read_text(encoding="utf-8"))
+    assert told(suites) == expected["jobs"]
+    assert exit_code(merged, nothing_ran_allowed=False) == expected["exit_code"]

@@ -1,0 +1,183 @@
+"""What the records of a job say about the job as a whole."""
+
+import pytest
+from scripted_engine import COLLECTED, FINISHED, PASSED, failed
+
+from allranks.engine.protocol import JobExit
+from allranks.errors import EngineError
+from allranks.records import (
+    AgentFailed,
+    Begun,
+    Collected,
+    CollectionFailed,
+    FailureKind,
+    GpuFailed,
+    GpusChecked,
+    Interrupted,
+    JobTimedOut,
+    LeftBehind,
+    Notice,
+    NotRun,
+)
+from allranks.schedule.job_facts import JobError, JobFacts
+
+WELL = JobExit(status=0)
+
+
+def facts(*records):
+    return JobFacts().take_all(records)
+
+
+def job_error(records, ending):
+    return facts(*records).error(ending)
+
+
+def test_a_sick_gpu_is_an_error_of_the_infrastructure_that_names_it():
+    records = (
+        GpusChecked(gpus=("GPU-a",), seconds=1.0),
+        GpuFailed(gpu="GPU-b", name="GPU 1 (H100, GPU-b)", message="it hangs"),
+    )
+    error = job_error(records, JobExit(status=1))
+    assert (error.kind, error.what) == ("infrastructure", "GPU 1 (H100, GPU-b) is sick: it hangs.")
+    assert (facts(*records).well_gpus, facts(*records).sick_gpus) == ({"GPU-a"}, {"GPU-b"})
+
+
+def test_another_torch_than_the_cells_is_the_infrastructures_fault():
+    broken = AgentFailed(message="the cell stands for torch 2.14.1", kind=FailureKind.OTHER_TORCH)
+    error = job_error([broken], WELL)
+    assert error.kind == "infrastructure"
+    assert "process.python" in error.remedy
+
+
+def test_a_python_that_lacks_torch_is_the_infrastructures_failure():
+    broken = AgentFailed(message="cannot import torch", kind=FailureKind.CANNOT_IMPORT)
+    error = job_error([broken, FINISHED], JobExit(status=1))
+    assert error.kind == "infrastructure"
+    assert "image" in error.remedy
+
+
+def test_a_job_whose_agent_finished_has_no_error():
+    assert job_error([COLLECTED, FINISHED], WELL) is None
+
+
+def test_a_suite_that_cannot_be_collected_is_named_with_its_text():
+    broken = [
+        CollectionFailed(nodeid="a.py", text="SyntaxError: a"),
+        CollectionFailed(nodeid="b.py", text="ImportError: b"),
+    ]
+    error = job_error([*broken, FINISHED], WELL)
+    assert (error.kind, error.what) == ("collection", "a.py, b.py cannot be collected.")
+    assert error.why == "SyntaxError: a\n\nImportError: b"
+
+
+def test_a_suite_without_a_name_is_called_the_suite():
+    assert job_error([CollectionFailed(text="usage")], WELL).what == "the suite cannot be collected."
+
+
+def test_a_suite_that_ends_its_fork_server_is_at_fault_and_not_allranks():
+    error = job_error([AgentFailed(message="t.py left with exit code 3.", kind=FailureKind.SUITE)], JobExit(status=1))
+    assert (error.kind, error.what) == ("collection", "t.py left with exit code 3.")
+
+
+def test_an_agent_that_failed_says_why():
+    error = job_error([AgentFailed(message="no torch", text="Traceback"), FINISHED], JobExit(status=1))
+    assert (error.kind, error.what, error.why) == ("agent", "no torch", "Traceback")
+    assert "bug" in error.remedy
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        AgentFailed(message="the agent cannot write its results: [Errno 28] No space left on device"),
+        AgentFailed(message="broke down", text="Traceback\nOSError: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_an_agent_on_a_full_disk_is_no_bug(broken):
+    error = job_error([broken], JobExit(status=1))
+    assert (error.kind, error.why) == ("infrastructure", "[Errno 28] No space left on device")
+    assert "bug" not in error.remedy
+
+
+def test_a_missing_text_of_a_failed_agent_is_none():
+    assert job_error([AgentFailed(message="no torch")], WELL).why == ""
+
+
+@pytest.mark.parametrize(
+    ("records", "ending"),
+    [([], JobExit(status=-9, timed_out=True)), ([JobTimedOut(limit=3.0), FINISHED], WELL)],
+    ids=["the engine's limit", "the agent's limit"],
+)
+def test_a_time_limit_is_a_timeout(records, ending):
+    error = job_error(records, ending)
+    assert error.kind == "timeout"
+    assert "before the first test ended" in error.what
+    assert "limits.job" in error.remedy
+
+
+def test_a_timeout_names_the_last_test_that_was_heard_of():
+    records = [PASSED, failed("last"), JobTimedOut(limit=3.0)]
+    assert "after last" in job_error(records, WELL).what
+
+
+def test_an_interrupted_job_says_so():
+    assert job_error([Interrupted(), FINISHED], JobExit(status=130)).kind == "interrupted"
+
+
+def test_an_agent_that_died_leaves_its_status_and_its_last_words():
+    error = job_error([COLLECTED], JobExit(status=-11, output="Segmentation fault"))
+    assert error.kind == "agent"
+    assert "with status -11" in error.what
+    assert error.why == "Segmentation fault"
+
+
+def test_a_death_for_want_of_memory_says_so_first():
+    error = job_error([], JobExit(status=137, out_of_memory=True, output="Killed"))
+    assert error.why.startswith("The kernel killed it")
+    assert "limits.memory_mib" in error.why
+    assert error.why.endswith("Killed")
+
+
+def test_a_death_that_nobody_saw_is_told_as_that():
+    assert "nobody knows how" in job_error([], JobExit(status=None)).what
+
+
+def test_a_failure_of_the_engine_keeps_its_three_sentences():
+    error = JobError.from_exception(EngineError("what", why="why", remedy="remedy"))
+    assert error == JobError(kind="infrastructure", what="what", why="why", remedy="remedy")
+
+
+def test_collected_tests_come_in_any_number_of_records_with_the_number_of_deselected_ones():
+    found = facts(Collected(tests=("a",), is_last=False), Collected(tests=("b", "c"), deselected=3))
+    assert (found.collected, found.deselected) == (("a", "b", "c"), 3)
+
+
+@pytest.mark.parametrize("records", [[Begun(schema=2)], [Collected(tests=("a",), is_last=False)]])
+def test_a_collection_that_never_ended_is_none(records):
+    assert facts(*records).collected is None
+
+
+def test_tests_that_an_early_stop_left_out_come_with_the_reason():
+    assert facts(NotRun(tests=("b",), reason="-x")).not_run == NotRun(tests=("b",), reason="-x")
+    assert facts().not_run is None
+
+
+def test_a_job_is_done_unless_it_was_ended():
+    assert [facts(*each).is_done for each in ([FINISHED], [Interrupted(), FINISHED], [PASSED])] == [True, False, False]
+
+
+def test_processes_that_were_left_behind_are_put_in_words():
+    left = [LeftBehind(nodeid="t::a", rank=rank, pid=7, command="sleep 9") for rank in (1, None)]
+    assert facts(*left).notes == (
+        "rank 1 left a process behind in t::a, which was killed: sleep 9",
+        "a rank left a process behind in t::a, which was killed: sleep 9",
+    )
+
+
+def test_a_notice_of_the_agent_is_a_note():
+    assert facts(Notice(nodeid="t.py", text="A thread."), Notice(text="No XML.")).notes == ("t.py: A thread", "No XML")
+
+
+def test_of_many_processes_that_were_left_behind_a_few_are_shown():
+    left = [LeftBehind(nodeid="t::a", rank=0, pid=pid, command="sleep") for pid in range(9)]
+    assert len(facts(*left).notes) == 6
+    assert facts(*left).notes[-1] == "4 more processes were left behind and killed"
