@@ -81,6 +81,14 @@ def survival(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def hostile(session: nox.Session) -> None:
+    """Attack jobs from inside in every way, on both engines: `-- NAME ...` for these cases alone."""
+    session.install("-e", ".", *_group("test"))
+    cases = " ".join(session.posargs) or "all"
+    session.run("pytest", "tests/hostile", "--durations", "12", env={"ALLRANKS_HOSTILE": cases})
+
+
+@nox.session(default=False)
 def torch_outcomes(session: nox.Session) -> None:
     """Compare torch's own suites with torch's own runner: `-- SUITE ...`; `-- --record` asks that one anew."""
     session.install("-e", ".", *_group("test"))

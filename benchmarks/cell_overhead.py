@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from allranks.records import JOURNAL, Finished, GangReady, GangStarted, Imported, Passed, RankEnded, Record, decode
+
 ROOT = Path(__file__).resolve().parents[1]
 COMMAND = [str(ROOT / "scripts" / "nox"), "-s", "dist(backend='gloo', world_size=2)"]
 LIMITS = {"docker": 2.0, "process": 1 / 3}
@@ -60,32 +62,32 @@ def measure(engine: str) -> tuple[Sample, Path]:
     if done.returncode != 0:
         sys.exit(f"the command failed:\n{done.stdout}{done.stderr}")
     folder = (ROOT / "results" / "latest").resolve()
-    journals = [_events(path) for path in sorted(folder.glob("cells/*/*/attempt-1/events-agent.jsonl"))]
+    journals = [_records(path) for path in sorted(folder.glob(f"cells/*/*/attempt-1/{JOURNAL}"))]
     busy = total(interval for journal in journals for interval in (*imports(journal), *tests(journal)))
     return Sample(wall=wall, busy=busy, cells=len(journals)), folder
 
 
-def _events(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+def _records(path: Path) -> list[Record]:
+    return [decode(line) for line in path.read_bytes().splitlines()]
 
 
-def imports(journal: Sequence[dict[str, Any]]) -> Iterator[Interval]:
-    """When the agent imported torch."""
-    for event in journal:
-        if event["event"] == "imported":
-            yield event["began"], event["at"]
+def imports(journal: Sequence[Record]) -> Iterator[Interval]:
+    """When torch was imported."""
+    for record in journal:
+        if isinstance(record, Imported):
+            yield record.at - record.seconds, record.at
 
 
-def tests(journal: Sequence[dict[str, Any]]) -> Iterator[Interval]:
+def tests(journal: Sequence[Record]) -> Iterator[Interval]:
     """For each gang, from its first test's release to its last outcome."""
     began = last = None
-    for event in journal:
-        match event["event"]:
-            case "gang_ready":
-                began = event["at"]
-            case "arrived":
-                last = event["at"]
-            case "gang_started" | "agent_finished" if began and last:
+    for record in journal:
+        match record:
+            case GangReady():
+                began = record.at
+            case Passed() | RankEnded():
+                last = record.at
+            case GangStarted() | Finished() if began and last:
                 yield began, last
                 began = last = None
 

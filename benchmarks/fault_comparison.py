@@ -39,8 +39,8 @@ from typing import Any, Protocol
 
 import allranks
 from allranks.errors import AllranksError
-from allranks.harness.events import JOURNAL, read_events
 from allranks.harness.kernel import is_readable
+from allranks.records import JOURNAL, Passed, RankEnded, TestStarted, decode
 from allranks.report.judged import CellSuite
 from allranks.report.merge import merge
 
@@ -183,16 +183,15 @@ def _merged(results: Path, fault: Fault) -> Heard:
 
 
 def _seconds_of_ranks(results: Path, test: str) -> float | None:
-    """From the moment when the first rank began the test to the arrival of the last outcome of it."""
+    """From the release of the test to the arrival of the last outcome of it."""
     job = next(results.glob("cells/*/*/attempt-1"))
-    of_ranks = [event for path in job.glob("events-[0-9]*.jsonl") for event in read_events(path)]
-    began = _times(of_ranks, "test_started", test)
-    arrived = _times(read_events(job / JOURNAL), "arrived", test)
+    records = [decode(line) for line in (job / JOURNAL).read_bytes().splitlines()]
+    own = [each for each in records if isinstance(each, TestStarted | Passed | RankEnded)]
+    of_test = [each for each in own if each.nodeid.endswith(f"::{test}")]
+    began = [each.at for each in of_test if isinstance(each, TestStarted)]
+    passed = [at for each in of_test if isinstance(each, Passed) for at in each.arrived]
+    arrived = [*passed, *(each.arrived for each in of_test if isinstance(each, RankEnded))]
     return max(arrived) - min(began) if began and arrived else None
-
-
-def _times(events: Sequence[Mapping[str, Any]], kind: str, test: str) -> list[float]:
-    return [event["at"] for event in events if event["event"] == kind and event["nodeid"].endswith(f"::{test}")]
 
 
 def under_torch(name: str, fault: Fault, folder: Path) -> tuple[Heard, Ending]:

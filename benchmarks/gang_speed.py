@@ -37,7 +37,7 @@ from allranks.engine.ownership import own_run
 from allranks.engine.process import ProcessEngine
 from allranks.engine.spec import JobSpec, resources
 from allranks.harness.config import AgentConfig, Isolation, TimeLimits
-from allranks.harness.events import JOURNAL, read_events
+from allranks.records import Finished, Passed, RankEnded, Record, Went
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = Path(__file__).with_name("gang_speed_suite")
@@ -122,9 +122,10 @@ def _of_agent(isolation: Isolation, world_size: int, folder: Path) -> float:
     spec = job_spec(isolation, world_size, folder)
     with ProcessEngine(ROOT / "src").start(spec) as job:
         job.go()
-        job.wait(lambda _event: None)
+        records: list[Record] = []
+        job.wait(lambda _node, said: records.append(said) if isinstance(said, Record) else None)
         job.collect(results)
-    seconds = _seconds(results, BODIES * COPIES[isolation] * world_size)
+    seconds = _seconds(records, results, BODIES * COPIES[isolation] * world_size)
     shutil.rmtree(results)
     return seconds / (BODIES * COPIES[isolation])
 
@@ -155,15 +156,14 @@ def job_spec(isolation: Isolation, world_size: int, folder: Path) -> JobSpec:
     )
 
 
-def _seconds(results: Path, wanted: int) -> float:
-    """From the agent's turn to its last event; ends the benchmark unless `wanted` outcomes came, all of them good."""
-    journal = read_events(results / JOURNAL)
-    at = {event["event"]: event["at"] for event in journal}
-    arrived = [event["outcome"] for event in journal if event["event"] == "arrived"]
-    if arrived != ["passed"] * wanted:
+def _seconds(records: Sequence[Record], results: Path, wanted: int) -> float:
+    """From the agent's turn to its last record; ends the benchmark unless `wanted` outcomes came, all of them good."""
+    at = {type(record): record.at for record in records}
+    passed = sum(len(record.ranks) for record in records if isinstance(record, Passed))
+    if passed != wanted or RankEnded in at:
         log = (results / "agent.log").read_text(encoding="utf-8")
-        sys.exit(f"{arrived.count('passed')} of {wanted} outcomes are passes:\n{log}")
-    return float(at["agent_finished"] - at["go"])
+        sys.exit(f"{passed} of {wanted} outcomes are passes:\n{log}")
+    return at[Finished] - at[Went]
 
 
 WAYS: Mapping[str, Way] = {

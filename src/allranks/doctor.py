@@ -82,6 +82,9 @@ def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Findin
         from allranks.image.space import images_folder  # noqa: PLC0415
 
         client = connect(timeout=10)
+    except ImportError as error:
+        yield Finding("Docker", f"its SDK for Python cannot be imported: {error}", "Install it: pip install docker")
+        return
     except EngineError as error:
         yield Finding("Docker", f"{error.what} {error.why}".strip(), error.remedy)
         return

@@ -1,6 +1,7 @@
 """A lock between processes, held for the length of a block. The standard library alone: noxfiles import this."""
 
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,10 @@ def hold(path: Path) -> Iterator[None]:
     Raises:
         OSError: The file cannot be opened for writing.
     """
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # O_RDWR does not wait for the other end of a FIFO, and a link would name a file of somebody else.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)

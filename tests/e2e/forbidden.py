@@ -138,7 +138,7 @@ def test_leading_whoever_collects_the_results_astray(rank):
     (results / "passwords").symlink_to("/etc/passwd")
     (results / "rank-9.xml").symlink_to("/etc/passwd")
     (results / "elsewhere").symlink_to("/tmp")
-    os.link("/job/agent/config.json", results / "config-of-the-agent")
+    os.link("/job/agent/allranks/__init__.py", results / "of-the-agent")
     os.mkfifo(results / "pipe")
 
 

@@ -135,4 +135,4 @@ def test_two_nodes_find_each_other_by_every_init_method_and_nobody_else(launch, 
     assert '"token"' not in json.dumps(records)
     for folder in done.folder.glob("cells/*/*/attempt-1"):
         names = {path.name for path in folder.iterdir()}
-        assert {"agent.log", "agent-1.log", "rank-0.xml", "rank-3.xml", "events-agent-1.jsonl"} <= names
+        assert {"agent.log", "agent-1.log", "rank-0.xml", "rank-3.xml", "journal.jsonl"} <= names

@@ -113,7 +113,7 @@ class FakeClient:
 
     def get_archive(self, identifier, path):
         self._call("get_archive", identifier, path)
-        return [self.archives.get(path, b"")], {}
+        return (piece for piece in [self.archives.get(path, b"")]), {}
 
     def remove_container(self, identifier, v, force):
         self._call("remove", identifier, v, force)

@@ -74,6 +74,22 @@ def test_that_never_ends():
     signal.pause()
 """
 
+GREEDY = """
+import os
+from pathlib import Path
+
+HERE = Path("../results")
+
+
+def test_that_leaves_too_much(rank):
+    if rank == 0:
+        with (HERE / "zz-big").open("wb") as big:
+            big.truncate(8 << 30)
+        (HERE / "job.json").write_text("{}")
+        (HERE / "link").symlink_to("/etc/passwd")
+        os.mkfifo(HERE / "pipe")
+"""
+
 OWNER = """
 import pickle
 import sys
@@ -202,6 +218,23 @@ def test_a_job_runs_from_start_to_results(bench, tmp_path):
     assert {key for key, outcome in said.ends.items() if outcome != "passed"} == {("test_that_fails_on_one_rank", 1)}
     assert len(said.ends) == 8
     assert "agent.log" in {path.name for path in results.iterdir()}
+
+
+def test_of_results_that_are_too_large_or_have_names_of_the_hosts_all_else_is_there(bench, tmp_path):
+    (bench.spec.code / "suite" / "test_tiny.py").write_text(GREEDY)
+    events, results = [], tmp_path / "results"
+    results.mkdir()
+    with bench.make().start(bench.spec) as job:
+        job.go()
+        job.wait(events.append)
+        with pytest.raises(EngineError) as raised:
+            job.collect(results)
+    assert {event["outcome"] for event in events if event["event"] == "arrived"} == {"passed"}
+    assert "The job's results exceed the limit of 1,536 MiB: 'zz-big' (8,192 MiB) left out." in raised.value.text
+    assert "names that allranks itself writes: 'job.json' (2 bytes) left out." in raised.value.text
+    names = {path.name for path in results.iterdir()}
+    assert "agent.log" in names
+    assert names.isdisjoint({"zz-big", "job.json", "link", "pipe"})
 
 
 def test_a_job_starts_with_what_it_carries_among_its_results(bench, tmp_path):

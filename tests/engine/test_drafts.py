@@ -2,17 +2,19 @@
 
 import io
 import os
-import shutil
 import tarfile
+from itertools import chain
 
 import pytest
 
+from allranks.engine import nodes
 from allranks.engine.archive import unpack
 from allranks.engine.drafts import draft_of
 from allranks.engine.nodes import bring_home
 
 
 def fails(*_):
+    yield b"o"
     raise OSError(28, os.strerror(28))
 
 
@@ -37,19 +39,19 @@ def test_a_file_takes_the_place_of_another_at_the_end(home):
 def test_a_full_disk_cuts_nothing_that_a_copied_folder_brings_anew(home, tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "events-agent.jsonl").write_text("own")
-    monkeypatch.setattr(shutil, "copy2", lambda _, draft: (draft.write_text("o"), fails()))
+    monkeypatch.setattr(nodes, "_pieces", fails)
     with pytest.raises(OSError, match="No space left"):
         bring_home([tmp_path / "results"], home)
     assert {path.name: path.read_text() for path in home.iterdir()} == {"events-agent.jsonl": "heard"}
 
 
-def test_a_full_disk_cuts_nothing_that_an_archive_brings_anew(home, monkeypatch):
+def test_a_full_disk_cuts_nothing_that_an_archive_brings_anew(home):
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         info = tarfile.TarInfo("results/events-agent.jsonl")
         info.size = 3
         archive.addfile(info, io.BytesIO(b"own"))
-    monkeypatch.setattr(shutil, "copyfileobj", lambda _, file: (file.write(b"o"), fails()))
+    header = data.getvalue()[: tarfile.BLOCKSIZE]
     with pytest.raises(OSError, match="No space left"):
-        unpack([data.getvalue()], home)
+        unpack(chain([header], fails()), home)
     assert {path.name: path.read_text() for path in home.iterdir()} == {"events-agent.jsonl": "heard"}

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from allranks.engine import intake
 from allranks.engine import process as engine_process
 from allranks.engine.nodes import arrange_meeting, bring_home, gpus_of, name_of
 from allranks.engine.package import package_folder
-from allranks.engine.process import ProcessEngine, environment
+from allranks.engine.process import ProcessEngine, environment, remove_tree
 from allranks.engine.protocol import JobExit, NodeExit
+from allranks.errors import EngineError
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, Post
 from allranks.harness.outcome import Outcome
 from allranks.records import NodeLost, Notice, Passed, RankEnded
@@ -127,24 +129,6 @@ def test_files_of_agents_get_their_nodes_number_and_those_of_ranks_keep_their_na
     }  # fmt: skip
 
 
-def test_what_the_leader_says_of_a_lost_rank_follows_what_the_rank_said(folders):
-    sources, home = folders({"events-1.jsonl": "lost\n"}, {"events-1.jsonl": "began\ntor"})
-    bring_home(sources, home)
-    assert (home / "events-1.jsonl").read_text() == "began\ntor\nlost\n"
-
-
-def test_the_leader_s_word_that_a_test_did_not_end_yields_to_the_rank_s_own_that_it_did(folders):
-    def said(event, name):
-        return json.dumps({"event": event, "nodeid": name}) + "\n"
-
-    own = said("test_finished", "one") + said("test_started", "two")
-    sources, home = folders(
-        {"events-1.jsonl": said("rank_ended", "one") + said("rank_ended", "two")}, {"events-1.jsonl": own}
-    )
-    bring_home(sources, home)
-    assert (home / "events-1.jsonl").read_text() == own + said("rank_ended", "two")
-
-
 def test_a_followers_pytest_cache_stays_behind(folders):
     sources, home = folders({f"{PYTEST_CACHE}/v": "0"}, {f"{PYTEST_CACHE}/v": "1"})
     bring_home(sources, home)
@@ -163,6 +147,114 @@ def test_a_folder_that_is_gone_is_an_error_and_keeps_nothing_else_back(folders, 
 def test_only_an_agents_own_files_are_renamed():
     assert name_of(Path("rank-1.log"), 1) == Path("rank-1.log")
     assert name_of(Path("of-mine/agent"), 1) == Path("of-mine/agent")
+
+
+def test_links_are_not_followed_and_what_would_block_is_not_opened(folders, tmp_path):
+    [source], home = folders({"agent.log": "0", "sub/kept": "1"})
+    (tmp_path / "secret").write_text("secret")
+    for name, target in {"file": tmp_path / "secret", "folder": tmp_path, "zero": "/dev/zero", "self": "self"}.items():
+        (source / name).symlink_to(target)
+    os.mkfifo(source / "sub" / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(source / "socket"))
+        bring_home([source], home)
+    assert content(home) == {"agent.log": "0", "sub/kept": "1"}
+
+
+def test_a_results_folder_that_became_a_link_is_none(folders, tmp_path):
+    [source], home = folders({"agent.log": "0"})
+    source.rename(tmp_path / "elsewhere")
+    source.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="no folder"):
+        bring_home([source], home)
+    assert content(home) == {}
+
+
+def test_a_file_that_becomes_a_pipe_while_it_is_copied_is_left_alone(folders, monkeypatch):
+    [source], home = folders({"a": "0", "b": "1"})
+    real = os.open
+
+    def swap(path, *arguments):
+        if Path(path) == source / "a":
+            (source / "a").unlink()
+            os.mkfifo(source / "a")
+        return real(path, *arguments)
+
+    monkeypatch.setattr(os, "open", swap)
+    bring_home([source], home)
+    assert content(home) == {"b": "1"}
+
+
+def test_a_file_that_grows_while_it_is_copied_is_copied_up_to_what_it_had(folders, monkeypatch):
+    [source], home = folders({"log": "12345"})
+    real = os.fstat
+
+    def grow(descriptor):
+        found = real(descriptor)
+        with (source / "log").open("a") as log:
+            log.write("6" * (1 << 20))
+        return found
+
+    monkeypatch.setattr(os, "fstat", grow)
+    bring_home([source], home)
+    assert content(home) == {"log": "12345"}
+
+
+def test_a_sparse_file_counts_by_its_length_and_what_fits_is_there(folders):
+    [source], home = folders({"agent.log": "0", "zzz": "1"})
+    with (source / "big").open("wb") as big:
+        big.truncate(3 << 40)
+    with pytest.raises(EngineError, match=r"exceed the limit of 1,536 MiB: 'big' \(3,072 GiB\) left out"):
+        bring_home([source], home)
+    assert content(home) == {"agent.log": "0", "zzz": "1"}
+
+
+def test_the_limit_is_one_for_all_nodes(folders):
+    sources, home = folders({"rank-0.log": "0" * 60}, {"rank-1.log": "1" * 60, "tiny": "1"})
+    with pytest.raises(EngineError, match=r"exceed the limit of 100 bytes: 'rank-1\.log'"):
+        bring_home(sources, home, 100)
+    assert content(home) == {"rank-0.log": "0" * 60, "tiny": "1"}
+
+
+def test_folders_are_entered_to_a_limit_and_what_is_below_is_told(folders):
+    [source], home = folders({"agent.log": "0", f"{'d/' * 32}file": "1"})
+    deep = source.joinpath(*("e" * 34))
+    deep.mkdir(parents=True)
+    with pytest.raises(EngineError, match="deeper than 32"):
+        bring_home([source], home)
+    assert content(home) == {"agent.log": "0", f"{'d/' * 32}file": "1"}
+
+
+def test_folders_deeper_than_any_path_end_nothing(folders, monkeypatch):
+    [source], home = folders({"agent.log": "0"})
+    monkeypatch.chdir(source)
+    for _ in range(1500):
+        os.mkdir("deep")  # noqa: PTH102 - no path is that long
+        os.chdir("deep")
+    try:
+        with pytest.raises(EngineError, match="deeper than 32"):
+            bring_home([source], home)
+    finally:
+        remove_tree(source)
+    assert not source.exists()
+    assert content(home) == {"agent.log": "0"}
+
+
+def test_files_are_counted_and_those_beyond_the_limit_are_told(folders, monkeypatch):
+    monkeypatch.setattr(intake, "MOST_ENTRIES", 3)
+    [source], home = folders({name: name for name in "abcdef"})
+    with pytest.raises(EngineError, match="more than 3 files and folders"):
+        bring_home([source], home)
+    assert content(home) == {name: name for name in "abc"}
+
+
+@pytest.mark.parametrize("name", ["job.json", "journal.jsonl", ".latest", ".x/y", "sub/.allranks.part"])
+def test_names_that_the_host_writes_itself_never_come_from_a_job(folders, name):
+    [source], home = folders({name: "forged", "sub/job.json": "kept"})
+    (home / "job.json").write_text("own")
+    with pytest.raises(EngineError, match=f"allranks itself writes: '{name.removesuffix('/y')}' .* left out"):
+        bring_home([source], home)
+    assert content(home) == {"job.json": "own", "sub/job.json": "kept"}
 
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="the Python of the tests has no torch")

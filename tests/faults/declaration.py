@@ -188,17 +188,17 @@ def _refuse_unknown_keys(said: Mapping[str, Any], kind: type) -> None:
         raise ValueError(msg)
 
 
-def literal(source: Path) -> dict[str, Any]:
-    """The value of ``FAULT`` in a file that is only parsed, because to import it may be the fault.
+def literal(source: Path, name: str = "FAULT") -> dict[str, Any]:
+    """The value of `name` in a file that is only parsed, because to import it may be the fault.
 
     Raises:
         ValueError: The file assigns no literal to that name.
     """
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["FAULT"]:
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [name]:
             said: dict[str, Any] = ast.literal_eval(node.value)
             return said
-    msg = f"{source} declares no FAULT"
+    msg = f"{source} declares no {name}"
     raise ValueError(msg)
 
 

@@ -27,7 +27,7 @@ from strike import WORD, strike
 from allranks.engine import ownership
 from allranks.engine.docker import connect
 from allranks.engine.package import package_folder
-from allranks.harness.events import JOURNAL, read_events
+from allranks.records import JOURNAL, Imported, Record, Went, decode
 
 SLACK = 4.0
 """Seconds that a busy machine may add to any fault."""
@@ -234,8 +234,14 @@ def _seen(folder: Path, exit_code: int, left: tuple[str, ...], said: str) -> See
 def _seconds(attempt: Path, record: dict[str, Any]) -> float | None:
     if not record:
         return None
-    said = {event["event"]: event["at"] for event in reversed(read_events(attempt / JOURNAL))}
-    return float(record["finished"] - said.get("go", said.get("imported", record["started"])))
+    said = {type(each): each.at for each in reversed(records_of(attempt / JOURNAL))}
+    return float(record["finished"] - said.get(Went, said.get(Imported, record["started"])))
+
+
+def records_of(journal: Path) -> list[Record]:
+    """The records of a journal; a torn last line is left out."""
+    lines = journal.read_bytes().split(b"\n") if journal.exists() else []
+    return [decode(line) for line in lines if line.endswith(b"]")]
 
 
 def _by_rank(compact: str) -> Iterator[tuple[int, str]]:

@@ -34,17 +34,21 @@ def main() -> None:
     # Split by hand: what follows may have another -- in it, which is the command's.
     place = sys.argv.index("--")
     options, command = parser.parse_args(sys.argv[1:place]), sys.argv[place + 1 :]
-    libc = ctypes.CDLL(None, use_errno=True)
-    _check(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    adopt_orphans()
     if options.disk:
-        _mount_small_disk(libc, *options.disk)
+        _mount_small_disk(*options.disk)
     group = _memory_group(options.memory) if options.memory else None
     enter = None if group is None else lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
     status = subprocess.run(command, preexec_fn=enter, check=False).returncode
-    left = _left()
+    left = end_descendants()
     options.report.write_text(json.dumps({"status": status, "left": left}))
     if group is not None:
         group.rmdir()
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every descendant whose own parents have died."""
+    _check(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def _check(result: int) -> None:
@@ -52,8 +56,9 @@ def _check(result: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _mount_small_disk(libc: ctypes.CDLL, folder: str, mib: str) -> None:
+def _mount_small_disk(folder: str, mib: str) -> None:
     """A disk of its own, which nobody else sees and which is gone with this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
     _check(libc.unshare(_CLONE_NEWNS))
     _check(libc.mount(None, b"/", None, _MS_REC_PRIVATE, None))
     _check(libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", 0, f"size={mib}m".encode()))
@@ -80,7 +85,7 @@ def _memory_group(mib: int) -> Path:
     raise OSError(msg)
 
 
-def _left() -> list[str]:
+def end_descendants() -> list[str]:
     """The command lines of the descendants that do not end by themselves at once; ends them."""
     deadline = time.monotonic() + DYING
     while _reap() and time.monotonic() < deadline:

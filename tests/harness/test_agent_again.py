@@ -5,6 +5,7 @@ from itertools import groupby
 import pytest
 from agent_run import AgentRun
 
+from allranks.harness.rank_xml import xml_id
 from allranks.records import Collected, Finished, Notice, TestStarted
 
 FILES = {
@@ -84,3 +85,10 @@ def test_orders_differ_by_their_seed_and_all_ranks_have_the_same(order):
 def test_the_report_says_which_order_it_was(run_agent):
     notices = [event.text for event in run_agent(FILES, world_size=1, shuffle=3).all(Notice)]
     assert "The order of the tests is that of --shuffle 3." in notices
+
+
+@pytest.mark.parametrize("name", ["test_\x01.py", "test_#x01.py"])
+def test_of_two_ids_that_look_alike_in_reports_the_one_that_is_meant_runs(run_agent, name):
+    files = dict.fromkeys(("test_\x01.py", "test_#x01.py"), "def test_x(): pass\n")
+    agent = run_agent(files, world_size=1, only=(xml_id(f"suite/{name}::test_x"),))
+    assert ran(agent) == [f"{name}::test_x"]

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from allranks.harness.rank_xml import legal, split_nodeid
+from allranks.harness.rank_xml import legal, split_nodeid, xml_id
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's importlib mode does not find
 
@@ -79,10 +79,10 @@ def rank_xml(tests: Mapping[str, Any], suite_properties: Mapping[str, object]) -
 
 def _case(nodeid: str, said: dict[str, Any]) -> ET.Element:
     outcome, message, text = said.pop("outcome"), said.pop("message", ""), said.pop("text", "")
-    classname, name = map(legal, split_nodeid(nodeid))
+    classname, name = split_nodeid(xml_id(nodeid))
     case = ET.Element("testcase", classname=classname, name=name, time=str(said.pop("time", 0.25)))
     stdout = said.pop("stdout", "")
-    _properties(case, {"allranks.nodeid": nodeid, "allranks.outcome": outcome, **_prefixed(said)})
+    _properties(case, {"allranks.nodeid": xml_id(nodeid), "allranks.outcome": outcome, **_prefixed(said)})
     if tag := _ELEMENTS.get(outcome, "error"):
         kind = "pytest.xfail" if outcome == "xfailed" else "pytest.skip" if outcome == "skipped" else ""
         ET.SubElement(case, tag, message=legal(message), type=kind).text = legal(text)

@@ -247,6 +247,57 @@ def test_without_a_manifest_the_world_size_that_a_rank_states_is_expected(run_fo
     assert only_test(judged(run_folder)).verdict.message.startswith("ranks 1-3 are missing")
 
 
+@pytest.mark.parametrize("cell", ["gloo-w64-g0-env", "nccl-w64-g64-tcp-n8", "my_backend-w64-g0-file-n2-t2.14.1"])
+def test_without_a_record_the_world_size_of_the_cells_id_is_expected(run_folder, cell):
+    run_folder.rank(f"{cell}/s", 0, {A: "passed"}, world_size=1)
+    assert only_test(judged(run_folder)).verdict.message == "ranks 1-63 are missing: nothing came back."
+
+
+def test_a_damaged_record_leaves_the_world_size_of_the_cells_id(run_folder):
+    run_folder.rank("gloo-w4-g0-env/s", 0, {A: "passed"}, world_size=1)
+    (run_folder.attempt("gloo-w4-g0-env/s") / "job.json").write_text("{")
+    _, test = only_suite(judged(run_folder)).tests
+    assert test.verdict.message == "ranks 1-3 are missing: nothing came back."
+
+
+def test_without_a_record_the_world_size_of_the_manifest_is_expected(run_folder):
+    run_folder.manifest("cell/s")
+    run_folder.rank("cell/s", 0, {A: "passed"}, world_size=1)
+    _, test = only_suite(judged(run_folder)).tests
+    assert test.verdict.message == "rank 1 is missing: nothing came back."
+
+
+@pytest.mark.parametrize(
+    "place", ["gloo-w3-g0-env/rank-0.xml", "gloo-w3-g0-env/s/rank-0.xml", "x/gloo-w3-g0-env/a/b/rank-0.xml"]
+)
+def test_xml_from_elsewhere_in_the_folder_of_a_cell_has_the_ranks_of_the_cell(write_ranks, place):
+    root = write_ranks(place, ['<testcase name="a"/>'])
+    suites: list[CellSuite] = []
+    merge(root, environ={}, observers=[suites.append])
+    assert suites[0].tests[0].verdict.message == "ranks 1, 2 are missing: nothing came back."
+
+
+def test_ranks_counted_from_1_are_as_many_as_the_cells_id_says(write_ranks):
+    for rank in (1, 2, 3):
+        root = write_ranks(f"gloo-w3-g0-env/s/rank-{rank}.xml", ['<testcase name="a"/>'])
+    assert code(merge(root, environ={})) is ExitCode.OK
+
+
+def test_a_record_of_another_world_size_than_the_cell_is_an_error(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"}, world_size=1)
+    run_folder.rank(JOB, 1, {A: "passed"}).unlink()
+    trouble = only_suite(judged(run_folder)).tests[0]
+    assert trouble.verdict.message == "job.json says that there are 1 ranks, and the cell has 2."
+    assert code(judged(run_folder)) is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "99999", "0", "-1", "two"])
+def test_a_world_size_that_no_run_has_is_no_reason_to_break_down(run_folder, size):
+    run_folder.rank("cell/s", 0, {A: "passed"}, world_size=size)
+    assert only_suite(judged(run_folder)).counts.passed == 1
+
+
 def test_a_test_with_a_world_size_of_its_own_is_expected_of_its_ranks_alone(run_folder):
     run_folder.manifest(JOB)
     run_folder.job(JOB, collected=[A])
@@ -304,3 +355,32 @@ def test_a_broken_file_from_elsewhere_is_an_error_beside_the_rest(write_ranks):
     (root / "other" / "page.xml").write_text("<html/>")
     merged = merge(root, environ={})
     assert (merged.counts.passed, merged.counts.errors, code(merged)) == (1, 1, ExitCode.UNACCOUNTED)
+
+
+CONTROL, LITERAL = "t.py::a[\x01]", "t.py::a[#x01]"
+
+
+def kinds_of(run_folder) -> dict[str, str]:
+    return {test.nodeid: test.verdict.kind.value for test in only_suite(judged(run_folder)).tests}
+
+
+def test_an_id_that_is_no_xml_and_one_that_looks_like_it_are_two_tests(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {CONTROL: "passed", LITERAL: "failed"})
+    assert kinds_of(run_folder) == {"t.py::a[#x01]": "passed", "t.py::a[#x23x01]": "failure"}
+
+
+@pytest.mark.parametrize(("reported", "lost"), [(CONTROL, "t.py::a[#x23x01]"), (LITERAL, "t.py::a[#x01]")])
+def test_one_of_two_such_tests_cannot_hide_that_the_other_is_missing(run_folder, reported, lost):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {reported: "passed"}, collected=[CONTROL, LITERAL])
+    assert kinds_of(run_folder)[lost] == "error"
+    assert code(judged(run_folder)) is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize("nodeid", [CONTROL, LITERAL])
+def test_rank_xml_of_earlier_versions_has_the_names_of_that_time(run_folder, nodeid):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {CONTROL: "passed"}, collected=[nodeid, A], not_run=[A])
+    assert kinds_of(run_folder) == {"t.py::a[#x01]": "passed", A: "skipped"}
+    assert code(judged(run_folder)) is ExitCode.OK

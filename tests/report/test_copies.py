@@ -79,8 +79,8 @@ def test_a_ranks_file_that_is_a_link_out_of_the_folder_is_not_read(run_folder, t
     shutil.move(path, tmp_path / "elsewhere.xml")
     path.symlink_to(tmp_path / "elsewhere.xml")
     bad, _, code = judged(run_folder.path)
-    assert bad[0] == ("rank 1", "rank-1.xml leads out of the results folder: it is not read.")
-    assert bad[1][1].startswith("rank 1 is missing: rank-1.xml leads out of the results folder")
+    assert bad[0] == ("rank 1", "rank-1.xml is a link, not a regular file: it is not read.")
+    assert bad[1][1].startswith("rank 1 is missing: rank-1.xml is a link")
     assert code is ExitCode.UNACCOUNTED
 
 

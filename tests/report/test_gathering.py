@@ -139,10 +139,10 @@ def test_an_empty_plan_of_a_part_is_damaged(merged, part):
 
 
 def test_a_folder_that_cannot_be_read_ends_the_merge(merged, monkeypatch):
-    def refuse(root, onerror):
-        onerror(PermissionError(13, "Permission denied", f"{root}/machine-2"))
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", f"{path}/machine-2")
 
-    monkeypatch.setattr("os.walk", refuse)
+    monkeypatch.setattr("os.scandir", refuse)
     with pytest.raises(ResultsError) as caught:
         merged()
     assert "machine-2: Permission denied" in caught.value.why

@@ -1,5 +1,9 @@
 """Earlier attempts at a job, and reruns within one."""
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from allranks.errors import ExitCode
 from allranks.report.exit_code import exit_code
 from allranks.report.judged import CellSuite
@@ -85,3 +89,108 @@ def test_attempts_from_elsewhere_are_told_apart_by_their_folders(write_ranks):
     root = write_ranks("gloo/unit/attempt-2/rank-0.xml", ['<testcase classname="t" name="x"/>'])
     tests, merged = judged_tests(root)
     assert (tests["t::x"].is_flaky, merged.counts.tests) == (True, 1)
+
+
+BAD = ("failed", "errored", "crashed", "timed_out", "missing")
+SKIPS = (
+    {"outcome": "skipped", "message": "not here"},
+    {"outcome": "skipped", "message": "not here", "skip_kind": "environment", "skip_code": 76},
+)
+
+
+@pytest.mark.parametrize("policy", ["skip", "pass"])
+@pytest.mark.parametrize("skip", SKIPS)
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("continues", [0, 1])
+def test_a_skip_after_it_went_wrong_is_no_pass(run_folder, policy, skip, bad, continues):
+    run_folder.manifest(JOB, policy={"skip": policy})
+    attempt(run_folder, 1, a={"outcome": bad, "message": "boom"}, b="passed")
+    attempt(run_folder, 2, a=skip, **({} if continues else {"b": "passed"}))
+    run_folder.job(JOB, number=2, collected=[A] if continues else [A, B], continues=continues)
+    tests, merged = judged_tests(run_folder.path)
+    assert tests[A].verdict.is_bad
+    assert "boom" in tests[A].verdict.message
+    assert tests[A].verdict.message.endswith("; then not here")
+    assert (merged.counts.bad, merged.counts.passed, merged.counts.flaky) == (1, 1, 0)
+    assert exit_code(merged, nothing_ran_allowed=False) is not ExitCode.OK
+
+
+@pytest.mark.parametrize("after", ["passed", "xfailed", "xpassed"])
+def test_what_ran_and_ended_well_settles_what_went_wrong_before(run_folder, after):
+    run_folder.manifest(JOB)
+    attempt(run_folder, 1, a="failed")
+    attempt(run_folder, 2, a=SKIPS[0])
+    attempt(run_folder, 3, a=after)
+    tests, merged = judged_tests(run_folder.path)
+    assert tests[A].is_flaky
+    assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.OK
+
+
+def test_a_skip_after_a_pass_in_between_is_a_skip(run_folder):
+    run_folder.manifest(JOB)
+    for number, outcome in enumerate(("failed", "passed", "skipped"), start=1):
+        attempt(run_folder, number, a=outcome, b="passed")
+    tests, merged = judged_tests(run_folder.path)
+    assert tests[A].verdict.kind is VerdictKind.SKIPPED
+    assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.OK
+
+
+def test_skips_however_many_do_not_settle_a_failure(run_folder):
+    run_folder.manifest(JOB)
+    attempt(run_folder, 1, a="failed", b="passed")
+    for number in (2, 3):
+        attempt(run_folder, number, a="skipped", b="passed")
+    assert judged_tests(run_folder.path)[0][A].verdict.is_bad
+
+
+def test_a_failure_that_a_later_attempt_does_not_have_stays_one(run_folder):
+    """The whole module may have been skipped, under an id of its own."""
+    run_folder.manifest(JOB)
+    attempt(run_folder, 1, a={"outcome": "failed", "message": "boom"}, b="passed")
+    attempt(run_folder, 2, b="passed")
+    tests, merged = judged_tests(run_folder.path)
+    assert tests[A].verdict.message == "rank 0 failed: boom; attempt 2 did not have it"
+    assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
+
+
+def test_a_failure_of_a_test_that_was_stopped_later_stays_one(run_folder):
+    run_folder.manifest(JOB)
+    attempt(run_folder, 1, a="failed", b="passed")
+    run_folder.job(JOB, number=2, collected=[A, B], not_run=[A], stop_reason="-x")
+    for rank in range(2):
+        run_folder.rank(JOB, rank, {B: "passed"}, number=2)
+    assert judged_tests(run_folder.path)[0][A].verdict.is_bad
+
+
+def test_a_skip_after_an_attempt_that_was_cut_short_from_outside_is_a_skip(run_folder):
+    run_folder.manifest(JOB)
+    attempt(run_folder, 1, a="aborted", b="passed")
+    run_folder.job(JOB, number=1, collected=[A, B], error={"kind": "interrupted", "what": "Ctrl-C"})
+    attempt(run_folder, 2, a="skipped", b="passed")
+    tests, merged = judged_tests(run_folder.path)
+    assert tests[A].verdict.kind is VerdictKind.SKIPPED
+    assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.OK
+
+
+def test_a_skip_after_a_rerun_that_failed_is_no_pass(write_ranks):
+    case = '<testcase classname="t" name="x"><rerun message="boom"/><skipped message="not here"/></testcase>'
+    tests, merged = judged_tests(write_ranks("unit/rank-0.xml", [case]))
+    assert tests["t::x"].verdict.message == "rank 0 failed: boom; then not here"
+    assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.sampled_from(["passed", "failed", "crashed", "skipped", "xfailed"]), min_size=1, max_size=4))
+def test_nothing_is_good_that_went_wrong_and_has_not_run_well_since(tmp_path_factory, outcomes):
+    root = tmp_path_factory.mktemp("run")
+    for number, outcome in enumerate(outcomes, start=1):
+        folder = root / f"unit/attempt-{number}"
+        folder.mkdir(parents=True)
+        said = f'<properties><property name="allranks.outcome" value="{outcome}"/></properties>'
+        element = {"failed": "<failure/>", "crashed": "<error/>", "skipped": "<skipped/>"}.get(outcome, "")
+        element = '<skipped type="pytest.xfail"/>' if outcome == "xfailed" else element
+        case = f'<testcase classname="t" name="x">{said}{element}</testcase>'
+        (folder / "rank-0.xml").write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
+    tests, _ = judged_tests(root)
+    ran = [outcome for outcome in outcomes if outcome != "skipped"]
+    assert tests["t::x"].verdict.is_bad == bool(ran and ran[-1] in {"failed", "crashed"})

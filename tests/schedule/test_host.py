@@ -1,4 +1,5 @@
 import os
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def dead_daemon(monkeypatch):
 
     monkeypatch.setattr(schedule_host, "_SOCKET", Path("/"))
     monkeypatch.setattr(engine_docker, "connect", refuse)
+
+
+@pytest.mark.usefixtures("daemon")
+def test_without_the_sdk_auto_is_processes_and_docker_is_refused(matrix, lines, monkeypatch):
+    monkeypatch.setitem(sys.modules, "allranks.engine.docker", None)
+    assert choose_host("auto", matrix, lines).engine.name == "process"
+    assert lines == ["engine: process (The Docker SDK for Python is not installed); GPUs: none"]
+    with pytest.raises(EngineError, match="pip install docker"):
+        choose_host("docker", matrix, lines)
 
 
 def test_auto_without_a_socket_is_processes_and_says_why(matrix, lines, tmp_path):

@@ -60,6 +60,28 @@ def test_gpus_of_nvidia_are_those_that_nvml_names():
     assert inventory.name_of("GPU-x") == "GPU (GPU-x)"
 
 
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [
+        ("1", ("GPU-b2",)),
+        ("2,0", ("GPU-b3", "GPU-a1")),
+        ("GPU-b3, GPU-a", ("GPU-b3", "GPU-a1")),
+        ("GPU-b", ()),
+        ("0,7,1", ("GPU-a1",)),
+        ("0,-1,1", ("GPU-a1",)),
+        ("", ()),
+        ("NoDevFiles", ()),
+    ],
+)
+def test_gpus_that_are_hidden_from_cuda_are_not_leased(shown, found):
+    nvml = FakeNvml([device("a1"), device("b2"), device("b3")])
+    inventory = take_inventory(environ={"CUDA_VISIBLE_DEVICES": shown}, root=NOWHERE, nvml=nvml)
+    assert inventory.gpus == found
+    assert inventory.name_of("GPU-b2") == "GPU 1 (H100, 80 GiB, GPU-b2)"
+    if found:
+        assert inventory.only("0").gpus == found[:1]
+
+
 def test_a_driver_that_cannot_say_is_an_error_and_no_host_without_gpus():
     with pytest.raises(DeviceError):
         take_inventory(environ={}, root=NOWHERE, nvml=FakeNvml([], init=999))

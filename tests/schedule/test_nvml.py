@@ -57,6 +57,14 @@ def test_what_only_people_need_may_be_lacking():
     assert (gpu.uuid, gpu.description) == ("GPU-a", "")
 
 
+def test_without_nvidias_bindings_a_host_with_cards_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvidia_gpus(has_cards=False) == ()
+    with pytest.raises(DeviceError, match="bindings of NVML are not installed") as caught:
+        nvidia_gpus(has_cards=True)
+    assert "pip install nvidia-ml-py" in caught.value.remedy
+
+
 def test_without_the_drivers_library_there_are_no_gpus():
     assert nvidia_gpus(FakeNvml([], init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)) == ()
 

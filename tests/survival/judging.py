@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from project import GPUS, WANTED
 from world import HostDaemon
 
 from allranks.engine import ownership
+from allranks.harness.outcome import Outcome
+from allranks.records import JOURNAL, Collected, Passed, RankEnded, Record, RecordError, decode
 
 Ranks = dict[int, str]
 
@@ -87,8 +88,7 @@ def of_report(run: Path, report: Report, said: str, *, is_whole: bool, may_crash
         may_crash: Whether a rank may have been killed for itself: that is a result, and stays one.
     """
     yield from _of_jobs(run, report)
-    yield from _of_finished_tests(run, report)
-    yield from _of_heard_tests(run, report)
+    yield from _of_told_tests(run, report)
     yield from _of_ended_jobs(report, said)
     yield from _of_collected_tests(run, report)
     for (cell, suite, nodeid), ranks in report.tests.items():
@@ -118,52 +118,44 @@ def _of_jobs(run: Path, report: Report) -> Iterator[str]:
 
 def _of_collected_tests(run: Path, report: Report) -> Iterator[str]:
     """Each test that a job has collected is in the report, or what became of the job is."""
-    for path in run.glob("cells/*/*/attempt-1/events-agent.jsonl"):
+    for path in run.glob(f"cells/*/*/attempt-1/{JOURNAL}"):
         cell, suite = path.parts[-4], path.parts[-3]
         there = {nodeid for key, name, nodeid in report.tests if (key, name) == (cell, suite)}
         if not any(nodeid.startswith(_OF_A_JOB) for nodeid in there):
-            collected = {test for event in _events(path) if event["event"] == "collected" for test in event["tests"]}
+            lists = (record.tests for record in _records(path) if isinstance(record, Collected))
+            collected = {test for tests in lists for test in tests}
             yield from (f"{cell}/{suite} {nodeid}: collected, and not in the report" for nodeid in collected - there)
 
 
-def _of_finished_tests(run: Path, report: Report) -> Iterator[str]:
-    """Each test that a rank has finished, as its own file of events has it, is in the report with that outcome."""
-    for path in run.glob("cells/*/*/attempt-1/events-[0-9]*.jsonl"):
-        cell, suite, rank = path.parts[-4], path.parts[-3], int(path.stem.partition("-")[2])
-        for nodeid, outcome in finished(path).items():
+def _of_told_tests(run: Path, report: Report) -> Iterator[str]:
+    """The first bad outcome that a run was told of each rank and test, else the good one, is in the report."""
+    for path in run.glob(f"cells/*/*/attempt-1/{JOURNAL}"):
+        cell, suite = path.parts[-4], path.parts[-3]
+        for (nodeid, rank), outcome in told(path).items():
             found = report.tests.get((cell, suite, nodeid), {}).get(rank)
             if found != outcome:
-                yield f"{cell}/{suite} {nodeid}: rank {rank} {outcome} by its events, {found} in the report"
+                yield f"{cell}/{suite} {nodeid}: rank {rank} {outcome} by the journal, {found} in the report"
 
 
-def _of_heard_tests(run: Path, report: Report) -> Iterator[str]:
-    """Each outcome that a run has heard of, as its journal has it, is in the report: that, or what the rank wrote."""
-    for path in run.glob("cells/*/*/attempt-1/events-agent.jsonl"):
-        cell, suite = path.parts[-4], path.parts[-3]
-        for event in _events(path):
-            if event["event"] == "arrived":
-                found = report.tests.get((cell, suite, event["nodeid"]), {})
-                if event["rank"] not in found or found[event["rank"]] == "missing":
-                    yield f"{cell}/{suite} {event['nodeid']}: rank {event['rank']} was heard, the report has {found}"
+def told(journal: Path) -> dict[tuple[str, int], str]:
+    """What a journal has of each test and rank; what nobody knows of a lost rank gives way to all else."""
+    found: dict[tuple[str, int], Outcome] = {}
+    for record in _records(journal):
+        ends = []
+        if isinstance(record, Passed):
+            ends = [(rank, Outcome.PASSED) for rank in record.ranks]
+        elif isinstance(record, RankEnded) and not record.is_lost:
+            ends = [(record.rank, record.outcome)]
+        for rank, outcome in ends:
+            if not found.get((record.nodeid, rank), Outcome.PASSED).is_bad:
+                found[record.nodeid, rank] = outcome
+    return {key: outcome.value for key, outcome in found.items()}
 
 
-def finished(path: Path) -> dict[str, str]:
-    """What each test came to that a rank has finished."""
-    phases: dict[str, list[str]] = {}
-    found = {}
-    for event in _events(path):
-        if event["event"] == "phase":
-            phases.setdefault(event["nodeid"], []).append(event["outcome"])
-        if event["event"] == "test_finished":
-            words = [word for word in phases.get(event["nodeid"], ()) if word != "passed"]
-            found[event["nodeid"]] = words[0] if words else "passed"
-    return found
-
-
-def _events(path: Path) -> Iterator[dict[str, Any]]:
+def _records(path: Path) -> Iterator[Record]:
     for line in path.read_bytes().splitlines():
-        with suppress(ValueError):  # torn by a kill
-            yield json.loads(line)
+        with suppress(RecordError):  # torn by a kill
+            yield decode(line)
 
 
 def _of_ended_jobs(report: Report, said: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ from torch_record import installed_torch
 
 import allranks
 from allranks.errors import AllranksError
-from allranks.harness.events import JOURNAL, read_events
+from allranks.records import JOURNAL, Finished, Went, decode
 from allranks.report.judged import CellSuite
 from allranks.report.merge import merge
 from allranks.report.model import Rule
@@ -181,5 +181,6 @@ def _troubles(row: CellSuite) -> Iterator[str]:
 
 
 def _seconds(journal: Path) -> float:
-    at = {event["event"]: event["at"] for event in read_events(journal)}
-    return float(at["agent_finished"] - at["go"]) if at.keys() >= {"agent_finished", "go"} else 0.0
+    records = (decode(line) for line in journal.read_bytes().splitlines())
+    at = {type(record): record.at for record in records}
+    return at[Finished] - at[Went] if at.keys() >= {Finished, Went} else 0.0

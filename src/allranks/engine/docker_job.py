@@ -4,8 +4,8 @@ import socket
 import ssl
 import tarfile
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +19,7 @@ from allranks.engine.agents import JobOfAgents
 from allranks.engine.archive import unpack
 from allranks.engine.docker_requests import ROOT, own_folder
 from allranks.engine.frames import STDOUT, FrameReader
+from allranks.engine.intake import MOST_BYTES
 from allranks.engine.nodes import bring_home
 from allranks.engine.protocol import NodeExit
 from allranks.engine.stream import Damage, RecordStream
@@ -214,11 +215,15 @@ class DockerJob(JobOfAgents[Container]):
         client: Of the daemon.
         containers: Those of the nodes, the leading one first.
         limit: Seconds that they may take once it is their turn.
+        most: Bytes of their results that are copied.
     """
 
-    def __init__(self, client: docker.APIClient, containers: Sequence[Container], limit: float) -> None:
+    def __init__(
+        self, client: docker.APIClient, containers: Sequence[Container], limit: float, most: int = MOST_BYTES
+    ) -> None:
         super().__init__(containers, limit)
         self._client = client
+        self._most = most
 
     def start(self, archive: bytes) -> None:
         """Start the containers, give them their files, and let the agents begin.
@@ -240,8 +245,11 @@ class DockerJob(JobOfAgents[Container]):
         if len(gone) == len(self._agents):
             lost = gone[0].early_end(", and its files with it")
             raise lost
+        left_out: EngineError | None = None
         try:
             self._bring_home(results)
+        except EngineError as error:
+            left_out = error
         except (*FAILURES, tarfile.TarError) as error:
             msg = f"The results of a job could not be copied to {results}."
             raise EngineError(
@@ -250,21 +258,38 @@ class DockerJob(JobOfAgents[Container]):
         if gone:
             known = gone[0].early_end("")
             raise known
+        if left_out:
+            raise left_out
 
     def _bring_home(self, results: Path) -> None:
         if not self._followers:
-            unpack(self._archive_of(0), results)
+            with closing(self._archive_of(0)) as pieces:
+                unpack(pieces, results, self._most)
             return
         with TemporaryDirectory() as scratch:
             folders = [Path(scratch, f"node-{node}") for node, _ in enumerate(self._agents)]
-            for node, folder in enumerate(folders):
-                # What is not there is told when all that is there has come home.
-                with suppress(NotFound):
-                    unpack(self._archive_of(node), folder)
-            bring_home(folders, results)
+            errors = [error for node, folder in enumerate(folders) if (error := self._unpack(node, folder))]
+            bring_home(folders, results, self._most)
+        if errors:
+            raise errors[0]
 
-    def _archive_of(self, node: int) -> Iterable[bytes]:
-        """The results of a node, from a container that has them: where its own has ended, another one has them, too."""
+    def _unpack(self, node: int, folder: Path) -> EngineError | tarfile.TarError | None:
+        """Copy a node's results; what went wrong is raised once those of all nodes are there."""
+        try:
+            with closing(self._archive_of(node)) as pieces:
+                folder.mkdir()
+                unpack(pieces, folder, self._most)
+        except NotFound:  # `bring_home` misses the folder
+            return None
+        except (EngineError, tarfile.TarError) as error:
+            return error
+        return None
+
+    def _archive_of(self, node: int) -> Generator[bytes, None, None]:
+        """The results of a node, from a container that has them: where its own has ended, another one has them, too.
+
+        Closed before its end, it closes its connection, so that the daemon does not go on.
+        """
         path = f"{own_folder(node)}/results"
         own = self._agents[node]
         *containers, last = sorted(
@@ -275,8 +300,8 @@ class DockerJob(JobOfAgents[Container]):
                 return self._read(container, path)
         return self._read(last, path)
 
-    def _read(self, container: Container, path: str) -> Iterable[bytes]:
-        pieces: Iterable[bytes]
+    def _read(self, container: Container, path: str) -> Generator[bytes, None, None]:
+        pieces: Generator[bytes, None, None]
         pieces, _ = self._client.get_archive(container.identifier, path)
         return pieces
 

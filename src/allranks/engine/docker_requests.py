@@ -9,6 +9,7 @@ from typing import Any
 from docker.types import DeviceRequest, DriverConfig, Mount
 
 from allranks.engine.archive import Archive, ArchiveBuilder
+from allranks.engine.intake import RESULTS_BYTES
 from allranks.engine.nodes import spec_of_node
 from allranks.engine.ownership import HOST_LABEL, RUN_VARIABLE
 from allranks.engine.spec import FileCopy, JobSpec
@@ -20,9 +21,6 @@ USER = 10001
 
 ROOT = "/job"
 """Where a job's volume is in its container."""
-
-RESULTS_BYTES = 512 << 20
-"""What each node of a job may write down: each rank's log has a limit of its own."""
 
 PORT = 29400
 """Where the leading agent listens for the others, on a network where nobody else is."""

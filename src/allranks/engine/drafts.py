@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_DRAFT = ".allranks.part"
+DRAFT = ".allranks.part"
 
 
 @contextmanager
@@ -13,7 +13,7 @@ def draft_of(target: Path) -> Iterator[Path]:
 
     One writer in a folder at a time. The name is a short one, since that of the file may be as long as names can be.
     """
-    draft = target.with_name(_DRAFT)
+    draft = target.with_name(DRAFT)
     try:
         yield draft
         draft.replace(target)

@@ -1,17 +1,23 @@
 """What a job on several nodes takes besides its agents: a post for each, and one results folder out of several."""
 
+import errno
+import os
 import secrets
-import shutil
 import socket
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import IO
 
-from allranks.engine.drafts import draft_of
+from allranks.engine.intake import MOST_BYTES, MOST_ENTRIES, Intake
 from allranks.engine.spec import JobSpec, Passthrough
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, GpuToCheck, Post, share_of
 
 _TOKEN_BYTES = 32
+
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,54 +101,79 @@ def gpus_of(node: int, gpus: Sequence[str], nodes: int) -> tuple[str, ...]:
     return tuple(gpus[place] for place in share_of(node, total=len(gpus), nodes=nodes))
 
 
-def bring_home(folders: Sequence[Path], results: Path) -> None:
-    """Put the results of all nodes into one folder.
+def bring_home(folders: Sequence[Path], results: Path, most: int = MOST_BYTES) -> None:
+    """Put the results of all nodes into one folder: regular files, and none by way of a link.
 
     Ranks are numbered over all nodes, so that their files have names of their own; an agent's get its node's number.
 
     Args:
         folders: The results of each node's agent, the leader's first.
         results: An existing folder.
+        most: How many bytes are copied; see :class:`allranks.engine.intake.Intake`.
 
     Raises:
         OSError: Something cannot be copied; everything else has been.
+        EngineError: Something was left out; all that fits is there.
     """
-    leader, *others = folders
+    intake = Intake(results, most)
     errors: list[OSError] = []
-    for attempt in ((leader, results, None), *((other, results, node) for node, other in enumerate(others, start=1))):
-        try:
-            _copy(*attempt)
-        except OSError as error:
-            errors.append(error)
+    for node, folder in enumerate(folders):
+        for path in _files(folder, intake, errors):
+            try:
+                _copy(path, PurePosixPath(path.relative_to(folder)), node, intake)
+            except OSError as error:
+                errors.append(error)
     if errors:
         raise errors[0]
+    intake.check()
 
 
-def _copy(source: Path, results: Path, node: int | None) -> None:
-    if node is None:
-        shutil.copytree(source, results, dirs_exist_ok=True, copy_function=_copy_file)
+def _files(folder: Path, intake: Intake, errors: list[OSError]) -> Iterator[Path]:
+    """The regular files below a folder, as far as the intake takes any more."""
+    if folder.is_symlink() or not folder.is_dir():
+        errors.append(FileNotFoundError(errno.ENOENT, "there is no folder", str(folder)))
         return
-    for path in _files(source):
-        target = results / name_of(path.relative_to(source), node)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _copy_file(path, target)
+    waiting = [folder]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                found = sorted(islice(entries, MOST_ENTRIES + 1), key=lambda entry: entry.name)
+        except OSError as error:
+            errors.append(error)
+            continue
+        for entry in found:
+            intake.count_entry()
+            path = Path(entry.path)
+            if entry.is_file(follow_symlinks=False):
+                yield path
+            elif entry.is_dir(follow_symlinks=False) and intake.takes_folder(PurePosixPath(path.relative_to(folder))):
+                waiting.append(path)
 
 
-def _copy_file(source: Path | str, target: Path | str) -> None:
-    with draft_of(Path(target)) as draft:
-        shutil.copy2(source, draft)
+def _copy(source: Path, relative: PurePosixPath, node: int, intake: Intake) -> None:
+    if node and relative.parts[0] == PYTEST_CACHE:  # says nothing that the leader's does not
+        return
+    name = name_of(relative, node) if node else relative
+    try:
+        # It may have become a link since it was listed, or a pipe that would block.
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except PermissionError:
+        intake.leave_out("unreadable", name, 0)
+        return
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode):
+            intake.add_file(name, found.st_size, _pieces(file, found.st_size))
 
 
-def _files(folder: Path) -> Iterable[Path]:
-    """What is worth bringing home: pytest's cache of a follower says nothing that the leader's does not."""
-    if not folder.is_dir():
-        msg = f"there is no folder {folder}"
-        raise FileNotFoundError(msg)
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return [path for path in found if path.relative_to(folder).parts[0] != PYTEST_CACHE]
+def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """So many bytes of a file: it may grow as long as it is read."""
+    while size > 0 and (piece := file.read(min(size, _PIECE))):
+        size -= len(piece)
+        yield piece
 
 
-def name_of(path: Path, node: int) -> Path:
+def name_of(path: PurePosixPath, node: int) -> PurePosixPath:
     """What a file of a follower's results is called among those of the leader."""
     if path.stem.endswith("agent") and len(path.parts) == 1:
         return path.with_name(f"{path.stem}-{node}{path.suffix}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from allranks.engine.agents import STOP_GRACE, JobOfAgents
+from allranks.engine.intake import MOST_BYTES, most_bytes
 from allranks.engine.nodes import Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engine.ownership import RUN_VARIABLE, forget_dead_runs, is_dead, process_namespace
 from allranks.engine.protocol import NodeExit
@@ -59,7 +60,7 @@ class ProcessEngine:
                 job.stop()
                 job.close()
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove_tree(scratch)
 
     def _spawn(self, spec: JobSpec, scratch: Path, held: Sequence[int]) -> "ProcessJob":
         if spec.python is None:
@@ -75,7 +76,8 @@ class ProcessEngine:
                     agents.append(self._start_agent(replace(spec, agent=config), spec.python, scratch, held))
                     undo.callback(agents[-1].close)
                     undo.callback(agents[-1].end, 0.0)
-                job = ProcessJob(agents, spec.resources.seconds, meeting)
+                most = most_bytes(spec.resources, spec.agent.nodes)
+                job = ProcessJob(agents, spec.resources.seconds, meeting, most)
             except OSError as error:
                 msg = f"The agent of {spec.job_id} could not be started."
                 raise EngineError(msg, why=str(error), remedy="Check process.python in the matrix file.") from error
@@ -116,7 +118,7 @@ class ProcessEngine:
         dead = list(_kill_the_dead())
         left = [folder for folder, run_id in _scratch_folders() if is_dead(run_id)]
         for folder in left:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
         forget_dead_runs()
         return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
 
@@ -193,16 +195,20 @@ class ProcessJob(JobOfAgents[_Agent]):
         agents: The agents, the leading one first.
         limit: Seconds that they may take once it is their turn.
         meeting: How they find each other; None for a single one.
+        most: Bytes of their results that are copied.
     """
 
-    def __init__(self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None) -> None:
+    def __init__(
+        self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None, most: int = MOST_BYTES
+    ) -> None:
         super().__init__(agents, limit)
         self._meeting = meeting
+        self._most = most
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
         try:
-            bring_home([agent.folder / "results" for agent in self._agents], results)
+            bring_home([agent.folder / "results" for agent in self._agents], results, self._most)
         except OSError as error:
             msg = f"The results of a job could not be copied to {results}."
             raise EngineError(msg, why=str(error), remedy="Check the folder's permissions and free space.") from error
@@ -239,6 +245,14 @@ def _descriptor(file: IO[bytes] | None) -> int:
 def folder_of(node: int, scratch: Path) -> Path:
     """The folder that the agent of one node has for itself."""
     return scratch / f"node-{node}" if node else scratch
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a job's folder, as far as that can be done."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # a thousand folders in each other; Python 3.13 has no such limit
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)  # noqa: S607 - any will do
 
 
 def _write_secretly(path: Path, text: str) -> None:

@@ -36,7 +36,7 @@ SESSION_END_PATIENCE = 20.0
 
 _PIECE = 1 << 20
 _LOOK_AGAIN = 0.5
-STACKS = "fork-server.stacks.txt"
+STACKS = "stacks-agent.txt"
 """The file in the results folder that gets the stacks of a fork server."""
 
 

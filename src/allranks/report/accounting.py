@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
@@ -13,7 +13,7 @@ from allranks.report.columns import RankFile
 from allranks.report.copies import CopyWatch, contradictions, without_copies
 from allranks.report.folder import Attempt, JobError, JobRecord, PlannedJob
 from allranks.report.gathering import Gathered
-from allranks.report.history import bad_attempts, reruns, with_base
+from allranks.report.history import settled
 from allranks.report.judged import MANIFEST_PLACE, CellSuite
 from allranks.report.model import TestVerdict
 from allranks.report.rank_xml import stray_file
@@ -141,7 +141,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
         cell=attempt.cell,
         suite=attempt.suite,
         axes=known.cells.get(attempt.cell, {}),
-        tests=(*_troubles(attempt, files, known), *_tests(attempt, files, known.setting)),
+        tests=(*_troubles(attempt, files, known), *settled(attempt, files, known.setting)),
         engine=record.engine if record else "",
         image=(job.image if job else "") or (record.image if record else ""),
         attempt=attempt.number,
@@ -153,6 +153,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
             *attempt.notes,
             *_note_on_base(attempt),
             *twice,
+            *dict.fromkeys(file.note for file in files if file.note),
             *copies.notes_on(attempt, files),
         ),
         started=record.started if record else None,
@@ -220,6 +221,9 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
         yield trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
     elif record is None and (attempt.cell, attempt.suite) in known.planned:
         yield trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
+    elif record and attempt.world_size not in {None, record.world_size}:
+        text = f"job.json says that there are {record.world_size} ranks, and the cell has {attempt.world_size}."
+        yield trouble("job", text, ExitCode.UNACCOUNTED)
     yield from _troubles_of_mixture(attempt, known.run_id)
     if record and record.error:
         yield _job_trouble(record.error)
@@ -249,12 +253,3 @@ def _file_title(file: RankFile) -> str:
 def _job_trouble(error: JobError) -> TestVerdict:
     name = "collection" if error.kind == "collection" else "job"
     return trouble(name, error.text, _EXIT_CODES.get(error.kind, ExitCode.UNACCOUNTED))
-
-
-def _tests(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterator[TestVerdict]:
-    """The attempt's tests, each with what earlier attempts have to tell of it."""
-    earlier = bad_attempts(attempt.earlier, setting)
-    for test, of in with_base(attempt, files, setting):
-        before = (each for each in earlier.get(test.nodeid, ()) if each.number != of.number)
-        past = (*before, *reruns(test, setting))
-        yield replace(test, earlier=past) if past else test

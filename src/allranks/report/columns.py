@@ -45,7 +45,9 @@ class RankFile:
         at: For tests that say it, when the outcome arrived, by the place of their key.
         world_sizes: For tests that say it, how many ranks took part.
         details: The results that say more than *passed* and these three.
-        problem: One sentence that says why the file could not be read to its end; empty when it could.
+        problem: One sentence that says why the file could not be read to its end, or why it cannot be believed; empty
+            when it could.
+        note: What is odd in it, and may be well; empty for nothing.
         is_unfinished: Whether it is of a journal that does not say that the job did all its work.
     """
 
@@ -58,6 +60,7 @@ class RankFile:
     world_sizes: Mapping[int, int] = field(default_factory=dict)
     details: Mapping[int, RankResult] = field(default_factory=dict)
     problem: str = ""
+    note: str = ""
     is_unfinished: bool = False
 
     @property

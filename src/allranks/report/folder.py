@@ -5,14 +5,18 @@ Files only. A damaged one becomes a sentence in ``problem`` and never stops the 
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar, cast
 
+from allranks.harness.rank_xml import legal, xml_id
 from allranks.records import JOURNAL
+from allranks.report.json_fields import Fields
 from allranks.report.judged import Share
 from allranks.report.model import SkipPolicy
+from allranks.report.untrusted import head, leads_out, listing, open_regular, special, walk
 
 SCHEMA: Final = 1
 """The newest schema of run.json and job.json that this version reads."""
@@ -22,7 +26,13 @@ NARROW_NAME: Final = "allranks: every job"
 """Names of the root elements by which a merged report, in either form, is known for what it is."""
 
 _MARKS: Final = (f'<testsuites name="{WIDE_NAME}"'.encode(), f'<testsuite name="{NARROW_NAME}"'.encode())
-_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
+MOST_RANKS: Final = 16_384
+"""Ranks that a run may have: whoever claims more would make the report account for a billion of them."""
+
+_MOST_SHARES: Final = 1_000  # as many as a matrix file may ask for
+_ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
+_CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
+_LEADS_OUT: Final = "{} leads out of the results folder: it is not read."
 _T = TypeVar("_T")
 
 
@@ -117,9 +127,10 @@ class Attempt:
         folder: Where the files are, relative to the folder that is merged; empty where there are no attempts.
         number: None for a folder that has no attempts.
         problem: Why job.json cannot be read; empty where it can, and where there is none.
-        strays: Files that would be read if they, or a folder above them, did not lead out of the results folder.
+        strays: What is named like the file of a rank and is not read: no regular file, or not in the results folder.
         earlier: The attempts at the same job before this one, the oldest first.
         mixed: Ids of other runs that left results of the same job.
+        world_size: What the cell's id says, or the manifest of the cell, without a look at the files; None for neither.
         notes: Sentences on how it was found, without their full stops.
         base: The attempt that this one goes on with: it ran a part of the job again, and the other tests are there.
     """
@@ -134,18 +145,15 @@ class Attempt:
     strays: tuple[Path, ...] = ()
     earlier: tuple["Attempt", ...] = ()
     mixed: tuple[str, ...] = ()
+    world_size: int | None = None
     notes: tuple[str, ...] = ()
     base: "Attempt | None" = None
 
 
 def is_manifest(path: Path) -> bool:
     """Whether a file with the name of a manifest looks like one: other programs have a run.json too."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(1024)
-            return not start or b'"allranks"' in start
-    except OSError:
-        return True  # reading it says why that fails
+    start = head(path, 1024)
+    return not start or b'"allranks"' in start  # of one that cannot be opened, reading it says why
 
 
 def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:
@@ -156,35 +164,60 @@ def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:
         folder: The run's, in it.
     """
     path = folder / "run.json"
-    return _read_json(path, _manifest) if _is_within(root, path) else (None, stray_text(path))
+    return (None, _LEADS_OUT.format(path.name)) if leads_out(root, path) else _read_json(path, _manifest)
 
 
-def read_attempts(root: Path, folder: Path) -> Iterator[Attempt]:
-    """Every attempt at the jobs below ``cells/``, by cell, suite and number; parameters as :func:`read_manifest`."""
-    for job in sorted(path for path in (folder / "cells").glob("*/*") if path.is_dir()):
-        yield from _attempts_at(root, job)
+def read_attempts(root: Path, folder: Path, world_sizes: Mapping[str, int]) -> Iterator[Attempt]:
+    """Every attempt at the jobs below ``cells/``, by cell, suite and number.
+
+    Args:
+        root: What is merged: files that lead out of it are not read.
+        folder: The run's, in it.
+        world_sizes: What manifests say, by cell.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
+    for cell in _folders(folder / "cells"):
+        for job in _folders(cell):
+            yield from _attempts_at(root, job, world_sizes.get(cell.name))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [path for path in listing(folder) if path.is_dir()] if folder.is_dir() else []
 
 
 def read_attempts_at(run: Path, cell: str, suite: str) -> tuple[Attempt, ...]:
     """Every attempt at one job in a run's folder, in order."""
     root, job = run.resolve(), run.resolve() / "cells" / cell / suite
-    return tuple(_attempts_at(root, job)) if job.is_dir() else ()
+    return tuple(_attempts_at(root, job, None)) if job.is_dir() else ()
 
 
-def _attempts_at(root: Path, job: Path) -> Iterable[Attempt]:
-    found = {int(match[1]): path for path in job.iterdir() if (match := _ATTEMPT.fullmatch(path.name))}
-    attempts: dict[int, Attempt] = {}
-    for number in sorted(found):
-        attempts[number] = _on_its_base(_attempt(root, job, number, found[number]), attempts)
-    return attempts.values()
+def is_attempt(root: Path, folder: Path) -> bool:
+    """Whether a folder is where an attempt at a job of a run would be."""
+    place = folder.relative_to(root).parts[-4:]
+    return len(place) == 4 and place[0] == "cells" and _ATTEMPT.fullmatch(place[3]) is not None
 
 
-def _on_its_base(attempt: Attempt, before: Mapping[int, Attempt]) -> Attempt:
+def is_named_like_a_rank(name: str) -> bool:
+    """Whether a name is one that allranks gives to the results of a rank."""
+    return fnmatchcase(name, "rank-*.xml")
+
+
+def _attempts_at(root: Path, job: Path, planned: int | None) -> list[Attempt]:
+    found = sorted((int(match[1]), path) for path in listing(job) if (match := _ATTEMPT.fullmatch(path.name)))
+    attempts: list[Attempt] = []
+    for number, path in found:
+        attempts.append(_on_its_base(_attempt(root, path, number, planned), attempts))
+    return attempts
+
+
+def _on_its_base(attempt: Attempt, before: Sequence[Attempt]) -> Attempt:
     """The attempt with the one that it goes on with, if it goes on with one."""
     number = attempt.record.continues if attempt.record else 0
     if not number:
         return attempt
-    base = before.get(number)
+    base = next((other for other in before if other.number == number), None)
     if base is None or base.record is None or base.problem:
         why = "is gone" if base is None else base.problem or "has no job.json"
         said = f"attempt-{number}, with which this attempt goes on, {why}: the tests that passed in it are not known."
@@ -199,24 +232,30 @@ def read_foreign(folder: Path) -> tuple[Attempt, ...]:
     several ranks, and stands alone.
     """
     groups: dict[tuple[str, str], dict[int, list[Path]]] = {}
-    for path in sorted(folder.rglob("*.xml")):
-        if path.is_symlink() or (path.is_file() and not is_merged_report(path)):
-            cell, suite, number = _foreign_place(folder, path)
-            groups.setdefault((cell, suite), {}).setdefault(number, []).append(path)
+    for path in sorted(_foreign_files(folder)):
+        cell, suite, number = _foreign_place(folder, path)
+        groups.setdefault((cell, suite), {}).setdefault(number, []).append(path)
     return tuple(
-        newest(
-            [
-                Attempt(
-                    cell=cell,
-                    suite=suite,
-                    number=number or None,
-                    files=tuple(path for path in attempts[number] if _is_within(folder, path)),
-                    strays=tuple(path for path in attempts[number] if not _is_within(folder, path)),
-                )
-                for number in sorted(attempts)
-            ]
-        )
+        newest([_foreign_attempt(folder, cell, suite, number, attempts[number]) for number in sorted(attempts)])
         for (cell, suite), attempts in groups.items()
+    )
+
+
+def _foreign_files(folder: Path) -> Iterator[Path]:
+    for path, folders, others in walk(folder):
+        found = (path / name for name in (*folders, *others) if name.lower().endswith(".xml"))
+        yield from (file for file in found if not is_merged_report(file))
+
+
+def _foreign_attempt(root: Path, cell: str, suite: str, number: int, paths: Sequence[Path]) -> Attempt:
+    sizes = map(_world_size_of, reversed(paths[0].parts))
+    return Attempt(
+        cell=cell,
+        suite=suite,
+        number=number or None,
+        files=tuple(path for path in paths if not _is_stray(root, path)),
+        strays=tuple(path for path in paths if _is_stray(root, path)),
+        world_size=next((size for size in sizes if size), None),
     )
 
 
@@ -227,40 +266,56 @@ def newest(attempts: Sequence[Attempt]) -> Attempt:
 
 def is_merged_report(path: Path) -> bool:
     """Whether a file is a report that allranks wrote, and may therefore overwrite, and must not read as results."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(256)
-            return any(mark in start for mark in _MARKS)
-    except OSError:
-        return False
+    start = head(path, 256)
+    return any(mark in start for mark in _MARKS)
 
 
-def _attempt(root: Path, job: Path, number: int, folder: Path) -> Attempt:
-    said = folder / "job.json"
-    record, problem = _read_json(said, _job_record) if _is_within(root, said) else (None, stray_text(said))
-    files = sorted(path for path in folder.glob("rank-*.xml") if path.is_file() or path.is_symlink())
-    if (journal := folder / JOURNAL).is_file():
-        files = [journal]  # the rank XML beside it is made of it
+def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Attempt:
+    record, problem = _record_of(root, folder)
+    there = listing(folder) if folder.is_dir() else []
+    journals = [path for path in there if path.name == JOURNAL]
+    ranks = [path for path in there if is_named_like_a_rank(path.name)]
+    files = [path for path in journals if not _is_stray(root, path)]
+    files = files or [path for path in ranks if not _is_stray(root, path)]  # with a journal, they are made of it
+    job = folder.parent
     return Attempt(
-        cell=job.parent.name,
-        suite=job.name,
+        cell=xml_id(job.parent.name),
+        suite=xml_id(job.name),
         folder=folder.relative_to(root).as_posix(),
         number=number,
-        files=tuple(path for path in files if _is_within(root, path)),
+        files=tuple(files),
         record=record,
         problem=problem,
-        strays=tuple(path for path in files if not _is_within(root, path)),
+        strays=tuple(path for path in (*journals, *ranks) if _is_stray(root, path)),
+        world_size=_world_size_of(job.parent.name) or planned,
     )
 
 
-def _is_within(root: Path, path: Path) -> bool:
-    """Whether a file lies where it seems to: results may come from elsewhere, and a link may lead anywhere."""
-    return path.resolve().is_relative_to(root)
+def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:
+    said = folder / "job.json"
+    if leads_out(root, said):
+        return None, _LEADS_OUT.format(said.name)
+    if not folder.is_dir():
+        return None, f"{folder.name} is {special(folder) or 'a file'}, not the folder of an attempt."
+    return _read_json(said, _job_record)
+
+
+def _world_size_of(name: str) -> int | None:
+    """What a name says if it is the id of a cell."""
+    match = _CELL_ID.fullmatch(name)
+    size = int(match[1]) if match else 0
+    return size if 0 < size <= MOST_RANKS else None
+
+
+def _is_stray(root: Path, path: Path) -> bool:
+    """Whether a file is not what it seems to be: results may come from elsewhere, and a link may lead anywhere."""
+    return bool(special(path)) or leads_out(root, path)
 
 
 def stray_text(path: Path) -> str:
-    """What is to be said of a file that is not read because it lies elsewhere."""
-    return f"{path.name} leads out of the results folder: it is not read."
+    """Why the results of a rank are not read."""
+    kind = special(path)
+    return f"{path.name} is {kind}, not a regular file: it is not read." if kind else _LEADS_OUT.format(path.name)
 
 
 def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
@@ -272,87 +327,86 @@ def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
     if "rank" not in path.stem.lower():
         parts.append(path.stem)
     cell, suite = parts[:-1], parts[-1:]
-    return "/".join(cell) or folder.name, "".join(suite) or "tests", int(match[1]) if match else 0
+    number = int(match[1]) if match else 0
+    return xml_id("/".join(cell) or folder.name), xml_id("".join(suite) or "tests"), number
 
 
-def _read_json(path: Path, build: Callable[[Mapping[str, Any]], _T]) -> tuple[_T | None, str]:
+def _read_json(path: Path, build: Callable[[Fields], _T]) -> tuple[_T | None, str]:
     """What ``build`` makes of a JSON object in a file, or one sentence that says why there is nothing."""
     try:
-        value = json.loads(path.read_bytes())
-        if value["schema"] > SCHEMA:
-            return None, f"{path.name} was written by a newer allranks (schema {value['schema']}): merge with that one."
-        return build(value), ""
+        with open_regular(path) as file:
+            fields = Fields(json.loads(file.read()))
+        schema = fields.whole("schema", None)
+        if schema > SCHEMA:
+            return None, f"{path.name} was written by a newer allranks (schema {schema}): merge with that one."
+        return build(fields), ""
     except FileNotFoundError:
-        return None, ""
+        return (None, f"{path.name} is a link that leads nowhere.") if special(path) else (None, "")
     except OSError as error:
         return None, f"{path.name} cannot be read: {error.strerror}."
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return None, f"{path.name} is damaged: {type(error).__name__}: {error}."
+    except (ValueError, RecursionError) as error:
+        return None, f"{path.name} is damaged: {legal(str(error))}."
 
 
-def _manifest(value: Mapping[str, Any]) -> Manifest:
-    policy = value.get("policy") or {}
+def _manifest(said: Fields) -> Manifest:
+    policy, cells, baseline = said.fields("policy"), said.fields("cells"), said.fields("policy").fields("baseline")
+    skip = policy.choice("skip", ("skip", "pass"))
     return Manifest(
-        run_id=str(value["run_id"]),
-        cells={str(cell): dict(axes) for cell, axes in value.get("cells", {}).items()},
-        jobs=tuple(
-            PlannedJob(
-                cell=str(job["cell"]),
-                suite=str(job["suite"]),
-                image=str(job.get("image") or ""),
-                pytest_args=_strings(job.get("pytest_args")),
-            )
-            for job in value["jobs"]
-        ),
-        skip=policy.get("skip"),
-        mixed_skip=_strings(policy.get("mixed_skip")),
+        run_id=said.text("run_id", None),
+        cells={xml_id(cell): {axis: cells.fields(cell).scalar(axis) for axis in cells.fields(cell)} for cell in cells},
+        jobs=tuple(map(_planned_job, said.objects("jobs"))),
+        skip=cast("SkipPolicy", skip) if skip else None,
+        mixed_skip=policy.texts("mixed_skip"),
         baseline={
-            str(cell): {str(suite): int(count) for suite, count in suites.items()}
-            for cell, suites in (policy.get("baseline") or {}).items()
+            xml_id(cell): {xml_id(suite): suites.whole(suite) for suite in suites}
+            for cell in baseline
+            for suites in [baseline.fields(cell)]
         },
     )
 
 
-def _job_record(value: Mapping[str, Any]) -> JobRecord:
-    started, finished = value.get("started"), value.get("finished")
-    collected = value.get("collected")
+def _planned_job(said: Fields) -> PlannedJob:
+    return PlannedJob(
+        cell=xml_id(said.text("cell", None)),
+        suite=xml_id(said.text("suite", None)),
+        image=said.text("image"),
+        pytest_args=said.texts("pytest_args"),
+    )
+
+
+def _job_record(said: Fields) -> JobRecord:
+    started, finished = said.moment("started"), said.moment("finished")
     return JobRecord(
-        world_size=int(value["world_size"]),
-        run_id=str((value.get("spec") or {}).get("run_id") or ""),
-        engine=str(value.get("engine") or ""),
-        image=str((value.get("spec") or {}).get("image") or ""),
-        gpus=_strings(value.get("gpus")),
-        error=_job_error(value.get("error")),
-        collected=None if collected is None else _strings(collected),
-        deselected=int(value.get("deselected") or 0),
-        not_run=frozenset(_strings(value.get("not_run"))),
-        stop_reason=str(value.get("stop_reason") or ""),
-        notes=_strings(value.get("notes")),
-        started=None if started is None else float(started),
-        elapsed=None if started is None or finished is None else float(finished) - float(started),
-        share=_share(value.get("share")),
-        continues=int(value.get("continues") or 0),
+        world_size=said.whole("world_size", None, least=1, most=MOST_RANKS),
+        run_id=said.fields("spec").text("run_id"),
+        engine=said.text("engine"),
+        image=said.fields("spec").text("image"),
+        gpus=said.texts("gpus"),
+        error=_job_error(said.fields("error")) if said.has("error") else None,
+        collected=said.raw_texts("collected") if said.has("collected") else None,
+        deselected=said.whole("deselected"),
+        not_run=frozenset(said.raw_texts("not_run")),
+        stop_reason=said.text("stop_reason"),
+        notes=said.texts("notes"),
+        started=started,
+        elapsed=None if started is None or finished is None else max(finished - started, 0.0),
+        share=_share(said.fields("share")) if said.has("share") else None,
+        continues=said.whole("continues"),
     )
 
 
-def _share(value: Mapping[str, Any] | None) -> Share | None:
-    if value is None:
-        return None
+def _share(said: Fields) -> Share:
+    count = said.whole("count", None, least=1, most=_MOST_SHARES)
     return Share(
-        suite=str(value["suite"]),
-        number=int(value["number"]),
-        count=int(value["count"]),
-        split=str(value.get("split") or ""),
-        elsewhere=int(value.get("elsewhere") or 0),
+        suite=xml_id(said.text("suite", None)),
+        number=said.whole("number", None, least=1, most=count),
+        count=count,
+        split=said.text("split"),
+        elsewhere=said.whole("elsewhere"),
     )
 
 
-def _job_error(value: Mapping[str, Any] | None) -> JobError | None:
-    if value is None:
-        return None
-    said = {name: str(value.get(name) or "") for name in ("what", "why", "remedy")}
-    return JobError(kind=str(value.get("kind") or "agent"), **said)
-
-
-def _strings(values: Iterable[object] | None) -> tuple[str, ...]:
-    return tuple(str(value) for value in values or ())
+def _job_error(said: Fields) -> JobError:
+    return JobError(
+        kind=said.text("kind") or "agent", what=said.text("what"), why=said.text("why"), remedy=said.text("remedy")
+    )

@@ -4,11 +4,9 @@ A part is a folder with a ``run.json`` or with ``cells/``, at whatever depth. Pa
 plan is added up, and of the attempts at one job, wherever they come from, the newest counts.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -16,15 +14,19 @@ from typing import NamedTuple
 
 from allranks.report.copies import told_apart
 from allranks.report.folder import (
+    MOST_RANKS,
     Attempt,
     Manifest,
     PlannedJob,
+    is_attempt,
     is_manifest,
+    is_named_like_a_rank,
     newest,
     read_attempts,
     read_foreign,
     read_manifest,
 )
+from allranks.report.untrusted import walk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,10 @@ def gather(root: Path) -> Gathered:
     said = [(part.relative_to(root) / "run.json", *read_manifest(root, part)) for part in parts]
     plans = [_Plan(place.as_posix(), manifest) for place, manifest, _ in said if manifest]
     problems = [_located(place, problem) for place, _, problem in said if problem]
-    attempts = [_Found(number, attempt) for number, part in enumerate(parts) for attempt in read_attempts(root, part)]
+    sizes = _world_sizes(plan.manifest for plan in plans)
+    attempts = [
+        _Found(number, attempt) for number, part in enumerate(parts) for attempt in read_attempts(root, part, sizes)
+    ]
     run_id = _run_of(root, plans, [found.attempt for found in attempts])
     return Gathered(
         run_id=run_id,
@@ -61,6 +66,12 @@ def gather(root: Path) -> Gathered:
         problems=(*problems, *_disagreements(plans), *(_nobodys(root, loose) if attempts or plans else ())),
         attempts=tuple(_newest_of_each(attempts, run_id)) if attempts or plans else read_foreign(root),
     )
+
+
+def _world_sizes(manifests: Iterable[Manifest]) -> dict[str, int]:
+    """How many ranks each cell has, as far as a plan says."""
+    said = {cell: axes.get("world_size") for manifest in manifests for cell, axes in manifest.cells.items()}
+    return {cell: size for cell, size in said.items() if isinstance(size, int) and 0 < size <= MOST_RANKS}
 
 
 def _located(place: Path, problem: str) -> str:
@@ -87,19 +98,23 @@ class _Found(NamedTuple):
 
 
 def _parts(root: Path) -> tuple[list[Path], list[Path]]:
-    """The folders of runs, those above first, and the files of ranks that are in none; no link is followed.
+    """The folders of runs, those above first, and the files of ranks that are in no attempt; no link is followed.
 
     Raises:
         OSError: A folder cannot be read: what is in it might be missed by nobody.
     """
     parts: list[Path] = []
     loose: list[Path] = []
-    for path, folders, files in os.walk(root, onerror=_raise):
-        if "cells" in folders or ("run.json" in files and (path == str(root) or is_manifest(Path(path, "run.json")))):
-            parts.append(Path(path))
-        loose.extend(Path(path, name) for name in sorted(files) if fnmatchcase(name, "rank-*.xml"))
-        folders[:] = sorted(name for name in folders if name != "cells" and not name.startswith("."))
+    for path, folders, others in walk(root):
+        if (path / "cells").is_dir() or ("run.json" in (*folders, *others) and _is_plan(root, path / "run.json")):
+            parts.append(path)
+        loose.extend(path / name for name in sorted((*folders, *others)) if is_named_like_a_rank(name))
+        folders[:] = [name for name in folders if not name.startswith(".") and not is_attempt(root, path / name)]
     return parts, loose
+
+
+def _is_plan(root: Path, path: Path) -> bool:
+    return path.parent == root or is_manifest(path)
 
 
 def _nobodys(root: Path, loose: Sequence[Path]) -> Iterator[str]:
@@ -111,10 +126,6 @@ def _nobodys(root: Path, loose: Sequence[Path]) -> Iterator[str]:
             "results of ranks that lie in no job's folder, so they were not read.\n"
             "Keep the folder cells/ of each machine whole when you gather them, or merge these on their own."
         )
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def _run_of(root: Path, plans: Sequence[_Plan], attempts: Iterable[Attempt]) -> str:

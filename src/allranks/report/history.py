@@ -1,6 +1,6 @@
 """What went wrong with a test before the attempt that counts: in attempts at its job, or in reruns on its ranks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -69,18 +69,62 @@ def has_no_result(test: TestVerdict) -> bool:
     return bool(bad) and bad <= _NO_RESULT
 
 
-def bad_attempts(attempts: Sequence[Attempt], setting: Setting) -> Mapping[str, tuple[EarlierAttempt, ...]]:
-    """For each test, the attempts in which it went wrong, in their order; to be ended by Ctrl-C is not to go wrong."""
-    found: dict[str, tuple[EarlierAttempt, ...]] = {}
-    for attempt in attempts:
-        error = attempt.record.error if attempt.record else None
-        # Without a record, whoever would have written it was killed.
-        was_ended = attempt.record is None or (error is not None and error.kind in _ENDED_FROM_OUTSIDE)
-        for test in judge(attempt, read_ranks(attempt.files), setting):
-            if test.verdict.is_bad and not (was_ended and has_no_result(test)):
-                entry = EarlierAttempt(number=attempt.number or 0, verdict=test.verdict, ranks=test.ranks)
-                found[test.nodeid] = (*found.get(test.nodeid, ()), entry)
-    return found
+def settled(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterator[TestVerdict]:
+    """The tests of a job, each with its verdict over all attempts, and with the earlier tries that went wrong.
+
+    What went wrong stays so until the test runs and ends well: a skip after it, on the same rank or in a later attempt,
+    says nothing of what went wrong, nor does an attempt that does not have the test any more. An xfail settles it, as
+    the test ran, and can end no better.
+
+    Args:
+        attempt: The newest, with those before it.
+        files: What its ranks left.
+        setting: How skips are read.
+    """
+    past = _Past(attempt.earlier, setting)
+    for test, of in with_base(attempt, files, setting):
+        tries = tuple(reruns(test, setting))
+        bad = past.unsettled.pop(test.nodeid, None) or (replace(test, verdict=tries[-1].verdict) if tries else None)
+        before = tuple(each for each in past.bad.get(test.nodeid, ()) if each.number != of.number)
+        judged = test if bad is None or is_settled(test) else _still_bad(bad, f"then {test.verdict.message}")
+        yield replace(judged, earlier=(*before, *tries)) if before or tries else judged
+    for bad in past.unsettled.values():
+        yield replace(_still_bad(bad, f"attempt {attempt.number} did not have it"), earlier=past.bad[bad.nodeid])
+
+
+def is_settled(test: TestVerdict) -> bool:
+    """Whether a test has a result that counts whatever came before: it ran, or is bad anyway."""
+    return test.verdict.executed or test.verdict.is_bad
+
+
+def _still_bad(test: TestVerdict, then: str) -> TestVerdict:
+    """A test that went wrong, and of which nobody knows that it is well."""
+    message = f"{test.verdict.message.rstrip('.')}; {then}"
+    return replace(test, verdict=replace(test.verdict, message=message))
+
+
+class _Past:
+    """What went wrong in attempts, in their order; to be ended by Ctrl-C is not to go wrong.
+
+    Attributes:
+        bad: The attempts in which a test went wrong, by node id.
+        unsettled: The last bad verdicts of tests that have not run and ended well since.
+    """
+
+    def __init__(self, attempts: Sequence[Attempt], setting: Setting) -> None:
+        self.bad: dict[str, tuple[EarlierAttempt, ...]] = {}
+        self.unsettled: dict[str, TestVerdict] = {}
+        for attempt in attempts:
+            error = attempt.record.error if attempt.record else None
+            # Without a record, whoever would have written it was killed.
+            was_ended = attempt.record is None or (error is not None and error.kind in _ENDED_FROM_OUTSIDE)
+            for test in judge(attempt, read_ranks(attempt.files), setting):
+                if test.verdict.is_bad and not (was_ended and has_no_result(test)):
+                    entry = EarlierAttempt(number=attempt.number or 0, verdict=test.verdict, ranks=test.ranks)
+                    self.bad[test.nodeid] = (*self.bad.get(test.nodeid, ()), entry)
+                    self.unsettled[test.nodeid] = test
+                elif is_settled(test) and not test.verdict.is_bad:
+                    self.unsettled.pop(test.nodeid, None)
 
 
 def reruns(test: TestVerdict, setting: Setting) -> Iterator[EarlierAttempt]:

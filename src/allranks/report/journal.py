@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from allranks.harness.outcome import Outcome
-from allranks.harness.rank_xml import legal, split_nodeid
+from allranks.harness.rank_xml import legal, split_nodeid, xml_id
 from allranks.records import (
     LINE_LIMIT,
     MOST_RANKS,
@@ -28,6 +28,8 @@ from allranks.records import (
 )
 from allranks.report.columns import Key, RankFile
 from allranks.report.model import RankResult
+from allranks.report.rank_xml import MOST_SECONDS
+from allranks.report.untrusted import open_regular
 from allranks.report.xml_text import cut
 
 _NONE: Final = math.nan
@@ -81,13 +83,18 @@ class _Column:
         """Take in that a test has passed; a second time says nothing new."""
         self.reach(place + 1)
         if math.isnan(self.seconds[place]):
-            self.seconds[place], self.at[place] = max(0.0, seconds), at
+            self.seconds[place], self.at[place] = _plausible(seconds), at
 
     def end(self, place: int, ended: RankEnded) -> None:
         """Take in an end that is no simple pass."""
         before = self.ends.get(place)
         if before is None or _weight(ended) > _weight(before):
             self.ends[place] = ended
+
+
+def _plausible(seconds: float) -> float:
+    """How long something took: nothing where no clock can have said so."""
+    return seconds if 0 < seconds <= MOST_SECONDS else 0.0
 
 
 def _weight(ended: RankEnded) -> int:
@@ -181,8 +188,7 @@ class _Reader:
         troubled = [RankFile(path=self._path, rank=None, problem=f"{self._path.name} {problem}.")] if problem else []
         if self._job is None:
             return troubled
-        nodeids = list(self._tests.places)
-        keys = tuple(Key(*map(legal, (*split_nodeid(nodeid), nodeid))) for nodeid in nodeids)
+        keys = tuple(Key(*split_nodeid(name), name) for name in map(xml_id, self._tests.places))
         share = _Shares(keys, self._tests.world_sizes)
         ranks = sorted({*range(self._job.world_size), *self._columns})
         return [*(self._file(rank, self._job, share) for rank in ranks), *troubled]
@@ -196,7 +202,7 @@ class _Reader:
             details[place] = _missing(share.keys[place], rank, self._tests.world_sizes.get(place))
         for place, ended in column.ends.items():
             if _weight(ended) or math.isnan(column.seconds[place]):
-                column.seconds[place], column.at[place] = max(0.0, ended.seconds), ended.arrived
+                column.seconds[place], column.at[place] = _plausible(ended.seconds), ended.arrived
                 details[place] = _result(share.keys[place], ended)
         part = share.of(column)
         return RankFile(
@@ -205,8 +211,8 @@ class _Reader:
             properties={
                 "allranks.rank": str(rank),
                 "allranks.world_size": str(job.world_size),
-                "allranks.cell": legal(job.cell),
-                "allranks.suite": legal(job.suite),
+                "allranks.cell": xml_id(job.cell),
+                "allranks.suite": xml_id(job.suite),
             },
             keys=part.keys,
             seconds=part.take(column.seconds),
@@ -293,7 +299,7 @@ def _result(key: Key, ended: RankEnded) -> RankResult:
         phase=legal(ended.phase),
         message=cut(message) if told else "",
         text=cut(legal(ended.text) or message) if told else "",
-        duration=max(0.0, ended.seconds),
+        duration=_plausible(ended.seconds),
         stdout=cut(legal(ended.stdout)),
         stderr=cut(legal(ended.stderr)),
         world_size=ended.world_size,
@@ -321,7 +327,7 @@ def read_journal(path: Path) -> list[RankFile]:
     """
     reader = _Reader(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             problem = _read(reader, file)
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"

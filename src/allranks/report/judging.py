@@ -1,16 +1,19 @@
 """The tests of one attempt at a job, each judged by what its ranks came to."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
 from allranks.harness.outcome import Outcome
-from allranks.harness.rank_xml import legal, split_nodeid
+from allranks.harness.rank_xml import legal, split_nodeid, xml_id
 from allranks.report.columns import PassedRanks, RankFile, Team, results_of, teams_of
 from allranks.report.folder import Attempt, JobRecord
 from allranks.report.model import RankResult, Rule, TestVerdict, Verdict, VerdictKind
 from allranks.report.verdict import Setting, verdict
 from allranks.report.xml_text import first_line
+
+_SIZE: Final = re.compile("[0-9]{1,18}").fullmatch
 
 _EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interrupted", "stopped"})
 """Errors after which it is known that no rank began the tests without results; the error itself is reported once."""
@@ -26,11 +29,12 @@ def judge(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iter
     """
     record, teams = attempt.record, teams_of(files)
     setting = replace(setting, gpus=len(record.gpus) if record else 0)
-    collected = [legal(nodeid) for nodeid in (record.collected or ())] if record else []
-    not_run = _reasons_not_to_run(record) if record else {}
+    reported = dict.fromkeys(nodeid for team in teams for nodeid in team.places)
+    collected = _names(record.collected or (), reported) if record else {}
+    not_run = _reasons_not_to_run(record, collected) if record else {}
     expected, absent = _expected_ranks(attempt, files), _absences(attempt, files)
     good = _Good.of(teams, expected, setting)
-    for nodeid in dict.fromkeys((*collected, *(nodeid for team in teams for nodeid in team.places))):
+    for nodeid in dict.fromkeys((*collected.values(), *reported)):
         if passed := good and good.verdict_of(nodeid):
             yield passed
         elif (results := results_of(nodeid, teams)) or nodeid not in not_run:
@@ -73,14 +77,27 @@ class _Good:
         )
 
 
-def _reasons_not_to_run(record: JobRecord) -> dict[str, str]:
+def _names(collected: Iterable[str], reported: Container[str]) -> dict[str, str]:
+    """How reports name each collected test.
+
+    Older versions of allranks wrote ``#x01`` as it is, which :func:`xml_id` does not: where a rank reports a test by
+    such a name, and it is no other test's, it is meant.
+    """
+    names = {nodeid: xml_id(nodeid) for nodeid in collected}
+    changed = {nodeid: legal(nodeid) for nodeid, name in names.items() if name not in reported}
+    taken = frozenset(names.values()) if changed else frozenset()
+    older = {nodeid: name for nodeid, name in changed.items() if name in reported and name not in taken}
+    return names | older
+
+
+def _reasons_not_to_run(record: JobRecord, names: Mapping[str, str]) -> dict[str, str]:
     """For each collected test that may be without any result, why."""
     error = record.error if record.error and record.error.kind in _EXPLAINS_WHAT_DID_NOT_RUN else None
     explained = record.collected or () if error else ()
     ended = first_line(error.text) or error.kind if error else ""
     stopped = f"stopped by {record.stop_reason or 'the job'}"
     reasons = {**dict.fromkeys(explained, ended), **dict.fromkeys(record.not_run, stopped)}
-    return {legal(nodeid): f"not run: {reason}" for nodeid, reason in reasons.items()}
+    return {names.get(nodeid) or xml_id(nodeid): f"not run: {reason}" for nodeid, reason in reasons.items()}
 
 
 def _judge(
@@ -118,15 +135,16 @@ def _not_run(nodeid: str, reason: str) -> TestVerdict:
 def _expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
     """The ranks that each test should have run on.
 
-    Where nobody says how many there were, those between the lowest and the highest that left a file: counted from 1
-    where none is 0, because some launchers do.
+    Where there is no record, as many as the cell or any of the files says; where nothing says, those between the lowest
+    and the highest that left a file. They are counted from 1 where none is 0, because some launchers do.
     """
     if attempt.record:
         return range(attempt.record.world_size)
     ranks = [file.rank or 0 for file in files]
-    said = [int(size) for file in files if (size := file.properties.get("allranks.world_size", "")).isdecimal()]
-    if said:
-        return range(max(said))
+    texts = [file.properties.get("allranks.world_size", "") for file in files]
+    size = max((attempt.world_size or 0, *map(int, filter(_SIZE, texts))))
+    if size and (size not in ranks or 0 in ranks):
+        return range(size)
     return range(min(1, *ranks), max(ranks) + 1) if ranks else range(0)
 
 

@@ -143,10 +143,12 @@ class JUnitWriter:
 def refuse_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
     """Refuses to overwrite a file that is not a report of allranks.
 
+    A FIFO, a socket or a device has nothing that could be lost: the report takes its place.
+
     Raises:
         ResultsError: There is such a file.
     """
-    if path.exists() and not is_ours(path):
+    if (path.is_file() or path.is_dir()) and not is_ours(path):
         msg = f"{path} is not a report of allranks."
         raise ResultsError(
             msg,

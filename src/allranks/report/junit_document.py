@@ -13,6 +13,7 @@ from typing import Final, Protocol, Self
 from allranks.report.folder import NARROW_NAME, WIDE_NAME
 from allranks.report.junit_case import Fact, is_told, properties, property_line
 from allranks.report.model import VerdictKind
+from allranks.report.untrusted import fresh
 from allranks.report.xml_text import attribute
 
 _HEADER: Final = b'<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -130,7 +131,7 @@ class WideDocument:
 
     def __init__(self, path: Path) -> None:
         self.has_cases = False
-        self._file = path.open("wb")
+        self._file = fresh(path).open("wb")
         self._size = len(_END_OF_SUITE) + len(_END)
         self._all, self._suite = Tally(), Tally()
         self._counts: list[tuple[int, Tally]] = []
@@ -192,7 +193,7 @@ class NarrowDocument:
         self.has_cases = False
         self._path = path
         self._body_path = path.with_name(f"{path.name}.body")
-        self._body = self._body_path.open("w+b")
+        self._body = fresh(self._body_path).open("w+b")
         self._all, self._suite = Tally(), Tally()
         self._heads: list[tuple[SuiteHead, Tally]] = []
         self._size = len(_HEADER) + len(self._start()) + _ROOM + len(_END_OF_SUITE)
@@ -222,7 +223,7 @@ class NarrowDocument:
     def finish(self) -> None:
         """Complete the file and close it."""
         self._body.seek(0)
-        with self._path.open("wb") as file:
+        with fresh(self._path).open("wb") as file:
             file.write(_HEADER + self._start())
             for head, tally in self._heads:
                 file.write(self._facts(head, tally))

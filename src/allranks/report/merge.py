@@ -81,7 +81,7 @@ def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
         UsageError: The folder is not there, or nothing in it is a result.
         ResultsError: The reports cannot be written, or would overwrite a file of somebody else.
     """
-    root = folder.resolve()
+    root = Path(os.path.realpath(folder))  # Path.resolve raises for links in a circle
     if not root.is_dir():
         msg = f"There is no results folder {folder}."
         raise UsageError(msg, remedy="Give the folder of a run: results/latest.")

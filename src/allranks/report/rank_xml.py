@@ -4,7 +4,7 @@ The file is streamed through expat, so that a truncated one gives every testcase
 make the reader fetch or expand anything: a document type declaration, the only way to declare an entity, is refused.
 """
 
-import math
+import os
 import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +15,18 @@ from xml.parsers import expat
 
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.report.columns import Key, RankFile
-from allranks.report.folder import stray_text
+from allranks.report.declared import Declarations, outcome_of, outcomes_said
+from allranks.report.folder import MOST_RANKS, stray_text
 from allranks.report.model import RankResult, Rerun
 from allranks.report.plain_cases import PlainCases
 from allranks.report.severity import fold, severity
+from allranks.report.untrusted import open_regular
 from allranks.report.xml_text import cut
 
 _CHUNK: Final = 1 << 18
 _FIRST_CHUNK: Final = 1 << 10  # nothing can be taken out of the one with the declaration and the root
 _ROOTS: Final = ("testsuites", "testsuite")
-_RANK_TOKEN: Final = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
+_RANK_TOKEN: Final = re.compile(r"rank[-_.]?([0-9]+)", re.IGNORECASE)
 _OUTCOME_TAGS: Final[Mapping[str, Outcome]] = {
     "failure": Outcome.FAILED,
     "error": Outcome.ERRORED,
@@ -52,10 +54,13 @@ _PLAIN: Final = frozenset(
     f"allranks.{name}" for name in ("nodeid", "outcome", "at", "world_size")
 )  # what a pass says without being worth a value of its own
 
-_NO_KEY: Final = Key("", "", "-")
+_DIGITS: Final = 18
+MOST_SECONDS: Final = 1e9
+"""Seconds that a test may take, 31 years: a few of 1e308, which are numbers, too, add up to none."""
 
-MOST_RANKS: Final = 16_384
-"""Ranks that a run may have: whoever claims more would make the report account for a billion of them."""
+_MOST: Final = 1e15
+_SILENT: Final = frozenset({"classname", "name", "time", "file", "line", "timestamp"})
+_NO_KEY: Final = Key("", "", "-")
 
 PASSED_OUTPUT: Final = 256 * 1024
 """Characters of what passing tests printed that are kept of a file: they are shown where another rank went wrong."""
@@ -82,7 +87,7 @@ class _More:
         return passed and not self.output and not self.reruns and said.keys() <= _PLAIN
 
     def add(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
-        """Take in an element that is one of ``_TOLD_TAGS``."""
+        """Take in an element that says how a test went, or what it printed."""
         message = cut(attributes.get("message", ""))
         if tag in _OUTPUT_TAGS:
             self.output[tag] = self.output.get(tag, "") + text
@@ -90,6 +95,14 @@ class _More:
             self.reruns.append(Rerun(outcome=_RERUN_TAGS[tag], message=message, text=text))
         else:
             self.outcomes.append((_outcome_of_element(tag, attributes), message, text))
+
+    def say(self, said: Sequence[tuple[Outcome, str]]) -> None:
+        """Take in what the attributes of a testcase say, unless its elements, which say more, are as bad."""
+        worst = max((severity(outcome) for outcome, _, _ in self.outcomes), default=0)
+        is_bad = any(outcome.is_bad for outcome, _, _ in self.outcomes)
+        self.outcomes.extend(
+            (outcome, words, "") for outcome, words in said if severity(outcome) > worst and not is_bad
+        )
 
 
 class _Reader:
@@ -110,6 +123,7 @@ class _Reader:
         self._keys: list[Key] | None = None
         self._room = PASSED_OUTPUT
         self._suite = ""
+        self.declared = Declarations()
         self._more: _More | None = None
         self._plain = PlainCases()
         self._has_begun = False
@@ -139,11 +153,12 @@ class _Reader:
         msg = "it declares a document type, which can declare entities"
         raise _RefusedError(msg)
 
-    def _root(self, tag: str, _: Mapping[str, str]) -> None:
+    def _root(self, tag: str, attributes: Mapping[str, str]) -> None:
         if tag not in _ROOTS:
             msg = f"its root element is <{tag[:40]}>, and JUnit XML begins with <testsuites> or <testsuite>"
             raise _RefusedError(msg)
         self._has_begun = True
+        self.declared.begin(attributes, 0)
         self._listen()
 
     def _listen(self) -> None:
@@ -157,6 +172,8 @@ class _Reader:
 
         def start(tag: str, attributes: Mapping[str, str]) -> None:
             nonlocal case
+            if tag in {"testcase", marker} and case is not None:
+                self.declared.contradiction("a testcase stands in another one")
             if tag == "testcase":
                 case, self._more = attributes, None
             elif tag == marker:
@@ -170,6 +187,8 @@ class _Reader:
         def end(tag: str) -> None:
             nonlocal case
             if tag != "testcase" or case is None:
+                if case is None and tag in _ROOTS:
+                    self.declared.end(len(times), is_of_allranks="allranks.rank" in self.properties)
                 return
             ended, case = case, None
             place = len(times)
@@ -181,6 +200,7 @@ class _Reader:
                 or key[1] != ended.get("name", "")
                 or key[0] != ended.get("classname", "")
                 or key[2]
+                or not ended.keys() <= _SILENT
             ):
                 self._end_case(place, ended, self._more)
 
@@ -202,16 +222,19 @@ class _Reader:
         """An element begins that is in no testcase: what went wrong with a whole suite is written there by some."""
         if tag == "property":
             self.properties[attributes.get("name", "")] = attributes.get("value", "")
-        elif tag == "testsuite":
+        elif tag in _ROOTS:
             self._suite = attributes.get("name", "")
+            self.declared.begin(attributes, len(self.times))
         elif tag in _OUTCOME_TAGS:
             self._tell(tag, attributes, self._add_suite)
 
     def _add_suite(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
         more = _More()
         more.add(tag, attributes, text)
+        self.declared.suite(more.outcomes[0][0])
         self.times.append(None)
-        self._end_case(len(self.times) - 1, {"classname": self._suite, "name": "(suite)"}, more)
+        self._name(len(self.times) - 1, Key(self._suite, "(suite)"))
+        self._keep(len(self.times) - 1, more)
 
     def _inside(self, tag: str, attributes: Mapping[str, str]) -> None:
         """An element within a testcase begins."""
@@ -219,7 +242,7 @@ class _Reader:
             self._more = _More()
         if tag == "property":
             self._more.properties[attributes.get("name", "")] = attributes.get("value", "")
-        elif tag in _TOLD_TAGS:
+        elif tag in _TOLD_TAGS or outcome_of(tag) not in {None, Outcome.PASSED}:
             self._tell(tag, attributes, self._more.add)
 
     def _tell(
@@ -238,10 +261,17 @@ class _Reader:
         self.parser.CharacterDataHandler = text.append
 
     def _end_case(self, place: int, case: Mapping[str, str], more: _More | None) -> None:
-        """A testcase has ended that has a name of its own, or something inside."""
-        said = more.properties.get("allranks.nodeid", "") if more else ""
-        self._name(place, Key(case.get("classname", ""), case.get("name", ""), said))
+        """A testcase has ended that has a name of its own, or something inside, or attributes that are seldom."""
+        nodeid = more.properties.get("allranks.nodeid", "") if more else ""
+        self._name(place, Key(case.get("classname", ""), case.get("name", ""), nodeid))
+        if said := [told for told in outcomes_said(case) if told[0] is not Outcome.PASSED]:
+            more = more or _More()
         if more:
+            elements = [outcome for outcome, _, _ in more.outcomes]
+            more.say(said)
+            added = [outcome for outcome, _, _ in more.outcomes[len(elements) :]]
+            if elements or added or more.reruns:
+                self.declared.case(elements, added, len(more.reruns))
             self._keep(place, more)
 
     def _name(self, place: int, key: Key) -> None:
@@ -291,6 +321,8 @@ class RankReader:
         reader = _Reader(self._known)
         problem = _feed(reader, path)
         problem = f"cannot be read to its end: {problem}" if problem else _implausible(reader, path)
+        contradiction = f"contradicts itself: {reader.declared.problem}" if reader.declared.problem else ""
+        problem = problem or contradiction
         rank = _plausible(_rank(reader.properties, path))
         keys, seconds = reader.keys, _seconds(reader.times)
         details = {place: _result(keys[place], rank or 0, seconds[place], more) for place, more in reader.more.items()}
@@ -304,6 +336,7 @@ class RankReader:
             world_sizes=reader.world_sizes,
             details=details,
             problem=f"{path.name} {problem}." if problem else "",
+            note=reader.declared.note,
         )
         if keys is not self._known and len({key.nodeid for key in keys}) != len(keys):
             return _folded(file)
@@ -324,9 +357,9 @@ def read_rank_xml(path: Path) -> RankFile:
 def _feed(reader: _Reader, path: Path) -> str:
     """Parses the file into ``reader``; the cause when that did not work to its end, else nothing."""
     try:
-        if path.stat().st_size == 0:
-            return "it is empty"
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return "it is empty"
             _parse(reader, file)
     except _RefusedError as error:
         return str(error)
@@ -355,7 +388,7 @@ def _rank(properties: Mapping[str, str], path: Path) -> int | None:
     if said is not None:
         return said
     tokens = _RANK_TOKEN.findall(path.stem)
-    return int(tokens[-1]) if tokens else None
+    return _integer(tokens[-1]) if tokens else None
 
 
 def _plausible(rank: int | None) -> int | None:
@@ -374,7 +407,9 @@ def _implausible(reader: _Reader, path: Path) -> str:
 
 
 def _outcome_of_element(tag: str, attributes: Mapping[str, str]) -> Outcome:
-    return Outcome.XFAILED if attributes.get("type") == "pytest.xfail" else _OUTCOME_TAGS[tag]
+    if attributes.get("type") == "pytest.xfail":
+        return Outcome.XFAILED
+    return _OUTCOME_TAGS.get(tag) or outcome_of(tag) or Outcome.ERRORED
 
 
 def _result(key: Key, rank: int, duration: float, more: _More) -> RankResult:
@@ -431,6 +466,7 @@ def _folded(file: RankFile) -> RankFile:
         seconds=array("d", (result.duration for result in results)),
         details=dict(enumerate(results)),
         problem=file.problem,
+        note=file.note,
     )
 
 
@@ -444,23 +480,25 @@ def _seconds(times: Sequence[str | None]) -> "array[float]":
         seconds = array("d", map(float, times))  # type: ignore[arg-type]  # what is None is a TypeError
     except (TypeError, ValueError):
         return array("d", map(_duration, times))
-    if math.isfinite(sum(seconds)) and min(seconds, default=0.0) >= 0:
+    if min(seconds, default=0.0) >= 0 and sum(seconds) <= MOST_SECONDS:  # false where one is no number
         return seconds
     return array("d", map(_duration, times))
 
 
 def _duration(time: str | None) -> float:
-    return max(_number(time) or 0.0, 0.0)
+    seconds = _number(time) or 0.0
+    return seconds if 0 < seconds <= MOST_SECONDS else 0.0
 
 
 def _integer(value: str | None) -> int | None:
-    return int(value) if value and re.fullmatch(r"\d{1,9}", value) else None
+    """A whole number; of one that is beyond counting, its first digits are beyond counting, too."""
+    return int(value[:_DIGITS]) if value and re.fullmatch("[0-9]+", value) else None
 
 
 def _number(value: str | None) -> float | None:
-    """A finite number; commas as thousands separators, which some runners write, are left out."""
+    """A number that a clock may show; commas as thousands separators, which some runners write, are left out."""
     try:
         number = float((value or "").replace(",", ""))
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= _MOST else None

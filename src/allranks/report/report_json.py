@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from allranks.report.columns import PassedRanks, compact
 from allranks.report.judged import CellSuite, Counts, MergedRun
 from allranks.report.model import EarlierAttempt, TestVerdict, Verdict
+from allranks.report.untrusted import fresh, head
 from allranks.report.xml_text import MESSAGE_LIMIT, cut, remembered
 
 _quoted: Final = remembered(json.dumps)
@@ -37,7 +38,7 @@ class JsonWriter:
         Raises:
             OSError: It cannot be written.
         """
-        self._file = self._unfinished.open("w", encoding="utf-8", newline="\n")
+        self._file = fresh(self._unfinished).open("w", encoding="utf-8", newline="\n")
         self._file.write(f'{{"generator": "{GENERATOR}", "schema": {SCHEMA},\n"suites": [')
         return self
 
@@ -80,11 +81,7 @@ class JsonWriter:
 
 def is_report_json(path: Path) -> bool:
     """Whether a file is one that allranks wrote, and may therefore overwrite."""
-    try:
-        with path.open("rb") as file:
-            return f'"generator": "{GENERATOR}"'.encode() in file.read(64)
-    except OSError:
-        return False
+    return f'"generator": "{GENERATOR}"'.encode() in head(path, 64)
 
 
 def _separated(texts: Iterator[str]) -> Iterator[str]:

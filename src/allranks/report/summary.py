@@ -5,6 +5,7 @@ from typing import Final
 
 from allranks.report.judged import Counts, Failure, MergedRun, SuiteRow
 from allranks.report.table import failures, left_out, seconds, shorten
+from allranks.report.untrusted import fresh
 from allranks.report.xml_text import readable
 
 LISTED: Final = 50
@@ -25,7 +26,7 @@ def write_summary(merged: MergedRun) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    unfinished = merged.summary.with_name(f".{merged.summary.name}.unfinished")
+    unfinished = fresh(merged.summary.with_name(f".{merged.summary.name}.unfinished"))
     try:
         unfinished.write_text(render_summary(merged), encoding="utf-8")
         unfinished.replace(merged.summary)

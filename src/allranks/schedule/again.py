@@ -7,7 +7,7 @@ from typing import Final, Literal
 from allranks.matrix.model import Job
 from allranks.report.accounting import files_of, has_collected_nothing, has_troubled_files
 from allranks.report.folder import Attempt, newest, read_attempts_at
-from allranks.report.history import has_no_result, has_not_run, with_base
+from allranks.report.history import has_no_result, has_not_run, settled
 from allranks.report.model import TestVerdict
 from allranks.report.verdict import Setting
 
@@ -63,7 +63,7 @@ def to_run_again(attempt: Attempt | None, setting: Setting, wanted: Wanted) -> A
     files = files_of(attempt)
     if has_collected_nothing(attempt) or has_troubled_files(files):
         return WHOLE
-    tests = [test.nodeid for test, _ in with_base(attempt, files, setting) if _is_wanted(test, wanted)]
+    tests = [test.nodeid for test in settled(attempt, files, setting) if _is_wanted(test, wanted)]
     if not tests and error:
         return WHOLE  # what was ended has results of all its tests: only another attempt can say that it was well
     return Again(tests=tuple(tests), base=attempt.number) if tests else None

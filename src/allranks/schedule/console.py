@@ -87,12 +87,19 @@ def console_for(
         with _switched_off(Commands(say)) as commands:
             yield ActionsConsole(say, commands)
     elif stream.isatty() and environ.get("TERM", "") not in _CANNOT and not any(map(is_streamed, pytest_args)):
-        # rich takes a twentieth of a second to import: who reads a log need not wait for it.
-        from allranks.schedule.terminal import TerminalConsole  # noqa: PLC0415
-
-        yield TerminalConsole(say, stream)
+        yield _table(say, stream)
     else:
         yield PlainConsole(say)
+
+
+def _table(say: Callable[[str], None], stream: TextIO) -> Console:
+    """The live table; lines where rich, which draws it, is not installed."""
+    try:
+        # rich takes a twentieth of a second to import: a run whose lines go to a file does without.
+        from allranks.schedule.terminal import TerminalConsole  # noqa: PLC0415
+    except ImportError:
+        return PlainConsole(say)
+    return TerminalConsole(say, stream)
 
 
 @contextmanager

@@ -135,15 +135,34 @@ def client_for(engine: EngineName) -> "tuple[DockerClient | None, str]":
         return None, "asked for"
     if not is_daemon_expected(engine):
         return None, f"no Docker daemon: there is no {_SOCKET}"
-    # The SDK takes a tenth of a second to import: who has no daemon need not wait for it.
-    from allranks.engine.docker import connect  # noqa: PLC0415
-
+    try:
+        connect = _connect()
+    except EngineError as error:
+        if engine == "docker":
+            raise
+        return None, error.what.rstrip(".")
     try:
         return connect(), "asked for" if engine == "docker" else "a Docker daemon answers"
     except EngineError as error:
         if engine == "docker":
             raise
         return None, f"no Docker daemon answers: {error.why.splitlines()[0][:120]}"
+
+
+def _connect() -> "Callable[[], DockerClient]":
+    """The function that makes a client.
+
+    Raises:
+        EngineError: The SDK cannot be imported.
+    """
+    try:
+        # The SDK takes a tenth of a second to import: hosts without a daemon do without.
+        from allranks.engine.docker import connect  # noqa: PLC0415
+    except ImportError as error:
+        msg = "The Docker SDK for Python is not installed."
+        remedy = "Install it (pip install docker), or use --engine process."
+        raise EngineError(msg, why=str(error), remedy=remedy) from error
+    return connect
 
 
 def _docker_engine(client: "DockerClient", package: tuple[FileCopy, ...] = ()) -> Engine:

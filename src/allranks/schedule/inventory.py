@@ -21,6 +21,7 @@ GpuMode = Literal["auto", "nvidia", "cdi", "rocm", "none"]
 GPUS_VARIABLE = "ALLRANKS_GPUS"
 """Names the GPUs, comma-separated, where they cannot be asked for: those of a remote daemon."""
 
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _ROOT: Final = Path("/")
 _NVIDIA_VENDOR: Final = "0x10de"
 _DISPLAY_CLASS: Final = "0x03"
@@ -56,7 +57,7 @@ class Inventory:
 
     def only(self, wanted: str) -> Self:
         """Some of its GPUs: see :func:`chosen_gpus`."""
-        return replace(self, gpus=chosen_gpus(self.gpus, wanted), everything=self.gpus)
+        return replace(self, gpus=chosen_gpus(self.gpus, wanted), everything=self.everything or self.gpus)
 
     def of(self, gpus: Sequence[str]) -> Passthrough:
         """How a container is given these of its GPUs."""
@@ -85,7 +86,7 @@ def take_inventory(
 
     Args:
         mode: Whose; ``auto`` for NVIDIA's, and where there are none for AMD's.
-        environ: May name the GPUs itself.
+        environ: May name the GPUs itself, or hide some of NVIDIA's (``CUDA_VISIBLE_DEVICES``), as batch systems do.
         root: Where ``/dev`` and ``/sys`` are.
         nvml: Whom to ask for NVIDIA's; None for the host's own library.
 
@@ -100,14 +101,29 @@ def take_inventory(
         return Inventory(driver="nvidia" if mode == "auto" else mode, gpus=gpus, root=root)
     nvidia = nvidia_gpus(nvml, has_cards=any(nvidia_cards(root))) if mode != "rocm" else ()
     if nvidia or mode in {"nvidia", "cdi"}:
-        return _of_nvidia("cdi" if mode == "cdi" else "nvidia", nvidia, root)
+        found = _of_nvidia("cdi" if mode == "cdi" else "nvidia", nvidia, root)
+        return replace(found, gpus=tuple(_visible(found.gpus, environ[_VISIBLE]))) if _VISIBLE in environ else found
     nodes = dict(_amd_gpus(root))
     return Inventory(driver="rocm" if nodes or mode == "rocm" else "nvidia", gpus=tuple(nodes), nodes=nodes, root=root)
 
 
 def _of_nvidia(driver: GpuDriver, gpus: Sequence[Gpu], root: Path) -> Inventory:
     descriptions = {gpu.uuid: gpu.description for gpu in gpus}
-    return Inventory(driver=driver, gpus=tuple(descriptions), root=root, descriptions=descriptions)
+    ids = tuple(descriptions)
+    return Inventory(driver=driver, gpus=ids, everything=ids, root=root, descriptions=descriptions)
+
+
+def _visible(gpus: Sequence[str], shown: str) -> Iterator[str]:
+    """The GPUs that CUDA shows under a value of ``CUDA_VISIBLE_DEVICES``.
+
+    Numbers and beginnings of ids count, and the first that names no GPU hides itself and all that follow (CUDA C++
+    Programming Guide, "CUDA Environment Variables").
+    """
+    for name in map(str.strip, shown.split(",")):
+        named = gpus[int(name) : int(name) + 1] if name.isdecimal() else [gpu for gpu in gpus if gpu.startswith(name)]
+        if not name or len(named) != 1:
+            return
+        yield named[0]
 
 
 def nvidia_cards(root: Path = _ROOT) -> Iterator[str]:

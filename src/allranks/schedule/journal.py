@@ -64,6 +64,6 @@ def complete_dead_runs(folder: Path) -> None:
 
 def _unended(folder: Path) -> Iterator[Path]:
     """The attempts that have a journal and no record."""
-    for journal in sorted(folder.resolve().rglob(f"cells/*/*/attempt-*/{JOURNAL}")):
+    for journal in sorted(Path(os.path.realpath(folder)).rglob(f"cells/*/*/attempt-*/{JOURNAL}")):
         if not (journal.parent / "job.json").exists():
             yield journal.parent

@@ -83,7 +83,7 @@ def nvidia_gpus(nvml: Nvml | None = None, *, has_cards: bool = True, limit: floa
 
     def ask() -> None:
         try:
-            answers.put(_ask(nvml or _library(), has_cards=has_cards))
+            answers.put(_ask(nvml or _library(has_cards=has_cards), has_cards=has_cards))
         except Exception as error:  # noqa: BLE001 - raised where somebody waits for it
             answers.put(error)
 
@@ -98,15 +98,28 @@ def nvidia_gpus(nvml: Nvml | None = None, *, has_cards: bool = True, limit: floa
     return answer
 
 
-def _library() -> Nvml:
-    # A plan asks nobody, and need not wait for it.
-    import pynvml  # type: ignore[import-untyped] # noqa: PLC0415 - NVIDIA has no types for it
+def _library(*, has_cards: bool) -> Nvml | None:
+    """NVIDIA's bindings; None where they are not installed and no card asks for them.
 
+    Raises:
+        DeviceError: There are cards, and no bindings.
+    """
+    try:
+        # A plan asks nobody, and need not wait for it.
+        import pynvml  # type: ignore[import-untyped] # noqa: PLC0415 - NVIDIA has no types for it
+    except ImportError as error:
+        if not has_cards:
+            return None
+        msg = "This host has GPUs, and NVIDIA's bindings of NVML are not installed."
+        remedy = "Install them (pip install nvidia-ml-py), name the GPUs (ALLRANKS_GPUS), or use --gpu-mode none."
+        raise DeviceError(msg, why=str(error), remedy=remedy) from error
     library: Nvml = pynvml
     return library
 
 
-def _ask(nvml: Nvml, *, has_cards: bool) -> tuple[Gpu, ...]:
+def _ask(nvml: Nvml | None, *, has_cards: bool) -> tuple[Gpu, ...]:
+    if nvml is None:
+        return ()
     absent = {_LIBRARY_NOT_FOUND} if has_cards else {_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED}
     with _as_device_error(nvml, "cannot be initialised"):
         try:

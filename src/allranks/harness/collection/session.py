@@ -34,7 +34,7 @@ from allranks.harness.gangs.late_imports import preload
 from allranks.harness.launchers.driver import Launching, run_driver
 from allranks.harness.phases import MESSAGE_LIMIT, shorten
 from allranks.harness.program import Finish, Muster, Program, SessionEnded, SkippedModule, Terms
-from allranks.harness.rank_xml import legal
+from allranks.harness.rank_xml import xml_id
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
 from allranks.harness.torch_cases.adapt import adapt_torch_cases
@@ -286,8 +286,8 @@ class ServerPlugin:
         if self._config.only is None:
             return
         wanted = frozenset(self._config.only)
-        session.items[:] = [item for item in session.items if legal(item.nodeid) in wanted]
-        self._skipped = {nodeid: phase for nodeid, phase in self._skipped.items() if legal(nodeid) in wanted}
+        session.items[:] = [item for item in session.items if xml_id(item.nodeid) in wanted]
+        self._skipped = {nodeid: phase for nodeid, phase in self._skipped.items() if xml_id(nodeid) in wanted}
 
 
 def _threads(names: Sequence[str]) -> str:

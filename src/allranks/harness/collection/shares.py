@@ -14,7 +14,7 @@ import pytest
 
 from allranks.harness.config import Share
 from allranks.harness.program import Terms
-from allranks.harness.rank_xml import legal
+from allranks.harness.rank_xml import xml_id
 
 GANG_SECONDS = 0.2
 """What a unit costs besides its tests, its ranks' start above all: 0.1 to 0.6 s on two cores, idle to overloaded.
@@ -68,7 +68,7 @@ def take_share(items: Sequence[pytest.Item], terms: Sequence[Terms], skipped: Se
         skipped: Modules that skipped themselves when they were imported, by node id; the first share has them.
         share: Which part, of how many, and by which durations.
     """
-    names = [legal(item.nodeid) for item in items]
+    names = [xml_id(item.nodeid) for item in items]
     keys = [unit_key(item, each) for item, each in zip(items, terms, strict=True)]
     shares = split(units(keys, expected_seconds(names, share.seconds), names), share.count)
     own = shares[share.number - 1]

@@ -17,6 +17,7 @@ from allranks.report.page.files import files_of_ranks, folder_to_link
 from allranks.report.page.grouping import Groups, message_of
 from allranks.report.page.index import Index
 from allranks.report.page.static import Sample, Static
+from allranks.report.untrusted import fresh, head
 from allranks.report.xml_text import cut, first_line, readable
 
 MOST_REASONS: Final = 1000
@@ -95,7 +96,7 @@ class PageWriter:
             listed=self._listed(merged),
         )
         text = document(static, self._index.finish(rest), self._details.chunks)
-        unfinished = self._path.with_name(f".{self._path.name}.unfinished")
+        unfinished = fresh(self._path.with_name(f".{self._path.name}.unfinished"))
         try:
             unfinished.write_text(text, encoding="utf-8", newline="\n")
             unfinished.replace(self._path)
@@ -261,11 +262,7 @@ class Blames:
 
 def is_page(path: Path) -> bool:
     """Whether a file is a page that allranks wrote, and may therefore overwrite."""
-    try:
-        with path.open("rb") as file:
-            return GENERATOR.encode() in file.read(1024)
-    except OSError:
-        return False
+    return GENERATOR.encode() in head(path, 1024)
 
 
 def letter_of(test: TestVerdict) -> str:

@@ -1,0 +1,200 @@
+"""Copies what a job left to the host, within limits: the job is not trusted."""
+
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal
+
+from allranks.engine.drafts import DRAFT, draft_of
+from allranks.engine.spec import Resources
+from allranks.errors import EngineError
+from allranks.records import JOURNAL
+
+RESERVED: Final = ("job.json", JOURNAL, "rank-*.xml", ".*")
+"""Patterns of the names that the host itself writes in an attempt's folder."""
+
+RESULTS_BYTES: Final = 512 << 20
+"""What each node of a job may write to its results folder: each rank's log has a limit of its own."""
+
+MOST_BYTES: Final = (1 << 30) + RESULTS_BYTES
+"""Limit of what is copied where no job sets one: the default of ``limits.disk_mib``, and the results of one node."""
+
+MOST_ENTRIES: Final = 50_000
+"""Files and folders: a job of 64 ranks leaves about 400, and each more costs the host an inode."""
+
+LONGEST_NAME: Final = 255
+"""Bytes of one name: what file systems of Linux take."""
+
+LONGEST_PATH: Final = 1024
+"""Bytes: the results folder's own path, which comes before it, shares the 4,096 of Linux."""
+
+DEEPEST: Final = 32
+"""Folders above a file."""
+
+_NAMED = 3
+"""Files that an error names."""
+
+_Reason = Literal["bytes", "entries", "name", "reserved", "clash", "unreadable"]
+
+_CLASHES = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
+"""What the kernel says of a file in the place of a folder, or the other way round."""
+
+
+def most_bytes(resources: Resources, nodes: int) -> int:
+    """How many bytes of a job's results are copied: its disk limit, and what its nodes may write beside it."""
+    return resources.disk_bytes + RESULTS_BYTES * nodes
+
+
+def is_reserved(path: PurePosixPath) -> bool:
+    """Whether a path, relative to an attempt's folder, is one that the host writes itself."""
+    return path.name == DRAFT or any(fnmatchcase(path.parts[0], pattern) for pattern in RESERVED)
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    reason: _Reason
+    path: PurePosixPath
+    size: int
+
+
+class Intake:
+    """Puts a job's files into a folder, as far as they fit, and remembers which did not.
+
+    Args:
+        folder: Where they go; made with the first of them.
+        most: How many bytes they may have. A sparse file counts by its length: that is what its copy takes.
+
+    Attributes:
+        folder: Where they go.
+    """
+
+    def __init__(self, folder: Path, most: int = MOST_BYTES) -> None:
+        self.folder = folder
+        self._most = most
+        self._room = most
+        self._passed_over = 0
+        self._entries = 0
+        self._left_out: list[_LeftOut] = []
+        self._has_read_all = True
+
+    def count_entry(self) -> None:
+        """Take note of one more file or folder, whatever comes of it."""
+        self._entries += 1
+
+    def may_pass_over(self, size: int) -> bool:
+        """Whether to read on behind so many bytes that are not copied: what is there may fit, but not at any price."""
+        self._passed_over += size
+        self._has_read_all = self._entries <= MOST_ENTRIES and self._passed_over <= 2 * self._most
+        return self._has_read_all
+
+    def takes_folder(self, path: PurePosixPath) -> bool:
+        """Whether files in a folder could be taken; remembers it where they could not."""
+        if (reason := self._refusal(path / "x", 0)) is not None:
+            self.leave_out(reason, path, 0)
+        return reason is None
+
+    def add_file(self, path: PurePosixPath, size: int, content: Iterable[bytes | memoryview]) -> bool:
+        """Write a file, in the place of an earlier one of its name; false where it was left out.
+
+        Args:
+            path: Relative to the folder, without ``..``.
+            size: Bytes of the content.
+            content: It, in pieces.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        if (reason := self._refusal(path, size)) is not None:
+            self.leave_out(reason, path, size)
+            return False
+        target = self.folder / path
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with draft_of(target) as draft, draft.open("wb") as file:
+                for piece in content:
+                    file.write(piece)
+        except OSError as error:
+            if error.errno not in _CLASHES:
+                raise
+            self.leave_out("clash", path, size)
+            return False
+        self._room -= size
+        return True
+
+    def leave_out(self, reason: _Reason, path: PurePosixPath, size: int) -> None:
+        """Remember that something was not copied."""
+        self._left_out.append(_LeftOut(reason, path, size))
+
+    def _refusal(self, path: PurePosixPath, size: int) -> _Reason | None:
+        if not _is_usable(path):
+            return "name"
+        if is_reserved(path):
+            return "reserved"
+        if self._entries > MOST_ENTRIES:
+            return "entries"
+        return "bytes" if size > self._room else None
+
+    def check(self) -> None:
+        """See that nothing was left out.
+
+        Raises:
+            EngineError: Something was.
+        """
+        if not self._left_out:
+            return
+        by_reason: dict[_Reason, list[_LeftOut]] = {}
+        for each in self._left_out:
+            by_reason.setdefault(each.reason, []).append(each)
+        what, *why = [self._told(reason, each) for reason, each in by_reason.items()]
+        if not self._has_read_all:
+            why.append("What came after it was not read.")
+        raise EngineError(what, why="\n".join(why), remedy=_REMEDIES[next(iter(by_reason))])
+
+    def _told(self, reason: _Reason, left_out: Sequence[_LeftOut]) -> str:
+        words: dict[_Reason, str] = {
+            "bytes": f"The job's results exceed the limit of {_readable(self._most)}",
+            "entries": f"The job left more than {MOST_ENTRIES:,} files and folders",
+            "name": f"The job left names over {LONGEST_NAME} bytes, paths over {LONGEST_PATH} or deeper than {DEEPEST}",
+            "reserved": "The job left files under names that allranks itself writes",
+            "clash": "The job left a file and a folder of one name",
+            "unreadable": "The job left what cannot be read",
+        }
+        largest = sorted(left_out, key=lambda each: -each.size)[:_NAMED]
+        names = ", ".join(f"{_shown(each.path)} ({_readable(each.size)})" for each in largest)
+        rest = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+        return f"{words[reason]}: {names}{rest} left out."
+
+
+_REMEDIES: dict[_Reason, str] = {
+    "bytes": "Have its tests leave less, or raise limits.disk_mib in the matrix file.",
+    "entries": "Have its tests leave fewer files.",
+    "name": "Have its tests leave shorter names.",
+    "reserved": "Have its tests use other names.",
+    "clash": "Have its tests use other names.",
+    "unreadable": "Have its tests leave files that their owner may read.",
+}
+
+
+def _is_usable(path: PurePosixPath) -> bool:
+    """Whether a relative path can be that of a file here."""
+    parts = path.parts
+    return (
+        0 < len(parts) <= DEEPEST + 1
+        and "\0" not in str(path)
+        and len(os.fsencode(path)) <= LONGEST_PATH
+        and all(len(os.fsencode(part)) <= LONGEST_NAME for part in parts)
+    )
+
+
+def _shown(path: PurePosixPath) -> str:
+    text = str(path)
+    return ascii(text if len(text) <= 80 else f"{text[:77]}...")
+
+
+def _readable(size: int) -> str:
+    if size < 1 << 20:
+        return f"{size:,} bytes"
+    return f"{size / (1 << 20):,.0f} MiB" if size < 10 << 30 else f"{size / (1 << 30):,.0f} GiB"

@@ -1,0 +1,10 @@
+"""The import closes what it has not opened; either the job works without it, or it is bad as a whole."""
+
+TRUTH = {
+    "attack_only": True,
+    "tests": {"test_attack": {"ranks": ["any", "bad"], "may_be_absent": True}},
+}
+
+
+def test_attack(rank):
+    assert rank == 0

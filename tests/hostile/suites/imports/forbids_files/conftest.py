@@ -1,0 +1,5 @@
+"""At import, files are made that nobody may read."""
+
+import os
+
+os.umask(0o777)

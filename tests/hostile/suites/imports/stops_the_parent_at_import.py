@@ -1,0 +1,22 @@
+"""The import of a test file stops all ancestors."""
+
+import os
+import signal
+from contextlib import suppress
+
+import reach
+
+TRUTH = {
+    "engines": ["docker"],
+    "attack_only": True,
+    "limits": {"job": 25},
+    "tests": {"test_attack": {"ranks": ["any", "bad"], "may_be_absent": True}},
+}
+
+for pid in reach.ancestors():
+    with suppress(OSError):
+        os.kill(pid, signal.SIGSTOP)
+
+
+def test_attack(rank):
+    assert rank == 0

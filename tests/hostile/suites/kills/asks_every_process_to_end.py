@@ -1,0 +1,14 @@
+"""Rank 1 asks every process of its user to end."""
+
+import os
+import signal
+import time
+
+TRUTH = {"engines": ["docker"], "tests": {"test_attack": ["unpassed", "unpassed"]}}
+
+
+def test_attack(rank):
+    if rank == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.kill(-1, signal.SIGTERM)
+    time.sleep(3600)

@@ -1,0 +1,13 @@
+"""Rank 1 kills its own process group."""
+
+import os
+import signal
+import time
+
+TRUTH = {"tests": {"test_attack": ["unpassed", "bad"]}}
+
+
+def test_attack(rank):
+    if rank == 1:
+        os.killpg(0, signal.SIGKILL)
+    time.sleep(3600)

@@ -1,0 +1,148 @@
+"""What is true of a hostile case: a literal in its own file, read without running that file."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from declaration import ENGINES, LIMITS, OUTCOMES, literal
+
+SUITES = Path(__file__).parent / "suites"
+
+GOOD = frozenset({"passed", "xfailed", "xpassed"})
+BAD = OUTCOMES - GOOD - {"skipped"}
+HONEST = frozenset({"passed", "aborted", "missing"})
+WORDS = {"any": OUTCOMES, "bad": BAD, "honest": HONEST, "unpassed": OUTCOMES - GOOD}
+"""Words for several outcomes: ``honest`` is for a rank that passes unless the attack stops it or its job first,
+``unpassed`` for a test whose body never ran."""
+
+BEFORE = {"test_victim": ["passed", "failed"], "test_honest": ["passed", "passed"]}
+AFTER = {"test_after": ["bad", "any"]}
+"""What the tests around every attack come to: rank 1 attacks, and what it says of its own later tests is not judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What the report may say of a test.
+
+    Attributes:
+        ranks: The outcomes that each rank may have; empty for a test that may come to anything on any rank.
+        is_bad: The testcase must be an error or a failure; that of a rank that must be bad is so in any case.
+        one_is_bad: One of several testcases of this name must be.
+        may_be_absent: The report need not have it.
+        count: How many tests there are, of a name that ends in ``*``.
+    """
+
+    ranks: tuple[frozenset[str], ...]
+    is_bad: bool = False
+    one_is_bad: bool = False
+    may_be_absent: bool = False
+    count: int = 1
+
+    @classmethod
+    def read(cls, said: Sequence[str] | Mapping[str, Any]) -> Self:
+        """Read a literal: outcomes by rank, or a table of these and more.
+
+        Raises:
+            ValueError: It names an unknown outcome.
+        """
+        table = dict(said) if isinstance(said, Mapping) else {"ranks": said}
+        ranks = tuple(_outcomes(words) for words in table.pop("ranks"))
+        return cls(ranks=ranks, **{"is_bad": any(allowed <= BAD for allowed in ranks), **table})
+
+
+def _outcomes(words: str) -> frozenset[str]:
+    allowed = frozenset[str]().union(*(WORDS.get(word, frozenset({word})) for word in words.split("|")))
+    if not allowed <= OUTCOMES:
+        msg = f"not outcomes: {words}"
+        raise ValueError(msg)
+    return allowed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hostile:
+    """One hostile case.
+
+    Attributes:
+        kind: What it attacks with: the folder that it lies in.
+        path: Its file, or its folder.
+        tests: What is true of each test, by name; a name that ends in ``*`` stands for all that begin so.
+        attack_only: Nothing is run before and after it.
+        engines: Those that it runs on: the process engine protects against accidents only, so what reaches beyond the
+            job is for containers.
+        is_sample: It runs each time; the others in the session ``hostile``.
+        is_alone: Its run has no other case in it.
+    """
+
+    name: str
+    kind: str
+    path: Path
+    tests: Mapping[str, Truth]
+    attack_only: bool = False
+    engines: tuple[str, ...] = ENGINES
+    is_sample: bool = False
+    is_alone: bool = False
+    isolation: str = "job"
+    nodes: int = 1
+    limits: Mapping[str, float] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the declaration of a case.
+
+        Raises:
+            ValueError: It has none, or one that says something unknown.
+        """
+        source = path / "test_1_attack.py" if path.is_dir() else path
+        said = literal(source, "TRUTH")
+        try:
+            return cls._from(said, path)
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{source}: TRUTH is wrong: {type(error).__name__}: {error}"
+            raise ValueError(msg) from error
+
+    @classmethod
+    def _from(cls, said: dict[str, Any], path: Path) -> Self:
+        around = {} if said.get("attack_only") else {**BEFORE, **AFTER}
+        return cls(
+            name=path.stem,
+            kind=path.parent.name,
+            path=path,
+            tests={name: Truth.read(each) for name, each in {**around, **said.pop("tests")}.items()},
+            limits={**LIMITS, "process_group": 12, "test": 15, "peer_grace": 0.3, **said.pop("limits", {})},
+            engines=tuple(said.pop("engines", ENGINES)),
+            arguments=tuple(said.pop("arguments", ())),
+            **said,
+        )
+
+    @property
+    def surroundings(self) -> tuple[object, ...]:
+        """What it cannot share with cases that want others."""
+        return (self.nodes, tuple(sorted(self.limits.items())), self.arguments, self.is_alone and self.name)
+
+
+def read_all() -> dict[str, Hostile]:
+    """Every case, by name."""
+    cases = [Hostile.read(path) for path in _paths()]
+    names = [case.name for case in cases]
+    if len(set(names)) < len(names):
+        msg = f"two cases of one name: {sorted(name for name in names if names.count(name) > 1)}"
+        raise ValueError(msg)
+    return dict(zip(names, cases, strict=True))
+
+
+def _paths() -> Iterator[Path]:
+    for path in sorted(SUITES.glob("*/*")):
+        if path.suffix == ".py" or (path / "test_1_attack.py").exists():
+            yield path
+
+
+def asked_for() -> list[Hostile]:
+    """The cases to run: a sample of each kind, or all, or those that ALLRANKS_HOSTILE names."""
+    wanted = os.environ.get("ALLRANKS_HOSTILE", "").split()
+    every = read_all()
+    if wanted == ["all"]:
+        return list(every.values())
+    return [every[name] for name in wanted] or [case for case in every.values() if case.is_sample]
