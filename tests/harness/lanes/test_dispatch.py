@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allranks.harness import kernel
 from allranks.harness.forks import ForkServerError
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.lanes import LaneLostError, Lanes, lane_folder
@@ -159,8 +160,9 @@ def test_a_hangup_reaches_every_lane(tmp_path):
 
     def wait_for_the_end():
         both.wait(PATIENCE)
+        assert kernel.is_readable(end.fileno(), PATIENCE)
         try:
-            end.wait_for_turn()
+            end.check()
         except HangupError:
             hung_up.append(True)
             raise
