@@ -238,6 +238,11 @@ class Link:
             self._garble()
         return reports
 
+    def take_strangers(self) -> bool:
+        """Whether other processes have sent something since the last call."""
+        had, self.has_strangers = self.has_strangers, False
+        return had
+
     def _garble(self) -> None:
         self.at_end = self.is_garbled = True
         self._rest.clear()
