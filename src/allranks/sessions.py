@@ -27,7 +27,7 @@ from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.model import Cell
 from allranks.matrix.select import prefixes, signature_axes
-from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
+from allranks.schedule.folder import PARTY_VARIABLE, RUN_ID_VARIABLE, new_party, new_run_id
 from allranks.user_cache import cache_folder
 
 MOST_CELLS = 5000
@@ -42,6 +42,7 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
     """
     # Set once for all sessions of this nox process, those of `nox -j` too: together they are one run.
     os.environ.setdefault(RUN_ID_VARIABLE, new_run_id())
+    os.environ.setdefault(PARTY_VARIABLE, new_party())
     try:
         matrix = load(Path(folder))
         cells = expand(matrix).cells

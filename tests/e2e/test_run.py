@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -190,8 +191,9 @@ def test_red_on_one_rank(rank):
 def test_what_failed_last_can_be_run_alone_whatever_ran_in_between(launch, scratch, engine):
     repository = scratch(TWO_ENDS)
     assert set(launch(repository, "--engine", engine).cases) == {"test_green", "test_red_on_one_rank"}
-    launch(repository, "--engine", engine, "--", "-k", "green")
-    assert set(launch(repository, "--engine", engine, "--", "--lf").cases) == {"test_red_on_one_rank"}
+    replace(launch, run_id=f"{launch.run_id}-2")(repository, "--engine", engine, "--", "-k", "green")
+    third = replace(launch, run_id=f"{launch.run_id}-3")
+    assert set(third(repository, "--engine", engine, "--", "--lf").cases) == {"test_red_on_one_rank"}
 
 
 SHARED = """
@@ -221,7 +223,7 @@ def test_shards_run_a_suite_together_and_what_failed_in_it_alone_afterwards(laun
     assert sorted(done.cases) == ["test_red_on_one_rank", *(f"test_sleeping[{tenths}]" for tenths in (1, 2, 3))]
     known = json.loads((folder / ".allranks-durations.json").read_text())["seconds"]["tiny"]["gloo"]
     assert sorted(known) == [f"suite/test_tiny.py::test_sleeping[{tenths}]" for tenths in (1, 2, 3)]
-    again = launch(folder, "--engine", engine, "--", "--lf")
+    again = replace(launch, run_id=f"{launch.run_id}-2")(folder, "--engine", engine, "--", "--lf")
     assert again.code == 1, again.output
     assert list(again.cases) == ["test_red_on_one_rank"]
 
@@ -270,6 +272,38 @@ def test_an_interrupt_ends_a_run_with_a_partial_report(launch, scratch, engine, 
     report = JUnitXml.fromfile(launch.results / launch.run_id / "junit.xml")
     cases = {case.name: case for suite in report for case in suite}
     assert cases["test_failing"].result[0].message.startswith("rank 1 failed")
+
+
+def test_a_second_run_of_one_id_is_refused_while_the_first_one_lives_and_after_it(launch, scratch):
+    folder = scratch(ENDLESS)
+    with launch.start(folder, "--engine", "process") as process:
+        wait_for(process, "first failure")
+        before = sorted((launch.results / launch.run_id / "cells").rglob("attempt-*"))
+        for arguments in ((), ("--", "-k", "failing")):
+            second = launch(folder, "--engine", "process", *arguments)
+            assert second.code == 2, second.output
+            assert "is being run by another process" in second.output
+            assert "Traceback" not in second.output
+            assert "running" not in second.output
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    third = launch(folder, "--engine", "process")
+    assert third.code == 2, third.output
+    assert "has been run already" in third.output
+    assert sorted((launch.results / launch.run_id / "cells").rglob("attempt-*")) == before
+
+
+def test_a_cell_and_its_prefix_run_one_after_the_other_under_one_nox(launch, scratch, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_PARTY", "one-nox")
+    folder = scratch(TWO_ENDS)
+    with launch.start(folder, "--engine", "process") as first:
+        second = launch(folder, "--engine", "process")
+        output, _ = first.communicate(timeout=60)
+    assert (first.returncode, second.code) == (1, 1), output + second.output
+    attempts = list((launch.results / launch.run_id / "cells").glob("*/*/attempt-*"))
+    assert {path.name for path in attempts} == {"attempt-1", "attempt-2"}
+    records = [json.loads((path / "job.json").read_text()) for path in sorted(attempts)]
+    assert records[0]["finished"] < records[1]["started"]
 
 
 @pytest.mark.alone  # every run that starts beside it cleans up, too

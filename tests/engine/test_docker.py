@@ -208,6 +208,23 @@ def test_an_agent_that_does_not_stop_is_killed_once(fake, spec, monkeypatch):
     assert client.names[-2:] == ["kill", "remove"]
 
 
+def test_the_connection_is_shut_before_a_container_is_killed(fake, spec, monkeypatch):
+    """While output waits to be read, a daemon answers no request to kill."""
+    monkeypatch.setattr(agents, "STOP_GRACE", 0.0)
+    client = fake()
+    killed = []
+
+    def kill(identifier):
+        with pytest.raises(BrokenPipeError):
+            client.daemon.send(b"more")
+        killed.append(identifier)
+
+    monkeypatch.setattr(client, "kill", kill)
+    with engine_of(client).start(spec) as job:
+        job.stop()
+    assert killed == [ID]
+
+
 def test_a_daemon_that_refuses_to_kill_leaves_it_to_removal(fake, spec, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
     client = fake(kill=refusal(409, "not running"))

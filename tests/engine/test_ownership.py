@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allranks.engine import ownership
 from allranks.engine.ownership import (
@@ -27,7 +29,8 @@ import sys
 from pathlib import Path
 from allranks.engine import ownership
 ownership.lock_folder = lambda: Path(sys.argv[1])
-with ownership.own_run("r"):
+with ownership.own_run("r") as owned:
+    print(*(owned.try_own(job) for job in sys.argv[2:]), flush=True)
     print("owned", flush=True)
     sys.stdin.read()
 """
@@ -38,12 +41,13 @@ def start_owner(locks):
     """Start a process that owns the run ``r`` until its standard input ends."""
     with ExitStack() as stack:
 
-        def start() -> subprocess.Popen[bytes]:
-            arguments = [sys.executable, "-c", OWNER, str(locks)]
+        def start(*jobs: str) -> subprocess.Popen[bytes]:
+            arguments = [sys.executable, "-c", OWNER, str(locks), *jobs]
             owner = stack.enter_context(
                 subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             )
             stack.callback(owner.kill)
+            assert owner.stdout.readline() == b" ".join([b"True"] * len(jobs)) + b"\n"
             assert owner.stdout.readline() == b"owned\n"
             return owner
 
@@ -153,6 +157,61 @@ def test_an_owner_that_ends_removes_no_file_but_its_own(locks):
 def test_forgetting_survives_a_file_that_goes_at_that_moment(locks, monkeypatch):
     monkeypatch.setattr(Path, "glob", lambda *_: iter([locks / "run-gone"]))
     forget_dead_runs()
+
+
+def test_a_job_of_a_run_has_one_owner_and_other_jobs_have_others(start_owner):
+    start_owner("a", "b")
+    with own_run("r") as owned:
+        assert [owned.try_own(job) for job in ("a", "b", "c")] == [False, False, True]
+        with own_run("r") as other:
+            assert [other.try_own(job) for job in ("a", "c", "d")] == [False, False, True]
+
+
+def test_a_job_of_a_killed_owner_is_free_and_that_of_a_suspended_one_is_not(start_owner):
+    owner = start_owner("a")
+    with own_run("r") as owned:
+        owner.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, owner.pid, os.WSTOPPED | os.WNOWAIT)
+        assert not owned.try_own("a")
+        owner.kill()
+        owner.wait()
+        assert owned.try_own("a")
+
+
+@pytest.mark.usefixtures("locks")
+def test_a_job_is_owned_as_long_as_its_run_or_until_it_is_given_back():
+    with own_run("r") as first:
+        with own_run("r") as second:
+            assert second.try_own("a")
+            assert not first.try_own("a")
+            second.disown("a")
+            assert first.try_own("a")
+            first.disown("a")
+            assert second.try_own("a")
+        assert first.try_own("a")
+
+
+@pytest.mark.usefixtures("locks")
+def test_looking_whether_a_run_is_dead_frees_none_of_its_jobs():
+    with own_run("r") as owned, own_run("r") as other:
+        assert owned.try_own("a")
+        assert not is_dead("r")
+        assert not other.try_own("a")
+
+
+def test_who_waits_for_a_job_goes_on_when_its_owner_ends(start_owner):
+    owner = start_owner("a")
+    with own_run("r") as owned, own_run("r") as other:
+        owner.stdin.close()
+        owned.wait_for("a")
+        assert other.try_own("a")
+
+
+@given(st.lists(st.text(max_size=20), unique=True, max_size=30))
+def test_no_two_jobs_have_one_lock(jobs):
+    with own_run(f"test-{os.getpid()}") as first, own_run(f"test-{os.getpid()}") as second:
+        assert all(first.try_own(job) for job in jobs[::2])
+        assert all(second.try_own(job) for job in jobs[1::2])
 
 
 @pytest.mark.usefixtures("locks")

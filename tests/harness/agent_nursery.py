@@ -93,6 +93,8 @@ def fork_server(sockets, environment, log):
         os.dup2(log, 2)
         os.environ.clear()
         os.environ.update(environment)
+        if "TORCH_VERSION" in environment:
+            sys.modules["torch"].__version__ = environment["TORCH_VERSION"]
         main([str(each.fileno()) for each in sockets])
     return pid
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from agent_run import AgentRun
 
 from allranks.engine.nodes import arrange_meeting, bring_home
-from allranks.harness.rank_xml import ranks_with_events, write_rank_xml
 
 
 class Storied(AgentRun):
@@ -15,7 +14,7 @@ class Storied(AgentRun):
 
     @property
     def story(self):
-        return self.log + (self.results / "events-agent.jsonl").read_text()
+        return "\n".join([self.log, *map(str, self.records)])
 
 
 class NodesRun(Storied):
@@ -59,13 +58,11 @@ class NodesRun(Storied):
         with contextlib.suppress(FileNotFoundError):
             bring_home([self.results, self.follower.results], self.home)
         self.results = self.home
-        for rank in ranks_with_events(self.home):
-            write_rank_xml(self.home, rank, cell="c", suite="s", world_size=self.config.world_size)
         return self
 
     def messages(self, test):
         """What arrived of each rank of a test: its outcome and message."""
-        return {event["rank"]: (event["outcome"], event["message"]) for event in self.arrived(test)}
+        return {end.rank: (end.outcome, end.message) for end in self.arrived(test)}
 
     def ranks_of_node(self, node):
         """The process ids of a node's ranks in the last gang."""
@@ -88,7 +85,8 @@ class FollowerRun(Storied):
         for name in ("code", "shared", "words"):
             (self.folder / name).symlink_to(leader.folder / name)
         meeting = options.pop("meeting", leader.meeting)
+        environment = options.pop("environment", {})
         self.config = meeting.config_of(replace(leader.config, post=None, **options), 1)
         (self.folder / "config.json").write_text(self.config.to_json())
         self._words = os.open(os.devnull, os.O_RDONLY)
-        self._start(launch, {}, closed_stdin=False)
+        self._start(launch, environment, closed_stdin=False)

@@ -10,14 +10,14 @@ import torch
 from allranks.harness import kernel
 from allranks.harness.config import GpuToCheck
 from allranks.harness.gpu_check import check_gpus, compute, troubles_of
-from allranks.records import Collected, GpuFailed, GpusChecked
+from allranks.records import AgentFailed, Collected, FailureKind, GpuFailed, GpusChecked
 
 GPUS = tuple(GpuToCheck(gpu=f"GPU-{letter}", visible=f"UUID-{letter}", name=f"GPU {letter}") for letter in "ab")
 
 
 class Journal(list):
-    def write(self, event, **fields):
-        self.append({"event": event, **fields})
+    def write(self, record):
+        self.append(record)
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,9 @@ def test_what_goes_wrong_on_one_gpu_is_told_of_that_one_and_befalls_nobody_else(
 def test_which_gpus_compute_is_written_down():
     journal = Journal()
     assert check_gpus(GPUS, "cpu", 60, journal)
-    assert [(event["event"], event.gpus) for event in journal] == [("gpus_checked", ["GPU-a", "GPU-b"])]
+    [checked] = journal
+    assert isinstance(checked, GpusChecked)
+    assert checked.gpus == ("GPU-a", "GPU-b")
 
 
 def test_a_check_that_the_kernel_ends_for_want_of_memory_says_nothing_of_the_device(monkeypatch):
@@ -96,7 +98,8 @@ def test_a_check_that_the_kernel_ends_for_want_of_memory_says_nothing_of_the_dev
     monkeypatch.setattr(kernel, "killed_for_memory", lambda: next(kills))
     assert not check_gpus(GPUS, "cpu", 60, journal)
     [failed] = journal
-    assert (failed["event"], failed["out_of_memory"]) == ("agent_failed", True)
+    assert isinstance(failed, AgentFailed)
+    assert failed.kind is FailureKind.OUT_OF_MEMORY
     assert "limits.memory_mib" in failed.message
 
 
@@ -113,8 +116,8 @@ def test_a_torch_with_cuda_that_sees_no_device_has_sick_gpus(monkeypatch):
     journal = Journal()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert not check_gpus(GPUS, "cuda", 60, journal)
-    assert [event["event"] for event in journal] == ["gpus_checked", "gpu_failed", "gpu_failed"]
-    assert journal[1]["name"] == "GPU a"
+    assert [type(record) for record in journal] == [GpusChecked, GpuFailed, GpuFailed]
+    assert journal[1].name == "GPU a"
 
 
 SUITE = {"suite/test_small.py": "def test_small(): pass\n"}
@@ -123,7 +126,7 @@ SUITE = {"suite/test_small.py": "def test_small(): pass\n"}
 def test_an_agent_has_its_gpus_tried_and_runs_its_tests(start_agent):
     run = start_agent(SUITE, check_gpus=GPUS, gpu_device="cpu").go()
     assert run.wait() == 0
-    assert run.all(GpusChecked)[0].gpus == ["GPU-a", "GPU-b"]
+    assert run.all(GpusChecked)[0].gpus == ("GPU-a", "GPU-b")
     assert len(run.arrived("test_small")) == 2
 
 

@@ -162,6 +162,38 @@ def test_the_handler_of_a_signal_may_hang_up_while_the_turn_is_waited_for(end):
         signal.signal(signal.SIGUSR1, before)
 
 
+def wait_interrupted_at(end, step):
+    """Wait for the turn in a thread, with a hang-up in the middle of it, as a handler of a signal comes."""
+    raised, steps = [], iter(range(1000))
+
+    def interrupt(_frame, _event, _argument):
+        if next(steps) == step:
+            end.hang_up()
+        return interrupt
+
+    def wait():
+        sys.settrace(interrupt)
+        try:
+            end.wait_for_turn()
+        except HangupError:
+            raised.append(step)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread, raised
+
+
+@pytest.mark.parametrize("step", range(30))
+def test_a_handler_may_hang_up_wherever_the_wait_for_the_turn_is(step):
+    end = JobEnd()
+    thread, raised = wait_interrupted_at(end, step)
+    if not kernel.is_readable(end.fileno(), 0.2):
+        end.hang_up()  # the wait has fewer steps
+    thread.join(5)
+    assert raised == [step]
+    end.close()
+
+
 def test_a_limit_that_is_over_is_a_limit_and_no_hangup(end, monkeypatch):
     monkeypatch.setattr(end, "_deadline", 0.0)
     assert end.remaining() == 0.0

@@ -1,6 +1,5 @@
 """The keeper, as a container starts it: a process between the engine and an agent."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,34 +8,40 @@ from pathlib import Path
 
 import pytest
 
+from allranks import records
 from allranks.engine.docker_requests import keeper_arguments
 from allranks.harness import keeper as keeper_module
+from allranks.records import ContainerEnded
 
-SOURCE = Path(__file__).parents[2] / "src"
+SOURCE = Path(__file__).parents[2] / "src" / "allranks"
+KEPT = ("records.py", "harness/keeper.py", "harness/kernel.py", "harness/outcome.py", "harness/stream.py")
+COMMAND = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+if sys.argv[1:2] == ["keep"]:
+    from allranks.harness import keeper
+    keeper.main(sys.argv[2:])
+"""
 
 
 @pytest.fixture
 def keeper(tmp_path):
-    """Starts a keeper whose agent is some other program: a package with its name, first on the path."""
+    """Starts a keeper whose agent is some other program: what the keeper is made of lies beside it."""
     started = []
 
     def start(agent: str, grace: str = "6.0") -> subprocess.Popen:
-        harness = tmp_path / "allranks" / "harness"
-        harness.mkdir(parents=True)
-        for package in (harness, harness.parent):
-            (package / "__init__.py").touch()  # else one that is installed comes first
-        for name in ("keeper", "kernel", "events"):
-            target = harness / f"{name}.py"
-            text = (SOURCE / "allranks" / "harness" / f"{name}.py").read_text()
-            target.write_text(text.replace("STOP_GRACE = 6.0", f"STOP_GRACE = {grace}"))
-        (harness / "__main__.py").write_text(agent)
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        package = tmp_path / "allranks"
+        command = package / "harness" / keeper_module.COMMAND.name
+        command.parent.mkdir(parents=True)
+        for name in KEPT:
+            text = (SOURCE / name).read_text()
+            (package / name).write_text(text.replace("STOP_GRACE = 6.0", f"STOP_GRACE = {grace}"))
+        command.write_text(COMMAND + agent)
+        arguments = [str(command) if each.endswith(command.name) else each for each in keeper_arguments(0)]
         process = subprocess.Popen(
-            [sys.executable, *keeper_arguments(0)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
+            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         started.append(process)
         return process
@@ -54,19 +59,19 @@ def say(process: subprocess.Popen, line: bytes) -> None:
     process.stdin.flush()
 
 
-def ended(process: subprocess.Popen) -> dict:
-    """The keeper's event, which is the next line that has a frame."""
-    for line in process.stdout:
-        if line.startswith(b"\x1e"):
-            return json.loads(line[1:])
-    return {}
+def ended(process: subprocess.Popen) -> ContainerEnded:
+    """The keeper's record, which is the next line that has a frame."""
+    line = next(line for line in process.stdout if line.startswith(b"\x1e"))
+    record = records.decode(line[1:])
+    assert isinstance(record, ContainerEnded)
+    return record
 
 
 def test_the_agent_starts_when_its_files_are_there_and_reads_what_is_for_it(keeper):
     process = keeper("print(input(), flush=True)")
     say(process, b"begin\ngo\n")
     assert process.stdout.readline() == b"go\n"
-    assert ended(process)["status"] == 0
+    assert ended(process).status == 0
 
 
 def test_nobody_who_lets_it_begin_is_no_reason_to_stay(keeper):
@@ -78,20 +83,20 @@ def test_nobody_who_lets_it_begin_is_no_reason_to_stay(keeper):
 def test_the_files_stay_until_standard_input_ends(keeper):
     process = keeper("raise SystemExit(3)")
     say(process, b"begin\n")
-    assert ended(process)["status"] == 3
+    assert ended(process).status == 3
     assert process.poll() is None
 
 
 def test_an_agent_that_was_killed_is_told_with_its_signal(keeper):
     process = keeper("import os; os.kill(os.getpid(), 9)")
     say(process, b"begin\n")
-    assert ended(process)["status"] == -signal.SIGKILL
+    assert ended(process).status == -signal.SIGKILL
 
 
 def test_a_line_that_the_agent_began_does_not_hide_the_end(keeper):
     process = keeper("print('half a line', end='', flush=True)")
     say(process, b"begin\n")
-    assert ended(process)["event"] == "agent_ended"
+    assert ended(process).status == 0
 
 
 def test_what_the_agent_left_is_killed_before_its_end_is_told(keeper):
@@ -99,7 +104,7 @@ def test_what_the_agent_left_is_killed_before_its_end_is_told(keeper):
     process = keeper(left)
     say(process, b"begin\n")
     pid = int(process.stdout.readline())
-    assert ended(process)["status"] == 0
+    assert ended(process).status == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -109,7 +114,7 @@ def test_an_agent_that_does_not_stop_at_the_end_of_its_input_is_killed(keeper):
     say(process, b"begin\n")
     assert process.stdout.readline() == b"here\n"
     process.stdin.close()
-    assert ended(process)["status"] == -signal.SIGKILL
+    assert ended(process).status == -signal.SIGKILL
 
 
 def test_an_agent_that_ignores_a_termination_is_killed_and_its_files_stay(keeper):
@@ -118,7 +123,7 @@ def test_an_agent_that_ignores_a_termination_is_killed_and_its_files_stay(keeper
     say(process, b"begin\n")
     assert process.stdout.readline() == b"here\n"
     process.terminate()
-    assert ended(process)["status"] == -signal.SIGKILL
+    assert ended(process).status == -signal.SIGKILL
     assert process.poll() is None
 
 
@@ -128,7 +133,7 @@ def test_a_termination_is_the_agents(keeper):
     say(process, b"begin\n")
     assert process.stdout.readline() == b"here\n"
     process.terminate()
-    assert ended(process)["status"] == 7
+    assert ended(process).status == 7
 
 
 def test_a_process_that_does_not_go_keeps_no_other_from_being_killed(monkeypatch):

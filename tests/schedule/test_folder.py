@@ -2,14 +2,16 @@ import fcntl
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
 import allranks
-from allranks.errors import ResultsError
+from allranks.engine.ownership import own_run
+from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.report.run_files import Manifest
 from allranks.schedule import folder as schedule_folder
-from allranks.schedule.folder import new_run_id, open_run, write_json
+from allranks.schedule.folder import new_run_id, open_run, own_party, take_jobs, write_json
 
 JOIN = """
 import sys
@@ -92,6 +94,123 @@ def test_a_manifest_is_read_and_written_under_its_lock(make_folder, monkeypatch)
     monkeypatch.setattr(schedule_folder, "write_json", note(write_json))
     make_folder()
     assert held == ["_read", "write_json"]
+
+
+OWN = """
+import sys
+from pathlib import Path
+from allranks.engine import ownership
+from allranks.matrix.declaration import load
+from allranks.matrix.expand import expand
+from allranks.matrix.plan import plan
+from allranks.schedule.folder import take_jobs
+
+ownership.lock_folder = lambda: Path(sys.argv[1])
+matrix = load(Path(sys.argv[2]))
+jobs = [job for job in plan(matrix, expand(matrix).cells) if job.cell.id in sys.argv[5:]]
+with ownership.own_run("r1") as owned:
+    try:
+        take_jobs(Path(sys.argv[3]), owned, jobs, print, party=sys.argv[4], goes_on=False)
+    except Exception as error:
+        print(error, flush=True)
+    else:
+        print("taken", flush=True)
+    sys.stdin.read()
+"""
+
+ONE, OTHER = "gloo-w1-g0-env", "gloo-w2-g0-env"
+
+
+@pytest.fixture
+def elsewhere(locks, repository, tmp_path):
+    """Have another process take jobs, and keep them until its standard input ends; it and its first line."""
+    with ExitStack() as stack:
+
+        def take(party, *cells):
+            command = [sys.executable, "-c", OWN, *map(str, (locks, repository, tmp_path / "results", party)), *cells]
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            return process, process.stdout.readline().strip()
+
+        yield take
+
+
+@pytest.fixture
+def take(tmp_path, jobs, lines, locks):
+    """Take jobs as a party, for as long as the run is owned afterwards."""
+    assert locks
+    with ExitStack() as stack:
+
+        def take(party, *cells, goes_on=False, say=lines):
+            owned = stack.enter_context(own_run("r1"))
+            take_jobs(tmp_path / "results", owned, [jobs[cell] for cell in cells], say, party=party, goes_on=goes_on)
+
+        yield take
+
+
+def test_two_parties_never_own_one_job_at_once_and_who_is_refused_has_none(take, elsewhere):
+    _, first = elsewhere("a", ONE)
+    assert first == "taken"
+    with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 is being run by another process") as refused:
+        take("b", OTHER, ONE)
+    assert refused.value.exit_code is ExitCode.USAGE
+    assert "--resume" in refused.value.remedy
+    assert "ALLRANKS_RUN_ID" in refused.value.remedy
+    assert elsewhere("c", OTHER)[1] == "taken"
+
+
+def test_going_on_does_not_take_what_a_living_owner_has(take, elsewhere):
+    elsewhere("a", ONE)
+    with pytest.raises(UsageError, match="is being run"):
+        take("b", ONE, goes_on=True)
+
+
+def test_what_another_party_has_run_is_not_run_again_unless_it_is_gone_on_with(take, make_folder, jobs, elsewhere):
+    process, _ = elsewhere("a", ONE)
+    make_folder([jobs[ONE]]).new_attempt(jobs[ONE])
+    process.kill()
+    process.wait()
+    with pytest.raises(UsageError, match=f"{ONE}/tiny of the run r1 has been run already"):
+        take("b", ONE, OTHER)
+    take("c", OTHER)
+    take("d", ONE, goes_on=True)
+
+
+def test_what_was_taken_and_never_begun_is_free_when_its_owner_is_dead(take, elsewhere):
+    process, _ = elsewhere("a", ONE)
+    process.kill()
+    process.wait()
+    take("b", ONE)
+
+
+def test_sessions_of_one_nox_run_different_jobs_at_once_and_one_job_after_the_other(
+    take, elsewhere, make_folder, jobs, lines
+):
+    process, _ = elsewhere("nox", ONE)
+    make_folder([jobs[ONE]]).new_attempt(jobs[ONE])
+    assert elsewhere("nox", OTHER)[1] == "taken"
+
+    def say(line):
+        lines(line)
+        process.stdin.close()
+
+    take("nox", ONE, say=say)
+    assert lines == [f"waiting for {ONE}/tiny: another session of this nox runs it"]
+
+
+def test_a_party_of_its_own_is_who_has_no_nox(monkeypatch):
+    monkeypatch.delenv("ALLRANKS_PARTY", raising=False)
+    assert own_party() != own_party()
+    monkeypatch.setenv("ALLRANKS_PARTY", "nox")
+    assert own_party() == "nox"
+
+
+def test_owners_that_cannot_be_read_are_an_error_that_names_the_folder(take, make_folder):
+    (make_folder().path / ".owners.json").write_text("{")
+    with pytest.raises(ResultsError, match="results"):
+        take("a", ONE)
 
 
 def test_attempts_are_numbered_and_never_overwritten(make_folder, jobs):

@@ -174,7 +174,7 @@ def _suspend(scene: Scene) -> bool:
 
 def _run_beside(scene: Scene, held: dict[str, str]) -> None:
     """Another run of one small job, with the clean-up that every start begins with."""
-    run_id, results = "beside-it", scene.results.parent / "beside"
+    run_id, results = f"beside-{scene.run_id}", scene.results.parent / "beside"
     free = set(scene.environment["ALLRANKS_GPUS"].split(",")) - {GPU} - held.keys()
     cell = "gloo-w2-g1-tcp" if any(free) else "gloo-w2-g0-env"
     arguments = ("run", "--engine", scene.engine, "--results", str(results), "--suite", "kept", cell)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from allranks.records import TestStarted
+
 pytest_plugins = ["pytester"]
 
 PLUGIN = ("-p", "allranks.testing.fixtures", "-p", "no:hypothesispytest")
@@ -117,7 +119,7 @@ def test_second(shared_dir, shared_tmp_path, file_barrier):
 """
         }
     )
-    assert len(agent.events(0, "rank_started")) == 1
+    assert len(agent.gangs()) == 1
     assert agent.outcomes("test_second") == ("passed", "passed")
 
 
@@ -141,7 +143,7 @@ def test_it(store, shared_tmp_path, broadcast_file, file_barrier, rank):
 """,
         }
     )
-    assert [event["outcome"] for event in agent.events(0, "test_finished")] == ["passed", "passed"]
+    assert [end.outcome for end in agent.arrived("test_it") if end.rank == 0] == ["passed", "passed"]
 
 
 def test_another_gang_has_another_directory(run_gang):
@@ -159,7 +161,7 @@ def test_it(shared_dir, file_barrier, rank, time):
         },
         isolation="test",
     )
-    assert len(agent.events(0, "rank_started")) == 2
+    assert len(agent.gangs()) == 2
     assert passed(agent, "test_it[1]")
     assert passed(agent, "test_it[2]")
 
@@ -201,8 +203,9 @@ def test_it(seed, rank, rank_generator, shared_dir, file_barrier):
 """
         }
     )
-    (recorded,) = {event["seed"] for rank in (0, 1) for event in agent.events(rank, "test_started")}
-    assert agent.cases(0)["test_it"].message.endswith(f"the seed is {recorded}")
+    [started] = agent.all(TestStarted)
+    for rank in (0, 1):
+        assert agent.cases(rank)["test_it"].message.endswith(f"the seed is {started.seed}")
 
 
 MARKED = """
@@ -235,7 +238,7 @@ def test_ranks_skip_before_they_set_anything_up_and_stay_together(run_gang):
         assert agent.outcomes(test) == ("skipped", "skipped")
         assert agent.cases(0)[test].properties["skip_code"] == "73"
     # One gang for these two and the third, which skipped too late for its ranks to be kept.
-    assert len(agent.events(0, "rank_started")) == 2
+    assert len(agent.gangs()) == 2
 
 
 def test_a_skip_inside_a_test_case_keeps_its_code(run_gang):

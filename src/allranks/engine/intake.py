@@ -64,14 +64,18 @@ class Intake:
     """Puts a job's files into a folder, as far as they fit, and remembers which did not.
 
     Args:
-        folder: Where they go; made with the first of them.
+        folder: Where they go; made if need be.
         most: How many bytes they may have. A sparse file counts by its length: that is what its copy takes.
 
     Attributes:
         folder: Where they go.
+
+    Raises:
+        OSError: The folder cannot be made.
     """
 
     def __init__(self, folder: Path, most: int = MOST_BYTES) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._most = most
         self._room = most

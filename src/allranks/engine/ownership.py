@@ -1,7 +1,8 @@
 """Who owns what is running on this host, told apart from who is dead.
 
 The owner of a run holds a lock (flock(2)) on the run's file for as long as it lives; the kernel lets go of
-it when the process ends, however it ends. A suspended owner still holds it.
+it when the process ends, however it ends. A suspended owner still holds it. Several processes may own a run together,
+but no two of them one of its jobs: each job is a byte of the same file, locked by its owner (``F_OFD_SETLK``).
 """
 
 import fcntl
@@ -9,8 +10,10 @@ import hashlib
 import os
 import socket
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 RUN_VARIABLE = "ALLRANKS_JOB_OF_RUN"
@@ -86,18 +89,61 @@ def _run_lock(run_id: str) -> Path:
 
 
 @contextmanager
-def own_run(run_id: str) -> Iterator[None]:
+def own_run(run_id: str) -> Iterator["OwnedRun"]:
     """Own a run for as long as the context lasts; several processes may own one run together."""
-    with shared(_run_lock(run_id)):
-        yield
+    with shared(_run_lock(run_id)) as descriptor:
+        yield OwnedRun(run_id, descriptor)
+
+
+_JOB_LOCK = struct.Struct("hhqqi0q")
+"""``struct flock`` of 64-bit Linux: type, whence, start, length, pid."""
+
+
+@dataclass(frozen=True)
+class OwnedRun:
+    """A run that this process owns, maybe with others.
+
+    Attributes:
+        run_id: The run.
+        descriptor: Its file: nobody removes it while the run is owned, so all owners lock bytes of the same one.
+    """
+
+    run_id: str
+    descriptor: int
+
+    def try_own(self, job_id: str) -> bool:
+        """Own a job as long as the run; false where another process does."""
+        try:
+            self._lock(job_id, fcntl.F_OFD_SETLK, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return False
+        return True
+
+    def disown(self, job_id: str) -> None:
+        """Let other processes own a job."""
+        self._lock(job_id, fcntl.F_OFD_SETLK, fcntl.F_UNLCK)
+
+    def wait_for(self, job_id: str) -> None:
+        """Wait until no other process owns a job."""
+        self._lock(job_id, fcntl.F_OFD_SETLKW, fcntl.F_WRLCK)
+        self.disown(job_id)
+
+    def _lock(self, job_id: str, operation: int, kind: int) -> None:
+        digest = hashlib.sha256(job_id.encode("utf-8", "surrogateescape")).digest()
+        place = int.from_bytes(digest[:7], "big")  # the byte need not exist
+        fcntl.fcntl(self.descriptor, operation, _JOB_LOCK.pack(kind, os.SEEK_SET, place, 1, 0))
 
 
 @contextmanager
-def shared(path: Path) -> Iterator[None]:
-    """Hold the lock of a file together with others, while nobody holds it alone; the last of them removes the file."""
+def shared(path: Path) -> Iterator[int]:
+    """Hold the lock of a file together with others, while nobody holds it alone; the last of them removes the file.
+
+    Yields:
+        A descriptor of the file.
+    """
     descriptor = _locked(path, fcntl.LOCK_SH)
     try:
-        yield
+        yield descriptor
     finally:
         _remove_if_last(path, descriptor)
         os.close(descriptor)

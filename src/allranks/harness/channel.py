@@ -113,6 +113,8 @@ class Report:
         launched: From a driver: the end of a rank of its test.
         driver: From a driver: what else it tells.
         leaving: The process is about to end.
+        calls: With the end of a test, what the rank called in its process groups, in JSON: see
+            :mod:`allranks.harness.gangs.unmatched_calls`.
     """
 
     outcome: Outcome = Outcome.PASSED
@@ -126,6 +128,7 @@ class Report:
     launched: LaunchedEnd | None = None
     driver: DriverSays | None = None
     leaving: Leaving | None = None
+    calls: str = ""
 
     @property
     def is_final(self) -> bool:
@@ -237,6 +240,11 @@ class Link:
         except (ValueError, RecursionError):
             self._garble()
         return reports
+
+    def take_strangers(self) -> bool:
+        """Whether other processes have sent something since the last call."""
+        had, self.has_strangers = self.has_strangers, False
+        return had
 
     def _garble(self) -> None:
         self.at_end = self.is_garbled = True

@@ -224,11 +224,12 @@ class Conductor:
             self._journal.write(TestStarted(nodeid=self._current, seed=seed))
             command = Run(index=index, nodeid=self._current, following=following, seed=seed)
             step = gang.run(command, self._patience(index))
+            mismatch = step.compare_calls() if self._program.terms[index].shares_ranks else None
             self._record(gang, step)
             if step.leader is not None:
                 gang.condemn()
                 return done
-            if not step.is_clean and not self._program.terms[index].is_skipped:
+            if mismatch is not None or (not step.is_clean and not self._program.terms[index].is_skipped):
                 break
         self._record_bad(gang, gang.end())
         return done

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from queue import SimpleQueue
 from typing import Self
 
 STDIN = 0
@@ -33,8 +34,10 @@ class JobEnd:
 
     def __init__(self) -> None:
         self._bell, self._ring = os.pipe()
-        self._went = threading.Event()
-        self._has_hung_up = threading.Event()
+        # Reentrant, unlike Event: a handler that interrupts a wait for one would wait for its lock for ever.
+        self._turn: SimpleQueue[None] = SimpleQueue()
+        self._has_had_turn = False
+        self._has_hung_up = False
         self._limit = math.inf
         self._deadline = math.inf
         self._leaves_at_once = False
@@ -67,9 +70,10 @@ class JobEnd:
             if not data:
                 self.hang_up()
                 return
-            if not self._went.is_set():
+            if not self._has_had_turn:
+                self._has_had_turn = True
                 self._deadline = time.monotonic() + self._limit
-                self._went.set()
+                self._turn.put(None)
 
     def fileno(self) -> int:
         """Readable when the job is over because somebody has hung up."""
@@ -79,15 +83,15 @@ class JobEnd:
         """The job is over; from any thread, and from a signal handler."""
         if self._leaves_at_once:
             os._exit(HANGUP_STATUS)
-        if not self._has_hung_up.is_set():
-            self._has_hung_up.set()
+        if not self._has_hung_up:
+            self._has_hung_up = True
             os.write(self._ring, b".")
-            self._went.set()
+            self._turn.put(None)
 
     @property
     def has_hung_up(self) -> bool:
         """Whether somebody has."""
-        return self._has_hung_up.is_set()
+        return self._has_hung_up
 
     def wait_for_turn(self) -> None:
         """Wait until the job may go.
@@ -95,8 +99,9 @@ class JobEnd:
         Raises:
             HangupError: It is to end instead.
         """
-        self._went.wait()
-        if self.has_hung_up:
+        if not self._has_hung_up:
+            self._turn.get()
+        if self._has_hung_up:
             raise HangupError
 
     def remaining(self) -> float:

@@ -29,6 +29,11 @@ class Terms:
     launches: bool = False
     is_skipped: bool = False
 
+    @property
+    def shares_ranks(self) -> bool:
+        """Whether the ranks may be kept for another test."""
+        return self.gang[0] != "test"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedModule:

@@ -3,14 +3,15 @@
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.errors import ResultsError
+from allranks.engine.ownership import OwnedRun
+from allranks.errors import ResultsError, UsageError
 from allranks.locking import hold
 from allranks.matrix.model import Job
 from allranks.report.json_fields import Fields
@@ -23,8 +24,25 @@ if TYPE_CHECKING:
 
 _LOCK = ".manifest.lock"
 
+_OWNERS = ".owners.json"
+"""Which party last ran each job of a run, by the job's id."""
+
 RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
 """Names the run that several processes share, such as the sessions of one nox process."""
+
+
+PARTY_VARIABLE = "ALLRANKS_PARTY"
+"""Names the nox process whose sessions share a run: to each other they are one party, to all others they are not."""
+
+
+def own_party() -> str:
+    """The party of this process: the nox process that started it, else itself alone."""
+    return os.environ.get(PARTY_VARIABLE) or new_party()
+
+
+def new_party() -> str:
+    """A name that no other party has."""
+    return secrets.token_hex(8)
 
 
 def new_run_id() -> str:
@@ -121,6 +139,77 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
             write_json(path / "run.json", as_json(manifest))
         _point_latest(results, run_id)
     return RunFolder(path=path, run_id=run_id, seed=manifest.seed)
+
+
+def take_jobs(  # noqa: PLR0913 - each is something else
+    results: Path, owned: OwnedRun, jobs: Sequence[Job], say: Callable[[str], None], *, party: str, goes_on: bool
+) -> None:
+    """Own jobs as long as their run is owned, all or none of them, before any of them starts.
+
+    A job belongs to one party: a second one that ran it again would have its attempts pass for retries of the first,
+    and so make good what was bad. Sessions of one nox process, such as that of a cell and that of a prefix of it, are
+    one party: they run a job one after the other.
+
+    Args:
+        results: The folder of all runs.
+        owned: The run.
+        jobs: What is to run.
+        say: Prints one line.
+        party: Who this is.
+        goes_on: Whether results of these jobs are gone on with, whoever has run them.
+
+    Raises:
+        UsageError: One of them is another party's.
+        ResultsError: The folder cannot be used.
+    """
+    path = results / owned.run_id
+    with as_results_error(results):
+        path.mkdir(parents=True, exist_ok=True)
+        while (busy := _take_or_find_busy(path, owned, jobs, party, goes_on=goes_on)) is not None:
+            say(f"waiting for {busy}: another session of this nox runs it")
+            owned.wait_for(busy)
+
+
+def _take_or_find_busy(path: Path, owned: OwnedRun, jobs: Sequence[Job], party: str, *, goes_on: bool) -> str | None:
+    """Own all jobs, or none and name one that another session of the same party runs at this moment."""
+    taken: list[str] = []
+    with ExitStack() as undo, hold(path / _LOCK):
+        undo.callback(_give_back, owned, taken)
+        owners = _owners(path / _OWNERS)
+        for job in jobs:
+            is_own = owners.get(job.id) == party
+            if not owned.try_own(job.id):
+                if is_own:
+                    return job.id
+                raise _is_others(job.id, owned.run_id, "is being run by another process")
+            taken.append(job.id)
+            if not (is_own or goes_on) and next((path / "cells" / job.cell.id / job.name).glob("attempt-*"), None):
+                raise _is_others(job.id, owned.run_id, "has been run already")
+        write_json(path / _OWNERS, {**owners, **dict.fromkeys(taken, party)})
+        undo.pop_all()
+    return None
+
+
+def _owners(path: Path) -> dict[str, str]:
+    """Whose the jobs of a run are, by their ids."""
+    if not path.exists():
+        return {}
+    owners = json.loads(path.read_text(encoding="utf-8"))
+    return {str(job_id): str(party) for job_id, party in owners.items()}
+
+
+def _give_back(owned: OwnedRun, taken: Iterable[str]) -> None:
+    for job_id in taken:
+        owned.disown(job_id)
+
+
+def _is_others(job_id: str, run_id: str, how: str) -> UsageError:
+    return UsageError(
+        f"{job_id} of the run {run_id} {how}.",
+        why="A job belongs to whoever runs it first: attempts of two would pass for retries of one.",
+        remedy=f"Go on with that run when it has ended (--resume, --rerun-failed), or begin another one: unset "
+        f"{RUN_ID_VARIABLE}, or give it another value.",
+    )
 
 
 def _read(path: Path) -> Manifest | None:

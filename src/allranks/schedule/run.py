@@ -21,7 +21,7 @@ from allranks.schedule.again import Again
 from allranks.schedule.console import Annotate, Console, annotate_all, console_for
 from allranks.schedule.descriptors import make_room_for_descriptors
 from allranks.schedule.facts import facts_of
-from allranks.schedule.folder import RunFolder, open_run
+from allranks.schedule.folder import RunFolder, open_run, own_party, take_jobs
 from allranks.schedule.host import choose_host, engines
 from allranks.schedule.inventory import GpuMode, Inventory, take_inventory
 from allranks.schedule.runner import NOTHING_BEFORE, Rules, Runner
@@ -102,14 +102,16 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
     _refuse_missing_gpus(inventory, options.planned_gpus)
     if options.left is not None:
         _remove_remains()
-    with own_run(options.run_id), ExitStack() as uses, interruptible():
+    to_do, again = _to_do(jobs, options.left)
+    with own_run(options.run_id) as owned, ExitStack() as uses, interruptible():
+        goes_on = options.left is not None
+        take_jobs(options.results, owned, to_do, say, party=own_party(), goes_on=goes_on)
         facts = facts_of(expansion)
         folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
         durations = options.durations or expansion.matrix.root / expansion.matrix.durations
         try:
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             host = choose_host(options.engine, expansion.matrix, say, inventory, uses)
-            to_do, again = _to_do(jobs, options.left)
             with console.watch([job.id for job in to_do]) as live:
                 runner = Runner(expansion.matrix, host, folder, live, options.pytest_args, options.rules)
                 runner.run(to_do, again)

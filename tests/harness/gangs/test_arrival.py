@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.gangs.arrival import Arrival, Step, given_up
-from allranks.harness.gangs.crew import Stuck
-from allranks.harness.outcome import Outcome
+from allranks.harness.channel import Leaving, Report
+from allranks.harness.gangs.arrival import MOST_PHASES, Arrival, Step, died_of_a_peer, ended, given_up, reported
+from allranks.harness.gangs.crew import Gone, Said, Stuck
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.phases import Phase
 
 HEAD = "Current thread 0x1 (most recent call first):\n"
 WAITING = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in wait\n'
@@ -21,8 +23,16 @@ def arrival(rank, outcome, **said):
 SYMPTOM = arrival(0, "failed", is_symptom=True)
 
 
-def give_up(arrivals, stuck, skipper=None):
-    step = Step(arrivals=list(arrivals))
+def step_of(*phases, rank=0, nodeid="t::x", **more):
+    """A step in which a rank has ended these phases, by name, or by name and outcome."""
+    ended = [Phase(when=when, outcome=Outcome(*outcome or ("passed",)), duration=0.0) for when, *outcome in phases]
+    return Step(nodeid=nodeid, phases={rank: ended}, **more)
+
+
+def give_up(arrivals, stuck, skipper=None, phases=()):
+    step = Step(nodeid="t::x" if phases else "", arrivals=list(arrivals))
+    for rank, whens in dict(phases).items():
+        step.phases.update(step_of(*((when,) for when in whens), rank=rank).phases)
     return given_up(step, stuck, late="no end after 9 s", skipper=skipper)
 
 
@@ -57,7 +67,7 @@ def test_at_the_limit_all_are_timed_out_where_all_wait():
 
 
 def test_a_stopped_rank_says_so():
-    [settled] = give_up([], {1: Stuck(is_stopped=True, phase="call")})
+    [settled] = give_up([], {1: Stuck(is_stopped=True)}, phases={1: ["setup"]})
     assert settled.message == "rank 1 timed out: no end after 9 s, in the call of this test; it is stopped (SIGSTOP)"
 
 
@@ -99,3 +109,87 @@ def test_at_the_end_of_a_step_symptoms_are_consequences_of_the_cause(outcome):
     step = Step(arrivals=[SYMPTOM, arrival(1, outcome)])
     step.explain_symptoms(None)
     assert [(each.consequence, each.caused_by) for each in step.arrivals] == [(True, 1), (False, None)]
+
+
+SET_UP, CALL, TEAR_DOWN = ("setup",), ("call",), ("teardown",)
+
+
+@pytest.mark.parametrize(
+    ("phases", "under_way"),
+    [
+        ([], "set-up"),
+        ([SET_UP], "call"),
+        ([("setup", "errored")], "tear-down"),
+        ([("setup", "skipped")], "tear-down"),
+        ([SET_UP, CALL], "tear-down"),
+        ([SET_UP, ("call", "failed")], "tear-down"),
+        ([SET_UP, CALL, TEAR_DOWN], ""),
+    ],
+)
+def test_the_phase_under_way_is_the_one_behind_the_last_that_ended(phases, under_way):
+    assert step_of(*phases).phase_under_way(0) == under_way
+
+
+def test_without_a_test_no_phase_is_under_way():
+    assert step_of(SET_UP, nodeid="").phase_under_way(0) == ""
+
+
+@pytest.mark.parametrize("phases", [[], [SET_UP]])
+def test_an_exit_that_the_main_thread_has_announced_may_skip_in_set_up_and_call(phases):
+    assert step_of(*phases, leaving={0: Leaving(status=77)}).may_skip_by_exit(0, 77)
+
+
+@pytest.mark.parametrize(
+    "phases", [[SET_UP, CALL], [("setup", "errored")], [SET_UP, ("call", "failed")], [SET_UP, CALL, TEAR_DOWN]]
+)
+def test_an_exit_never_skips_after_that(phases):
+    assert not step_of(*phases, leaving={0: Leaving(status=77)}).may_skip_by_exit(0, 77)
+
+
+@pytest.mark.parametrize("leaving", [{}, {0: Leaving(status=76)}, {1: Leaving(status=77)}])
+def test_an_exit_that_was_not_announced_like_that_never_skips(leaving):
+    assert not step_of(SET_UP, leaving=leaving).may_skip_by_exit(0, 77)
+
+
+def test_outside_of_a_test_no_exit_skips():
+    assert not step_of(nodeid="", leaving={0: Leaving(status=77)}).may_skip_by_exit(0, 77)
+
+
+@given(st.integers(-64, 255), st.lists(st.sampled_from([SET_UP, CALL, TEAR_DOWN, ("call", "failed")]), max_size=3))
+def test_an_end_is_bad_unless_it_is_a_skip_that_the_test_has_chosen(status, phases):
+    step = step_of(*phases, leaving={0: Leaving(status=status)})
+    arrival = ended(Gone(rank=0, status=status, at=1.0), step)
+    is_skip = 72 <= status <= 89 and arrival.skip_code == status and step.may_skip_by_exit(0, status)
+    assert arrival.outcome.is_bad is not is_skip
+    assert (arrival.skip_kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)) is is_skip
+
+
+def said(phase=None, **report):
+    report = {"nodeid": "t::x", "phase": phase, **report}
+    return Said(rank=0, report=Report(**report), at=1.0)
+
+
+OUTCOMES = st.sampled_from(["passed", "failed", "skipped", "errored", "xfailed"])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["setup", "call", "teardown"]), OUTCOMES), min_size=1, max_size=5))
+def test_a_bad_phase_makes_a_rank_bad_whatever_its_last_report_says(phases):
+    step = Step(nodeid="t::x")
+    for phase in step_of(*phases).phases[0]:
+        step.take(said(phase))
+    arrival = reported(said(outcome=Outcome.PASSED), step)
+    assert arrival.is_final
+    assert arrival.outcome.is_bad is any(Outcome(outcome).is_bad for _, outcome in phases)
+
+
+def test_phases_without_end_are_bounded_and_the_first_bad_one_is_kept():
+    step = Step(nodeid="t::x")
+    for outcome in [Outcome.PASSED] * 1000 + [Outcome.FAILED] * 1000:
+        step.take(said(Phase(when="call", outcome=outcome, duration=0.0)))
+    assert len(step.phases[0]) == MOST_PHASES + 1
+    assert reported(said(), step).outcome is Outcome.FAILED
+
+
+def test_a_process_that_nccls_watchdog_ended_died_of_a_peer():
+    assert died_of_a_peer("[rank0]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1")
+    assert not died_of_a_peer("free(): invalid pointer")

@@ -1,91 +1,123 @@
-"""Gangs of ranks that are no pytest: plain functions over the two pipes."""
+"""Gangs of ranks that are no pytest: plain functions at their end of the connection."""
 
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from allranks.harness.events import read_events
-from allranks.harness.signals import held_back, raising
 
 from allranks.harness import kernel
-from allranks.harness.channel import End, Report, Run, decode_command, send_report
+from allranks.harness.channel import DriverSays, End, Leaving, RankEnd, Report, Run
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.arrival import Arrival, Step, describe_end
 from allranks.harness.gangs.crew import Gone, LocalCrew
-from allranks.harness.gangs.gang import SKIP_GRACES, Gang, HangupError, Patience
+from allranks.harness.gangs.ends import ends_of
+from allranks.harness.gangs.gang import SKIP_GRACES, Gang, Patience
 from allranks.harness.gangs.rank_process import fork_ranks
-from allranks.harness.outcome import Outcome
+from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.phases import Phase
 from allranks.testing.skips import skipcodes
 
 LIMITS = TimeLimits(process_group=20, test=20, job=20, peer_grace=0.1)
-PASSED = Report(outcome=Outcome.PASSED)
-FAILED = Report(outcome=Outcome.FAILED, message="broken")
-SKIPPED = Report(outcome=Outcome.SKIPPED, message="not here", early_skip=True)
-WAITED_IN_VAIN = Report(outcome=Outcome.FAILED, message="peer closed connection", is_symptom=True)
+TEST = "t::x"
+RUN = Run(index=0, nodeid=TEST, following=None)
+STARTED = Report()
+PASSED = Report(nodeid=TEST)
+FAILED = Report(nodeid=TEST, outcome=Outcome.FAILED, message="broken")
+SKIPPED = Report(nodeid=TEST, outcome=Outcome.SKIPPED, message="not here", early_skip=True)
+WAITED_IN_VAIN = Report(nodeid=TEST, outcome=Outcome.FAILED, message="peer closed connection", is_symptom=True)
 PATIENCE = Patience(limit=20, skip=0.1)
+
+
+def phase(when, outcome="passed", message=""):
+    return Report(nodeid=TEST, phase=Phase(when=when, outcome=Outcome(outcome), duration=0.5, message=message))
 
 
 def obeying(answers):
     """A rank that reports its start, and then answers each command with the next of its answers."""
 
-    def be_rank(rank, commands, reports):
+    def be_rank(rank, connection):
         try:
-            send_report(reports, PASSED)
-            with os.fdopen(commands, "rb") as file:
-                for line, answer in zip(file, answers[rank], strict=False):
-                    if isinstance(decode_command(line), End):
-                        send_report(reports, PASSED)
-                        os._exit(0)
-                    answer(reports)
+            end = RankEnd(connection)
+            end.report(STARTED)
+            for answer in answers[rank]:
+                if isinstance(end.command(), End):
+                    end.report(STARTED)
+                    os._exit(0)
+                answer(end)
+            end.command()
         finally:
             os._exit(99)
 
     return be_rank
 
 
-def report(answer):
-    return lambda reports: send_report(reports, answer)
+def report(*answers):
+    def tell(end):
+        for answer in answers:
+            end.report(answer)
+
+    return tell
 
 
 def leave(status):
-    return lambda _reports: os._exit(status)
+    return lambda _end: os._exit(status)
 
 
-def close_pipe(reports):
-    os.close(reports)
+def announce_and_leave(status, announced=None):
+    def go(end):
+        end.report(Report(nodeid=TEST, leaving=Leaving(status=status if announced is None else announced)))
+        os._exit(status)
+
+    return go
+
+
+def close_connection(end):
+    end._commands.close()
+    end._socket.close()
     signal.pause()
 
 
-def wait(_reports):
+def garble(end):
+    end._socket.sendall(b'\n\x1e{"event": ["x"]}\n')
     signal.pause()
+
+
+def wait(_end):
+    signal.pause()
+
+
+def left_by(known):
+    return lambda _pids: kernel.children() - known
 
 
 @pytest.fixture
-def start_gang(tmp_path):
+def job_end():
+    end = JobEnd()
+    yield end
+    end.close()
+
+
+@pytest.fixture
+def start_gang(tmp_path, job_end):
     gangs = []
 
     def start(*answers):
         known = kernel.children()
-        stdin, keep = os.pipe()
         ranks = fork_ranks(range(len(answers)), obeying(answers))
-        gang = Gang([LocalCrew(ranks, tmp_path, known)], limits=LIMITS, stdin=stdin)
-        gangs.append((gang, stdin, keep))
+        gang = Gang([LocalCrew(ranks, tmp_path, left_by(known))], limits=LIMITS, end=job_end)
+        gangs.append(gang)
         assert gang.start().is_clean
         return gang
 
     yield start
-    for gang, *descriptors in gangs:
+    for gang in gangs:
         gang.close()
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
 def outcomes(step):
     return {arrival.rank: arrival.outcome for arrival in step.arrivals}
-
-
-RUN = Run(index=0, following=None)
 
 
 def test_a_step_ends_with_the_report_of_the_last_rank(start_gang):
@@ -107,10 +139,13 @@ def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
     [
         (leave(0), Outcome.CRASHED, "rank 0 left with exit code 0 in mid-test"),
         (leave(3), Outcome.CRASHED, "rank 0 left with exit code 3 in mid-test"),
-        (leave(90), Outcome.CRASHED, "rank 0 left with exit code 90 in mid-test"),
-        (leave(72), Outcome.SKIPPED, skipcodes.reason_of_exit(72)),
+        (announce_and_leave(90), Outcome.CRASHED, "rank 0 left with exit code 90 in mid-test"),
+        (announce_and_leave(72), Outcome.SKIPPED, skipcodes.reason_of_exit(72)),
+        (leave(72), Outcome.CRASHED, "rank 0 left with exit code 72 in mid-test"),
+        (announce_and_leave(77, announced=72), Outcome.CRASHED, "rank 0 left with exit code 77 in mid-test"),
         (lambda _: os.kill(os.getpid(), signal.SIGKILL), Outcome.CRASHED, "rank 0 was killed by SIGKILL"),
-        (close_pipe, Outcome.CRASHED, "rank 0 closed its connection to the agent and was killed"),
+        (close_connection, Outcome.CRASHED, "rank 0 closed its connection to the supervisor and was killed"),
+        (garble, Outcome.CRASHED, "rank 0 wrote into its connection to the supervisor and was killed"),
     ],
 )
 def test_a_rank_that_ends_instead_of_reporting_is_named_by_its_end(start_gang, answer, outcome, message):
@@ -119,8 +154,8 @@ def test_a_rank_that_ends_instead_of_reporting_is_named_by_its_end(start_gang, a
 
 
 def test_a_report_that_was_sent_before_a_death_counts(start_gang):
-    def report_and_leave(reports):
-        send_report(reports, FAILED)
+    def report_and_leave(end):
+        end.report(FAILED)
         os._exit(1)
 
     [arrival] = start_gang([report_and_leave]).run(RUN, PATIENCE).arrivals
@@ -128,8 +163,8 @@ def test_a_report_that_was_sent_before_a_death_counts(start_gang):
 
 
 def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
-    def report_and_leave(reports):
-        send_report(reports, PASSED)
+    def report_and_leave(end):
+        end.report(PASSED)
         os._exit(1)
 
     gang = start_gang([report_and_leave])
@@ -137,21 +172,80 @@ def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
     assert outcomes(gang.run(RUN, PATIENCE)) == {0: Outcome.CRASHED}
 
 
-def test_an_aborted_step_keeps_what_had_arrived(start_gang):
-    class Late(Exception):  # noqa: N818 - what breaks the step off
-        pass
+def test_a_report_of_another_test_is_none_of_this_one(start_gang):
+    stale = Report(nodeid="t::before")
+    step = start_gang([report(stale, FAILED, PASSED)]).run(RUN, PATIENCE)
+    assert outcomes(step) == {0: Outcome.FAILED}
 
-    def fail_and_interrupt(reports):
-        send_report(reports, FAILED)
-        os.kill(os.getppid(), signal.SIGALRM)
 
-    gang = start_gang([fail_and_interrupt], [wait])
-    before = signal.signal(signal.SIGALRM, raising(Late))
+def test_the_first_bad_phase_decides_whatever_a_rank_says_after_it(start_gang):
+    step = start_gang([report(phase("setup"), phase("call", "failed", "broken"), PASSED)]).run(RUN, PATIENCE)
+    [arrival] = step.arrivals
+    assert (arrival.outcome, arrival.message) == (Outcome.FAILED, "broken")
+
+
+def test_the_phases_that_a_rank_has_reported_are_kept(start_gang):
+    step = start_gang([report(phase("setup"), phase("call"), phase("teardown"), PASSED)]).run(RUN, PATIENCE)
+    assert [each.when for each in step.phases[0]] == ["setup", "call", "teardown"]
+    [passed] = ends_of(step, TEST, 1, {}).records
+    assert passed.seconds == (1.5,)
+
+
+def test_an_exit_with_a_skip_code_is_a_skip_before_the_call_has_ended_alone(start_gang):
+    def pass_and_leave(end):
+        report(phase("setup"), phase("call"))(end)
+        announce_and_leave(77)(end)
+
+    [arrival] = start_gang([pass_and_leave]).run(RUN, PATIENCE).arrivals
+    assert (arrival.outcome, arrival.skip_code) == (Outcome.CRASHED, None)
+
+
+def fork_and(deed):
+    """Have a child of the rank do something at the rank's end of the connection, and wait for the end of it."""
+
+    def act(end):
+        pid = os.fork()
+        if pid == 0:
+            deed(end)
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    return act
+
+
+def test_what_a_forked_child_says_in_its_parents_place_is_left_out_and_noted(start_gang):
+    def fork_and_fail(end):
+        fork_and(report(PASSED))(end)
+        end.report(FAILED)
+
+    step = start_gang([fork_and_fail]).run(RUN, PATIENCE)
+    assert outcomes(step) == {0: Outcome.FAILED}
+    assert step.strangers == {0}
+
+
+def test_a_forked_child_is_noted_in_its_own_test_alone(start_gang):
+    def fork_and_pass(end):
+        fork_and(report(FAILED))(end)
+        end.report(PASSED)
+
+    gang = start_gang([fork_and_pass, report(PASSED)])
+    assert gang.run(RUN, PATIENCE).strangers == {0}
+    assert gang.run(RUN, PATIENCE).strangers == set()
+
+
+def test_an_aborted_step_keeps_what_had_arrived(start_gang, job_end):
+    def fail_and_interrupt(end):
+        end.report(FAILED)
+        os.kill(os.getppid(), signal.SIGUSR1)
+        signal.pause()
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: job_end.hang_up())
     try:
-        with held_back(), pytest.raises(Late):
+        gang = start_gang([fail_and_interrupt], [wait])
+        with pytest.raises(HangupError):
             gang.run(RUN, PATIENCE)
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGUSR1, before)
     step = gang.abort("told to")
     assert outcomes(step) == {0: Outcome.FAILED, 1: Outcome.ABORTED}
     assert {arrival.message for arrival in step.arrivals} == {"broken", "told to"}
@@ -163,13 +257,10 @@ def test_end_waits_until_all_ranks_have_left(start_gang):
     assert outcomes(gang.end()) == {0: Outcome.PASSED, 1: Outcome.PASSED}
 
 
-def test_close_leaves_no_child_and_no_descriptor(tmp_path):
+def test_close_leaves_no_child_and_no_descriptor(tmp_path, job_end):
     known, before = kernel.children(), open_descriptors()
-    stdin, keep = os.pipe()
-    crew = LocalCrew(fork_ranks(range(3), obeying([[wait]] * 3)), tmp_path, known)
-    Gang([crew], limits=LIMITS, stdin=stdin).close()
-    os.close(stdin)
-    os.close(keep)
+    crew = LocalCrew(fork_ranks(range(3), obeying([[wait]] * 3)), tmp_path, left_by(known))
+    Gang([crew], limits=LIMITS, end=job_end).close()
     assert kernel.children() == known
     assert open_descriptors() == before
 
@@ -214,39 +305,40 @@ def test_an_end_is_put_in_words(end, words):
     assert describe_end(Gone(rank=0, at=0.0, **end)) == words
 
 
-def test_the_end_of_standard_input_breaks_a_step_off(tmp_path):
-    known = kernel.children()
-    ranks = fork_ranks([0], obeying([[wait]]))
-    stdin, keep = os.pipe()  # after the fork, so that no rank holds the writing end
-    gang = Gang([LocalCrew(ranks, tmp_path, known)], limits=LIMITS, stdin=stdin)
-    gang.start()
-    os.close(keep)
+def test_the_end_of_the_job_breaks_a_step_off(start_gang, job_end):
+    gang = start_gang([wait])
+    job_end.hang_up()
     with pytest.raises(HangupError):
         gang.run(RUN, PATIENCE)
-    gang.close()
-    os.close(stdin)
 
 
-def test_what_came_with_the_end_of_standard_input_is_not_lost(tmp_path):
-    known = kernel.children()
+def test_the_limit_of_the_job_breaks_a_step_off_and_says_who_hung(start_gang, job_end, monkeypatch):
+    gang = start_gang([wait])
+    monkeypatch.setattr(job_end, "_deadline", 0.0)
+    with pytest.raises(JobLimitError):
+        gang.run(RUN, PATIENCE)
+    [arrival] = gang.give_up("the time is up").arrivals
+    assert arrival.outcome is Outcome.TIMED_OUT
+    assert arrival.message.startswith("rank 0 timed out: the time is up, in the set-up of this test")
+
+
+def test_what_came_with_the_end_of_the_job_is_not_lost(tmp_path, job_end):
     [rank] = fork_ranks([0], obeying([[wait]]))
-    stdin, keep = os.pipe()
-    gang = Gang([LocalCrew([rank], tmp_path, known)], limits=LIMITS, stdin=stdin)
+    gang = Gang([LocalCrew([rank], tmp_path, lambda _pids: ())], limits=LIMITS, end=job_end)
     gang.start()
     rank.signal(signal.SIGKILL)
     assert kernel.is_readable(rank.pidfd, 10)
-    os.close(keep)
+    job_end.hang_up()
     with pytest.raises(HangupError):
         gang.run(RUN, PATIENCE)
     [arrival] = gang.abort("told to").arrivals
     assert arrival.message == "rank 0 was killed by SIGKILL"
     gang.close()
-    os.close(stdin)
 
 
-def test_a_rank_can_start_the_clock_anew(start_gang):
-    def start_clock_and_wait(reports):
-        send_report(reports, Report(outcome=Outcome.PASSED, is_final=False, starts_clock=True))
+def test_a_driver_can_start_the_clock_anew(start_gang):
+    def start_clock_and_wait(end):
+        end.report(Report(nodeid=TEST, driver=DriverSays(released=2)))
         signal.pause()
 
     gang = start_gang([start_clock_and_wait])
@@ -254,13 +346,11 @@ def test_a_rank_can_start_the_clock_anew(start_gang):
     assert arrival.message.startswith("rank 0 timed out: no end after 0.1 s")
 
 
-def test_an_observed_end_goes_into_the_ranks_own_file(start_gang, tmp_path):
-    gang = start_gang([report(PASSED)], [leave(76)])
-    [skipped] = [arrival for arrival in gang.run(RUN, PATIENCE).arrivals if arrival.observed]
-    gang.record("t::x", skipped)
-    [event] = read_events(tmp_path / "events-1.jsonl")
-    assert (event["event"], event["nodeid"], event["outcome"]) == ("rank_ended", "t::x", "skipped")
-    assert (event["skip_code"], event["skip_kind"]) == (76, "environment")
+def test_an_observed_end_is_reported_with_its_skip_code(start_gang):
+    step = start_gang([report(PASSED)], [announce_and_leave(76)]).run(RUN, PATIENCE)
+    [skipped] = ends_of(step, TEST, 2, {}).others
+    assert (skipped.nodeid, skipped.rank, skipped.outcome) == (TEST, 1, Outcome.SKIPPED)
+    assert (skipped.skip_code, skipped.skip_kind) == (76, SkipKind.ENVIRONMENT)
 
 
 def consequences(step):
@@ -268,21 +358,23 @@ def consequences(step):
 
 
 def test_a_crash_within_the_grace_leads_over_the_symptom_that_came_before_it(start_gang):
-    def die_when_told(_reports):
-        signal.sigwait([signal.SIGUSR1])
-        os.abort()
+    told, tell = os.pipe()
 
-    def complain(reports):
-        send_report(reports, WAITED_IN_VAIN)
-        os.kill(peer.pop(), signal.SIGUSR1)
+    def die_when_told(_end):
+        os.read(told, 1)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    peer = []
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    def complain(end):
+        end.report(WAITED_IN_VAIN)
+        os.write(tell, b".")
+        signal.pause()
+
     try:
-        gang = start_gang([complain], [die_when_told])
+        step = start_gang([complain], [die_when_told]).run(RUN, PATIENCE)
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
-    step = gang.run(RUN, PATIENCE)
+        os.close(told)
+        os.close(tell)
+    assert outcomes(step) == {0: Outcome.FAILED, 1: Outcome.CRASHED}
     assert step.leader.rank == 1
     assert consequences(step) == {0: True, 1: False}
 
@@ -319,12 +411,13 @@ def test_the_peers_of_a_skip_have_more_time_than_those_of_a_failure():
 
 
 def test_output_is_kept_of_a_rank_that_was_killed_in_the_middle_of_a_line(start_gang, tmp_path):
-    def print_and_die(_reports):
+    def print_and_die(_end):
         os.write(1, b"almost don")
         os.kill(os.getpid(), signal.SIGKILL)
 
     gang = start_gang([print_and_die])
-    gang.run(RUN, PATIENCE)
-    assert gang.put_output_away("t::x", [0])[0].stdout == "almost don"
-    assert read_events(tmp_path / "events-0.jsonl")[-1]["stdout"] == "almost don"
+    step = gang.run(RUN, PATIENCE)
+    outputs = gang.put_output_away(TEST)
+    [ended] = ends_of(step, TEST, 1, outputs).others
+    assert ended.stdout == outputs[0].stdout == "almost don"
     assert (tmp_path / "rank-0.log").read_text() == "--- stdout of t::x ---\nalmost don\n"

@@ -2,11 +2,14 @@
 
 import errno
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from allranks.harness import kernel
+from allranks.harness.channel import RankEnd, Report
+from allranks.harness.gangs import rank_process
 from allranks.harness.gangs.rank_process import fork_ranks
 
 
@@ -42,3 +45,40 @@ def test_ranks_that_cannot_all_be_started_leave_nothing(monkeypatch, lacking):
         fork_ranks([0, 1], lambda *_: os._exit(0))
     assert kernel.children() == known
     assert descriptors() == before
+
+
+def test_a_rank_has_its_own_ends_and_nobody_elses():
+    def tell_descriptors(_rank, connection):
+        sockets = [each.name for each in descriptors() if each.is_socket()]
+        RankEnd(connection).report(Report(message=" ".join(sockets), nodeid=str(connection)))
+        os._exit(0)
+
+    before = {each.name for each in descriptors()}
+    ranks = fork_ranks([0, 1, 2], tell_descriptors)
+    try:
+        for rank in ranks:
+            assert kernel.is_readable(rank.pidfd, 20)
+            [report] = rank.link.read()
+            assert set(report.message.split()) - before == {report.nodeid}
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+def test_to_end_a_rank_leaves_neither_process_nor_descriptor():
+    known, before = kernel.children(), descriptors()
+    [rank] = fork_ranks([0], lambda *_: signal.pause())
+    rank.end()
+    assert rank.exit_status == -signal.SIGKILL
+    assert kernel.children() == known
+    assert descriptors() == before
+
+
+def test_a_rank_that_somebody_else_has_reaped_has_no_status(monkeypatch):
+    monkeypatch.setattr(rank_process, "REAP_PATIENCE", 0.1)
+    [rank] = fork_ranks([0], lambda *_: os._exit(3))
+    os.waitpid(rank.pid, 0)
+    assert rank.reap() is None
+    rank.signal(signal.SIGKILL)  # to nobody: its process id may be anyone's
+    rank.kill_group()
+    rank.close()

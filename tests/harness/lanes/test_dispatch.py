@@ -1,91 +1,67 @@
-"""Who gets which tests, and what is heard of it, with workers that run none."""
+"""Who gets which tests, and what becomes of what goes wrong in a lane, with workers that run none."""
 
 import os
-import time
-from dataclasses import dataclass, field
+import signal
+import threading
+from pathlib import Path
 
 import pytest
-from allranks.harness.lanes.lane import Work
-from allranks.harness.lanes.lanes import Errand, LaneLostError, Lanes, LaneTerms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.harness import kernel
-from allranks.harness.job_end import HangupError
+from allranks.harness.forks import ForkServerError
+from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
+from allranks.harness.lanes import LaneLostError, Lanes, lane_folder
 
-
-@dataclass
-class Heard:
-    """A journal in memory."""
-
-    events: list = field(default_factory=list)
-
-    def write(self, event, **fields):
-        self.events.append((event, fields.get("index")))
-
-    def say(self, event, **fields):
-        self.events.append((event, fields.get("index")))
-
-
-@dataclass
-class Worker:
-    """Says which tests it was given; its tests do what `deeds` say."""
-
-    journal: object
-    deeds: dict
-
-    def run_some(self, work):
-        return sum(self.run(index) for index in work.indices)
-
-    def run(self, index):
-        self.journal.write("ran", index=index)
-        deed = self.deeds.get(index, "pass")
-        if deed == "break":
-            msg = f"test {index} breaks its lane"
-            raise RuntimeError(msg)
-        if deed == "leave":
-            os._exit(3)
-        if deed == "wait":
-            time.sleep(1000)
-        return deed == "fail"
-
-
-@pytest.fixture
-def stdin():
-    reading, writing = os.pipe()
-    yield reading, writing
-    os.close(reading)
+PATIENCE = 20
 
 
 class Trial:
     """Lanes with workers that run no tests.
 
     Attributes:
-        journal: What was heard.
-        bad: How many tests went wrong.
+        ran: The tests that were given to workers, with the lane's folder, in their order.
+        waiting: The assemblies that nobody has got.
     """
 
-    def __init__(self, folder, stdin, lanes, assemblies, deeds, *, maxfail=0):
-        self.journal, self.bad, self.waiting, self.maxfail = Heard(), 0, list(assemblies), maxfail
-        terms = LaneTerms(
-            count=lanes,
-            make_worker=lambda place: Worker(place.journal, deeds),
-            journal=self.journal,
-            results=folder,
-            stdin=stdin,
-        )
-        self.lanes = Lanes(terms, Errand(next_work=self.next_work, note_bad=self.note_bad))
+    def __init__(self, folder, lanes, assemblies, deeds=None, *, stop_after=None):
+        self.ran, self.waiting = [], list(assemblies)
+        self._deeds = deeds or {}
+        self._stop_after = stop_after
+        self.lanes = Lanes(count=lanes, results=folder, make_worker=self._make_worker, next_work=self._next_work)
 
-    def next_work(self):
-        if not self.waiting or (self.maxfail and self.bad >= self.maxfail):
+    def _next_work(self):
+        if not self.waiting or (self._stop_after is not None and self._stop_after in self.tests):
             return None
-        return Work(indices=self.waiting.pop(0), first_gang=1)
+        return self.waiting.pop(0)
 
-    def note_bad(self, count):
-        self.bad += count
+    def _make_worker(self, folder):
+        return Worker(self, folder)
 
-    def ran(self):
-        return [index for _, index in self.journal.events]
+    def run_one(self, folder, index):
+        self.ran.append((index, folder))
+        self._deeds.get(index, lambda: None)()
+
+    @property
+    def tests(self):
+        return [index for index, _ in self.ran]
+
+
+class Worker:
+    def __init__(self, trial, folder):
+        self._trial, self._folder = trial, folder
+
+    def run_some(self, indices):
+        for index in indices:
+            self._trial.run_one(self._folder, index)
+
+
+def raising(error):
+    def deed():
+        raise error
+
+    return deed
 
 
 def assemblies_of(sizes):
@@ -93,53 +69,125 @@ def assemblies_of(sizes):
     return [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(1, 3), max_size=8), st.integers(1, 4), st.sets(st.integers(0, 20)))
-def test_each_test_is_run_once_and_an_assembly_in_its_order(tmp_path_factory, sizes, lanes, failing):
-    reading, writing = os.pipe()
-    try:
-        assemblies = assemblies_of(sizes)
-        deeds = dict.fromkeys(failing, "fail")
-        trial = Trial(tmp_path_factory.getbasetemp(), reading, lanes, assemblies, deeds)
-        trial.lanes.run()
-        assert sorted(trial.ran()) == list(range(sum(sizes)))
-        for indices in assemblies:
-            assert [index for index in trial.ran() if index in indices] == indices
-        assert trial.bad == sum(index in failing for index in range(sum(sizes)))
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-def test_nothing_new_is_begun_when_there_is_to_be_no_more(tmp_path, stdin):
-    trial = Trial(tmp_path, stdin[0], 1, assemblies_of([1] * 5), {1: "fail"}, maxfail=1)
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 3), max_size=8), st.integers(1, 4))
+def test_each_test_is_run_once_and_an_assembly_in_its_order_by_one_lane(tmp_path_factory, sizes, lanes):
+    trial = Trial(tmp_path_factory.getbasetemp(), lanes, assemblies_of(sizes))
     trial.lanes.run()
-    assert trial.ran() == [0, 1]
+    assert sorted(trial.tests) == list(range(sum(sizes)))
+    for indices in assemblies_of(sizes):
+        own = [(index, folder) for index, folder in trial.ran if index in indices]
+        assert [index for index, _ in own] == indices
+        assert len({folder for _, folder in own}) == 1
+
+
+def test_lanes_run_at_the_same_time_each_with_a_folder_of_its_own(tmp_path):
+    both = threading.Barrier(2)
+    deed = lambda: both.wait(PATIENCE)  # noqa: E731 - only passes while the other runs
+    trial = Trial(tmp_path, 2, assemblies_of([1, 1]), {0: deed, 1: deed})
+    trial.lanes.run()
+    assert {folder for _, folder in trial.ran} == {lane_folder(tmp_path, 1), lane_folder(tmp_path, 2)}
+    assert all(folder.is_dir() for _, folder in trial.ran)
+
+
+def test_no_more_lanes_have_a_folder_than_have_work(tmp_path):
+    Trial(tmp_path, 4, assemblies_of([1])).lanes.run()
+    assert len(list(Path(tmp_path).iterdir())) == 1
+
+
+def test_nothing_new_is_begun_when_there_is_to_be_no_more(tmp_path):
+    trial = Trial(tmp_path, 1, assemblies_of([1] * 5), stop_after=1)
+    trial.lanes.run()
+    assert trial.tests == [0, 1]
     assert trial.waiting == [[2], [3], [4]]
-    os.close(stdin[1])
 
 
-def test_a_lane_that_breaks_says_why_and_stops_the_others(tmp_path, stdin):
-    trial = Trial(tmp_path, stdin[0], 2, assemblies_of([1, 1, 1, 1]), {2: "break"})
-    with pytest.raises(LaneLostError, match="test 2 breaks its lane"):
+def test_a_lane_that_breaks_says_why_and_where(tmp_path):
+    trial = Trial(tmp_path, 1, assemblies_of([1, 1]), {0: raising(RuntimeError("test 0 breaks its lane"))})
+    with pytest.raises(LaneLostError, match="test 0 breaks its lane") as error:
         trial.lanes.run()
-    assert {0, 1, 2} <= set(trial.ran())
-    os.close(stdin[1])
+    assert "in deed" in str(error.value)
+    assert trial.tests == [0]
 
 
-def test_a_lane_that_ends_unasked_is_named(tmp_path, stdin):
-    trial = Trial(tmp_path, stdin[0], 1, assemblies_of([1, 1]), {0: "leave"})
-    with pytest.raises(LaneLostError, match=r"lane 1, .* ended with exit status 3"):
+def test_a_lane_whose_folder_cannot_be_made_is_lost(tmp_path):
+    (tmp_path / "lane-1").touch()
+    trial = Trial(tmp_path, 1, assemblies_of([1]))
+    with pytest.raises(LaneLostError, match="FileExistsError"):
         trial.lanes.run()
-    assert trial.ran() == [0]
-    os.close(stdin[1])
+    assert trial.tests == []
 
 
-def test_the_end_of_standard_input_ends_it(tmp_path, stdin, monkeypatch):
-    monkeypatch.setattr("allranks.harness.lanes.lanes.LAST_GRACE", 0.2)
-    trial = Trial(tmp_path, stdin[0], 2, assemblies_of([1, 1]), {0: "wait", 1: "wait"})
-    os.close(stdin[1])
-    others = kernel.children()  # what other tests have started in this process
+def test_after_the_error_of_one_lane_the_others_end_what_they_have_and_begin_nothing(tmp_path):
+    broken = threading.Event()
+    both = threading.Barrier(2)
+
+    def break_down():
+        both.wait(PATIENCE)
+        broken.set()
+        raise ValueError
+
+    def outlast():
+        both.wait(PATIENCE)
+        assert broken.wait(PATIENCE)
+        other.join(PATIENCE)
+
+    def note_thread():
+        nonlocal other
+        other = threading.current_thread()
+        break_down()
+
+    other = threading.current_thread()
+    trial = Trial(tmp_path, 2, [[0], [1, 2], [3]], {0: note_thread, 1: outlast})
+    with pytest.raises(LaneLostError, match="ValueError"):
+        trial.lanes.run()
+    assert sorted(trial.tests) == [0, 1, 2]
+    assert trial.waiting == [[3]]
+
+
+@pytest.mark.parametrize("error", [HangupError(), JobLimitError("late"), ForkServerError("is gone")])
+def test_the_end_of_the_job_is_that_of_all_lanes_and_no_lost_lane(tmp_path, error):
+    trial = Trial(tmp_path, 2, assemblies_of([1] * 8), {0: raising(error), 1: raising(error)})
+    with pytest.raises(type(error)):
+        trial.lanes.run()
+    assert trial.waiting
+
+
+def test_a_hangup_reaches_every_lane(tmp_path):
+    end = JobEnd()
+    both = threading.Barrier(3)
+    hung_up = []
+
+    def wait_for_the_end():
+        both.wait(PATIENCE)
+        assert kernel.is_readable(end.fileno(), PATIENCE)
+        try:
+            end.check()
+        except HangupError:
+            hung_up.append(True)
+            raise
+
+    hang_up = threading.Thread(target=lambda: (both.wait(PATIENCE), end.hang_up()))
+    hang_up.start()
+    trial = Trial(tmp_path, 2, assemblies_of([1, 1]), {0: wait_for_the_end, 1: wait_for_the_end})
     with pytest.raises(HangupError):
         trial.lanes.run()
-    assert kernel.children() <= others
+    assert hung_up == [True, True]
+    hang_up.join()
+    end.close()
+
+
+def test_a_signal_while_lanes_run_is_that_of_the_thread_that_waits_for_them(tmp_path):
+    end = JobEnd()
+    before = signal.signal(signal.SIGUSR1, lambda *_: end.hang_up())
+
+    def be_told():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        end.wait_for_turn()
+
+    try:
+        with pytest.raises(HangupError):
+            Trial(tmp_path, 1, [[0]], {0: be_told}).lanes.run()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        end.close()

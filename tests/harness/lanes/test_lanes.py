@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.records import AgentFailed, Interrupted, JobTimedOut, NotRun
+from allranks.records import AgentFailed, Interrupted, JobTimedOut, NotRun, TestStarted
 
 BASE = """
     import ctypes, os, sys, time, unittest
@@ -131,7 +131,7 @@ def test_the_first_failure_stops_its_own_peers_alone(zoo):
 
 
 def test_tests_of_the_cells_ranks_overlap_with_nothing(zoo):
-    begun = {event.nodeid.rpartition("::")[2]: event.at for event in zoo.events(0, "test_started")}
+    begun = {event.nodeid.rpartition("::")[2]: event.at for event in zoo.all(TestStarted)}
     ended = {event.nodeid.rpartition("::")[2]: event.at for event in zoo.ends}
     before = {test for test in OUTCOMES if test not in ("test_of_the_cells_ranks", "test_a_after")}
     assert max(ended[test] for test in before) <= begun["test_of_the_cells_ranks"]
@@ -163,8 +163,8 @@ def test_after_a_failure_nothing_new_is_begun_with_x(run_agent):
     (not_run,) = agent.all(NotRun)
     begun = {event.nodeid for event in agent.ends}
     assert len(begun) < 9
-    assert begun.isdisjoint(not_run["tests"])
-    assert len(begun) + len(not_run["tests"]) == 9
+    assert begun.isdisjoint(not_run.tests)
+    assert len(begun) + len(not_run.tests) == 9
 
 
 HANGING = {
@@ -218,12 +218,15 @@ def test_the_limit_of_the_job_ends_all_lanes(run_agent):
     agent.assert_nothing_left()
 
 
-def test_a_lane_that_is_killed_is_named_and_leaves_nothing(hanging):
-    first_lane = min(children_of(hanging.pid))
-    os.kill(first_lane, signal.SIGKILL)
+def test_a_fork_server_that_is_killed_ends_all_lanes_and_leaves_nothing(hanging):
+    ranks_and_drivers = {pid for gang in hanging.gangs() for pid in gang}
+    [fork_server] = set(children_of(hanging.pid)) - ranks_and_drivers
+    os.kill(fork_server, signal.SIGKILL)
+    for driver in ranks_and_drivers:
+        os.kill(driver, signal.SIGKILL)
     assert hanging.wait() == 1
     (failure,) = hanging.all(AgentFailed)
-    assert failure.message == "lane 1, a fork of the agent that supervises tests, was killed by SIGKILL"
+    assert failure.message == "The process that has imported the suite was killed by SIGKILL."
     hanging.assert_nothing_left()
 
 

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from allranks.records import NotRun, Printed
+from allranks.records import NotRun, Printed, TestStarted
 
 BASE = """
     import ctypes, functools, os, signal, subprocess, sys, time, unittest
@@ -111,6 +111,9 @@ ZOO = {
 
         def test_clean_up_fails_in_rank_1(self):
             self.addCleanup(lambda: self.assertEqual(self.rank, 0))
+
+        def test_tells_its_seed(self):
+            raise AssertionError("seed " + os.environ["ALLRANKS_SEED"])
 
         def test_knows_its_place(self):
             assert os.environ["RANK"] == str(self.rank)
@@ -235,7 +238,7 @@ def cases(zoo, test, ranks=2):
         ("test_is_expected_to_fail_while_the_peer_waits", ("xfailed", "xfailed")),
         ("test_crashes_against_expectation", ("crashed", "crashed")),
         ("test_is_expected_to_fail_by_unittest", ("xfailed", "xfailed")),
-        ("test_passes_against_expectation", ("failed", "xpassed")),
+        ("test_passes_against_expectation", ("failed", "passed")),
         ("test_is_skipped_before_set_up", ("skipped", "skipped")),
         ("test_clean_up_fails_in_rank_1", ("passed", "failed")),
         ("test_knows_its_place", ("passed", "passed")),
@@ -322,7 +325,7 @@ def test_a_test_says_the_size_of_its_own_world(zoo):
 
 
 def test_ranks_beyond_the_cell_have_only_their_own_tests(zoo):
-    assert list(zoo.cases(3)) == ["test_rank_3_fails"]
+    assert {end.nodeid.rpartition("::")[2] for end in zoo.ends if end.rank == 3} == {"test_rank_3_fails"}
 
 
 @pytest.mark.parametrize(
@@ -344,15 +347,14 @@ def test_a_process_that_a_rank_left_is_gone(zoo):
     zoo.assert_nothing_left()
 
 
-def test_all_ranks_of_a_test_have_the_same_seed(zoo):
-    seeds = [{e.nodeid: e["seed"] for e in zoo.events(rank, "test_started") if "seed" in e} for rank in range(2)]
-    assert (
-        seeds[0]["suite/test_zoo.py::TestRanks::test_passes"] == seeds[1]["suite/test_zoo.py::TestRanks::test_passes"]
-    )
+def test_all_ranks_of_a_test_have_the_seed_that_was_reported(zoo):
+    seeds = {record.nodeid.rpartition("::")[2]: str(record.seed) for record in zoo.all(TestStarted)}
+    assert zoo.cases(0)["test_tells_its_seed"].message == f"AssertionError: seed {seeds['test_tells_its_seed']}"
+    assert zoo.cases(1)["test_tells_its_seed"].message == f"AssertionError: seed {seeds['test_tells_its_seed']}"
 
 
 def test_the_driver_is_no_rank(zoo):
-    assert not any("driver" in path.name for path in zoo.results.glob("*.xml"))
+    assert {end.rank for end in zoo.ends} == {0, 1, 2, 3}
     assert (zoo.results / "driver").is_dir()
 
 
@@ -392,7 +394,7 @@ def test_the_limit_of_bad_tests_counts_launcher_tests(run_agent):
         pytest_args=("-x",),
     )
     [not_run] = agent.all(NotRun)
-    assert not_run["tests"] == ["suite/test_x.py::TestX::test_b"]
+    assert not_run.tests == ("suite/test_x.py::TestX::test_b",)
 
 
 def test_what_ranks_print_is_streamed_where_it_was_asked_for(start_agent):

@@ -120,7 +120,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def classes(run_once):
-    return run_once("classes", FILES, limits={"peer_grace": 0.3, "process_group": 5})
+    return run_once("classes", FILES, limits={"peer_grace": 1.5, "process_group": 5})
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import struct
 import time
 
 import pytest
-from allranks.harness.hangup import HANGUP_STATUS
 from nodes_run import NodesRun
 
 from allranks.engine.nodes import arrange_meeting
-from allranks.records import Begun, CollectionFailed, LeftBehind, NodeLost, NodesAgreed, NodesFailed
+from allranks.harness.job_end import HANGUP_STATUS
+from allranks.records import Begun, CollectionFailed, Finished, LeftBehind, NodeLost, NodesAgreed, NodesFailed
 
 WORDS = """
 import os, signal, time
@@ -29,6 +29,14 @@ def say(word):
 """
 
 PASSING = "def test_passes(): pass\n"
+
+TALKING = """
+import sys
+def test_talks(rank):
+    print("out of", rank)
+    print("err of", rank, file=sys.stderr)
+    assert rank != 3
+"""
 
 HANGING = f"""{WORDS}
 def test_before(): pass
@@ -136,15 +144,7 @@ def test_three(): pass
 
 
 def test_output_of_a_rank_of_node_1_comes_home(run_nodes):
-    job = run_nodes(
-        """
-import sys
-def test_talks(rank):
-    print("out of", rank)
-    print("err of", rank, file=sys.stderr)
-    assert rank != 3
-"""
-    )
+    job = run_nodes(TALKING)
     assert (job.cases(3)["test_talks"].stdout.strip(), job.cases(3)["test_talks"].stderr.strip()) == (
         "out of 3",
         "err of 3",
@@ -154,16 +154,25 @@ def test_talks(rank):
 
 def test_a_module_that_skips_itself_has_an_outcome_on_every_rank(run_nodes):
     job = run_nodes("import pytest\npytest.skip('not here', allow_module_level=True)\n")
-    assert {path.name for path in job.home.glob("rank-*.xml")} == {f"rank-{rank}.xml" for rank in range(4)}
+    assert [(end.nodeid, end.outcome, end.message) for end in job.ends] == [
+        ("suite/test_it.py", "skipped", "not here")
+    ] * 4
+    assert {end.rank for end in job.ends} == {0, 1, 2, 3}
 
 
 def test_files_of_both_agents_come_home_and_none_is_lost(run_nodes):
-    job = run_nodes(PASSING)
+    job = run_nodes(TALKING)
     names = {path.name for path in job.home.iterdir()}
-    assert {"events-agent.jsonl", "events-agent-1.jsonl", "agent.log", "agent-1.log"} <= names
-    assert {
-        f"{name}-{rank}.{kind}" for name, kind in (("events", "jsonl"), ("rank", "xml")) for rank in range(4)
-    } <= names
+    assert {"agent.log", "agent-1.log"} <= names
+    assert {f"rank-{rank}.{kind}" for kind in ("log", "stacks.txt") for rank in range(4)} <= names
+
+
+def test_the_leader_alone_tells_what_tests_came_to(run_nodes):
+    job = run_nodes(PASSING)
+    assert {end.rank for end in job.arrived("test_passes")} == {0, 1, 2, 3}
+    assert job.follower.ends == []
+    assert job.all(Finished)
+    assert job.follower.all(Finished)
 
 
 def test_a_process_left_behind_on_node_1_is_killed_and_told(run_nodes):
@@ -191,7 +200,7 @@ def test_waits(rank):
 """
     )
     arrived = job.arrived("test_waits")
-    assert (arrived[0]["rank"], arrived[0]["outcome"]) == (2, "failed")
+    assert (arrived[0].rank, arrived[0].outcome) == (2, "failed")
     assert job.outcomes("test_waits")[2] == "failed"
     assert all(event.consequence for event in arrived[1:])
 
@@ -265,7 +274,7 @@ def test_it(n): pass
 
 
 def test_different_versions_of_torch_are_an_error(start_nodes):
-    job = start_nodes(f"{WORDS}\nif NODE == '1': torch.__version__ = '0.1'\n{PASSING}").go()
+    job = start_nodes(PASSING, follower={"environment": {"TORCH_VERSION": "0.1"}}).go()
     assert job.wait() == 1
     assert failed_nodes(job).endswith("and node 1 has torch 0.1.")
 
@@ -286,8 +295,18 @@ def test_a_command_line_that_pytest_refuses_on_node_1_is_told_with_its_text(star
     assert "--no-such-option" in failure.text
 
 
-def test_an_agent_that_ends_while_it_collects_is_noticed_at_once(start_nodes):
+def test_a_suite_that_ends_the_process_that_imports_it_on_node_1_is_told_at_once(start_nodes):
     job = start_nodes(f"{WORDS}\nif NODE == '1': os._exit(3)\n{PASSING}", limits={"assembly": 600}).go()
+    assert job.wait() == 0
+    [failure] = job.all(CollectionFailed)
+    assert failure.text.startswith("On node 1: The process that imports the suite ended with exit status 3.")
+
+
+def test_an_agent_that_is_killed_while_it_collects_is_noticed_at_once(start_nodes):
+    suite = f"{WORDS}\nif NODE == '1': say('here'); time.sleep(600)\n{PASSING}"
+    job = start_nodes(suite, limits={"assembly": 600}).go()
+    assert job.word() == "here"
+    job.follower.signal(signal.SIGKILL)
     assert job.wait() == 1
     assert failed_nodes(job) == "The agent of node 1 is gone: it ended before it had collected its tests."
 
@@ -397,7 +416,7 @@ def test_an_agent_that_is_killed_leaves_lost_ranks_and_a_job_error(hanging_job):
     message = "the agent of node 1 is gone"
     told = hanging_job.messages("test_hangs")
     assert [told[rank] for rank in (2, 3)] == [("crashed", f"rank {rank} is lost: {message}") for rank in (2, 3)]
-    assert hanging_job.arrived("test_hangs")[0]["rank"] == 2
+    assert hanging_job.arrived("test_hangs")[0].rank == 2
     assert hanging_job.outcomes("test_hangs") == ("aborted", "aborted", "crashed", "crashed")
     assert "test_after" not in hanging_job.cases(2)
 
@@ -507,12 +526,13 @@ def test_the_end_of_its_input_ends_a_follower(hanging_job):
     hanging_job.assert_nothing_left()
 
 
-def test_a_results_folder_of_node_1_that_is_deleted_is_an_error_of_the_job(hanging_job):
+def test_a_results_folder_of_node_1_that_is_deleted_makes_nothing_good(hanging_job):
     shutil.rmtree(hanging_job.follower.results)
     for pid in hanging_job.ranks_of_node(1):
         os.kill(pid, signal.SIGKILL)
-    assert hanging_job.wait() == 1
-    assert "could not go on: FileNotFoundError" in lost_node(hanging_job)
+    assert hanging_job.wait() == 0
+    assert hanging_job.outcomes("test_hangs")[2:] == ("crashed", "crashed")
+    assert hanging_job.outcomes("test_after")[2:] == ("crashed", "crashed")
     hanging_job.assert_nothing_left()
 
 
@@ -548,11 +568,12 @@ def test_a_rank_has_no_hold_on_the_connection_of_its_agent(run_nodes):
     """What outlives a rank could keep it open, and the end of an agent would tell the other nothing."""
     job = run_nodes(
         """
-import os, stat
+import os, socket
 def test_sockets():
-    found = [name for name in os.listdir("/proc/self/fd") if int(name) > 2]
-    links = [os.readlink(f"/proc/self/fd/{name}") for name in found if os.path.exists(f"/proc/self/fd/{name}")]
-    assert not [link for link in links if link.startswith("socket:")]
+    found = [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+    sockets = [int(name) for name in found if os.readlink(f"/proc/self/fd/{name}").startswith("socket:")]
+    [family] = [socket.socket(fileno=os.dup(number)).family for number in sockets]
+    assert family == socket.AF_UNIX  # its own connection to its supervisor
 test_sockets.pytestmark = [__import__("pytest").mark.no_process_group]
 """
     )

@@ -32,13 +32,13 @@ def run_share(tmp_path, launch_fork):
 def test_both_nodes_run_the_tests_of_the_share_and_no_others(run_share):
     job = run_share(2, 2)
     for agent in (job, job.follower):
-        assert agent.all(Collected)[0].tests == ["suite/test_a.py::test_1"]
+        assert agent.all(Collected)[0].tests == ("suite/test_a.py::test_1",)
         assert [event.elsewhere for event in agent.all(Shared)] == [2]
     assert {event.rank for event in job.arrived("test_1")} == {0, 1, 2, 3}
 
 
 def test_a_share_without_tests_ends_on_both_nodes(run_share):
     job = run_share(3, 3)
-    assert job.all(Collected)[0].tests == []
+    assert job.all(Collected)[0].tests == ()
     assert job.all(Finished)
     assert job.follower.all(Finished)

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from allranks.harness.nodes.roll import Failure, Roll, difference, read_failures
+from allranks.harness.nodes.roll import Failure, Roll, difference
 
 ROLL = Roll(tests=("a", "b", "c"), torch="2", python="3")
 
@@ -31,17 +31,3 @@ def test_tests_of_one_node_alone_are_named():
 
 def test_a_test_that_one_node_has_twice_is_a_difference():
     assert "different orders" in difference(ROLL, replace(ROLL, tests=("a", "a", "b", "c")), 1)
-
-
-def test_failures_are_what_the_journal_says_of_them():
-    journal = [
-        {"event": "collected"},
-        {"event": "collection_failed", "nodeid": "m", "text": "t"},
-        {"event": "agent_failed", "message": "broke"},
-        {"event": "gpu_failed", "gpu": "GPU-a", "name": "GPU 0", "message": "it hangs"},
-    ]
-    assert read_failures(journal) == (
-        Failure(nodeid="m", text="t"),
-        Failure(nodeid="", text="broke"),
-        Failure(nodeid="", text="GPU 0 is sick: it hangs"),
-    )

@@ -1,7 +1,6 @@
 """What goes over a connection between two agents, and how each shows that it knows the token."""
 
 import json
-import os
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -124,25 +123,6 @@ def test_what_came_while_something_was_said_is_known_to_be_there(pair):
     assert here.has_message
     assert here.receive() == [{"first": 1}]
     assert not here.has_message
-
-
-def test_a_fork_does_not_keep_a_trusted_connection_open(pair):
-    pair[0].trust()
-    stay, go = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(go)
-        os.read(stay, 1)
-        os._exit(0)
-    pair[0].close()
-    try:
-        assert pair[1].wait(time.monotonic() + 10)
-        pair[1].receive()
-        assert pair[1].ended == "is gone"
-    finally:
-        os.close(go)
-        os.close(stay)
-        os.waitpid(child, 0)
 
 
 NONCES = st.text(min_size=1)

@@ -1,13 +1,15 @@
 """What a supervisor learns of a step on one rank: from the rank itself, or by seeing its process end."""
 
+import json
 import re
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving
+from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
 from allranks.harness.gangs.crew import Gone, Said, Stuck
+from allranks.harness.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import Phase, overall
 from allranks.harness.ranks.plugin_timeout import is_pytest_timeout
@@ -27,6 +29,7 @@ class Arrival:
         is_symptom: All that went wrong here is that a peer did not come, or was gone.
         observed: The supervisor saw it, because the rank itself could not say it any more.
         is_lost: Nobody knows how the rank ended.
+        calls: What the rank called in its process groups; None where it does not say.
     """
 
     rank: int
@@ -44,6 +47,7 @@ class Arrival:
     skip_kind: SkipKind | None = None
     skip_code: int | None = None
     is_lost: bool = False
+    calls: Calls | None = None
 
     @property
     def is_own(self) -> bool:
@@ -152,6 +156,14 @@ class Step:
         passed = all(arrival.outcome is Outcome.PASSED for arrival in self.arrivals)
         return passed or all(arrival.early_skip for arrival in self.arrivals)
 
+    def compare_calls(self) -> Mismatch | None:
+        """Compare what the ranks of a step called that is clean otherwise; one that is wrong becomes an error here."""
+        calls = {arrival.rank: arrival.calls for arrival in self.arrivals if arrival.calls is not None}
+        mismatch = find_mismatch(calls) if self.is_clean else None
+        if mismatch is not None and mismatch.is_error and self.skipper is None:
+            self.arrivals = [_blamed(arrival, mismatch) for arrival in self.arrivals]
+        return mismatch
+
     def explain_symptoms(self, skipper: Arrival | None) -> None:
         """At the step's end: what turned out to be a symptom of what another rank did is its consequence.
 
@@ -161,6 +173,22 @@ class Step:
         cause = self.cause or skipper
         if cause is not None:
             self.arrivals = [_caused_by(cause, arrival) if arrival.is_symptom else arrival for arrival in self.arrivals]
+
+
+def _blamed(arrival: Arrival, mismatch: Mismatch) -> Arrival:
+    if arrival.rank not in mismatch.ranks:
+        return arrival
+    return replace(arrival, outcome=Outcome.ERRORED, message=mismatch.message, observed=True)
+
+
+def _calls(report: Report) -> Calls | None:
+    """What a rank says that it called; what makes no sense counts as a call that has failed."""
+    if not report.calls:
+        return None
+    try:
+        return calls_of(json.loads(report.calls))
+    except (ValueError, RecursionError):
+        return Calls(failures=1)
 
 
 def _caused_by(cause: Arrival, symptom: Arrival) -> Arrival:
@@ -181,6 +209,7 @@ def reported(said: Said, step: Step) -> Arrival:
         has_left_group=report.has_left_group,
         is_symptom=report.is_symptom,
         is_final=report.is_final,
+        calls=_calls(report),
         consequence=step.cause is not None and outcome.is_bad,
     )
 

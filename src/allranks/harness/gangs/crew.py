@@ -208,9 +208,8 @@ class LocalCrew:
         said: list[Happening] = []
         for report in rank.link.read():
             if report.driver is None or report.driver.printed is None:
-                said.append(
-                    Said(rank=rank.number, report=report, at=time.time(), has_strangers=rank.link.has_strangers)
-                )
+                strangers = rank.link.take_strangers()
+                said.append(Said(rank=rank.number, report=report, at=time.time(), has_strangers=strangers))
             elif self._echo is not None:
                 self._echo(report.driver.rank, report.driver.printed)
         return said

@@ -1,5 +1,6 @@
 """A rank: a fork of the fork server that runs the tests it is told to, and reports what became of each."""
 
+import json
 import os
 import random
 import sys
@@ -24,6 +25,7 @@ from allranks.harness.gangs.symptoms import is_symptom
 from allranks.harness.outcome import Outcome
 from allranks.harness.phases import Phase, overall, shorten
 from allranks.harness.ranks import leaving
+from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank_setup import live
 from allranks.harness.ranks.reports import is_good_subtest, phase_of
@@ -116,6 +118,7 @@ class _Rank:
         self._last: pytest.Item | None = None
         self._group: distributed.ProcessGroup | None = None
         self._imports = ImportWatch()
+        self._calls = CallCounter()
         session.config.pluginmanager.register(self, "allranks-rank")
         leaving.announce_to(self._connection)
 
@@ -123,6 +126,7 @@ class _Rank:
         """Obey the supervisor's commands until the last."""
         self._report(self._join())
         self._group = distributed.group.WORLD
+        self._calls.watch(self._group)
         while (command := self._connection.command()) is not None:
             if isinstance(command, End):
                 self._report(self._end(command))
@@ -198,6 +202,7 @@ class _Rank:
             outcome=deciding.outcome,
             early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
             has_left_group=distributed.group.WORLD is not self._group,
+            calls=json.dumps(self._calls.take().as_fields()),
         )
 
     def _end(self, command: End) -> Report:

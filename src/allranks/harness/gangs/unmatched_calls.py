@@ -1,0 +1,298 @@
+"""Compares what the ranks of a kept gang called in one test: a call left unmatched would reach the next test."""
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+DEFAULT_GROUP = "default"
+"""The name of the gang's own process group, which torch names by a number."""
+
+_TIMES = {0: "not at all", 1: "once", 2: "twice"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """Point-to-point messages between two ranks.
+
+    Attributes:
+        tags: The sum of a hash of each message's tag: equal if the same tags were used equally often, in any order.
+    """
+
+    number: int = 0
+    tags: int = 0
+
+    def __add__(self, other: "Messages") -> "Messages":
+        """Both."""
+        return Messages(number=self.number + other.number, tags=self.tags + other.tags)
+
+    def __sub__(self, other: "Messages") -> "Messages":
+        """What is left without the other; may be negative."""
+        return Messages(number=self.number - other.number, tags=self.tags - other.tags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCalls:
+    """What one rank called in one process group during one test.
+
+    Attributes:
+        name: torch's name of the group, or :data:`DEFAULT_GROUP`.
+        members: Ranks in the gang.
+        collectives: Number of calls by kind.
+        sent: By destination.
+        received: By source; a receive counts from its start.
+        received_from_any: Receives from any source that have not reported a source.
+        unseen: Calls that torch counted and this rank's Python code did not make (DDP's reducer, functional
+            collectives), and an offset that is the same on all ranks if all else is: only a difference means something.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    collectives: Mapping[str, int] = field(default_factory=dict)
+    sent: Mapping[int, Messages] = field(default_factory=dict)
+    received: Mapping[int, Messages] = field(default_factory=dict)
+    received_from_any: Messages = Messages()
+    unseen: int = 0
+
+    def __add__(self, other: "GroupCalls") -> "GroupCalls":
+        """The calls of both, in one group."""
+        return replace(
+            self,
+            collectives=Counter(self.collectives) + Counter(other.collectives),
+            sent=_added(self.sent, other.sent),
+            received=_added(self.received, other.received),
+            received_from_any=self.received_from_any + other.received_from_any,
+            unseen=self.unseen + other.unseen,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """What one rank called during one test.
+
+    Attributes:
+        groups: The groups in which it called anything.
+        closed: Names of groups that were destroyed: what is left in them reaches no other test.
+        failures: Calls, and waits for their results, that raised.
+    """
+
+    groups: tuple[GroupCalls, ...] = ()
+    closed: tuple[str, ...] = ()
+    failures: int = 0
+
+    def as_fields(self) -> dict[str, Any]:
+        """These calls as JSON-able values, which :func:`calls_of` reads."""
+        groups = [{**vars(group), **_messages_as_fields(group)} for group in self.groups]
+        return {"groups": groups, "closed": list(self.closed), "failures": self.failures}
+
+
+def _messages_as_fields(group: GroupCalls) -> dict[str, Any]:
+    return {
+        "sent": [[peer, each.number, each.tags] for peer, each in group.sent.items()],
+        "received": [[peer, each.number, each.tags] for peer, each in group.received.items()],
+        "received_from_any": [group.received_from_any.number, group.received_from_any.tags],
+    }
+
+
+def calls_of(fields: Mapping[str, Any]) -> Calls:
+    """The calls that :meth:`Calls.as_fields` wrote.
+
+    Raises:
+        ValueError: A field is missing or has a wrong type.
+    """
+    try:
+        groups = tuple(_group_of(**group) for group in fields["groups"])
+        return Calls(groups=groups, closed=tuple(map(str, fields["closed"])), failures=int(fields["failures"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        msg = f"these are no calls of a rank: {error!r}"
+        raise ValueError(msg) from error
+
+
+def _group_of(**fields: Any) -> GroupCalls:  # noqa: ANN401 - what JSON holds
+    number, tags = fields["received_from_any"]
+    return GroupCalls(
+        name=str(fields["name"]),
+        members=tuple(map(int, fields["members"])),
+        collectives={str(kind): int(count) for kind, count in fields["collectives"].items()},
+        sent=_messages_of(fields["sent"]),
+        received=_messages_of(fields["received"]),
+        received_from_any=Messages(number=int(number), tags=int(tags)),
+        unseen=int(fields["unseen"]),
+    )
+
+
+def _messages_of(rows: Iterable[tuple[int, int, int]]) -> dict[int, Messages]:
+    return {int(peer): Messages(number=int(number), tags=int(tags)) for peer, number, tags in rows}
+
+
+def _added(one: Mapping[int, Messages], other: Mapping[int, Messages]) -> dict[int, Messages]:
+    return {peer: one.get(peer, Messages()) + other.get(peer, Messages()) for peer in {**one, **other}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mismatch:
+    """Calls of a test that do not match: its gang must not run another test.
+
+    Attributes:
+        message: One sentence, without a full stop.
+        ranks: The ranks to blame: those with a message or receive too many, or whose number of calls is unusual.
+        is_error: The test is wrong. False if the mismatch has an innocent explanation: a call raised, as the test may
+            have intended, or calls were made that cannot be counted by kind.
+    """
+
+    message: str
+    ranks: tuple[int, ...]
+    is_error: bool
+
+
+_Group = Mapping[int, GroupCalls]
+"""The calls of each member of a group."""
+
+
+def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
+    """Compare the calls of one test.
+
+    All members of a group must make each kind of collective call equally often, and each send must have a receive of
+    the same pair, direction and tag.
+
+    Args:
+        calls: By rank. A rank that is not there has called nothing.
+
+    Returns:
+        The first mismatch, errors first; None if all calls match.
+    """
+    groups = _groups(calls)
+    # Groups of the same ranks may be named differently on each rank after a split, which needs no names to connect.
+    is_doubtful = any(rank.failures for rank in calls.values()) or not any(map(_is_unmatched, _merged(groups)))
+    found = [
+        replace(mismatch, is_error=not is_doubtful and not _differences_of_unseen(group))
+        for group in groups
+        for mismatch in _mismatches(group)
+    ]
+    found += [mismatch for group in groups for mismatch in _differences_of_unseen(group)]
+    return next((mismatch for mismatch in found if mismatch.is_error), found[0] if found else None)
+
+
+def _groups(calls: Mapping[int, Calls]) -> list[_Group]:
+    """The groups that outlived the test, the default group first."""
+    closed = {name for rank in calls.values() for name in rank.closed}
+    found: dict[tuple[bool, str, tuple[int, ...]], dict[int, GroupCalls]] = {}
+    for rank, own in calls.items():
+        for group in own.groups:
+            if group.name not in closed and rank in group.members:
+                found.setdefault((group.name != DEFAULT_GROUP, group.name, group.members), {})[rank] = group
+    return [_complete(found[key]) for key in sorted(found)]
+
+
+def _complete(known: _Group) -> _Group:
+    """The group with an entry for each of its members."""
+    some = next(iter(known.values()))
+    nothing = GroupCalls(name=some.name, members=some.members)
+    return {rank: known.get(rank, nothing) for rank in sorted(some.members)}
+
+
+def _merged(groups: Iterable[_Group]) -> list[_Group]:
+    """Groups of the same ranks as one."""
+    merged: dict[tuple[int, ...], _Group] = {}
+    for group in groups:
+        known = merged.setdefault(tuple(group), group)
+        if known is not group:
+            merged[tuple(group)] = {rank: known[rank] + group[rank] for rank in group}
+    return list(merged.values())
+
+
+def _is_unmatched(group: _Group) -> bool:
+    return next(_mismatches(group), None) is not None
+
+
+def _mismatches(group: _Group) -> Iterator[Mismatch]:
+    for kind in sorted({kind for calls in group.values() for kind in calls.collectives}):
+        numbers = {rank: calls.collectives.get(kind, 0) for rank, calls in group.items()}
+        if len(set(numbers.values())) > 1:
+            yield Mismatch(message=_called(kind, numbers, group), ranks=_unusual(numbers), is_error=True)
+    for receiver in group:
+        yield from _mismatches_of_receiver(receiver, group)
+
+
+def _differences_of_unseen(group: _Group) -> list[Mismatch]:
+    unseen = {rank: calls.unseen for rank, calls in group.items()}
+    message = f"torch counted calls in {_name(group)} that not all of its ranks made"
+    return [Mismatch(message=message, ranks=_unusual(unseen), is_error=False)] if len(set(unseen.values())) > 1 else []
+
+
+def _called(kind: str, numbers: Mapping[int, int], group: _Group) -> str:
+    by_number: dict[int, list[int]] = {}
+    for rank, number in numbers.items():
+        by_number.setdefault(number, []).append(rank)
+    # A sentence that begins with the ranks that called nothing reads badly.
+    (number, ranks), *others = sorted(by_number.items(), key=lambda item: (item[0] == 0, item[1]))
+    rest = "".join(f", {_ranks(ranks)} {_times(number)}" for number, ranks in others)
+    return f"{_ranks(ranks)} called {kind} {_times(number)} in {_name(group)}{rest}"
+
+
+def _unusual(numbers: Mapping[int, int]) -> tuple[int, ...]:
+    """The ranks whose number is not the most frequent one; of equally frequent numbers the lower are unusual."""
+    frequencies = Counter(numbers.values())
+    usual = max(frequencies, key=lambda number: (frequencies[number], number))
+    return tuple(rank for rank, number in numbers.items() if number != usual)
+
+
+def _mismatches_of_receiver(receiver: int, group: _Group) -> Iterator[Mismatch]:
+    calls = group[receiver]
+    left = {sender: _sent(group, sender, receiver) - calls.received.get(sender, Messages()) for sender in group}
+    where = "in this test" if _is_default(group) else f"in this test, in {_name(group)}"
+    for sender, each in left.items():
+        if each.number < 0:
+            text = f"rank {receiver} waits for {_messages(-each.number)} from rank {sender} that nobody sent {where}"
+            yield Mismatch(message=text, ranks=(receiver,), is_error=True)
+    senders = tuple(sender for sender, each in left.items() if each.number > 0)
+    excess = sum(left[sender].number for sender in senders) - calls.received_from_any.number
+    if excess > 0:
+        have = "has" if len(senders) == 1 else "have"
+        text = f"{_ranks(senders)} {have} {_messages(excess)} to rank {receiver} that nobody received {where}"
+        yield Mismatch(message=text, ranks=senders, is_error=True)
+    elif excess < 0:
+        text = f"rank {receiver} waits for {_messages(-excess)} from any rank that nobody sent {where}"
+        yield Mismatch(message=text, ranks=(receiver,), is_error=True)
+    elif _tags_differ(left, calls.received_from_any):
+        text = f"the tags of messages to rank {receiver} are not those that it received {where}"
+        yield Mismatch(message=text, ranks=(receiver,), is_error=True)
+
+
+def _sent(group: _Group, sender: int, receiver: int) -> Messages:
+    return group[sender].sent.get(receiver, Messages())
+
+
+def _tags_differ(left: Mapping[int, Messages], from_any: Messages) -> bool:
+    """Whether tags do not match; where numbers differ they cannot, and where any source will do only their sum can."""
+    if any(each.number < 0 for each in left.values()):
+        return False
+    if from_any.number:
+        return sum(each.tags for each in left.values()) != from_any.tags
+    return any(each.tags for each in left.values())
+
+
+def _is_default(group: _Group) -> bool:
+    return next(iter(group.values())).name == DEFAULT_GROUP
+
+
+def _name(group: _Group) -> str:
+    return "group default" if _is_default(group) else f"the group of {_ranks(group)}"
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    """``rank 0``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-63``."""
+    # Neighbours have the same difference to their place in the list.
+    runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda at: at[1] - at[0])]
+    words = [word for run in runs for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    listed = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+def _times(number: int) -> str:
+    return _TIMES.get(number, f"{number} times")
+
+
+def _messages(number: int) -> str:
+    return "1 message" if number == 1 else f"{number} messages"

@@ -1,0 +1,374 @@
+"""Counts this rank's calls in its process groups: collectives by group, messages by pair and direction.
+
+It wraps the methods of torch's C++ class ``ProcessGroup`` as Python sees them. Functions of ``torch.distributed`` under
+any name, object collectives, coalesced and batched calls, FSDP and a group's own methods all end there.
+
+- Wrapped functions of ``torch.distributed`` would miss names that a suite has imported before, and TorchDynamo
+  recognizes these functions by identity.
+- A kernel in torch's dispatcher would also see calls from C++ (DDP's reducer, functional collectives), but adds 11 µs
+  to a call; a wrapped method adds 2 µs (torch 2.13). torch's own sequence number reveals those calls, see
+  :attr:`allranks.harness.gangs.unmatched_calls.GroupCalls.unseen`.
+
+Only groups of the gang's own world count. A world that a test makes, or a thread of a threaded test case, has other
+ranks than the gang and ends with its test.
+"""
+
+import functools
+import itertools
+import weakref
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, Calls, GroupCalls, Messages
+from allranks.harness.ranks.call_board import CallBoard, LastCall
+
+_COLLECTIVES: Mapping[str, tuple[str, int]] = {
+    "_allgather_base": ("all_gather", 1),
+    "_reduce_scatter_base": ("reduce_scatter", 0),
+    "all_gather_single": ("all_gather", 1),
+    "all_gather_single_coalesced": ("all_gather", 1),
+    "all_to_all_single": ("all_to_all", 1),
+    "allgather": ("all_gather", 1),
+    "allgather_coalesced": ("all_gather", 1),
+    "allgather_into_tensor_coalesced": ("all_gather", 1),
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce", 0),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all", 1),
+    "barrier": ("barrier", 0),
+    "broadcast": ("broadcast", 0),
+    "gather": ("gather", 1),
+    "monitored_barrier": ("monitored_barrier", 0),
+    "reduce": ("reduce", 0),
+    "reduce_scatter": ("reduce_scatter", 0),
+    "reduce_scatter_single": ("reduce_scatter", 0),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 0),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
+    "scatter": ("scatter", 0),
+}
+"""Methods of torch 2.6 to 2.14, which have not all of them: what they count as, and which argument has one shape on all
+ranks. Forms of one collective count as one kind: a backend may pair them."""
+
+_ANY_SOURCE = ("arg0", "arg1")
+
+_MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
+    "send": ("send", ("tensors", "dstRank", "tag")),
+    "recv": ("recv", ("tensors", "srcRank", "tag")),
+    "recv_anysource": ("recv", _ANY_SOURCE),
+}
+"""Methods, what they count as, and the names of their parameters."""
+
+_UNEVEN = "monitored_barrier"
+"""Takes more of torch's sequence numbers on the first rank of a group than on the others (torch 2.13)."""
+
+_WAITS = (
+    (distributed.Work, "wait"),
+    (distributed.Work, "synchronize"),
+    (torch._C.Future, "wait"),  # noqa: SLF001 - what Work.get_future returns
+    (torch._C.Future, "value"),  # noqa: SLF001
+)
+"""Methods that raise what has gone wrong in a call."""
+
+_ANY = -1
+"""The peer of a receive from any source."""
+
+_MOST_GROUPS = 200
+"""Groups of one test: a report of more would not fit into a pipe."""
+
+_UNMET: Any = object()
+
+_Method = Callable[..., Any]
+
+_Counters = defaultdict[tuple[str, int | None, int], "itertools.count[int]"]
+"""By kind, peer in the group (None for a collective), and tag."""
+
+
+class _Group:
+    """One process group of the gang's world.
+
+    Attributes:
+        name: As in :class:`~allranks.harness.gangs.unmatched_calls.GroupCalls`.
+        members: The same, in the order of their ranks in the group.
+        reference: To torch's object, whose life it does not prolong.
+        slot: On the board.
+        begun: Collectives since the group was made.
+    """
+
+    def __init__(self, name: str, members: tuple[int, ...], group: distributed.ProcessGroup, slot: int | None) -> None:
+        self.name = name
+        self.members = members
+        self.reference = weakref.ref(group)
+        self.slot = slot
+        self.begun = 0
+        # NCCL ignores tags.
+        self._is_gloo = distributed.get_backend(group) == distributed.Backend.GLOO
+        self._counters: _Counters = defaultdict(itertools.count)
+        self._sequence = 0
+
+    def count(self, kind: str, peer: int | None = None, tag: int = 0) -> None:
+        """Count a call."""
+        # With += two threads that use one group could count their calls as one; next() cannot be interrupted.
+        next(self._counters[kind, peer, tag if self._is_gloo else 0])
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there were any since the last :meth:`take`."""
+        return bool(self._counters)
+
+    def rank_of(self, peer: int | None) -> int | None:
+        """The rank in the gang of a rank in this group; None if there is none."""
+        return dict(enumerate(self.members)).get(peer) if peer is not None else None
+
+    def take(self) -> GroupCalls:
+        """The calls since the last time."""
+        counters, self._counters = self._counters, defaultdict(itertools.count)
+        counts = {key: next(counter) for key, counter in counters.items()}
+        received = self._messages("recv", counts)
+        return GroupCalls(
+            name=self.name,
+            members=self.members,
+            collectives={kind: count for (kind, peer, _), count in counts.items() if peer is None},
+            sent=self._messages("send", counts),
+            received_from_any=received.pop(_ANY, Messages()),
+            received=received,
+            unseen=self._advance() - sum(count for key, count in counts.items() if self._is_numbered(*key)),
+        )
+
+    def _is_numbered(self, kind: str, peer: int | None, _tag: int) -> bool:
+        """Whether calls of this kind take a sequence number, which NCCL does not give to messages."""
+        return kind != _UNEVEN and (peer is None or self._is_gloo)
+
+    def skip(self, numbers: int) -> None:
+        """Leave out some of torch's sequence numbers."""
+        self._sequence += numbers
+
+    def _messages(self, kind: str, counts: Mapping[tuple[str, int | None, int], int]) -> dict[int, Messages]:
+        messages: dict[int, Messages] = defaultdict(Messages)
+        for (of_kind, peer, tag), count in counts.items():
+            if of_kind == kind and peer is not None:
+                rank = self.rank_of(peer)
+                messages[_ANY if rank is None else rank] += Messages(number=count, tags=count * _hash(tag))
+        return messages
+
+    def _advance(self) -> int:
+        """By how much torch's sequence number has grown since the last time."""
+        before = self._sequence
+        self._sequence = _sequence_of(self.reference())
+        return self._sequence - before
+
+
+def _sequence_of(group: distributed.ProcessGroup | None) -> int:
+    """The number of calls in a group that torch has counted; 0 if the backend does not count."""
+    try:
+        return 0 if group is None else int(cast("Any", group)._get_sequence_number_for_group())  # noqa: SLF001
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+class CallCounter:
+    """Wraps torch's methods, once and for the life of the process.
+
+    Args:
+        board: Where the last call of each group is noted.
+    """
+
+    def __init__(self, board: CallBoard | None = None) -> None:
+        self._board = board
+        self._world: distributed.ProcessGroup | None = None
+        # By the identity of torch's object; None for a group that does not count.
+        self._groups: dict[int, _Group | None] = {}
+        self._closed: list[str] = []
+        self._from_any: dict[int, tuple[_Group, int, distributed.Work]] = {}
+        self._failures = itertools.count()
+        for method, (kind, place) in _COLLECTIVES.items():
+            _wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
+        for method, (kind, names) in _MESSAGES.items():
+            _wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=0, names=names))
+        _wrap(distributed.ProcessGroup, _UNEVEN, self._unnumbered)
+        for owner, method in _WAITS:
+            _wrap(owner, method, self._waited)
+
+    def watch(self, world: distributed.ProcessGroup | None) -> None:
+        """Count from now on.
+
+        Args:
+            world: The gang's default group, in whose world groups count; None if it has none.
+        """
+        self._world = world
+        self._groups.clear()
+        self.take()
+
+    def take(self) -> Calls:
+        """What was called since the last time; nothing if the current world is not the gang's."""
+        failures, self._failures = next(self._failures), itertools.count()
+        self._settle_receives()
+        world = distributed_c10d._world  # noqa: SLF001 - torch has no public list of groups
+        if self._world is None or world.default_pg is not self._world:
+            return Calls(failures=failures)
+        for group in list(world.pg_map):
+            self._find(group)
+        for identity, known in list(self._groups.items()):
+            if known is not None and known.reference() not in world.pg_map:
+                self._close(identity)
+        calls = [known.take() for known in self._groups.values() if known is not None]
+        closed, self._closed = self._closed, []
+        groups = [group for group in calls if group != GroupCalls(name=group.name, members=group.members)]
+        if len(groups) + len(closed) > _MOST_GROUPS:
+            return Calls(failures=failures + 1)
+        return Calls(groups=tuple(groups), closed=tuple(closed), failures=failures)
+
+    def _find(self, group: distributed.ProcessGroup) -> _Group | None:
+        """What is known of a group; None if it does not count."""
+        identity = id(group)
+        if identity in self._groups:
+            return self._groups[identity]
+        known = self._meet(group)
+        weakref.finalize(group, self._forget, identity).atexit = False
+        # Another thread may have met it meanwhile.
+        return self._groups.setdefault(identity, known)
+
+    def _meet(self, group: distributed.ProcessGroup) -> _Group | None:
+        world = distributed_c10d._world  # noqa: SLF001 - see above
+        if self._world is None or world.default_pg is not self._world or group not in world.pg_group_ranks:
+            return None
+        name = DEFAULT_GROUP if group is self._world else world.pg_names[group]
+        ranks = world.pg_group_ranks[group]
+        slot = self._board.open() if self._board else None
+        return _Group(name, tuple(sorted(ranks, key=ranks.__getitem__)), group, slot)
+
+    def _forget(self, identity: int) -> None:
+        """The object is gone, and another may take its identity."""
+        self._close(identity)
+        self._groups.pop(identity, None)
+
+    def _close(self, identity: int) -> None:
+        """Count a group no longer: it was destroyed."""
+        known = self._groups.get(identity)
+        if known is not None:
+            self._groups[identity] = None
+            if known.has_calls:
+                self._closed.append(known.name)
+            if self._board:
+                self._board.close(known.slot)
+
+    def _counted(self, original: _Method, *, kind: str, place: int, names: Sequence[str] = ()) -> _Method:
+        """A method that counts.
+
+        Args:
+            original: torch's.
+            kind: What it counts as.
+            place: Of the argument whose first tensor describes the call.
+            names: Of the parameters of a message: tensors, peer, tag; without a peer for any source.
+        """
+
+        def call(group: distributed.ProcessGroup, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            known = self._groups.get(id(group), _UNMET)
+            if known is _UNMET:
+                known = self._find(group)
+            if known is None:
+                return original(group, *arguments, **options)
+            peer, tag = _peer_and_tag(names, arguments, options) if names else (None, 0)
+            known.begun += peer is None
+            if self._board:
+                dtype, shape = _tensor(arguments[place : place + 1])
+                self._board.note(known.slot, LastCall(known.name, known.begun, kind, known.rank_of(peer), dtype, shape))
+            try:
+                work = original(group, *arguments, **options)
+            except BaseException:
+                known.begun -= peer is None
+                next(self._failures)
+                raise
+            if peer == _ANY:
+                self._from_any[id(work)] = (known, tag, work)
+            else:
+                known.count(kind, peer, tag)
+            return work
+
+        return call
+
+    def _unnumbered(self, original: _Method) -> _Method:
+        """A method whose sequence numbers are left out."""
+
+        def call(group: distributed.ProcessGroup, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            before = _sequence_of(group)
+            try:
+                return original(group, *arguments, **options)
+            finally:
+                known = self._find(group)
+                if known is not None:
+                    known.skip(_sequence_of(group) - before)
+
+        return call
+
+    def _waited(self, original: _Method) -> _Method:
+        """A method that notices what has gone wrong, and from whom a message came."""
+
+        def call(work: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            try:
+                result = original(work, *arguments, **options)
+            except BaseException:
+                next(self._failures)
+                raise
+            if self._from_any:
+                self._settle_receive(id(work))
+            return result
+
+        return call
+
+    def _settle_receive(self, identity: int) -> None:
+        """Count a receive from any source, which has ended, for its source."""
+        known, tag, work = self._from_any.pop(identity, (None, 0, None))
+        if known is not None and work is not None:
+            known.count("recv", work._source_rank(), tag)  # noqa: SLF001 - the only name in all versions
+
+    def _settle_receives(self) -> None:
+        """Count receives from any source that nobody has waited for."""
+        for identity, (known, tag, work) in list(self._from_any.items()):
+            if work.is_completed():
+                self._settle_receive(identity)
+            else:
+                known.count("recv", _ANY, tag)
+        self._from_any.clear()
+
+
+def _wrap(owner: type, name: str, wrapper: Callable[[_Method], _Method]) -> None:
+    """Replace a method of a class of torch's; one that this torch does not have is left out."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+    method = cast("FunctionType", wrapper(original))
+    functools.update_wrapper(method, original)
+    # pybind11 takes a Python function for a subclass's override and calls it again, unless the frame that it is called
+    # from has the name of the method and the same first argument.
+    method.__code__ = method.__code__.replace(co_name=name)
+    setattr(owner, name, method)
+
+
+def _peer_and_tag(names: Sequence[str], arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[int, int]:
+    values = {**dict(zip(names, arguments, strict=False)), **options}
+    peer = _ANY if names is _ANY_SOURCE else values.get(names[1], _ANY)
+    return peer, values.get(names[-1], 0)
+
+
+def _hash(tag: int) -> int:
+    return zlib.crc32(str(tag).encode())
+
+
+def _tensor(arguments: Sequence[Any]) -> tuple[str, str]:
+    """Dtype and shape of the first tensor."""
+    first: Any = arguments
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if not isinstance(first, torch.Tensor):
+        return "", ""
+    return str(first.dtype).removeprefix("torch."), "x".join(map(str, first.shape))

@@ -1,0 +1,115 @@
+"""What pytest's reports of a phase come to, those that hooks of a suite have spoiled included."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.harness.outcome import Outcome, SkipKind
+from allranks.harness.phases import MESSAGE_LIMIT, TEXT_LIMIT, Phase
+from allranks.harness.ranks.reports import is_good_subtest, phase_of
+from allranks.testing.skips.requirement import EnvironmentSkip
+from allranks.testing.skips.skipcodes import SkipCode
+
+
+def report(outcome, when="call", longrepr=None, **more):
+    return pytest.TestReport("n", ("f", 1, "n"), {}, outcome, longrepr, when, **more)
+
+
+def of(report, error=None):
+    return phase_of(report, error, 1.5)
+
+
+@pytest.mark.parametrize(("when", "outcome"), [("setup", "errored"), ("call", "failed"), ("teardown", "errored")])
+def test_a_failure_outside_of_the_call_is_an_error(when, outcome):
+    assert of(report("failed", when, "why"), ValueError()).outcome == outcome
+
+
+def test_a_phase_has_taken_what_the_rank_has_measured():
+    assert of(report("passed", duration=7.0)) == Phase(when="call", outcome=Outcome.PASSED, duration=1.5)
+
+
+@pytest.mark.parametrize("code", [0, 1, 71, 90, "text", None, [], 76.5])
+def test_an_exit_that_is_none_of_torchs_codes_is_a_crash(code):
+    assert of(report("failed", longrepr="why"), SystemExit(code)).outcome is Outcome.CRASHED
+
+
+@pytest.mark.parametrize(("code", "kind"), [(72, SkipKind.ENVIRONMENT), (74, SkipKind.HARDWARE)])
+@pytest.mark.parametrize("when", ["setup", "call"])
+def test_an_exit_with_one_of_torchs_codes_is_a_skip(code, kind, when):
+    phase = of(report("failed", when, longrepr="why"), SystemExit(code))
+    assert (phase.outcome, phase.skip_kind, phase.skip_code) == (Outcome.SKIPPED, kind, code)
+
+
+@pytest.mark.parametrize("code", [72, 74, 77])
+def test_an_exit_with_one_of_torchs_codes_in_the_tear_down_is_a_crash(code):
+    phase = of(report("failed", "teardown", longrepr="why"), SystemExit(code))
+    assert (phase.outcome, phase.skip_kind, phase.skip_code) == (Outcome.CRASHED, None, None)
+
+
+def skipped(when="call"):
+    return report("skipped", when, ("f.py", 3, "Skipped: not here"))
+
+
+def test_a_skip_keeps_its_reason():
+    phase = of(skipped("setup"), pytest.skip.Exception("not here"))
+    assert (phase.outcome, phase.skip_kind, phase.message, phase.text) == (
+        Outcome.SKIPPED,
+        SkipKind.PLAIN,
+        "not here",
+        "not here",
+    )
+
+
+def test_a_skip_of_ours_has_its_code():
+    phase = of(skipped(), EnvironmentSkip(SkipCode.NO_CUDA, "no GPU"))
+    assert (phase.skip_kind, phase.skip_code) == (SkipKind.HARDWARE, 74)
+
+
+@pytest.mark.parametrize(("outcome", "mark"), [("skipped", "xfailed"), ("passed", "xpassed")])
+def test_what_was_expected_to_fail_says_why(outcome, mark):
+    made = report(outcome)
+    made.wasxfail = "known"
+    phase = of(made, ValueError() if outcome == "skipped" else None)
+    assert (phase.outcome, phase.message, phase.skip_kind) == (mark, "known", None)
+
+
+def test_the_message_is_the_first_line_that_says_something():
+    assert of(report("failed", longrepr="\n  \nfirst\nsecond"), ValueError()).message == "first"
+
+
+def test_texts_are_bounded():
+    phase = of(report("failed", longrepr="x" * 1_000_000, sections=[("Captured stdout call", "y" * 1_000_000)]))
+    assert len(phase.message) < MESSAGE_LIMIT + 100
+    assert len(phase.text) < TEXT_LIMIT + 100
+    assert len(phase.stdout) < TEXT_LIMIT + 100
+
+
+def spoil(name, value):
+    made = report("failed", longrepr="why")
+    setattr(made, name, value)
+    return made
+
+
+@given(
+    st.sampled_from(["outcome", "when", "longrepr", "sections", "wasxfail", "keywords", "duration"]),
+    st.sampled_from([None, 3, object(), [], "", "passed", "skipped", ("f", 1), [("a",)]]),
+)
+def test_a_report_that_a_hook_has_spoiled_is_a_phase_all_the_same(name, value):
+    phase = of(spoil(name, value), ValueError())
+    assert phase.when in ("setup", "call", "teardown")
+    assert isinstance(phase.outcome, Outcome)
+    assert isinstance(phase.message, str)
+
+
+@pytest.mark.parametrize("longrepr", [3, object(), ["x"]])
+def test_a_report_that_was_spoiled_does_not_pass(longrepr):
+    assert of(spoil("longrepr", longrepr), ValueError()).outcome.is_bad
+
+
+@pytest.mark.parametrize(("kind", "outcome", "is_good"), [
+    ("SubtestReport", "passed", True), ("SubTestReport", "skipped", True), ("SubtestReport", "failed", False),
+    ("TestReport", "passed", False),
+])  # fmt: skip
+def test_a_subtest_that_went_well_is_part_of_its_test(kind, outcome, is_good):
+    made = type(kind, (pytest.TestReport,), {})("n", ("f", 1, "n"), {}, outcome, None, "call")
+    assert is_good_subtest(made) is is_good

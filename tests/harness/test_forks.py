@@ -1,0 +1,263 @@
+"""Whose a child of the supervisor is, and what becomes of a fork server that makes no sense."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+from agent_run import CONFIG
+
+from allranks.harness import forks, kernel
+from allranks.harness.config import Folders
+from allranks.harness.forks import Family, ForkServer, ForkServerError
+from allranks.harness.gangs.rank_process import open_ends
+from allranks.harness.job_end import HangupError, JobEnd
+from allranks.harness.program import Finish, Muster, Program, SessionEnded
+from allranks.records import Imported, Notice
+
+
+class Nation:
+    """Ranks that lead sessions, and processes in their sessions and out of them, as the kernel would tell of them."""
+
+    def __init__(self, monkeypatch):
+        self.sessions = {}
+        monkeypatch.setattr(kernel, "children", lambda: frozenset(self.sessions))
+        monkeypatch.setattr(kernel, "session_of", self.sessions.get)
+
+    def add(self, pid, session):
+        self.sessions[pid] = session
+
+
+SERVER = 10
+
+
+@pytest.fixture
+def nation(monkeypatch):
+    nation = Nation(monkeypatch)
+    nation.add(SERVER, SERVER)
+    return nation
+
+
+@pytest.fixture
+def family():
+    return Family(SERVER)
+
+
+def test_ranks_that_have_ended_and_the_fork_server_are_left_by_nobody(nation, family):
+    for rank in (100, 200):
+        nation.add(rank, rank)
+    family.join([100, 200])
+    assert family.left_by([100, 200]) == set()
+
+
+def test_whatever_else_there_is_was_left_by_the_last_gang(nation, family):
+    family.join([100])
+    nation.add(101, 100)
+    nation.add(102, 102)
+    assert family.left_by([100]) == {101, 102}
+
+
+def test_while_other_gangs_live_only_what_stayed_in_the_sessions_of_these_ranks_was_left_by_them(nation, family):
+    family.join([100])
+    family.join([200])
+    nation.add(200, 200)
+    nation.add(101, 100)
+    nation.add(201, 200)
+    nation.add(300, 300)
+    assert family.left_by([100]) == {101}
+    del nation.sessions[101], nation.sessions[200]
+    assert family.left_by([200]) == {201, 300}
+
+
+def test_a_rank_of_a_gang_that_lives_was_left_by_nobody(nation, family):
+    family.join([100])
+    family.join([200])
+    nation.add(200, 200)
+    assert family.left_by([100]) == set()
+
+
+def test_to_ask_again_gives_what_is_new(nation, family):
+    family.join([100])
+    nation.add(101, 100)
+    assert family.left_by([100]) == {101}
+    del nation.sessions[101]
+    nation.add(102, 102)
+    assert family.left_by([100]) == {102}
+
+
+PRELUDE = """
+import json, os, signal, socket, sys, time
+control, handover = (socket.socket(fileno=int(each)) for each in sys.argv[1:])
+lines = control.makefile("rb")
+request = json.loads(lines.readline())
+def tell(*message):
+    control.sendall(json.dumps(message).encode() + b"\\n")
+"""
+
+
+@pytest.fixture
+def end():
+    end = JobEnd()
+    yield end
+    end.close()
+
+
+@pytest.fixture
+def start_server(tmp_path, monkeypatch):
+    """Starts some other program in a fork server's place."""
+    servers = []
+
+    def start(program):
+        def start_process(sockets, environment, _log):
+            numbers = [each.fileno() for each in sockets]
+            command = [sys.executable, "-c", PRELUDE + program, *map(str, numbers)]
+            process = subprocess.Popen(command, pass_fds=numbers, env=environment, stdin=subprocess.DEVNULL)
+            process.returncode = 0
+            return process.pid
+
+        monkeypatch.setattr(forks, "start_process", start_process)
+        for name in ("code", "results", "shared"):
+            (tmp_path / name).mkdir()
+        folders = Folders(code=tmp_path / "code", results=tmp_path / "results", shared=tmp_path / "shared")
+        servers.append(ForkServer(CONFIG, folders, dict(os.environ), 2))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.kill()
+        server._control.close()
+        server._handover.close()
+        os.close(server._pidfd)
+
+
+def test_what_a_fork_server_tells_comes_in_its_order_until_it_ends(start_server, end):
+    server = start_server(
+        """
+tell("Imported", {"torch": "2.13", "seconds": 1.0})
+tell("Notice", {"text": "hello"})
+tell("Program", {"tests": ["a"]})
+"""
+    )
+    told = list(server.told(end))
+    assert told == [Imported(torch="2.13", seconds=1.0), Notice(text="hello"), Program(tests=("a",))]
+    assert server.torch == "2.13"
+    assert server.ended() == "ended with exit status 0"
+
+
+def test_a_fork_server_is_told_no_secret(start_server, end):
+    [told] = start_server('tell("Notice", {"text": json.dumps(sorted(request))})').told(end)
+    assert told.text == '["config", "folders", "supervisor"]'
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ('control.sendall(b"hello\\n")', "tells a line that is no JSON"),
+        ('tell("Program", {"tests": 3})', "tells a line that has '3' as tests of Program"),
+        ('tell("Muster", {})', "tells a line that is of a kind that this version does not know"),
+    ],
+)
+def test_what_makes_no_sense_is_a_fork_server_error(start_server, end, program, why):
+    with pytest.raises(ForkServerError, match=why):
+        list(start_server(f"{program}\ntime.sleep(60)").told(end))
+
+
+def test_a_line_without_end_is_a_fork_server_error(start_server, end, monkeypatch):
+    monkeypatch.setattr(forks, "LINE_LIMIT", 1 << 20)
+    with pytest.raises(ForkServerError, match="a line of more than"):
+        list(start_server('while True: control.sendall(b"x" * 65536)').told(end))
+
+
+def test_lines_come_whole_however_they_are_torn(start_server, end):
+    program = """
+data = json.dumps(["Notice", {"text": "x" * 300000}]).encode() + b"\\n"
+for start in range(0, len(data), 7001):
+    control.sendall(data[start:start + 7001])
+"""
+    [told] = start_server(program).told(end)
+    assert told == Notice(text="x" * 300000)
+
+
+def test_what_a_child_of_the_fork_server_tells_is_left_out(start_server, end):
+    program = """
+if os.fork() == 0:
+    tell("Notice", {"text": "forged"})
+    os._exit(0)
+os.wait()
+tell("Notice", {"text": "true"})
+"""
+    assert list(start_server(program).told(end)) == [Notice(text="true")]
+
+
+def test_a_child_that_keeps_the_connection_open_does_not_keep_the_end_from_being_seen(start_server, end):
+    server = start_server("if os.fork() == 0: time.sleep(60)\nos._exit(3)")
+    assert list(server.told(end)) == []
+    assert server.ended() == "ended with exit status 3"
+
+
+def test_a_fork_server_that_a_signal_has_killed_is_named_by_it(start_server, end):
+    server = start_server("os.kill(os.getpid(), signal.SIGSEGV)")
+    assert list(server.told(end)) == []
+    assert server.ended().startswith("was killed by SIGSEGV")
+
+
+def test_patience_has_an_end(start_server, end):
+    with pytest.raises(ForkServerError, match="does not answer"):
+        list(start_server("signal.signal(signal.SIGRTMAX - 1, signal.SIG_IGN)\ntime.sleep(60)").told(end, 0.2))
+
+
+def test_the_end_of_the_job_comes_first(start_server, end):
+    end.hang_up()
+    with pytest.raises(HangupError):
+        list(start_server("time.sleep(60)").told(end))
+
+
+MUSTER = Muster(ranks=(0, 1), gang=1)
+
+
+def muster(server, end):
+    with ExitStack() as undo:
+        ends = [open_ends(number, None, undo) for number in MUSTER.ranks]
+        return server.muster(MUSTER, ends, end)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "why"),
+    [
+        ('tell("Mustered", {"error": "no more processes"})', OSError, "no more processes"),
+        ('tell("Mustered", {"pids": [1]})', OSError, "other ranks than it was asked for"),
+        ("os._exit(5)", ForkServerError, "ended with exit status 5"),
+        ("os.kill(os.getpid(), 9)", ForkServerError, "was killed by SIGKILL"),
+    ],
+)
+def test_ranks_that_were_not_forked_are_an_error_that_says_why(start_server, end, answer, error, why):
+    server = start_server(f"lines.readline()\n{answer}\ntime.sleep(60)")
+    with pytest.raises(error, match=why):
+        muster(server, end)
+
+
+def test_a_fork_server_that_is_gone_already_is_an_error_that_says_how(start_server, end):
+    server = start_server("os._exit(5)")
+    list(server.told(end))
+    with pytest.raises(ForkServerError, match="ended with exit status 5"):
+        muster(server, end)
+
+
+def test_what_hooks_have_to_say_at_the_end_comes_with_how_it_ended(start_server, end):
+    server = start_server(
+        'lines.readline()\ntell("Notice", {"text": "late"})\ntell("SessionEnded", {"status": 1, "changed": "0 to 1"})'
+    )
+    assert server.finish(Finish(), end) == ([Notice(text="late")], SessionEnded(status=1, changed="0 to 1"))
+
+
+def test_a_session_that_does_not_end_is_an_error(start_server, end):
+    with pytest.raises(ForkServerError, match="ended with exit status 0"):
+        start_server("lines.readline()").finish(Finish(), end)
+
+
+def test_close_ends_a_fork_server_that_does_not(start_server):
+    server = start_server("time.sleep(60)")
+    assert server.close() == -signal.SIGKILL
+    assert server.close() == -signal.SIGKILL
