@@ -1,7 +1,7 @@
 """What journals cost beside the least that they could cost, as ratios of processor time.
 
-- **write**: rank XML out of a journal, as a job's end has it written, beside a loop that formats the same testcases once;
-  and how the time grows from 8 ranks on: per rank it may not.
+- **write**: rank XML out of a journal, as the end of a job writes it, beside a loop that formats the same testcases
+  once; and how the time grows from 8 ranks on: per rank it may not.
 - **merge**: ``allranks merge`` of a journal beside a bare expat pass over the rank XML that is made of it.
 
     python benchmarks/record_cost_journal.py [--part write|merge] [--ranks 64] [--tests N] [--runs 3]

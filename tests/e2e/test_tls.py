@@ -18,6 +18,7 @@ from allranks.engine.package import package_files
 from allranks.engine.spec import FileCopy
 from allranks.image import ensure_image
 from allranks.matrix.model import Image
+from allranks.records import Finished, Passed, RankEnded
 
 pytestmark = pytest.mark.docker
 
@@ -112,7 +113,7 @@ def nothing_is_left(run_id, left_of):
 
 @pytest.mark.usefixtures("nothing_is_left", "behind_tls")
 def test_a_job_that_is_told_to_end_says_the_rest_and_leaves_its_results(make_spec, tmp_path):
-    code, results, events = tmp_path / "code", tmp_path / "results", []
+    code, results, records = tmp_path / "code", tmp_path / "results", []
     (code / "suite").mkdir(parents=True)
     (code / "suite" / "test_endless.py").write_text(SUITE)
     results.mkdir()
@@ -122,9 +123,9 @@ def test_a_job_that_is_told_to_end_says_the_rest_and_leaves_its_results(make_spe
         files = (FileCopy(source=code / "suite", target=Path("suite")),)
         spec = replace(make_spec(code=code, files=files), image=reference)
 
-        def hang_up_at_first_outcome(event):
-            events.append(event["event"])
-            if event["event"] == "arrived":
+        def hang_up_at_first_outcome(_node, said):
+            records.append(said)
+            if isinstance(said, Passed | RankEnded):
                 threading.Thread(target=job.hang_up).start()
 
         with DockerEngine(client, package_files()).start(spec) as job:
@@ -132,5 +133,5 @@ def test_a_job_that_is_told_to_end_says_the_rest_and_leaves_its_results(make_spe
             ending = job.wait(hang_up_at_first_outcome)
             job.collect(results)
     assert not ending.timed_out
-    assert "agent_finished" in events
-    assert {path.name for path in results.glob("rank-*.xml")} == {"rank-0.xml", "rank-1.xml"}
+    assert isinstance(records[-1], Finished)
+    assert (results / "agent.log").exists()

@@ -222,14 +222,14 @@ def test_a_job_runs_from_start_to_results(bench, tmp_path):
 
 def test_of_results_that_are_too_large_or_have_names_of_the_hosts_all_else_is_there(bench, tmp_path):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(GREEDY)
-    events, results = [], tmp_path / "results"
+    said, results = Said(), tmp_path / "results"
     results.mkdir()
     with bench.make().start(bench.spec) as job:
         job.go()
-        job.wait(events.append)
+        job.wait(said)
         with pytest.raises(EngineError) as raised:
             job.collect(results)
-    assert {event["outcome"] for event in events if event["event"] == "arrived"} == {"passed"}
+    assert set(said.ends.values()) == {"passed"}
     assert "The job's results exceed the limit of 1,536 MiB: 'zz-big' (8,192 MiB) left out." in raised.value.text
     assert "names that allranks itself writes: 'job.json' (2 bytes) left out." in raised.value.text
     names = {path.name for path in results.iterdir()}
