@@ -10,6 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # the two helpers, which pytest'
 from agent_nursery import Nursery
 from agent_run import AgentRun
 
+from allranks.harness.keeper import COMMAND, ISOLATED
+
 
 @pytest.fixture(scope="session")
 def nursery():
@@ -32,7 +34,7 @@ def launch_fork(nursery):
 def launch_command(arguments, environment, folder, stdin, stdout):
     """Starts an agent as every job does."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "allranks.harness", *arguments],
+        [sys.executable, *ISOLATED, str(COMMAND), *arguments],
         stdin=stdin,
         stdout=stdout,
         env=environment,

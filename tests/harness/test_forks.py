@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, suppress
 
 import pytest
 from agent_run import CONFIG
@@ -243,6 +244,35 @@ def test_a_fork_server_that_is_gone_already_is_an_error_that_says_how(start_serv
     list(server.told(end))
     with pytest.raises(ForkServerError, match="ended with exit status 5"):
         muster(server, end)
+
+
+@pytest.mark.parametrize("ask", [muster, lambda server, end: server.finish(Finish(), end)])
+def test_a_fork_server_that_ends_with_what_it_was_asked_unread_is_an_error_that_says_how(start_server, end, ask):
+    server = start_server(
+        'tell("Notice", {"text": "ready"})\nimport select\nselect.select([control], [], [])\nos._exit(5)'
+    )
+    assert next(server.told(end)) == Notice(text="ready")
+    with pytest.raises(ForkServerError, match="ended with exit status 5"):
+        ask(server, end)
+
+
+def test_whoever_asks_how_it_ended_gets_the_same_answer(start_server, end, monkeypatch):
+    server = start_server("os._exit(5)")
+    list(server.told(end))
+    reap, both, told = kernel.reap, threading.Barrier(2), []
+
+    def reap_at_once(*arguments):
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+        return reap(*arguments)
+
+    monkeypatch.setattr(kernel, "reap", reap_at_once)
+    threads = [threading.Thread(target=lambda: told.append(server.ended())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == ["ended with exit status 5"] * 2
 
 
 def test_what_hooks_have_to_say_at_the_end_comes_with_how_it_ended(start_server, end):

@@ -71,6 +71,7 @@ class ForkServer:
         self._rest = bytearray()
         self._status: int | None = None
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
         with suppress(OSError):  # its end says the same
             self._control.sendall(_request(config, folders).encode() + b"\n")
 
@@ -129,13 +130,20 @@ class ForkServer:
                 selector.register(self._pidfd, selectors.EVENT_READ)
                 ready = {key.fd for key, _ in selector.select(min(left, end.remaining()))}
             if self._control.fileno() in ready:
-                data, sender = receive(self._control, _PIECE)
+                data, sender = self._receive()
                 # What the suite has forked when it was imported may have the connection, too.
                 self._take(data if sender == self.pid else b"")
                 return bool(data)
             if self._pidfd in ready:
                 # Whatever it has started may hold the connection open.
                 return False
+
+    def _receive(self) -> tuple[bytes, int]:
+        try:
+            return receive(self._control, _PIECE)
+        except ConnectionResetError:
+            # It has ended before it had read all that it was asked.
+            return b"", 0
 
     def muster(self, muster: Muster, ends: Sequence[Ends], end: JobEnd) -> list[RankProcess]:
         """Have ranks forked; they have these ends then.
@@ -207,13 +215,17 @@ class ForkServer:
 
     def close(self) -> int | None:
         """See to it that it has ended; its exit status, None where that cannot be had. Idempotent."""
-        if self._status is None:
-            if not kernel.is_readable(self._pidfd, _LOOK_AGAIN):
-                with suppress(OSError):
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                kernel.is_readable(self._pidfd, MUSTER_PATIENCE)
-            self._status = kernel.reap(self.pid, 2.0)
-        return self._status
+        with self._closing:
+            if self._status is None:
+                self._status = self._end()
+            return self._status
+
+    def _end(self) -> int | None:
+        if not kernel.is_readable(self._pidfd, _LOOK_AGAIN):
+            with suppress(OSError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            kernel.is_readable(self._pidfd, MUSTER_PATIENCE)
+        return kernel.reap(self.pid, 2.0)
 
     def kill(self) -> None:
         """End it at once."""

@@ -537,7 +537,7 @@ def test_a_results_folder_of_node_1_that_is_deleted_makes_nothing_good(hanging_j
 
 
 def test_the_time_limit_of_the_job_ends_both(start_nodes):
-    job = start_nodes(HANGING, limits={"job": 1}).go()
+    job = start_nodes(HANGING, limits={"job": 5}).go()
     assert job.wait() == 0
     job.follower.wait()
     assert job.come_home().outcomes("test_hangs") == ("timed_out",) * 4
