@@ -45,8 +45,8 @@ def test_containers_run_as_a_user_that_nobody_is(request_of):
     assert request_of["user"] == f"{USER}:{USER}"
 
 
-def test_containers_have_an_init_process(request_of):
-    assert request_of["host_config"]["init"] is True
+def test_the_first_process_of_a_container_is_the_keeper_which_reaps_what_others_leave(request_of):
+    assert "init" not in request_of["host_config"]
 
 
 def test_containers_have_limits_from_the_job(make_spec):
@@ -126,7 +126,7 @@ def test_agents_are_started_with_the_folders_of_the_volume(request_of):
     assert request_of["entrypoint"] == ["python3"]
     assert request_of["command"] == keeper_arguments(0)
     arguments = " ".join(keeper_arguments(0))
-    assert "-m allranks.harness.keeper --config /job/agent/config.json" in arguments
+    assert "-I -S /job/agent/allranks/harness/__main__.py keep --config /job/agent/config.json" in arguments
     assert "--results /job/results" in arguments
 
 

@@ -320,7 +320,7 @@ def engine(tmp_path, monkeypatch):
         monkeypatch.setattr(
             engine_process,
             "command",
-            lambda python, _code, own, _shared: [python, str(script), str(own / "config.json"), str(own)],
+            lambda python, _package, _code, own, _shared: [python, str(script), str(own / "config.json"), str(own)],
         )
         return ProcessEngine(tmp_path)
 
