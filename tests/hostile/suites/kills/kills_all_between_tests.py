@@ -13,7 +13,7 @@ TRUTH = {
 
 
 def test_attack(rank):
-    if rank == 1 and reach.daemonise():
+    if rank == 1 and reach.IN_CONTAINER and reach.daemonise():
         time.sleep(2)
         os.kill(-1, signal.SIGKILL)
         os._exit(0)

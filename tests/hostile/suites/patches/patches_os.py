@@ -1,4 +1,4 @@
-"""Rank 1 makes the system's calls lie: nothing is written, nothing is read, and it is its parent."""
+"""Rank 1 makes the system's calls lie: nothing is written, nothing is read, and it has another's number."""
 
 import os
 
@@ -7,8 +7,7 @@ TRUTH = {"tests": {"test_attack": ["honest", "any"], "test_next": ["honest|timed
 
 def test_attack(rank):
     if rank == 1:
-        parent = os.getppid()
-        os.getpid = lambda: parent
+        os.getpid = lambda: 2**30
         os.write = lambda _, data: len(data)
         os.read = lambda *_: b'{"index": 0, "following": null}\n'
         os._exit = lambda *_: None
