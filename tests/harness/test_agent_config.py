@@ -5,7 +5,7 @@ import pytest
 from agent_run import CONFIG
 
 from allranks.harness.agent import cell_environment
-from allranks.harness.config import AgentConfig, GpuToCheck
+from allranks.harness.config import AgentConfig, GpuToCheck, seed_of_test
 
 
 def test_a_config_reads_back_as_it_was_written(tmp_path):
@@ -43,3 +43,9 @@ def test_suites_learn_their_cell_from_the_environment():
 def test_the_users_own_number_of_threads_stays():
     assert "OMP_NUM_THREADS" not in cell_environment(CONFIG, {"OMP_NUM_THREADS": "3"})
     assert cell_environment(CONFIG, {})["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("nodeid", ["a.py::test_1", "a.py::test[\ud800]", "a.py::test[\udcff]", "ü"])
+def test_each_test_has_a_seed_of_32_bits_whatever_its_name(nodeid):
+    assert 0 <= seed_of_test(7, nodeid) < 1 << 32
+    assert seed_of_test(7, nodeid) == seed_of_test(7, nodeid) != seed_of_test(8, nodeid)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -205,7 +204,7 @@ def share_of(node: int, *, total: int, nodes: int) -> range:
 
 def seed_of_test(seed: int, nodeid: str) -> int:
     """The seed of one test in a job, the same on all ranks and in every run."""
-    return zlib.crc32(os.fsencode(nodeid), seed & 0xFFFFFFFF)
+    return zlib.crc32(nodeid.encode("utf-8", "surrogatepass"), seed & 0xFFFFFFFF)
 
 
 @dataclass(frozen=True, kw_only=True)
