@@ -383,10 +383,10 @@ def any_entries(draw):
     )
     content = draw(pax_contents() if kind in b"xgX" else st.binary(max_size=600) | names_of_entries())
     size = draw(st.just(b"%011o\0" % len(content)) | numbers(12))
-    fields = [draw(names_of_entries())[:100].ljust(100, b"\0"), *(draw(numbers(8)) for _ in range(3)), size]
-    rest = draw(st.binary(max_size=250) | st.just(b"ustar\x0000")).ljust(255, b"\0")
+    fields = [draw(names_of_entries())[:100].ljust(100, b"\0"), *[b"0000644\0"] * 3, size]
+    rest = draw(st.sampled_from([b"ustar\x0000", b"ustar  \0", b"\xff" * 255])).ljust(255, b"\0")
     block = (
-        b"".join(fields) + draw(numbers(12)) + b" " * 8 + kind + draw(names_of_entries())[:100].ljust(100, b"\0") + rest
+        b"".join(fields) + b"%011o\0" % 0 + b" " * 8 + kind + draw(names_of_entries())[:100].ljust(100, b"\0") + rest
     )
     block = block[:512].ljust(512, b"\0")
     block = block[:148] + b"%06o\0 " % sum(block) + block[156:]

@@ -325,7 +325,7 @@ def test_the_engines_time_limit_ends_a_job(bench):
 
 
 def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
-    spec = replace(bench.spec, resources=replace(bench.spec.resources, seconds=15))
+    spec = replace(bench.spec, resources=replace(bench.spec.resources, seconds=60))
     job = bench.make().start(spec)
     with job as running:
         running._deadline = 0.0  # as if the job before it had taken all this one's time

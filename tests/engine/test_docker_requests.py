@@ -45,7 +45,8 @@ def test_containers_run_as_a_user_that_nobody_is(request_of):
     assert request_of["user"] == f"{USER}:{USER}"
 
 
-def test_the_first_process_of_a_container_is_the_keeper_which_reaps_what_others_leave(request_of):
+def test_the_first_process_of_a_container_is_the_one_that_keeps_its_files(request_of):
+    """An init process of the engine's would have the container's output, and tests could open that."""
     assert "init" not in request_of["host_config"]
 
 

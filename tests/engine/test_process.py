@@ -65,8 +65,8 @@ def ends(pid: int) -> bool:
 
 
 def test_command_starts_the_agent_with_the_folders_of_its_job():
-    assert command("/py", PACKAGE, Path("/code"), SCRATCH, SCRATCH / "shared") == [
-        "/py", "-I", "-S", f"{PACKAGE}/allranks/harness/__main__.py",
+    assert command("/py", Path("/package"), Path("/code"), SCRATCH, SCRATCH / "shared") == [
+        "/py", "-I", "-S", "/package/allranks/harness/__main__.py",
         "--config", "/scratch/config.json", "--code", "/code",
         "--results", "/scratch/results", "--shared", "/scratch/shared",
     ]  # fmt: skip

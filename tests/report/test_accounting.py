@@ -186,11 +186,11 @@ def test_a_suite_without_tests_is_an_error(run_folder):
     assert code(merged) is ExitCode.TESTS_FAILED
 
 
-def test_a_selection_that_leaves_nothing_is_good_and_said(run_folder):
+def test_a_selection_that_leaves_nothing_ran_nothing_and_is_said(run_folder):
     run_folder.manifest(JOB)
     run_folder.job(JOB, collected=[], deselected=7)
     merged = judged(run_folder)
-    assert (merged.counts.tests, code(merged)) == (0, ExitCode.OK)
+    assert (merged.counts.tests, code(merged)) == (0, ExitCode.NOTHING_RAN)
     assert merged.notes == ("gloo-w2-g0-env / collectives: the selection left out all 7 tests.",)
 
 

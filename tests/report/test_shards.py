@@ -119,8 +119,8 @@ def test_a_suite_without_tests_is_an_error_of_its_shards_too(run_folder):
     assert code is ExitCode.TESTS_FAILED
 
 
-def test_a_selection_that_leaves_no_test_in_any_shard_is_what_was_asked_for(run_folder):
+def test_a_selection_that_leaves_no_test_in_any_shard_ran_nothing(run_folder):
     run_folder.manifest(ONE, TWO)
     for number, job in enumerate((ONE, TWO), start=1):
         run_folder.both(job, {}, share=share(number, elsewhere=0), deselected=2)
-    assert judged(run_folder)[1] is ExitCode.OK
+    assert judged(run_folder)[1] is ExitCode.NOTHING_RAN

@@ -148,7 +148,8 @@ def test_calls_survive_json(steps, others, failures):
 
 @given(
     st.recursive(
-        st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+        st.none() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
 def test_anything_else_is_refused_in_one_way(value):
@@ -158,6 +159,34 @@ def test_anything_else_is_refused_in_one_way(value):
         except ValueError:
             continue
         assert isinstance(calls, Calls)
+
+
+SMALL = st.integers(-1, 3)
+MESSAGES = st.builds(Messages, number=SMALL, tags=SMALL)
+ANY_CALLS = st.builds(
+    Calls,
+    groups=st.lists(
+        st.builds(
+            GroupCalls,
+            name=st.sampled_from([DEFAULT_GROUP, "1"]),
+            members=st.lists(SMALL, max_size=3).map(tuple),
+            collectives=st.dictionaries(st.sampled_from(KINDS), SMALL),
+            sent=st.dictionaries(SMALL, MESSAGES),
+            received=st.dictionaries(SMALL, MESSAGES),
+            received_from_any=MESSAGES,
+            unseen=SMALL,
+        ),
+        max_size=3,
+    ).map(tuple),
+    closed=st.lists(st.sampled_from([DEFAULT_GROUP, "1"]), max_size=1).map(tuple),
+    failures=SMALL,
+)
+
+
+@given(st.dictionaries(st.integers(0, 3), ANY_CALLS))
+def test_whatever_ranks_report_is_compared(calls):
+    mismatch = find_mismatch(calls)
+    assert mismatch is None or mismatch.message
 
 
 def both(first, second, **more):

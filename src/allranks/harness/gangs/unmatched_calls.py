@@ -1,6 +1,7 @@
 """Compares what the ranks of a kept gang called in one test: a call left unmatched would reach the next test."""
 
 import itertools
+import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -104,7 +105,7 @@ def calls_of(fields: Mapping[str, Any]) -> Calls:
     try:
         groups = tuple(_group_of(**group) for group in fields["groups"])
         return Calls(groups=groups, closed=tuple(map(str, fields["closed"])), failures=int(fields["failures"]))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         msg = f"these are no calls of a rank: {error!r}"
         raise ValueError(msg) from error
 
@@ -163,15 +164,14 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
         The first mismatch, errors first; None if all calls match.
     """
     groups = _groups(calls)
+    doubts = [mismatch for group in groups for mismatch in _differences_of_unseen(group)]
+    found = [(group, mismatch) for group in groups for mismatch in _mismatches(group)]
+    if not found:
+        return next(iter(doubts), None)
     # Groups of the same ranks may be named differently on each rank after a split, which needs no names to connect.
     is_doubtful = any(rank.failures for rank in calls.values()) or not any(map(_is_unmatched, _merged(groups)))
-    found = [
-        replace(mismatch, is_error=not is_doubtful and not _differences_of_unseen(group))
-        for group in groups
-        for mismatch in _mismatches(group)
-    ]
-    found += [mismatch for group in groups for mismatch in _differences_of_unseen(group)]
-    return next((mismatch for mismatch in found if mismatch.is_error), found[0] if found else None)
+    errors = (each for group, each in found if not is_doubtful and not _differences_of_unseen(group))
+    return next(errors, replace(found[0][1], is_error=False))
 
 
 def _groups(calls: Mapping[int, Calls]) -> list[_Group]:
@@ -211,8 +211,21 @@ def _mismatches(group: _Group) -> Iterator[Mismatch]:
         numbers = {rank: calls.collectives.get(kind, 0) for rank, calls in group.items()}
         if len(set(numbers.values())) > 1:
             yield Mismatch(message=_called(kind, numbers, group), ranks=_unusual(numbers), is_error=True)
-    for receiver in group:
-        yield from _mismatches_of_receiver(receiver, group)
+    for receiver, left in sorted(_left(group).items(), key=operator.itemgetter(0)):
+        yield from _mismatches_of_receiver(receiver, left, group)
+
+
+def _left(group: _Group) -> dict[int, dict[int, Messages]]:
+    """By receiver and sender: what was sent beyond what was received from this sender; negative if it is less."""
+    left: dict[int, dict[int, Messages]] = {rank: {} for rank, calls in group.items() if calls.received_from_any.number}
+    for sender, calls in group.items():
+        for receiver, messages in calls.sent.items():
+            left.setdefault(receiver, {})[sender] = messages
+    for receiver, calls in group.items():
+        for sender, messages in calls.received.items():
+            of_receiver = left.setdefault(receiver, {})
+            of_receiver[sender] = of_receiver.get(sender, Messages()) - messages
+    return left
 
 
 def _differences_of_unseen(group: _Group) -> list[Mismatch]:
@@ -238,16 +251,15 @@ def _unusual(numbers: Mapping[int, int]) -> tuple[int, ...]:
     return tuple(rank for rank, number in numbers.items() if number != usual)
 
 
-def _mismatches_of_receiver(receiver: int, group: _Group) -> Iterator[Mismatch]:
-    calls = group[receiver]
-    left = {sender: _sent(group, sender, receiver) - calls.received.get(sender, Messages()) for sender in group}
+def _mismatches_of_receiver(receiver: int, left: Mapping[int, Messages], group: _Group) -> Iterator[Mismatch]:
+    from_any = group[receiver].received_from_any if receiver in group else Messages()
     where = "in this test" if _is_default(group) else f"in this test, in {_name(group)}"
-    for sender, each in left.items():
+    for sender, each in sorted(left.items()):
         if each.number < 0:
             text = f"rank {receiver} waits for {_messages(-each.number)} from rank {sender} that nobody sent {where}"
             yield Mismatch(message=text, ranks=(receiver,), is_error=True)
-    senders = tuple(sender for sender, each in left.items() if each.number > 0)
-    excess = sum(left[sender].number for sender in senders) - calls.received_from_any.number
+    senders = tuple(sender for sender, each in sorted(left.items()) if each.number > 0)
+    excess = sum(left[sender].number for sender in senders) - from_any.number
     if excess > 0:
         have = "has" if len(senders) == 1 else "have"
         text = f"{_ranks(senders)} {have} {_messages(excess)} to rank {receiver} that nobody received {where}"
@@ -255,13 +267,9 @@ def _mismatches_of_receiver(receiver: int, group: _Group) -> Iterator[Mismatch]:
     elif excess < 0:
         text = f"rank {receiver} waits for {_messages(-excess)} from any rank that nobody sent {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
-    elif _tags_differ(left, calls.received_from_any):
+    elif _tags_differ(left, from_any):
         text = f"the tags of messages to rank {receiver} are not those that it received {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
-
-
-def _sent(group: _Group, sender: int, receiver: int) -> Messages:
-    return group[sender].sent.get(receiver, Messages())
 
 
 def _tags_differ(left: Mapping[int, Messages], from_any: Messages) -> bool:
