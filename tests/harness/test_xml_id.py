@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.harness.rank_xml import legal, xml_id
+from allranks.records import Collected
 
 ODD = st.text(alphabet=st.sampled_from("#x01Fd8DEf23\0\x01\x1f\ud800\udfff\ufffe\uffffa:[]"), max_size=8)
 
@@ -37,4 +38,4 @@ def test_other_node_ids_stay_as_they_are(nodeid):
 def test_of_two_ids_that_look_alike_in_reports_the_one_that_is_meant_runs(run_agent, name):
     files = dict.fromkeys(("test_\x01.py", "test_#x01.py"), "def test_x(): pass\n")
     agent = run_agent(files, world_size=1, only=(xml_id(f"suite/{name}::test_x"),))
-    assert agent.journal("collected")[0]["tests"] == [f"suite/{name}::test_x"]
+    assert list(agent.all(Collected)[0].tests) == [f"suite/{name}::test_x"]
