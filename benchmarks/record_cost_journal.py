@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from merge_speed import EXPAT
-from record_cost import MEGABYTES, OWN, Cost, Size
-from record_cost import _medians as medians
+from merge_speed import EXPAT  # type: ignore[import-not-found]  # it is beside this file
+from record_cost import MEGABYTES, OWN, Cost, Size  # type: ignore[import-not-found]  # it is beside this file
+from record_cost import _medians as medians  # beside this file
 
 from allranks.harness.outcome import Outcome
 from allranks.records import (
@@ -135,7 +135,8 @@ def _write_costs(ranks: int, size: Size) -> list[Cost]:
         attempt = write_journal(Path(scratch), ranks, size.tests)
         write = [sys.executable, "-c", WRITE, str(attempt), str(attempt / JOURNAL)]
         loop = [sys.executable, "-c", LOOP, str(attempt), str(ranks), str(size.tests)]
-        return medians([write, loop], size.runs)
+        costs: list[Cost] = medians([write, loop], size.runs)
+        return costs
 
 
 def merge_cost(size: Size) -> Iterator[str]:

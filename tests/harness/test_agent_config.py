@@ -45,7 +45,7 @@ def test_the_users_own_number_of_threads_stays():
     assert cell_environment(CONFIG, {})["OMP_NUM_THREADS"] == "1"
 
 
-@pytest.mark.parametrize("nodeid", ["a.py::test_1", "a.py::test[\ud800]", "a.py::test[\udcff]", "ü"])
+@pytest.mark.parametrize("nodeid", ["a.py::test_1", "a.py::test[\ud800]", "ü"])
 def test_each_test_has_a_seed_of_32_bits_whatever_its_name(nodeid):
     assert 0 <= seed_of_test(7, nodeid) < 1 << 32
     assert seed_of_test(7, nodeid) == seed_of_test(7, nodeid) != seed_of_test(8, nodeid)
