@@ -105,7 +105,11 @@ def test_a_missing_text_of_a_failed_agent_is_none():
 
 @pytest.mark.parametrize(
     ("records", "ending"),
-    [([], JobExit(status=-9, timed_out=True)), ([JobTimedOut(limit=3.0), FINISHED], WELL)],
+    [
+        ([], JobExit(status=-9, timed_out=True)),
+        ([JobTimedOut(limit=3.0), FINISHED], WELL),
+        ([Interrupted(), FINISHED], JobExit(status=130, timed_out=True)),
+    ],
     ids=["the engine's limit", "the agent's limit"],
 )
 def test_a_time_limit_is_a_timeout(records, ending):
@@ -182,3 +186,7 @@ def test_of_many_processes_that_were_left_behind_a_few_are_shown():
     left = [LeftBehind(nodeid="t::a", rank=0, pid=pid, command="sleep") for pid in range(9)]
     assert len(facts(*left).notes) == 6
     assert facts(*left).notes[-1] == "4 more processes were left behind and killed"
+
+
+def test_a_job_that_ended_before_anybody_looked_is_not_late():
+    assert job_error([COLLECTED, PASSED, FINISHED], JobExit(status=0, timed_out=True)) is None

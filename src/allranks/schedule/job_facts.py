@@ -136,7 +136,9 @@ class JobFacts:
             return JobError(kind="agent", what=apart.message, why=_ends_of(ending), remedy=_SEE_THE_OTHER_AGENTS)
         if (failed := self._first(AgentFailed)) is not None:
             return _agent_failure(failed)
-        if ending.timed_out or self._all(JobTimedOut):
+        # A run that was stopped may see a job's end later than the job's time was up.
+        has_ended_itself = self._all(Finished) and not self._all(Interrupted)
+        if self._all(JobTimedOut) or (ending.timed_out and not has_ended_itself):
             return self._timeout()
         if self._all(Interrupted):
             return JobError(kind="interrupted", what="The job was interrupted.")
