@@ -110,7 +110,7 @@ def test_a_missing_text_of_a_failed_agent_is_none():
         ([JobTimedOut(limit=3.0), FINISHED], WELL),
         ([Interrupted(), FINISHED], JobExit(status=130, timed_out=True)),
     ],
-    ids=["the engine's limit", "the agent's limit"],
+    ids=["the engine's limit", "the agent's limit", "ended by the engine"],
 )
 def test_a_time_limit_is_a_timeout(records, ending):
     error = job_error(records, ending)
