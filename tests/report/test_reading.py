@@ -1,10 +1,7 @@
-"""Reading a job's files on several cores comes to the same as reading them one by one."""
-
-import multiprocessing
+"""Reading the files of jobs: names and texts that ranks have in common are in memory once."""
 
 import pytest
 
-from allranks.report import reading
 from allranks.report.reading import read_jobs, read_ranks
 
 
@@ -16,41 +13,21 @@ def document(tests):
 def files(tmp_path):
     """Ranks with the same tests, one with other tests, one broken and one that is absent."""
     same = [f'<testcase classname="t" name="x{number}" time="0.5"/>' for number in range(50)]
+    same.append('<testcase classname="t" name="bad" time="0.5"><failure message="m">text</failure></testcase>')
     contents = [document(same)] * 4 + [document(same[:7]), document(same)[:-400], document(same)]
     for rank, content in enumerate(contents):
         (tmp_path / f"rank-{rank}.xml").write_text(content)
     return [tmp_path / f"rank-{rank}.xml" for rank in range(len(contents) + 1)]
 
 
-@pytest.fixture
-def three_cores(monkeypatch):
-    def use(errand):
-        monkeypatch.setattr(reading, "WORTH_PROCESSES", 0)
-        monkeypatch.setattr(reading, "_ERRAND", errand)
-        monkeypatch.setattr(reading, "_cores", lambda: 3)
-
-    return use
-
-
 def told(files):
     return [(file.rank, file.results, file.problem) for file in files]
 
 
-@pytest.mark.parametrize("errand", [0, 6000, 1 << 20])
-def test_several_processes_read_what_one_reads(files, three_cores, errand):
+def test_jobs_are_read_as_their_files_alone_are(files):
     jobs = [files[:3], [], files[3:6], files[:1], files[6:]]
-    one = [told(read) for read in read_jobs(jobs)]
-    three_cores(errand)
-    assert [told(read) for read in read_jobs(jobs)] == one
-
-
-def test_who_stops_reading_leaves_no_process(files, three_cores):
-    three_cores(0)
-    read = read_jobs([[path] for path in files])
-    next(read)
-    assert multiprocessing.active_children()
-    read.close()
-    assert not multiprocessing.active_children()
+    alone = [[told(read_ranks([path]))[0] for path in paths] for paths in jobs]
+    assert [told(read) for read in read_jobs(jobs)] == alone
 
 
 def test_ranks_that_ran_the_same_tests_share_their_names(files):
@@ -58,6 +35,7 @@ def test_ranks_that_ran_the_same_tests_share_their_names(files):
     assert first.keys is second.keys
 
 
-def test_small_files_are_read_without_a_process_more(files, monkeypatch):
-    monkeypatch.setattr(reading, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("a pool was made"))
-    assert len(read_ranks(files)) == len(files)
+def test_ranks_that_say_the_same_share_their_texts(files):
+    first, *others = read_ranks(files[:4])
+    for other in others:
+        assert other.result(50).text is first.result(50).text

@@ -4,16 +4,20 @@ A job of 64 ranks and 20,000 tests has over a million results, of which nearly a
 value for each would take a gigabyte; a column of seconds, and names that the ranks share, take ten megabytes.
 """
 
+import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Final, NamedTuple, overload
 
 from allranks.harness.outcome import Outcome
 from allranks.report.model import RankResult
 from allranks.report.strip import numbers
+
+ABSENT: Final = -math.inf
+"""What stands for no time of arrival."""
 
 
 class Key(NamedTuple):
@@ -42,8 +46,8 @@ class RankFile:
         properties: The properties of the test suite, by name.
         keys: Its tests, each once, in their order. Ranks that ran the same tests share one tuple.
         seconds: How long each test took.
-        at: For tests that say it, when the outcome arrived, by the place of their key.
-        world_sizes: For tests that say it, how many ranks took part.
+        at: When the outcome of each test arrived; :data:`ABSENT` where a test does not say it. Empty where none does.
+        world_sizes: How many ranks took part in each; 0 where a test does not say it. Empty where none does.
         details: The results that say more than *passed* and these three.
         problem: One sentence that says why the file could not be read to its end, or why it cannot be believed; empty
             when it could.
@@ -56,8 +60,8 @@ class RankFile:
     properties: Mapping[str, str] = field(default_factory=dict)
     keys: tuple[Key, ...] = ()
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
-    at: Mapping[int, float] = field(default_factory=dict)
-    world_sizes: Mapping[int, int] = field(default_factory=dict)
+    at: "array[float]" = field(default_factory=lambda: array("d"))
+    world_sizes: "array[int]" = field(default_factory=lambda: array("H"))
     details: Mapping[int, RankResult] = field(default_factory=dict)
     problem: str = ""
     note: str = ""
@@ -73,15 +77,16 @@ class RankFile:
         if place in self.details:
             return self.details[place]
         key = self.keys[place]
+        at = self.at[place] if self.at else ABSENT
         return RankResult(
             nodeid=key.nodeid,
             classname=key.classname,
             name=key.name,
             rank=self.rank or 0,
             outcome=Outcome.PASSED,
-            at=self.at.get(place),
+            at=None if at == ABSENT else at,
             duration=self.seconds[place],
-            world_size=self.world_sizes.get(place),
+            world_size=(self.world_sizes[place] or None) if self.world_sizes else None,
         )
 
 
@@ -117,14 +122,10 @@ class Team:
         return frozenset(place for file in self.files for place in file.details)
 
     @cached_property
-    def world_sizes(self) -> Mapping[int, int]:
-        """The largest world that some rank says a test had, by place."""
-        first, *others = {id(file.world_sizes): file.world_sizes for file in self.files}.values()
-        largest = dict(first)
-        for sizes in others:
-            for place, size in sizes.items():
-                largest[place] = max(size, largest.get(place, 0))
-        return largest
+    def world_sizes(self) -> "array[int]":
+        """The largest world that some rank says each test had; 0 where none does."""
+        nothing = array("H", [0]) * len(self.files[0].keys)
+        return array("H", map(max, zip(nothing, *(file.world_sizes or nothing for file in self.files), strict=True)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

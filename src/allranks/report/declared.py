@@ -84,6 +84,27 @@ def _said(attributes: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple
             yield outcome, words
 
 
+def counted(elements: Collection[Outcome], said: Collection[Outcome], reruns: int) -> Counter[str]:
+    """How a testcase may be counted: once or more often, as this or as that.
+
+    Args:
+        elements: What its elements say.
+        said: What its attributes say besides.
+        reruns: How many tries came before.
+    """
+    kinds = Counter(map(_kind, elements))
+    found = Counter(kinds)
+    for kind, number in kinds.items():
+        found[f"fewer {kind}"] += number - 1 if len(kinds) == 1 else number
+    if kinds["errors"]:
+        found.update(("more tests", "fewer tests"))
+    for kind in map(_kind, said):
+        found.update((kind, f"fewer {kind}"))
+    for kind in ("tests", "errors", "failures") if reruns else ():
+        found[f"more {kind}"] += reruns
+    return found
+
+
 @dataclass
 class _Suite:
     """A suite that is open.
@@ -128,35 +149,15 @@ class Declarations:
         self._is_pytests = self._is_pytests or (not self._open and attributes.get("name") == _PYTEST)
         self._open.append(_Suite(attributes, self._so_far(tests)))
 
-    def case(self, elements: Collection[Outcome], said: Collection[Outcome], reruns: int) -> None:
-        """Count a testcase that says more than its name and time.
-
-        Args:
-            elements: What its elements say.
-            said: What its attributes say besides.
-            reruns: How many tries came before.
-        """
-        kinds = Counter(map(_kind, elements))
-        found = self._found
-        for kind, number in kinds.items():
-            found[kind] += number
-            found[f"fewer {kind}"] += number - 1 if len(kinds) == 1 else number
-        if kinds["errors"]:
-            found["more tests"] += 1
-            found["fewer tests"] += 1
-        self._perhaps(said)
-        for kind in ("tests", "errors", "failures") if reruns else ():
-            found[f"more {kind}"] += reruns
+    def case(self, counts: Counter[str]) -> None:
+        """Count a testcase that says more than its name and time, as :func:`counted` counts it."""
+        if counts:
+            self._found.update(counts)
 
     def suite(self, outcome: Outcome) -> None:
         """Count an element of a suite itself, which stands as a testcase here."""
-        self._perhaps((outcome,))
+        self._found.update(counted((), (outcome,), 0))
         self._found["fewer tests"] += 1
-
-    def _perhaps(self, outcomes: Collection[Outcome]) -> None:
-        for kind in map(_kind, outcomes):
-            self._found[kind] += 1
-            self._found[f"fewer {kind}"] += 1
 
     def end(self, tests: int, *, is_of_allranks: bool) -> None:
         """The suite that was begun last ends.

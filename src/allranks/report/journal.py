@@ -6,7 +6,7 @@ reported of a rank whose node is lost gives way to whatever that node has report
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -26,7 +26,7 @@ from allranks.records import (
     TestStarted,
     decode,
 )
-from allranks.report.columns import Key, RankFile
+from allranks.report.columns import ABSENT, Key, RankFile
 from allranks.report.model import RankResult
 from allranks.report.rank_xml import MOST_SECONDS
 from allranks.report.untrusted import open_regular
@@ -36,27 +36,6 @@ _NONE: Final = math.nan
 """Stands in a column of numbers for what nothing says."""
 
 NOTHING_CAME: Final = "nothing came back: job and rank ended in this test"
-
-
-class Moments(Mapping[int, float]):
-    """When outcomes arrived, by the place of the test; a column takes a tenth of what a dictionary does."""
-
-    def __init__(self, column: "array[float]") -> None:
-        self._column = column
-
-    def __getitem__(self, place: int) -> float:
-        """The time of one test."""
-        if not 0 <= place < len(self._column) or math.isnan(self._column[place]):
-            raise KeyError(place)
-        return self._column[place]
-
-    def __iter__(self) -> Iterator[int]:
-        """The places of tests that have a time."""
-        return (place for place, at in enumerate(self._column) if not math.isnan(at))
-
-    def __len__(self) -> int:
-        """How many have one."""
-        return sum(1 for _ in self)
 
 
 @dataclass(slots=True)
@@ -75,9 +54,8 @@ class _Column:
     def reach(self, count: int) -> None:
         """Have places for so many tests."""
         if (lacking := count - len(self.seconds)) > 0:
-            nothing = array("d", [_NONE]) * lacking
-            self.seconds.extend(nothing)
-            self.at.extend(nothing)
+            self.seconds.extend(array("d", [_NONE]) * lacking)
+            self.at.extend(array("d", [ABSENT]) * lacking)
 
     def put(self, place: int, seconds: float, at: float) -> None:
         """Take in that a test has passed; a second time says nothing new."""
@@ -119,8 +97,9 @@ class _Tests:
 class _Reader:
     """Takes in records, and gives files of ranks."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, texts: dict[str, str]) -> None:
         self._path = path
+        self._texts = texts
         self._job: JobStarted | None = None
         self._tests = _Tests()
         self._columns: dict[int, _Column] = {}
@@ -203,7 +182,7 @@ class _Reader:
         for place, ended in column.ends.items():
             if _weight(ended) or math.isnan(column.seconds[place]):
                 column.seconds[place], column.at[place] = _plausible(ended.seconds), ended.arrived
-                details[place] = _result(share.keys[place], ended)
+                details[place] = _result(share.keys[place], ended, self._texts)
         part = share.of(column)
         return RankFile(
             path=self._path,
@@ -216,7 +195,7 @@ class _Reader:
             },
             keys=part.keys,
             seconds=part.take(column.seconds),
-            at=Moments(part.take(column.at)),
+            at=part.take(column.at),
             world_sizes=part.world_sizes,
             details=part.renumbered(details),
             is_unfinished=not self._is_finished,
@@ -241,7 +220,7 @@ class _Part:
     """Some of a journal's tests: all that a rank has results of, and it may be all there are."""
 
     keys: tuple[Key, ...]
-    world_sizes: Mapping[int, int]
+    world_sizes: "array[int]"
     places: tuple[int, ...] | None = None
 
     def take(self, column: "array[float]") -> "array[float]":
@@ -260,7 +239,7 @@ class _Shares:
 
     def __init__(self, keys: tuple[Key, ...], world_sizes: Mapping[int, int]) -> None:
         self.keys = keys
-        self._all = _Part(keys, world_sizes)
+        self._all = _Part(keys, array("H", (world_sizes.get(place, 0) for place in range(len(keys)))))
         self._others: dict[tuple[int, ...], _Part] = {}
 
     def of(self, column: _Column) -> _Part:
@@ -270,7 +249,7 @@ class _Shares:
         places = tuple(place for place, seconds in enumerate(column.seconds) if not math.isnan(seconds))
         if places not in self._others:
             sizes = self._all.world_sizes
-            told = {new: sizes[old] for new, old in enumerate(places) if old in sizes}
+            told = array("H", (sizes[place] for place in places))
             self._others[places] = _Part(tuple(self.keys[place] for place in places), told, places)
         return self._others[places]
 
@@ -281,7 +260,10 @@ def _check_rank(rank: int, world_size: int) -> None:
         raise RecordError(msg)
 
 
-def _result(key: Key, ended: RankEnded) -> RankResult:
+def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
+    def one(text: str) -> str:
+        return texts.setdefault(text, text)
+
     # As in rank XML, which has no element for an unexpected pass to say it in.
     told = ended.outcome is not Outcome.XPASSED
     message = legal(ended.message or ended.outcome)
@@ -297,11 +279,11 @@ def _result(key: Key, ended: RankEnded) -> RankResult:
         skip_kind=ended.skip_kind,
         skip_code=ended.skip_code,
         phase=legal(ended.phase),
-        message=cut(message) if told else "",
-        text=cut(legal(ended.text) or message) if told else "",
+        message=one(cut(message)) if told else "",
+        text=one(cut(legal(ended.text) or message)) if told else "",
         duration=_plausible(ended.seconds),
-        stdout=cut(legal(ended.stdout)),
-        stderr=cut(legal(ended.stderr)),
+        stdout=one(cut(legal(ended.stdout))),
+        stderr=one(cut(legal(ended.stderr))),
         world_size=ended.world_size,
     )
 
@@ -319,13 +301,17 @@ def _missing(key: Key, rank: int, world_size: int | None) -> RankResult:
     )
 
 
-def read_journal(path: Path) -> list[RankFile]:
+def read_journal(path: Path, texts: dict[str, str] | None = None) -> list[RankFile]:
     """What each rank came to, by rank.
 
     Never raises for what is in the file: where it cannot be read any further, a last file without a rank says why, and
     what came before counts. A last line that is cut short was being written when the run was killed.
+
+    Args:
+        path: The journal.
+        texts: Of all that ranks say, each text once: what goes wrong on one rank, others mostly say too.
     """
-    reader = _Reader(path)
+    reader = _Reader(path, {} if texts is None else texts)
     try:
         with open_regular(path) as file:
             problem = _read(reader, file)

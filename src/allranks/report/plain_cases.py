@@ -1,47 +1,157 @@
-"""Reads the testcases that say nothing but that they passed, which nearly all do, in runs and without expat.
+"""Reads testcases that are alike in the files of many ranks without expat, which nearly all are.
 
-A million testcases take expat's handlers five seconds, and regular expressions less than two. Where a run of plain ones
-stood, an element is left for expat, which so still decides what is well-formed, and where a testcase counts: within a
-failure's text it is text. Whatever is not written exactly as pytest writes it, expat reads as ever.
+A million testcases take expat's handlers five seconds. What stands between two of their times is mostly what stood
+there in the file of another rank, and is then known. Where a run of known testcases stood, an element is left for
+expat, which so still decides what is well-formed, and where a testcase counts: within a failure's text it is none.
+Whatever is not written exactly as pytest writes it, expat reads as ever.
 """
 
 import re
 import secrets
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from allranks.report.columns import ABSENT, Key
+
+_T = TypeVar("_T")
 
 _TEXT: Final = r"[ !#-%'-;=-~]*+"  # printable, ASCII, and neither quote nor ampersand nor angle
 _NUMBER: Final = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
-_PROPERTY: Final = '<property name="allranks.%s" value="%s" />'
+_END: Final = " />"
+_TIME: Final = re.compile(f' time="({_NUMBER})"'.encode("ascii"))
+_ARRIVAL: Final = re.compile(f'allranks.at" value="({_NUMBER})"'.encode("ascii"))
 _PROPERTIES: Final = "".join(
-    _PROPERTY % named
-    for named in (
+    f'<property name="allranks.{name}" value="{value}" />'
+    for name, value in (
         ("nodeid", f"({_TEXT})"),
         ("outcome", "passed"),
         ("world_size", "([0-9]{1,4})"),
-        ("at", f"({_NUMBER})"),
+        ("at", ""),
     )
 )
-_CASE: Final = (
-    f'<testcase classname="({_TEXT})" name="({_TEXT})" time="({_NUMBER})"'
-    f"(?: ?/>|><properties>{_PROPERTIES}</properties></testcase>)"
+_PIECE: Final = re.compile(
+    f"( ?/>|><properties>{_PROPERTIES}</properties></testcase>|><(?s:.)*>)"
+    f'<testcase classname="({_TEXT})" name="({_TEXT})"'.encode("ascii")
 )
-_CASES: Final = re.compile(_CASE)
-_RUN: Final = re.compile(f"(?:{re.sub(r'[(](?![?])', '(?:', _CASE)})++".encode("ascii"))
 _HIDING: Final = re.compile(rb"<[!?]")  # comments and the like: what seems a testcase in them is none
 _ENCODINGS: Final = frozenset({"ascii", "us-ascii", "utf-8"})
+_MOST_BYTES: Final = 16 << 20
+_MOST_SEEN: Final = 1 << 16
 
 
-class PlainCases:
-    """Takes runs of plain testcases out of one document.
+class Piece(NamedTuple, Generic[_T]):
+    """What stands between the times of two testcases: the rest of the first one, and the beginning of the second.
+
+    Attributes:
+        rest: How many bytes are of the first one.
+        said: The node id that the first one says; empty where it does not say it.
+        world_size: The first one's; 0 where it does not say it.
+        at: When the first one's outcome arrived; :data:`~allranks.report.columns.ABSENT` where it does not say it.
+        more: What else the first one says; None for nothing but that it passed.
+        key: Class name and name of the second one, and the node id of one that does not say it.
+    """
+
+    rest: int
+    said: str
+    world_size: int
+    at: float
+    more: _T | None
+    key: Key
+
+
+class KnownPieces(Generic[_T]):
+    """The pieces of the files so far.
+
+    Args:
+        parse: What the inside of a testcase says, from the end of its attributes to its end tag: the node id, and
+            all of it. None where it is none.
+    """
+
+    def __init__(self, parse: Callable[[bytes], tuple[str, _T] | None]) -> None:
+        self._parse = parse
+        self._known: dict[bytes, Piece[_T]] = {}
+        self._bytes = 0
+        self._seen: set[int] = set()
+
+    def read(self, pieces: Sequence[bytes]) -> list[Piece[_T] | None]:
+        """What each piece says; None where expat has to read it."""
+        found = list(map(self._known.get, pieces))
+        if None in found:
+            found = [piece or self._with_arrival(text) for piece, text in zip(found, pieces, strict=True)]
+        return found
+
+    def _with_arrival(self, piece: bytes) -> Piece[_T] | None:
+        """A piece that is not known as it is: that may be for a time of arrival, which no two have in common."""
+        arrival = _ARRIVAL.search(piece)
+        if arrival is None:
+            return self._learn(piece)
+        usual = piece[: arrival.start(1)] + piece[arrival.end(1) :]
+        found = self._known.get(usual) or self._learn(usual)
+        if found is None:
+            return None
+        rest = found.rest + len(arrival[1])
+        return Piece(rest, found.said, found.world_size, float(arrival[1]), None, found.key)
+
+    def _learn(self, piece: bytes) -> Piece[_T] | None:
+        match = _PIECE.fullmatch(piece)
+        if match is None:
+            return None
+        rest = match[1]
+        said, size, classname, name = (group.decode("ascii") for group in match.groups(b"")[1:])
+        more = None
+        if not size and len(rest) > len(_END):
+            inside = self._inside(rest)
+            if inside is None:
+                return None
+            said, more = inside
+        found = Piece(len(rest), said, int(size or 0), ABSENT, more, Key(classname, name))
+        self._remember(piece, found)
+        return found
+
+    def _inside(self, rest: bytes) -> tuple[str, _T] | None:
+        """What a testcase says that says more than that it passed: worth to be known if another rank says the same."""
+        seen = hash(rest)
+        if seen in self._seen:
+            return self._parse(rest)
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(seen)
+        return None
+
+    def _remember(self, piece: bytes, found: Piece[_T]) -> None:
+        self._bytes += len(piece)
+        if self._bytes > _MOST_BYTES:
+            self._known.clear()
+            self._bytes = len(piece)
+        self._known[piece] = found
+
+
+class Run(NamedTuple, Generic[_T]):
+    """Testcases that follow each other.
+
+    Attributes:
+        times: The seconds of each.
+        begins: The pieces that each of them begins in.
+        ends: The pieces that each of them ends in.
+    """
+
+    times: list[float]
+    begins: list[Piece[_T]]
+    ends: list[Piece[_T]]
+
+
+class PlainCases(Generic[_T]):
+    """Takes runs of known testcases out of one document.
 
     Attributes:
         marker: The tag of the elements that stand where a run stood. No document can know it beforehand.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownPieces[_T]) -> None:
         self.marker = f"run-{secrets.token_hex(8)}"
-        self._runs: dict[str, bytes] = {}
+        self._known = known
+        self._runs: dict[str, Run[_T]] = {}
         self._number = 0
         self._last: bytes | None = None
         self._takes = True
@@ -59,19 +169,46 @@ class PlainCases:
     def take(self, chunk: bytes) -> bytes:
         """The next chunk, with elements of the tag :attr:`marker` instead of runs."""
         self.see(chunk)
-        return _RUN.sub(self._take_run, chunk) if self._takes else chunk
+        return b"".join(self._without_runs(_TIME.split(chunk))) if self._takes else chunk
 
-    def _take_run(self, run: re.Match[bytes]) -> bytes:
-        self._number += 1
-        number = str(self._number)
-        self._runs[number] = run.group()
-        return f'<{self.marker} n="{number}"/>'.encode("ascii")
+    def _without_runs(self, parts: list[bytes]) -> Iterator[bytes]:
+        """What is left for expat.
 
-    def run(self, attributes: Mapping[str, str]) -> list[tuple[str, ...]]:
-        """The testcases of the run that stood where an element with these attributes stands.
-
-        Returns:
-            For each its classname, name and time, the node id that it says, its world's size, and when its outcome
-            arrived. The last three are empty where it does not say them.
+        Args:
+            parts: Of the chunk: texts and times by turns. A testcase is known if the texts on either side of its time
+                are; the first and the last text are cut off somewhere, so they are not.
         """
-        return _CASES.findall(self._runs.pop(attributes["n"]).decode("ascii"))
+        pieces = self._known.read(parts[2:-1:2])
+        done = 0  # parts
+        cut = 0  # bytes of the next part
+        for first, stretch in _stretches(pieces):
+            begins, ends = stretch[:-1], stretch[1:]
+            before, after = 2 + 2 * first, 2 + 2 * (first + len(ends))  # the parts of the first and the last of them
+            yield parts[done][cut:]
+            yield from _rejoined([*parts[done + 1 : before], parts[before][: begins[0].rest]])
+            yield self._leave(Run(list(map(float, parts[before + 1 : after : 2])), begins, ends))
+            done, cut = after, ends[-1].rest
+        yield parts[done][cut:]
+        yield from _rejoined(parts[done + 1 :])
+
+    def _leave(self, run: Run[_T]) -> bytes:
+        self._number += 1
+        self._runs[str(self._number)] = run
+        return f'<{self.marker} n="{self._number}"/>'.encode("ascii")
+
+    def run(self, attributes: Mapping[str, str]) -> Run[_T]:
+        """The testcases that stood where an element with these attributes stands."""
+        return self._runs.pop(attributes["n"])
+
+
+def _rejoined(parts: Sequence[bytes]) -> Iterator[bytes]:
+    """Times and texts by turns, as they were."""
+    return (part if place % 2 else b' time="%b"' % part for place, part in enumerate(parts))
+
+
+def _stretches(pieces: Sequence[Piece[_T] | None]) -> Iterator[tuple[int, list[Piece[_T]]]]:
+    """Pieces that are known and follow each other, two at least, with the place of the first of them."""
+    unknown = [place for place, piece in enumerate(pieces) if piece is None]
+    for before, after in pairwise((-1, *unknown, len(pieces))):
+        if after - before > 2:
+            yield before + 1, [piece for piece in pieces[before + 1 : after] if piece]

@@ -58,14 +58,14 @@ class _Beginnings:
 
     def __init__(self) -> None:
         self._keys: tuple[Key, ...] = ()
-        self._sizes: Mapping[int, int] = {}
+        self._sizes: Sequence[int] = ()
         self._known: list[tuple[str, str]] = []
 
     def of(self, file: RankFile) -> Sequence[tuple[str, str]]:
         """Those of a rank's tests; the next rank's are mostly the same."""
         if file.keys is not self._keys or file.world_sizes is not self._sizes:
             self._keys, self._sizes = file.keys, file.world_sizes
-            self._known = [_beginning(key, file.world_sizes.get(place)) for place, key in enumerate(file.keys)]
+            self._known = [_beginning(key, size or None) for key, size in zip(file.keys, file.world_sizes, strict=True)]
         return self._known
 
 
@@ -93,7 +93,7 @@ def _document(file: RankFile, beginnings: Sequence[tuple[str, str]]) -> Iterator
 
 def _totals(file: RankFile) -> dict[str, str]:
     elements = Counter(_ELEMENT.get(result.outcome) for result in file.details.values())
-    began = min((at for at in file.at.values() if math.isfinite(at)), default=0.0)
+    began = min((at for at in file.at if math.isfinite(at)), default=0.0)
     return {
         "errors": str(elements["error"]),
         "failures": str(elements["failure"]),

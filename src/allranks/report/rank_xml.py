@@ -7,22 +7,26 @@ make the reader fetch or expand anything: a document type declaration, the only 
 import os
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 from xml.parsers import expat
 
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.records import MOST_RANKS
-from allranks.report.columns import Key, RankFile
-from allranks.report.declared import Declarations, outcome_of, outcomes_said
+from allranks.report.columns import ABSENT, Key, RankFile
+from allranks.report.declared import Declarations, counted, outcome_of, outcomes_said
 from allranks.report.folder import stray_text
 from allranks.report.model import RankResult, Rerun
-from allranks.report.plain_cases import PlainCases
+from allranks.report.plain_cases import KnownPieces, PlainCases, Run
 from allranks.report.severity import fold, severity
 from allranks.report.untrusted import open_regular
 from allranks.report.xml_text import cut
+
+_Number = TypeVar("_Number", int, float)
 
 _CHUNK: Final = 1 << 18
 _FIRST_CHUNK: Final = 1 << 10  # nothing can be taken out of the one with the declaration and the root
@@ -61,6 +65,8 @@ MOST_SECONDS: Final = 1e9
 
 _MOST: Final = 1e15
 _SILENT: Final = frozenset({"classname", "name", "time", "file", "line", "timestamp"})
+_END_OF_CASE: Final = b"</testcase>"
+_OF_ONE_RANK: Final = b"allranks.at"  # not worth to be remembered
 _NO_KEY: Final = Key("", "", "-")
 
 PASSED_OUTPUT: Final = 256 * 1024
@@ -79,6 +85,7 @@ class _More:
     outcomes: list[tuple[Outcome, str, str]] = field(default_factory=list)
     reruns: list[Rerun] = field(default_factory=list)
     output: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def has_passed(self) -> bool:
@@ -113,10 +120,10 @@ class _Reader:
         known: The tests of a file that was read before. Where this one has the same, no name is kept twice.
     """
 
-    def __init__(self, known: tuple[Key, ...]) -> None:
-        self.times: list[str | None] = []
-        self.at: dict[int, float] = {}
-        self.world_sizes: dict[int, int] = {}
+    def __init__(self, known: tuple[Key, ...], pieces: "KnownPieces[_More]") -> None:
+        self.times: list[str | float | None] = []
+        self.at = array("d")
+        self.world_sizes = array("H")
         self.more: dict[int, _More] = {}
         self.properties: dict[str, str] = {}
         self.claim = ""
@@ -126,7 +133,7 @@ class _Reader:
         self._suite = ""
         self.declared = Declarations()
         self._more: _More | None = None
-        self._plain = PlainCases()
+        self._plain = PlainCases(pieces)
         self._has_begun = False
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
@@ -170,16 +177,17 @@ class _Reader:
         """
         case: Mapping[str, str] | None = None
         known, times, marker = self._known, self.times, self._plain.marker
+        cases = frozenset({"testcase", marker})
 
         def start(tag: str, attributes: Mapping[str, str]) -> None:
             nonlocal case
-            if tag in {"testcase", marker} and case is not None:
+            if case is not None and tag in cases:
                 self.declared.contradiction("a testcase stands in another one")
             if tag == "testcase":
                 case, self._more = attributes, None
             elif tag == marker:
                 case, self._more = None, None
-                self._add_plain(self._plain.run(attributes))
+                self._add_run(self._plain.run(attributes))
             elif case is not None:
                 self._inside(tag, attributes)
             else:
@@ -208,16 +216,22 @@ class _Reader:
         self._start, self._end = start, end
         self.parser.StartElementHandler, self.parser.EndElementHandler = start, end
 
-    def _add_plain(self, cases: Sequence[tuple[str, ...]]) -> None:
-        known, times = self._known, self.times
-        for classname, name, time, said, world_size, at in cases:
-            place = len(times)
-            times.append(time)
-            if said:
-                self.world_sizes[place], self.at[place] = int(world_size), float(at)
-            key = known[place] if place < len(known) else _NO_KEY
-            if self._keys is not None or key[1] != name or key[0] != classname or key[2] != said:
-                self._name(place, Key(classname, name, said))
+    def _add_run(self, run: "Run[_More]") -> None:
+        place = len(self.times)
+        self.times.extend(run.times)
+        said, at = [each.said for each in run.ends], [each.at for each in run.ends]
+        keys: list[tuple[str, str, str]] = [each.key for each in run.begins]
+        if any(said):
+            keys = [(classname, name, nodeid) for (classname, name, _), nodeid in zip(keys, said, strict=True)]
+        if self._keys is not None or self._known[place : place + len(keys)] != tuple(keys):
+            for number, key in enumerate(keys, place):
+                self._name(number, Key(*key))
+        if at.count(ABSENT) < len(at):
+            _fill(self.at, place, ABSENT).extend(at)
+            _fill(self.world_sizes, place, 0).extend(each.world_size for each in run.ends)
+        for number, more in [(number, each.more) for number, each in enumerate(run.ends, place) if each.more]:
+            self.declared.case(more.counts)
+            self._keep(number, more)
 
     def _outside(self, tag: str, attributes: Mapping[str, str]) -> None:
         """An element begins that is in no testcase: what went wrong with a whole suite is written there by some."""
@@ -271,8 +285,8 @@ class _Reader:
             elements = [outcome for outcome, _, _ in more.outcomes]
             more.say(said)
             added = [outcome for outcome, _, _ in more.outcomes[len(elements) :]]
-            if elements or added or more.reruns:
-                self.declared.case(elements, added, len(more.reruns))
+            more.counts = counted(elements, added, len(more.reruns))
+            self.declared.case(more.counts)
             self._keep(place, more)
 
     def _name(self, place: int, key: Key) -> None:
@@ -284,11 +298,11 @@ class _Reader:
     def _keep(self, place: int, more: _More) -> None:
         said = more.properties.get
         if (at := _number(said("allranks.at"))) is not None:
-            self.at[place] = at
+            _fill(self.at, place, ABSENT).append(at)
         if (size := self._world_size(said("allranks.world_size"))) is not None:
-            self.world_sizes[place] = size
-        if not more.outcomes:
-            self._bound_output(more)
+            _fill(self.world_sizes, place, 0).append(size)
+        if not more.outcomes and not self._has_room(more):
+            more = replace(more, output={})
         if not more.has_passed:
             self.more[place] = more
 
@@ -299,10 +313,9 @@ class _Reader:
         self.claim = f"claims a world of {size} ranks: no run has as many"
         return None
 
-    def _bound_output(self, more: _More) -> None:
+    def _has_room(self, more: _More) -> bool:
         self._room -= sum(map(len, more.output.values()))
-        if self._room < 0:
-            more.output.clear()
+        return self._room >= 0
 
 
 class RankReader:
@@ -310,31 +323,40 @@ class RankReader:
 
     def __init__(self) -> None:
         self._known: tuple[Key, ...] = ()
+        self._pieces = KnownPieces(_inside)
 
-    def read(self, path: Path) -> RankFile:
+    def read(self, path: Path, texts: dict[str, str] | None = None) -> RankFile:
         """The results in one XML file.
 
         Never raises for what is in the file: a broken, truncated, empty, binary or foreign file becomes a
         :attr:`RankFile.problem <allranks.report.columns.RankFile.problem>`, with the testcases before the break kept.
         Several testcases of one test (pytest writes a failed call and a failed tear-down as two) are folded into one,
         the worst.
+
+        Args:
+            path: The file.
+            texts: Texts of other ranks, each by itself: what goes wrong on one rank, others mostly say too, and equal
+                texts are in memory once. Those of this file are added.
         """
-        reader = _Reader(self._known)
+        reader = _Reader(self._known, self._pieces)
         problem = _feed(reader, path)
         problem = f"cannot be read to its end: {problem}" if problem else _implausible(reader, path)
         contradiction = f"contradicts itself: {reader.declared.problem}" if reader.declared.problem else ""
         problem = problem or contradiction
         rank = _plausible(_rank(reader.properties, path))
+        texts = {} if texts is None else texts
         keys, seconds = reader.keys, _seconds(reader.times)
-        details = {place: _result(keys[place], rank or 0, seconds[place], more) for place, more in reader.more.items()}
+        details = {
+            place: _result(keys[place], rank or 0, seconds[place], more, texts) for place, more in reader.more.items()
+        }
         file = RankFile(
             path=path,
             rank=rank,
             properties=reader.properties,
             keys=keys,
             seconds=seconds,
-            at=reader.at,
-            world_sizes=reader.world_sizes,
+            at=_fill(reader.at, len(keys) if reader.at else 0, ABSENT),
+            world_sizes=_fill(reader.world_sizes, len(keys) if reader.world_sizes else 0, 0),
             details=details,
             problem=f"{path.name} {problem}." if problem else "",
             note=reader.declared.note,
@@ -353,6 +375,21 @@ def stray_file(path: Path) -> RankFile:
 def read_rank_xml(path: Path) -> RankFile:
     """The results in one XML file, as :meth:`RankReader.read` gives them."""
     return RankReader().read(path)
+
+
+def _inside(inside: bytes) -> tuple[str, _More] | None:
+    """What a testcase says from the end of its attributes on; None for what expat has to see in its place."""
+    is_one = inside.endswith(_END_OF_CASE) and inside.count(b"testcase") == 1 and b"testsuite" not in inside
+    if not is_one or not inside.isascii() or _OF_ONE_RANK in inside:
+        return None
+    reader = _Reader((), KnownPieces(lambda _: None))
+    try:
+        reader.feed(b"<testsuite><testcase%b" % inside)
+        reader.parser.Parse(b"</testsuite>", True)
+    except expat.ExpatError:
+        return None
+    more = reader.more.get(0)
+    return (more.properties.get("allranks.nodeid", ""), more) if more else None
 
 
 def _feed(reader: _Reader, path: Path) -> str:
@@ -413,11 +450,12 @@ def _outcome_of_element(tag: str, attributes: Mapping[str, str]) -> Outcome:
     return _OUTCOME_TAGS.get(tag) or outcome_of(tag) or Outcome.ERRORED
 
 
-def _result(key: Key, rank: int, duration: float, more: _More) -> RankResult:
+def _result(key: Key, rank: int, duration: float, more: _More, texts: dict[str, str]) -> RankResult:
     outcome, message, text = max(more.outcomes, key=_severity_of_element, default=(Outcome.PASSED, "", ""))
     said = more.properties.get
+    nodeid, stdout, stderr = key.nodeid, more.output.get("system-out", ""), more.output.get("system-err", "")
     return RankResult(
-        nodeid=key.nodeid,
+        nodeid=texts.setdefault(nodeid, nodeid),
         classname=key.classname,
         name=key.name,
         rank=rank,
@@ -428,11 +466,11 @@ def _result(key: Key, rank: int, duration: float, more: _More) -> RankResult:
         skip_kind=_SKIP_KINDS.get(said("allranks.skip_kind", "")),
         skip_code=_integer(said("allranks.skip_code")),
         phase=said("allranks.phase", ""),
-        message=message,
-        text=text,
+        message=texts.setdefault(message, message),
+        text=texts.setdefault(text, text),
         duration=duration,
-        stdout=more.output.get("system-out", ""),
-        stderr=more.output.get("system-err", ""),
+        stdout=texts.setdefault(stdout, stdout),
+        stderr=texts.setdefault(stderr, stderr),
         world_size=_plausible_size(said("allranks.world_size")),
         reruns=tuple(more.reruns),
     )
@@ -440,7 +478,7 @@ def _result(key: Key, rank: int, duration: float, more: _More) -> RankResult:
 
 def _plausible_size(said: str | None) -> int | None:
     size = _integer(said)
-    return size if size is not None and size <= MOST_RANKS else None
+    return size if size and size <= MOST_RANKS else None
 
 
 def _outcome(said: str, shown: Outcome, more: _More) -> Outcome:
@@ -475,7 +513,7 @@ def _severity_of_element(element: tuple[Outcome, str, str]) -> int:
     return severity(element[0])
 
 
-def _seconds(times: Sequence[str | None]) -> "array[float]":
+def _seconds(times: Sequence[str | float | None]) -> "array[float]":
     """The durations that testcases state: 0 where one states none, or none that can be."""
     try:
         seconds = array("d", map(float, times))  # type: ignore[arg-type]  # what is None is a TypeError
@@ -486,9 +524,15 @@ def _seconds(times: Sequence[str | None]) -> "array[float]":
     return array("d", map(_duration, times))
 
 
-def _duration(time: str | None) -> float:
-    seconds = _number(time) or 0.0
+def _duration(time: str | float | None) -> float:
+    seconds = _number(time) or 0.0 if isinstance(time, str) else time or 0.0
     return seconds if 0 < seconds <= MOST_SECONDS else 0.0
+
+
+def _fill(column: "array[_Number]", length: int, nothing: _Number) -> "array[_Number]":
+    """The same column, with nothing for tests that said nothing."""
+    column.extend(repeat(nothing, length - len(column)))
+    return column
 
 
 def _integer(value: str | None) -> int | None:
