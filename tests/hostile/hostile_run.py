@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -33,6 +34,10 @@ SIZE = 700 << 20
 
 PATIENCE, PATIENCE_EACH = 90.0, 20.0
 """Seconds after which a run is given up, more than the limit of a job and more for each case: the command hangs."""
+
+MOST_MEMORY, MOST_FILE = 8 << 30, 2 << 30
+"""Bytes of address space of each process on this host, and of each file that it writes: a command that reads or copies a
+link to /dev/zero has taken 21 GB of memory, and 53 GB of a disk, from everybody else here."""
 
 MATRIX = """\
 [matrix]
@@ -204,12 +209,18 @@ def _complete(command: Sequence[str], folder: Path, environment: dict[str, str],
         stderr=subprocess.STDOUT,
         text=True,
         errors="backslashreplace",
+        preexec_fn=_protect_the_host,  # noqa: PLW1509 - no thread of this process holds a lock that it needs
     ) as process:
         last_resort = threading.Timer(patience, _kill_command, [process.pid])
         last_resort.start()
         said, _ = process.communicate()
         last_resort.cancel()
     return said
+
+
+def _protect_the_host() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE, MOST_FILE))
 
 
 def _kill_command(warden: int) -> None:
