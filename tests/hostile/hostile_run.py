@@ -36,8 +36,8 @@ PATIENCE, PATIENCE_EACH = 90.0, 20.0
 """Seconds after which a run is given up, more than the limit of a job and more for each case: the command hangs."""
 
 MOST_MEMORY, MOST_FILE = 8 << 30, 2 << 30
-"""Bytes of address space of each process on this host, and of each file that it writes: a command that reads or copies a
-link to /dev/zero has taken 21 GB of memory, and 53 GB of a disk, from everybody else here."""
+"""Bytes of address space of each process on this host, and of each file that it writes: a command that read a link to
+/dev/zero took 21 GB of memory, and one that copied it 53 GB of a disk."""
 
 MATRIX = """\
 [matrix]
