@@ -166,9 +166,10 @@ def test_a_suite_without_tests_is_an_error(launch, scratch):
     assert "No test was collected" in done.output
 
 
-def test_everything_deselected_is_not_nothing_ran(launch, scratch):
+def test_a_selection_that_leaves_nothing_ran_nothing(launch, scratch):
     done = launch(scratch(EVERY_END), "--engine", "process", "--", "-k", "nosuch")
-    assert done.code == 0, done.output
+    assert done.code == 5, done.output
+    assert "the selection left out all" in done.output
 
 
 def test_stopping_at_the_first_failure_leaves_the_rest_unrun(launch, scratch):
@@ -274,7 +275,8 @@ def test_an_interrupt_ends_a_run_with_a_partial_report(launch, scratch, engine, 
     assert cases["test_failing"].result[0].message.startswith("rank 1 failed")
 
 
-def test_a_second_run_of_one_id_is_refused_while_the_first_one_lives_and_after_it(launch, scratch):
+def test_a_second_run_of_one_id_is_refused_while_the_first_one_lives_and_after_it(launch, scratch, monkeypatch):
+    monkeypatch.delenv("ALLRANKS_PARTY", raising=False)  # these tests may be run by nox themselves
     folder = scratch(ENDLESS)
     with launch.start(folder, "--engine", "process") as process:
         wait_for(process, "first failure")
@@ -331,15 +333,16 @@ def test_a_run_that_was_killed_is_gone_on_with_and_what_failed_in_it_is_run_agai
         process.kill()
         process.wait()
     suite = folder / "suite" / "test_tiny.py"
-    suite.write_text(TWO_ENDS)
+    ends = f"{TWO_ENDS}\n\ndef test_failing():\n    pass\n"
+    suite.write_text(ends)
     resumed = launch(folder, "--engine", engine, "--resume")
     assert resumed.code == 1, resumed.output
-    assert set(resumed.cases) == {"test_green", "test_red_on_one_rank"}
-    suite.write_text(TWO_ENDS.replace("rank == 0", "rank >= 0"))
+    assert set(resumed.cases) == {"test_green", "test_red_on_one_rank", "test_failing"}
+    suite.write_text(ends.replace("rank == 0", "rank >= 0"))
     mended = launch(folder, "--engine", engine, "--rerun-failed")
     assert mended.code == 0, mended.output
     assert set(mended.cases) == set(resumed.cases)
-    assert "1 flaky test(s)" in mended.output
+    assert "2 flaky test(s)" in mended.output
 
 
 FLAKY = """\
