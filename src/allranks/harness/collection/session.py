@@ -40,6 +40,7 @@ from allranks.harness.ranks.reports import skip_reason
 from allranks.harness.torch_cases.adapt import adapt_torch_cases
 from allranks.harness.torch_cases.sandcastle import watch_for_sandcastle_skips
 from allranks.records import AgentFailed, CollectionFailed, FailureKind, Notice, Shared
+from allranks.testing.skips.skipcodes import SkipCode
 from allranks.testing.skips.torch_table import installed_skips
 
 
@@ -87,7 +88,7 @@ class ServerPlugin:
         self._skipped: dict[str, str] = {}
         self._has_failed = False
         self._threads = ThreadWatch()
-        self._lack = missing_hardware(config)
+        self._lack: tuple[SkipCode, str] | None = None
         self.has_collected = False
         self.changed_status = ""
 
@@ -179,6 +180,8 @@ class ServerPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Tell what has been collected, and fork ranks until all of it has run."""
         self.has_collected = True
+        # Only now: plugins and conftest files of the suite may have a say in what is visible.
+        self._lack = missing_hardware(self._config)
         self._look_at_process("", "A hook of a plugin or a conftest file")
         self._keep_own_share(session)
         self._keep_what_runs_again(session)
