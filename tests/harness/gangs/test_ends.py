@@ -34,9 +34,9 @@ def test_ranks_that_simply_passed_are_one_record():
     assert (passed.ranks, passed.arrived, passed.seconds) == ((1, 0), (11.0, 10.0), (1.0, 1.5))
 
 
-def test_other_ranks_have_a_record_each_in_the_order_of_their_arrival_before_those_that_passed():
+def test_other_ranks_have_a_record_each_in_the_order_of_their_arrival_after_those_that_passed():
     made = ends(arrival(0, "passed"), arrival(3, "failed", message="a"), arrival(1, "aborted", consequence=True))
-    assert [getattr(each, "rank", None) for each in made.records] == [3, 1, None]
+    assert [getattr(each, "rank", None) for each in made.records] == [None, 3, 1]
     assert made.outcomes == {Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED}
 
 

@@ -33,8 +33,8 @@ class Ends:
 
     @property
     def records(self) -> list[Passed | RankEnded]:
-        """All of it."""
-        return [*self.others, *([] if self.passed is None else [self.passed])]
+        """All of it; the failures last, so that whoever is told of the first has all that went before it."""
+        return [*([] if self.passed is None else [self.passed]), *self.others]
 
     @property
     def outcomes(self) -> set[Outcome]:
