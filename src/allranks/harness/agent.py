@@ -8,6 +8,7 @@ process is.
 import argparse
 import gc
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -76,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     The exit status is 0 when the supervisor did its work, 130 when it was told to stop, 1 when it could not do it.
     """
+    # Whoever started this process may have been in a thread that holds signals back, and hands that on.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     gc.disable()
     options = _parse(arguments)
     config = AgentConfig.read(options.config)

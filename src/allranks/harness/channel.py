@@ -60,9 +60,11 @@ class Leaving:
 
     Attributes:
         status: The exit status.
+        reason: What it means, where it means a skip: in the words of the installed torch.
     """
 
     status: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,8 @@ class Supervisor:
         ends: list[tuple[int, int, int]] = []
         for _ in ranks:
             _, descriptors, _, _ = socket.recv_fds(self._handover, 16, 3)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
             ends.append((descriptors[0], descriptors[1], descriptors[2]))
         reading, writing = os.pipe()
         between = os.fork()
@@ -73,13 +75,26 @@ class Supervisor:
         os.close(writing)
         for descriptor in (descriptor for each in ends for descriptor in each):
             os.close(descriptor)
-        with os.fdopen(reading, "rb") as answer:
-            said = answer.read()
+        said = _answer(between, reading)
+        pids = json.loads(said) if said else "the process that forks them ended"
+        self.write(Mustered(error=pids) if isinstance(pids, str) else Mustered(pids=tuple(pids)))
+
+
+def _answer(between: int, reading: int) -> bytes:
+    """What the process that forks ranks has written when it ends; a rank that hangs may hold its pipe open."""
+    pidfd = os.pidfd_open(between)
+    try:
+        kernel.is_readable(pidfd, None)
+        os.set_blocking(reading, False)
+        with suppress(BlockingIOError):
+            return os.read(reading, 1 << 20)
+    finally:
+        os.close(pidfd)
+        os.close(reading)
         # The suite may have had children reaped by somebody else.
         with suppress(ChildProcessError):
             os.waitpid(between, 0)
-        pids = json.loads(said) if said else "the process that forks them ended"
-        self.write(Mustered(error=pids) if isinstance(pids, str) else Mustered(pids=tuple(pids)))
+    return b""
 
 
 def _fork_all(

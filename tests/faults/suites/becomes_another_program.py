@@ -11,7 +11,7 @@ FAULT = {
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["passed", "crashed"],
-    "words": ["rank 1 closed its connection to the agent and was killed"],
+    "words": ["rank 1 closed its connection to the supervisor and was killed"],
     "seconds": 4,
 }
 

@@ -36,7 +36,6 @@ FAULT = {
             "ranks": ["passed|missing|crashed|errored|aborted", "passed|missing|crashed|errored|aborted"],
             "undetermined": "how much still fits into the last pages of the files",
         },
-        "job": {"verdict": ("error", "job"), "text": ["No space left on device"]},
     },
     "seconds": 6,
 }

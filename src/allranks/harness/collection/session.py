@@ -218,13 +218,11 @@ class ServerPlugin:
 
     def _terms(self, session: pytest.Session) -> list[Terms]:
         if self._has_failed:
-            session.items[:] = []
             return []
         try:
             return read_terms(session.items, self._config)
         except MarkerError as error:
             self._fail(error.nodeid, str(error))
-            session.items[:] = []
             return []
 
     def _serve(self, session: pytest.Session) -> None:

@@ -223,7 +223,7 @@ def ended(gone: Gone, step: Step) -> Arrival:
             rank=gone.rank,
             outcome=Outcome.SKIPPED,
             at=gone.at,
-            message=reason,
+            message=step.leaving[gone.rank].reason or reason,
             observed=True,
             skip_kind=skipcodes.kind_of_exit(status),
             skip_code=status,

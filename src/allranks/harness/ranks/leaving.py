@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from allranks.harness.channel import Leaving, RankEnd, Report
+from allranks.testing.skips import skipcodes
 
 _exit = os._exit
 
@@ -45,5 +46,9 @@ def leave(status: int) -> NoReturn:
     is_own = _rank.pid == os.getpid() and threading.current_thread() is threading.main_thread()
     if _rank.connection is not None and is_own and isinstance(status, int):
         with suppress(Exception):
-            _rank.connection.report(Report(nodeid=_rank.nodeid, leaving=Leaving(status=status)))
+            _rank.connection.report(
+                Report(
+                    nodeid=_rank.nodeid, leaving=Leaving(status=status, reason=skipcodes.reason_of_exit(status) or "")
+                )
+            )
     _exit(status)

@@ -1,14 +1,14 @@
-"""The import of a module hangs: the engine's own limit ends the job, 20 s after the job's."""
+"""The import of a module hangs: the job's limit ends it, and says where."""
 
 import time
 
 FAULT = {
     "world_size": 2,
-    "test": "job",
+    "test": "collection",
     "limits": {"process_group": 1, "test": 2, "job": 3},
-    "verdict": ("error", "job"),
-    "words": ["The job's time was up"],
-    "seconds": 26,
+    "verdict": ("error", "collection"),
+    "text": ["was not collected when the job's time was up"],
+    "seconds": 10,
 }
 
 

@@ -4,10 +4,10 @@ import os
 
 FAULT = {
     "world_size": 2,
-    "test": "job",
-    "verdict": ("error", "job"),
-    "exit_code": 3,
-    "words": ["The agent ended before its work was done, with status 3"],
+    "test": "collection",
+    "verdict": ("error", "collection"),
+    "exit_code": 1,
+    "text": ["ended with exit status 3"],
     "seconds": 10,
 }
 
