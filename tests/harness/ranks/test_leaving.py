@@ -8,6 +8,7 @@ import pytest
 from allranks.harness import kernel
 from allranks.harness.channel import Leaving, RankEnd, Report, link_pair
 from allranks.harness.ranks import leaving
+from allranks.testing.skips import skipcodes
 
 TEST = "t::x"
 
@@ -37,7 +38,8 @@ def of_a_rank(deed):
 
 
 def announced(status):
-    return [Report(nodeid=TEST, leaving=Leaving(status=status))]
+    reason = skipcodes.reason_of_exit(status) or ""
+    return [Report(nodeid=TEST, leaving=Leaving(status=status, reason=reason))]
 
 
 @pytest.mark.parametrize("status", [0, 1, 77, 255])
