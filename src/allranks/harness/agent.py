@@ -282,6 +282,7 @@ class Supervision:
                 follower.serve(self._node(server, program), self._end)
                 return 0
             self._end.wait_for_turn()
+            self._end.restart()
             self._stream.write(Went())
             conductor = self._conduct(server, program, leader)
             return self._end_session(server, conductor)

@@ -104,6 +104,10 @@ class JobEnd:
         if self._has_hung_up:
             raise HangupError
 
+    def restart(self) -> None:
+        """Count the job's time from now on: what it took to collect the suite is not its tests'."""
+        self._deadline = time.monotonic() + self._limit
+
     def remaining(self) -> float:
         """Seconds until the time is up."""
         return max(0.0, self._deadline - time.monotonic())
