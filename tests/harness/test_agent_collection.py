@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import AgentFailed, Collected, CollectionFailed, GangStarted, NotRun
+from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, GangStarted, NotRun
 
 PASSING = "def test_passes(): pass\n"
 
@@ -111,3 +111,17 @@ def test_what_is_only_collected_is_written_down_as_not_run(run_agent):
     agent = run_agent(TWO, pytest_args=("--collect-only",), world_size=1)
     assert agent.all(NotRun)[0].reason == "--collect-only"
     assert len(agent.all(NotRun)[0].tests) == 3
+
+
+def test_a_hook_that_raises_when_the_session_ends_is_named(start_agent):
+    conftest = """
+        def pytest_sessionfinish():
+            raise LookupError("no such store")
+    """
+    agent = start_agent({"conftest.py": conftest, "test_one.py": "def test_one():\n    pass\n"}).go()
+    assert agent.wait() == 1
+    [failed] = agent.all(AgentFailed)
+    assert failed.message == "pytest, or a hook of the suite's, broke down: LookupError: no such store"
+    assert failed.kind is FailureKind.SUITE
+    assert "conftest.py" in failed.text
+    assert [case.outcome for case in agent.cases(0).values()] == ["passed"]

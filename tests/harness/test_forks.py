@@ -246,14 +246,19 @@ def test_a_fork_server_that_is_gone_already_is_an_error_that_says_how(start_serv
         muster(server, end)
 
 
-@pytest.mark.parametrize("ask", [muster, lambda server, end: server.finish(Finish(), end)])
-def test_a_fork_server_that_ends_with_what_it_was_asked_unread_is_an_error_that_says_how(start_server, end, ask):
+def test_a_fork_server_that_ends_with_what_it_was_asked_unread_is_an_error_that_says_how(start_server, end):
     server = start_server(
         'tell("Notice", {"text": "ready"})\nimport select\nselect.select([control], [], [])\nos._exit(5)'
     )
     assert next(server.told(end)) == Notice(text="ready")
     with pytest.raises(ForkServerError, match="ended with exit status 5"):
-        ask(server, end)
+        muster(server, end)
+
+
+def test_what_a_fork_server_says_before_it_ends_instead_of_its_session_is_heard(start_server, end):
+    server = start_server('lines.readline()\ntell("Notice", {"text": "oh"})\nos._exit(5)')
+    assert server.finish(Finish(), end) == ([Notice(text="oh")], None)
+    assert server.ended() == "ended with exit status 5"
 
 
 def test_whoever_asks_how_it_ended_gets_the_same_answer(start_server, end, monkeypatch):
@@ -280,11 +285,6 @@ def test_what_hooks_have_to_say_at_the_end_comes_with_how_it_ended(start_server,
         'lines.readline()\ntell("Notice", {"text": "late"})\ntell("SessionEnded", {"status": 1, "changed": "0 to 1"})'
     )
     assert server.finish(Finish(), end) == ([Notice(text="late")], SessionEnded(status=1, changed="0 to 1"))
-
-
-def test_a_session_that_does_not_end_is_an_error(start_server, end):
-    with pytest.raises(ForkServerError, match="ended with exit status 0"):
-        start_server("lines.readline()").finish(Finish(), end)
 
 
 def test_close_ends_a_fork_server_that_does_not(start_server):

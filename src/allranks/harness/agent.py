@@ -331,6 +331,8 @@ class Supervision:
                 self._tell(record)
         if any(isinstance(record, AgentFailed) for record in told):
             return 1
+        if ended is None:
+            raise ForkServerError(server.ended())
         if problem := _session_problem(ended, is_bad=any(conductor.settled.values())):
             self._fail(problem, self._log(), FailureKind.SUITE)
             return 1

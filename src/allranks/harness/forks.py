@@ -178,11 +178,11 @@ class ForkServer:
     def _as_gone(self) -> "_Gone":
         return _Gone(self)
 
-    def finish(self, finish: Finish, end: JobEnd) -> tuple[list[Record], SessionEnded]:
-        """Have pytest end its session; what its hooks had to say, and how that ended.
+    def finish(self, finish: Finish, end: JobEnd) -> tuple[list[Record], SessionEnded | None]:
+        """Have pytest end its session; what its hooks had to say, and how that ended, None where it did not.
 
         Raises:
-            ForkServerError: It has not ended it.
+            ForkServerError: It does not answer, or makes no sense.
             HangupError: The job is to end.
             JobLimitError: The job's time is up.
         """
@@ -193,7 +193,7 @@ class ForkServer:
                 return said, told
             if isinstance(told, Record):
                 said.append(told)
-        raise ForkServerError(self.ended())
+        return said, None
 
     def ended(self) -> str:
         """How it has ended, in words, as in "was killed by SIGSEGV"; it is killed where it has not."""

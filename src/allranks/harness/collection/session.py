@@ -4,6 +4,7 @@ import os
 import platform
 import shlex
 import sys
+import traceback
 from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
@@ -59,8 +60,16 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
     plugin = ServerPlugin(config, folders, supervisor)
     # Paths on the command line are relative to the code; tests themselves work in the shared folder.
     os.chdir(folders.code)
-    with watch_for_sandcastle_skips():
-        code = pytest.main(plugin.arguments, plugins=[plugin])
+    try:
+        with watch_for_sandcastle_skips():
+            code = pytest.main(plugin.arguments, plugins=[plugin])
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - pytest lets through what hooks at the end of its session raise
+        message = f"pytest, or a hook of the suite's, broke down: {type(error).__name__}: {error}"
+        text = shorten(traceback.format_exc())
+        supervisor.write(AgentFailed(message=shorten(message, MESSAGE_LIMIT), text=text, kind=FailureKind.SUITE))
+        return None
     if not plugin.has_collected:
         supervisor.write(CollectionFailed(text=shorten(_log(folders))))
         return None

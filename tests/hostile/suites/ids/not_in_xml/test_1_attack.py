@@ -2,7 +2,14 @@
 
 import pytest
 
-TRUTH = {"is_sample": True, "tests": {"test_attack[*": {"ranks": ["passed", "failed"], "count": 13}}}
+TRUTH = {
+    "is_sample": True,
+    "tests": {
+        # pytest cannot put this name into its environment.
+        "test_attack[#xD800]": {"ranks": ["errored", "errored"]},
+        "test_attack[*": {"ranks": ["passed", "failed"], "count": 12},
+    },
+}
 
 
 @pytest.mark.parametrize("number", range(13))
