@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.harness.gangs.symptoms import is_symptom
+from allranks.harness.ranks.symptoms import is_symptom
 from allranks.testing.barrier import FileBarrier, PeerTimeoutError
 
 

@@ -111,7 +111,7 @@ class Report:
         has_left_group: The default process group is no more the one that the gang made, or made none.
         imported: With the last report: what may be imported once for all ranks to come.
         is_symptom: What went wrong here is that a peer did not come, or was gone: see
-            :mod:`allranks.harness.gangs.symptoms`.
+            :mod:`allranks.harness.ranks.symptoms`.
         launched: From a driver: the end of a rank of its test.
         driver: From a driver: what else it tells.
         leaving: The process is about to end.

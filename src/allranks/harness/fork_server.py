@@ -61,12 +61,12 @@ class Supervisor:
 
         They are the children of a process of their own, which ends at once: so the supervisor becomes their parent.
         """
-        ends: list[tuple[int, int, int]] = []
+        ends: list[tuple[int, ...]] = []
         for _ in ranks:
-            _, descriptors, _, _ = socket.recv_fds(self._handover, 16, 3)
+            _, descriptors, _, _ = socket.recv_fds(self._handover, 16, 4)
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
-            ends.append((descriptors[0], descriptors[1], descriptors[2]))
+            ends.append(tuple(descriptors))
         reading, writing = os.pipe()
         between = os.fork()
         if between == 0:
@@ -97,9 +97,7 @@ def _answer(between: int, reading: int) -> bytes:
     return b""
 
 
-def _fork_all(
-    ranks: Iterable[int], ends: list[tuple[int, int, int]], be_rank: BeRank, own: tuple[int, ...]
-) -> NoReturn:
+def _fork_all(ranks: Iterable[int], ends: list[tuple[int, ...]], be_rank: BeRank, own: tuple[int, ...]) -> NoReturn:
     """Fork ranks, write their process ids, and end."""
     pids: list[int] = []
     try:

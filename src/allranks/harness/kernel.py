@@ -170,9 +170,9 @@ def variables_of(pid: int) -> list[str]:
     return [os.fsdecode(variable) for variable in data.split(b"\0")]
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal (SIGSTOP, or job control)."""
-    return _stat(pid)[:1] == [b"T"]
+def state_of(pid: int) -> str:
+    """The state of a process (proc(5)): ``T`` for stopped by a signal, ``t`` by a tracer; empty when it is gone."""
+    return b"".join(_stat(pid)[:1]).decode()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ DEFAULT_TIMEOUT = 60.0
 class PeerTimeoutError(TimeoutError):
     """This rank waited for peers, and some did not come: the trouble is with them and not with this rank."""
 
-    allranks_symptom = True  # by which the agent knows not to blame this rank: see allranks.harness.gangs.symptoms
+    allranks_symptom = True  # by which the agent knows not to blame this rank: see allranks.harness.ranks.symptoms
 
 
 class FileBarrier:

@@ -1,11 +1,15 @@
 """Who is to blame for a step that did not end, and what that makes of the others."""
 
+from types import MappingProxyType
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.harness.channel import Leaving, Report
-from allranks.harness.gangs.arrival import MOST_PHASES, Arrival, Step, died_of_a_peer, ended, given_up, reported
+from allranks.harness.gangs.arrival import MOST_PHASES, Arrival, Step, died_of_a_peer, ended, reported
+from allranks.harness.gangs.blame import given_up, name_crossing
+from allranks.harness.gangs.call_board import LastCall
 from allranks.harness.gangs.crew import Gone, Said, Stuck
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import Phase
@@ -29,11 +33,11 @@ def step_of(*phases, rank=0, nodeid="t::x", **more):
     return Step(nodeid=nodeid, phases={rank: ended}, **more)
 
 
-def give_up(arrivals, stuck, skipper=None, phases=()):
+def give_up(arrivals, stuck, skipper=None, phases=(), calls=MappingProxyType({})):
     step = Step(nodeid="t::x" if phases else "", arrivals=list(arrivals))
     for rank, whens in dict(phases).items():
         step.phases.update(step_of(*((when,) for when in whens), rank=rank).phases)
-    return given_up(step, stuck, late="no end after 9 s", skipper=skipper)
+    return given_up(step, stuck, calls, late="no end after 9 s", skipper=skipper)
 
 
 def outcomes(arrivals):
@@ -66,8 +70,71 @@ def test_at_the_limit_all_are_timed_out_where_all_wait():
     assert {each.outcome for each in settled} == {Outcome.TIMED_OUT}
 
 
+def all_reduce(number, shape="4", group="default"):
+    return [LastCall(group, number, "all_reduce", None, "float32", shape)]
+
+
+def test_of_ranks_that_do_something_else_those_are_to_blame_that_are_behind():
+    calls = {0: all_reduce(3), 1: all_reduce(2), 2: all_reduce(3)}
+    settled = give_up([], {0: ELSEWHERE, 1: ELSEWHERE, 2: IN_A_COLLECTIVE}, calls=calls)
+    assert outcomes(settled) == {1: ("timed_out", None), 0: ("aborted", 1), 2: ("aborted", 1)}
+
+
+def test_who_has_called_nothing_is_behind_in_the_default_group_alone():
+    stuck = {0: ELSEWHERE, 1: ELSEWHERE}
+    assert outcomes(give_up([], stuck, calls={0: all_reduce(1), 1: []}))[0] == ("aborted", 1)
+    assert outcomes(give_up([], stuck, calls={0: all_reduce(1, group="7"), 1: []}))[0] == ("timed_out", None)
+
+
+def test_who_waits_in_another_call_than_most_is_to_blame():
+    calls = {0: all_reduce(12), 1: [LastCall("default", 12, "broadcast", None, "float32", "4")], 2: all_reduce(12)}
+    settled = give_up([], dict.fromkeys(range(3), IN_A_COLLECTIVE), calls=calls)
+    assert outcomes(settled) == {1: ("timed_out", None), 0: ("aborted", 1), 2: ("aborted", 1)}
+
+
+def test_where_no_call_has_a_majority_all_are_to_blame():
+    calls = {0: all_reduce(12), 1: [LastCall("default", 12, "broadcast", None, "float32", "4")]}
+    settled = give_up([], dict.fromkeys(range(2), IN_A_COLLECTIVE), calls=calls)
+    assert {each.outcome for each in settled} == {Outcome.TIMED_OUT}
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ({0: all_reduce(3), 1: all_reduce(3)}, ""),
+        ({0: all_reduce(3), 1: all_reduce(2, "5")}, ""),
+        ({0: all_reduce(3), 1: all_reduce(3, "5", group="7")}, ""),
+        ({0: [LastCall("default", 3, "send", 1)], 1: [LastCall("default", 3, "recv", 0)]}, ""),
+        (
+            {
+                0: [LastCall("default", 3, "all_to_all", shape="1")],
+                1: [LastCall("default", 3, "all_to_all", shape="2")],
+            },
+            "",
+        ),
+        (
+            {0: all_reduce(3), 1: [LastCall("default", 3, "broadcast")], 2: all_reduce(3)},
+            "ranks 0 and 2 called all_reduce #3, rank 1 broadcast #3",
+        ),
+        (
+            {0: all_reduce(3, "4x2", "7"), 1: all_reduce(3, "", "7")},
+            "rank 0 called all_reduce #3 of 4x2 float32, rank 1 all_reduce #3 of no shape float32 of group 7",
+        ),
+    ],
+)
+def test_a_collective_that_is_not_the_same_on_all_ranks_is_named(calls, words):
+    assert name_crossing(calls) == words
+
+
+def test_what_the_supervisor_knows_is_said_by_the_outcome_that_leads():
+    step = Step(arrivals=[SYMPTOM, arrival(1, "failed")])
+    step.add("rank 0 called nothing")
+    step.add("")
+    assert [each.addition for each in step.arrivals] == ["", "; rank 0 called nothing"]
+
+
 def test_a_stopped_rank_says_so():
-    [settled] = give_up([], {1: Stuck(is_stopped=True)}, phases={1: ["setup"]})
+    [settled] = give_up([], {1: Stuck(held="it is stopped (SIGSTOP)")}, phases={1: ["setup"]})
     assert settled.message == "rank 1 timed out: no end after 9 s, in the call of this test; it is stopped (SIGSTOP)"
 
 

@@ -37,7 +37,7 @@ def phase(when, outcome="passed", message=""):
 def obeying(answers):
     """A rank that reports its start, and then answers each command with the next of its answers."""
 
-    def be_rank(rank, connection):
+    def be_rank(rank, connection, _board):
         try:
             end = RankEnd(connection)
             end.report(STARTED)

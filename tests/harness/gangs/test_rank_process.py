@@ -48,7 +48,7 @@ def test_ranks_that_cannot_all_be_started_leave_nothing(monkeypatch, lacking):
 
 
 def test_a_rank_has_its_own_ends_and_nobody_elses():
-    def tell_descriptors(_rank, connection):
+    def tell_descriptors(_rank, connection, _board):
         sockets = [each.name for each in descriptors() if each.is_socket()]
         RankEnd(connection).report(Report(message=" ".join(sockets), nodeid=str(connection)))
         os._exit(0)

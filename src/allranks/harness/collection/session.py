@@ -268,8 +268,8 @@ class ServerPlugin:
         )
         launching = Launching(results=Path(muster.results), prints_at_once=self._prints_at_once(session))
 
-        def be_rank(number: int, connection: int) -> NoReturn:
-            assignment = assign(rank=number, connection=connection)
+        def be_rank(number: int, connection: int, board: int) -> NoReturn:
+            assignment = assign(rank=number, connection=connection, board=board)
             if muster.launches:
                 run_driver(session, assignment, launching)
             run_rank(session, assignment)

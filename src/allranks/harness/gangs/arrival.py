@@ -3,17 +3,16 @@
 import json
 import re
 import signal
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
-from allranks.harness.gangs.crew import Gone, Said, Stuck
+from allranks.harness.gangs.crew import Gone, Said
 from allranks.harness.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import Phase, overall
 from allranks.harness.ranks.plugin_timeout import is_pytest_timeout
-from allranks.harness.stacks.stacks import innermost, waits_in_distributed
+from allranks.harness.stacks.stacks import innermost
 from allranks.testing.skips import skipcodes
 
 
@@ -23,6 +22,7 @@ class Arrival:
 
     Attributes:
         at: Seconds since the epoch.
+        addition: What the supervisor knows besides the message, in words.
         consequence: The outcome came of another rank's bad one, or within the grace after it.
         caused_by: For an aborted rank: the rank that went first.
         is_final: The rank's step is over.
@@ -36,6 +36,7 @@ class Arrival:
     outcome: Outcome
     at: float
     message: str = ""
+    addition: str = ""
     text: str = ""
     early_skip: bool = False
     has_left_group: bool = False
@@ -174,6 +175,14 @@ class Step:
         if cause is not None:
             self.arrivals = [_caused_by(cause, arrival) if arrival.is_symptom else arrival for arrival in self.arrivals]
 
+    def add(self, what: str) -> None:
+        """Have the outcome that leads say something besides; empty for nothing."""
+        leader = self.leader
+        if leader is not None and what and what not in leader.message:
+            self.arrivals = [
+                replace(arrival, addition=f"; {what}") if arrival is leader else arrival for arrival in self.arrivals
+            ]
+
 
 def _blamed(arrival: Arrival, mismatch: Mismatch) -> Arrival:
     if arrival.rank not in mismatch.ranks:
@@ -233,9 +242,9 @@ def ended(gone: Gone, step: Step) -> Arrival:
         rank=gone.rank,
         outcome=Outcome.CRASHED if late is None else Outcome.TIMED_OUT,
         at=gone.at,
-        message=f"rank {gone.rank} {late or describe_end(gone) + _was_in(gone.stacks)}",
+        message=f"rank {gone.rank} {late or describe_end(gone) + was_in(gone.stacks)}",
         text=gone.stacks,
-        is_symptom=died_of_a_peer(gone.output.stderr),
+        is_symptom=status == -signal.SIGABRT and died_of_a_peer(gone.output.stderr),
         consequence=is_consequence,
         observed=True,
         is_lost=bool(gone.lost),
@@ -271,59 +280,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def given_up(step: Step, stuck: Mapping[int, Stuck], *, late: str, skipper: Arrival | None) -> list[Arrival]:
-    """The outcomes of ranks that had to be stopped, those who are to blame first.
-
-    Args:
-        step: What has arrived so far: with a bad outcome, the grace after it is over; with none, the time limit is.
-        stuck: Where each of them was.
-        late: What they were late for, in words.
-        skipper: The rank that skipped, where its peers may not do otherwise.
-    """
-    first = step.cause or skipper
-    if first is not None:
-        return [_aborted(rank, stuck[rank], first) for rank in stuck]
-    if step.has_gone_wrong:
-        late = "its peers waited for it in vain"
-    blamed = [_timed_out(rank, stuck[rank], late, step.phase_under_way(rank)) for rank in _to_blame(step, stuck)]
-    first = next(iter(blamed), step.leader)
-    waiting = sorted(set(stuck) - {arrival.rank for arrival in blamed})
-    return [*blamed, *(_aborted(rank, stuck[rank], first) for rank in waiting if first is not None)]
-
-
-def _to_blame(step: Step, stuck: Mapping[int, Stuck]) -> Sequence[int]:
-    """The ranks that others wait for. Who waits in a collective is not to blame, unless nobody else can be."""
-    absent = [rank for rank in stuck if not waits_in_distributed(stuck[rank].stacks)]
-    return absent or ([] if step.has_gone_wrong else list(stuck))
-
-
-def _aborted(rank: int, stuck: Stuck, first: Arrival) -> Arrival:
-    why = ", which skipped" if first.outcome is Outcome.SKIPPED else ""
-    return Arrival(
-        rank=rank,
-        outcome=Outcome.ABORTED,
-        at=time.time(),
-        message=f"aborted by rank {first.rank}{why}{_was_in(stuck.stacks)}",
-        text=stuck.stacks,
-        consequence=True,
-        caused_by=first.rank,
-        observed=True,
-    )
-
-
-def _timed_out(rank: int, stuck: Stuck, late: str, under_way: str) -> Arrival:
-    phase = f", in the {under_way} of this test" if under_way else ""
-    where = "; it is stopped (SIGSTOP)" if stuck.is_stopped else _was_in(stuck.stacks)
-    return Arrival(
-        rank=rank,
-        outcome=Outcome.TIMED_OUT,
-        at=time.time(),
-        message=f"rank {rank} timed out: {late}{phase}{where}",
-        text=stuck.stacks,
-        observed=True,
-    )
-
-
-def _was_in(stacks: str) -> str:
+def was_in(stacks: str) -> str:
+    """Where a rank was, in words, as in "; it was in file:line in name"; empty where nobody knows."""
     where = innermost(stacks)
     return f"; it was in {where}" if where else ""

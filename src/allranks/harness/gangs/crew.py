@@ -12,6 +12,7 @@ from typing import Protocol
 
 from allranks.harness import kernel
 from allranks.harness.channel import End, Report, Run
+from allranks.harness.gangs.call_board import LastCall, read_board
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import REAP_PATIENCE, Echo, RankProcess
 from allranks.harness.stacks.flight_recorder import FlightRecorder
@@ -71,11 +72,19 @@ class Stuck:
 
     Attributes:
         stacks: Its stacks; empty where it gives none.
-        is_stopped: It is stopped by a signal (SIGSTOP), and could not do anything.
+        held: What keeps it from doing anything, in words; empty for nothing.
     """
 
     stacks: str = ""
-    is_stopped: bool = False
+    held: str = ""
+
+
+_HELD = {
+    "T": "it is stopped (SIGSTOP)",
+    "t": "whoever traces it holds it",
+    "D": "the kernel holds it (state D)",
+}
+"""By state; a process is in the last one for a moment now and then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +126,9 @@ class Crew(Protocol):
 
     def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
         """Where these ranks are, whatever they do."""
+
+    def calls(self) -> Mapping[int, Sequence[LastCall]]:
+        """What each rank called last in its process groups, the newest call first."""
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
         """Log what each rank has printed since the last call, and return it.
@@ -270,13 +282,19 @@ class LocalCrew:
         """See :meth:`Crew.find`."""
         # The process id of a rank that has been reaped may be anyone's.
         pids = {rank: self._processes[rank].pid for rank in ranks if self._processes[rank].exit_status is None}
-        stopped = {rank for rank, pid in pids.items() if kernel.is_stopped(pid)}
+        before = {rank: kernel.state_of(pid) for rank, pid in pids.items()}
+        stopped = {rank for rank, state in before.items() if state in ("T", "t")}
         # A rank takes up to a second to write its recording: it is asked first, and waited for last.
         recordings = self._recorder.request(pids) if self._recorder else []
         stacks = dump_stacks(pids, stopped, {rank: self._stacks[rank] for rank in pids})
         if self._recorder:
             self._recorder.wait(recordings)
-        return {rank: Stuck(stacks=stacks.get(rank, ""), is_stopped=rank in stopped) for rank in ranks}
+        held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if kernel.state_of(pid) == before[rank]}
+        return {rank: Stuck(stacks=stacks.get(rank, ""), held=held.get(rank, "")) for rank in ranks}
+
+    def calls(self) -> Mapping[int, Sequence[LastCall]]:
+        """See :meth:`Crew.calls`."""
+        return {number: read_board(rank.board) for number, rank in self._processes.items()}
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
         """See :meth:`Crew.put_output_away`."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from allranks.harness.channel import End, Run
 from allranks.harness.config import TimeLimits
-from allranks.harness.gangs.arrival import Arrival, Step, ended, given_up, reported
+from allranks.harness.gangs.arrival import Arrival, Step, ended, reported
+from allranks.harness.gangs.blame import given_up, name_crossing
+from allranks.harness.gangs.call_board import LastCall
 from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look, Said, Stuck
 from allranks.harness.gangs.output import Output
 from allranks.harness.job_end import JobEnd
@@ -164,7 +166,12 @@ class Gang:
         if self._pending:
             self._give_up(clock.late, skipper)
         step.explain_symptoms(skipper)
+        if step.has_gone_wrong:
+            step.add(name_crossing(self._last_calls()))
         return step
+
+    def _last_calls(self) -> dict[int, Sequence[LastCall]]:
+        return {rank: calls for crew in self._crews for rank, calls in crew.calls().items()}
 
     def _wait(self, timeout: float) -> None:
         """Take what happens next, in the order in which the kernel tells; nothing when the time is up.
@@ -227,7 +234,7 @@ class Gang:
         out = set(self._pending)
         self._pending = set()
         self._stop(out)
-        for arrival in given_up(self._step, stuck, late=late, skipper=skipper):
+        for arrival in given_up(self._step, stuck, self._last_calls(), late=late, skipper=skipper):
             self._step.note(arrival)
 
     def _find(self, ranks: Collection[int]) -> dict[int, Stuck]:

@@ -10,10 +10,11 @@ from typing import NoReturn
 
 from allranks.harness import kernel
 from allranks.harness.channel import Link, link_pair
+from allranks.harness.gangs import call_board
 from allranks.harness.gangs.output import Output, OutputStream
 
-BeRank = Callable[[int, int], NoReturn]
-"""What a fork does: called with its rank and the descriptor of its connection."""
+BeRank = Callable[[int, int, int], NoReturn]
+"""What a fork does: called with its rank, and the descriptors of its connection and of its board of calls."""
 
 REAP_PATIENCE = 2.0
 """Seconds for the status of a process that has ended: a debugger that traces it has it first, and may keep it."""
@@ -31,6 +32,7 @@ class RankProcess:
 
     Attributes:
         pidfd: Readable when the process has ended (pidfd_open(2)).
+        board: Descriptor of its board of calls.
         exit_status: ``os.waitstatus_to_exitcode`` of its end; None while it lives.
         is_held: It has been killed, and does not end, or whoever traces it has its status.
     """
@@ -41,6 +43,7 @@ class RankProcess:
     link: Link
     stdout: OutputStream
     stderr: OutputStream
+    board: int
     exit_status: int | None = None
     is_held: bool = False
 
@@ -86,12 +89,12 @@ class RankProcess:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The supervisor's descriptors of this rank."""
-        return self.pidfd, self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor
+        return self.pidfd, self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.board
 
     def close(self) -> None:
         """Close the supervisor's descriptors of this rank."""
         self.link.close()
-        for descriptor in (self.pidfd, self.stdout.descriptor, self.stderr.descriptor):
+        for descriptor in (self.pidfd, self.stdout.descriptor, self.stderr.descriptor, self.board):
             os.close(descriptor)
 
 
@@ -100,19 +103,20 @@ class Ends:
     """Both ends of all that connects a rank which is about to be forked.
 
     Attributes:
-        theirs: The rank's descriptors: of its connection, its standard output and its standard error.
+        theirs: The rank's descriptors: of its connection, its standard output, its standard error and its board.
     """
 
     number: int
     link: Link
     stdout: OutputStream
     stderr: OutputStream
-    theirs: tuple[int, int, int]
+    board: int
+    theirs: tuple[int, ...]
 
     @property
-    def own(self) -> tuple[int, int, int]:
+    def own(self) -> tuple[int, ...]:
         """The supervisor's descriptors."""
-        return self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor
+        return self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.board
 
     def process(self, pid: int) -> RankProcess:
         """The rank that has the other ends now, which are closed here.
@@ -124,7 +128,13 @@ class Ends:
         self.link.pid = pid
         self.hand_over()
         return RankProcess(
-            number=self.number, pid=pid, pidfd=pidfd, link=self.link, stdout=self.stdout, stderr=self.stderr
+            number=self.number,
+            pid=pid,
+            pidfd=pidfd,
+            link=self.link,
+            stdout=self.stdout,
+            stderr=self.stderr,
+            board=self.board,
         )
 
     def hand_over(self) -> None:
@@ -145,13 +155,17 @@ def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> Ends:
     undo.callback(os.close, theirs)
     stdout_in, stdout_out = _pipe(undo)
     stderr_in, stderr_out = _pipe(undo)
+    boards = call_board.open_board()
+    for descriptor in boards:
+        undo.callback(os.close, descriptor)
     say = None if echo is None else lambda line: echo(number, line)
     return Ends(
         number=number,
         link=link,
         stdout=OutputStream(stdout_in, say),
         stderr=OutputStream(stderr_in, say),
-        theirs=(theirs, stdout_out, stderr_out),
+        board=boards[0],
+        theirs=(theirs, stdout_out, stderr_out, boards[1]),
     )
 
 
@@ -186,7 +200,7 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
     return ranks
 
 
-def fork_rank(number: int, ends: tuple[int, int, int], be_rank: BeRank, others: Iterable[int]) -> int:
+def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Iterable[int]) -> int:
     """Fork one rank; its process id.
 
     Args:
@@ -200,7 +214,8 @@ def fork_rank(number: int, ends: tuple[int, int, int], be_rank: BeRank, others: 
     """
     pid = os.fork()
     if pid == 0:
-        _be_fork(others, ends[1:], lambda: be_rank(number, ends[0]))
+        connection, *outputs, board = ends
+        _be_fork(others, outputs, lambda: be_rank(number, connection, board))
     return pid
 
 

@@ -240,8 +240,8 @@ def _called(kind: str, numbers: Mapping[int, int], group: _Group) -> str:
         by_number.setdefault(number, []).append(rank)
     # A sentence that begins with the ranks that called nothing reads badly.
     (number, ranks), *others = sorted(by_number.items(), key=lambda item: (item[0] == 0, item[1]))
-    rest = "".join(f", {_ranks(ranks)} {_times(number)}" for number, ranks in others)
-    return f"{_ranks(ranks)} called {kind} {_times(number)} in {_name(group)}{rest}"
+    rest = "".join(f", {words_for_ranks(ranks)} {_times(number)}" for number, ranks in others)
+    return f"{words_for_ranks(ranks)} called {kind} {_times(number)} in {_name(group)}{rest}"
 
 
 def _unusual(numbers: Mapping[int, int]) -> tuple[int, ...]:
@@ -262,7 +262,7 @@ def _mismatches_of_receiver(receiver: int, left: Mapping[int, Messages], group: 
     excess = sum(left[sender].number for sender in senders) - from_any.number
     if excess > 0:
         have = "has" if len(senders) == 1 else "have"
-        text = f"{_ranks(senders)} {have} {_messages(excess)} to rank {receiver} that nobody received {where}"
+        text = f"{words_for_ranks(senders)} {have} {_messages(excess)} to rank {receiver} that nobody received {where}"
         yield Mismatch(message=text, ranks=senders, is_error=True)
     elif excess < 0:
         text = f"rank {receiver} waits for {_messages(-excess)} from any rank that nobody sent {where}"
@@ -286,10 +286,10 @@ def _is_default(group: _Group) -> bool:
 
 
 def _name(group: _Group) -> str:
-    return "group default" if _is_default(group) else f"the group of {_ranks(group)}"
+    return "group default" if _is_default(group) else f"the group of {words_for_ranks(group)}"
 
 
-def _ranks(ranks: Collection[int]) -> str:
+def words_for_ranks(ranks: Collection[int]) -> str:
     """``rank 0``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-63``."""
     # Neighbours have the same difference to their place in the list.
     runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda at: at[1] - at[0])]

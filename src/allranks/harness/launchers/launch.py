@@ -224,7 +224,8 @@ def _as_consequence(broken_off: Step) -> Step:
 def _muster(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int]) -> "_LaunchedCrew":
     mark, parent = secrets.token_hex(8), os.getpid()
 
-    def be_rank(rank: int, connection: int) -> NoReturn:
+    def be_rank(rank: int, connection: int, board: int) -> NoReturn:
+        os.close(board)  # calls in worlds that a test makes are not counted
         place = Place(rank=rank, world_size=world_size, results=workplace.results, connection=connection, parent=parent)
         be_launched_rank(place, work, {_MARK: mark})
 

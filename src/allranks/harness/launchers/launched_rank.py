@@ -16,7 +16,6 @@ from _pytest._code import Traceback
 
 from allranks.harness.channel import End, RankEnd, Report, Run
 from allranks.harness.gangs.late_imports import ImportWatch
-from allranks.harness.gangs.symptoms import is_symptom
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
 from allranks.harness.ranks import leaving
@@ -24,6 +23,7 @@ from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank import seed_everything
 from allranks.harness.ranks.rank_setup import live
 from allranks.harness.ranks.reports import skip_with_code
+from allranks.harness.ranks.symptoms import is_symptom
 
 
 @dataclass(frozen=True, kw_only=True)

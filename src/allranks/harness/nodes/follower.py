@@ -168,6 +168,8 @@ class _Service:
             case "find":
                 found = crew.find(said["ranks"])
                 self._answer({str(rank): _short(asdict(stuck)) for rank, stuck in found.items()})
+            case "calls":
+                self._answer({str(rank): list(calls) for rank, calls in crew.calls().items()})
             case "put_output_away":
                 outputs = crew.put_output_away(said["title"])
                 self._answer({str(rank): _short(asdict(output)) for rank, output in outputs.items()})

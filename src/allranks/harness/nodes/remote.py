@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from allranks.harness.channel import End, Report, Run
+from allranks.harness.gangs.call_board import LastCall
 from allranks.harness.gangs.crew import Gone, Happening, LeftBehind, Look, Said, Stuck
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.timer import Timer
@@ -221,6 +222,11 @@ class RemoteCrew:
             return {}
         found = self._link.ask({"do": "find", "ranks": list(ranks)}) or {}
         return {rank: Stuck(**found.get(str(rank), {})) for rank in ranks}
+
+    def calls(self) -> Mapping[int, Sequence[LastCall]]:
+        """See :meth:`allranks.harness.gangs.crew.Crew.calls`."""
+        found = self._link.ask({"do": "calls"}) or {}
+        return {int(rank): [LastCall(*call) for call in calls] for rank, calls in found.items()}
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
         """See :meth:`allranks.harness.gangs.crew.Crew.put_output_away`; of long output the middle stays there."""

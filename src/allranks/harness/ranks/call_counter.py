@@ -26,8 +26,8 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
+from allranks.harness.gangs.call_board import CallBoard, LastCall
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, Calls, GroupCalls, Messages
-from allranks.harness.ranks.call_board import CallBoard, LastCall
 
 _COLLECTIVES: Mapping[str, tuple[str, int]] = {
     "_allgather_base": ("all_gather", 1),
@@ -75,6 +75,12 @@ _WAITS = (
     (torch._C.Future, "value"),  # noqa: SLF001
 )
 """Methods that raise what has gone wrong in a call."""
+
+_STORE_WAITS = ("get", "wait", "multi_get", "queue_pop", "barrier")
+"""Methods of a store that wait for other ranks; of a rank within one its stack says so."""
+
+_IN_VAIN = 3
+"""Answers, one after another, that a call is not completed: whoever asks so often polls."""
 
 _ANY = -1
 """The peer of a receive from any source."""
@@ -187,6 +193,8 @@ class CallCounter:
         self._closed: list[str] = []
         self._from_any: dict[int, tuple[_Group, int, distributed.Work]] = {}
         self._failures = itertools.count()
+        self._order = itertools.count(1)
+        self._refusals = 0
         for method, (kind, place) in _COLLECTIVES.items():
             _wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
         for method, (kind, names) in _MESSAGES.items():
@@ -194,6 +202,14 @@ class CallCounter:
         _wrap(distributed.ProcessGroup, _UNEVEN, self._unnumbered)
         for owner, method in _WAITS:
             _wrap(owner, method, self._waited)
+        _wrap(distributed.Work, "is_completed", self._polled)
+        for method in _STORE_WAITS:
+            _wrap(torch._C._distributed_c10d.Store, method, _passed_on)  # noqa: SLF001
+
+    @property
+    def polls_in_vain(self) -> bool:
+        """Whether the rank has asked again and again for the end of a call, and has not been told of any since."""
+        return self._refusals >= _IN_VAIN
 
     def watch(self, world: distributed.ProcessGroup | None) -> None:
         """Count from now on.
@@ -208,6 +224,7 @@ class CallCounter:
     def take(self) -> Calls:
         """What was called since the last time; nothing if the current world is not the gang's."""
         failures, self._failures = next(self._failures), itertools.count()
+        self._refusals = 0
         self._settle_receives()
         world = distributed_c10d._world  # noqa: SLF001 - torch has no public list of groups
         if self._world is None or world.default_pg is not self._world:
@@ -279,7 +296,9 @@ class CallCounter:
             known.begun += peer is None
             if self._board:
                 dtype, shape = _tensor(arguments[place : place + 1])
-                self._board.note(known.slot, LastCall(known.name, known.begun, kind, known.rank_of(peer), dtype, shape))
+                rank = known.rank_of(peer)
+                begun = LastCall(known.name, known.begun, kind, rank, dtype, shape, next(self._order))
+                self._board.note(known.slot, begun)
             try:
                 work = original(group, *arguments, **options)
             except BaseException:
@@ -319,9 +338,21 @@ class CallCounter:
             except BaseException:
                 next(self._failures)
                 raise
+            self._refusals = 0
             if self._from_any:
                 self._settle_receive(id(work))
             return result
+
+        return call
+
+    def _polled(self, original: _Method) -> _Method:
+        """A method that notices how often it has said no."""
+
+        def call(work: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+            __tracebackhide__ = True
+            is_completed = original(work, *arguments, **options)
+            self._refusals = 0 if is_completed else self._refusals + 1
+            return is_completed
 
         return call
 
@@ -339,6 +370,16 @@ class CallCounter:
             else:
                 known.count("recv", _ANY, tag)
         self._from_any.clear()
+
+
+def _passed_on(original: _Method) -> _Method:
+    """The same method, with a frame of ours."""
+
+    def call(store: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+        __tracebackhide__ = True
+        return original(store, *arguments, **options)
+
+    return call
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[[_Method], _Method]) -> None:

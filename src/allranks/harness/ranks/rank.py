@@ -20,8 +20,8 @@ from torch import distributed
 
 from allranks.harness.channel import End, RankEnd, Report, Run
 from allranks.harness.config import AgentConfig
+from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.gangs.late_imports import ImportWatch
-from allranks.harness.gangs.symptoms import is_symptom
 from allranks.harness.outcome import Outcome
 from allranks.harness.phases import Phase, overall, shorten
 from allranks.harness.ranks import leaving
@@ -29,6 +29,7 @@ from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank_setup import live
 from allranks.harness.ranks.reports import is_good_subtest, phase_of
+from allranks.harness.ranks.symptoms import is_symptom
 from allranks.harness.ranks.terminal import silence_terminal
 from allranks.testing.skips.requirement import EnvironmentSkip
 from allranks.testing.skips.skipcodes import SkipCode
@@ -46,6 +47,7 @@ class Assignment:
         hardware_skip: Why no test of this cell can run on this host, with torch's skip code.
         shared: Folder that all ranks of the gang see, and no other gang uses.
         connection: Descriptor of the rank's end of its connection.
+        board: Descriptor of its board of calls.
         supervisor: Process id of the supervisor.
     """
 
@@ -59,6 +61,7 @@ class Assignment:
     results: Path
     shared: Path
     connection: int
+    board: int
     supervisor: int
 
 
@@ -118,7 +121,7 @@ class _Rank:
         self._last: pytest.Item | None = None
         self._group: distributed.ProcessGroup | None = None
         self._imports = ImportWatch()
-        self._calls = CallCounter()
+        self._calls = CallCounter(CallBoard(map_board(assignment.board)))
         session.config.pluginmanager.register(self, "allranks-rank")
         leaving.announce_to(self._connection)
 
@@ -232,9 +235,8 @@ class _Rank:
         self._phase_began = _now()
         if phase.outcome.is_bad:
             flush_output()
-        self._connection.report(
-            Report(nodeid=self._nodeid, outcome=phase.outcome, phase=phase, is_symptom=is_symptom(error))
-        )
+        has_waited = is_symptom(error) or (error is not None and self._calls.polls_in_vain)
+        self._connection.report(Report(nodeid=self._nodeid, outcome=phase.outcome, phase=phase, is_symptom=has_waited))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:

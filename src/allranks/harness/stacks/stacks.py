@@ -23,6 +23,8 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>
 _CURRENT_THREAD = "Current thread 0x"
 _MACHINERY = ("/_pytest/", "/pluggy/", "/allranks/harness/", "-packages/torch/")
 _TESTS_OF_TORCH = "-packages/torch/testing/_internal/distributed/"
+_WAITS = ("-packages/torch/distributed/", "/allranks/harness/ranks/call_counter.py")
+_NATIVE_WAITS = re.compile(r"\b(c10d|gloo|nccl\w*|tensorpipe|torch::distributed)(::|\b)")
 _OUTSIDE = "Seen from outside by py-spy"
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 
@@ -121,9 +123,19 @@ def innermost(stacks: str) -> str:
 
 
 def waits_in_distributed(stacks: str) -> bool:
-    """Whether the innermost frames are torch.distributed's: this rank waits for its peers."""
+    """Whether the innermost frames are torch.distributed's: this rank waits for its peers.
+
+    A function of its C++ part has no frame but that of what called it: where ranks count their calls, the counter's.
+    """
     inner = itertools.takewhile(is_machinery, (frame["file"] for frame in _frames(stacks)))
-    return any("-packages/torch/distributed/" in file for file in inner)
+    return any(part in file for file in inner for part in _WAITS) or _waits_in_native_code(stacks)
+
+
+def _waits_in_native_code(stacks: str) -> bool:
+    """Whether py-spy has seen the main thread in torch's C++ part of it, above any frame of the user's."""
+    _, _, seen = stacks.rpartition(_OUTSIDE)[2].rpartition(_CURRENT_THREAD)
+    native = itertools.takewhile(lambda line: not line.startswith('  File "'), seen.splitlines()[1:])
+    return any(_NATIVE_WAITS.search(line) for line in native)
 
 
 def _frames(stacks: str) -> Iterator[re.Match[str]]:

@@ -1,0 +1,116 @@
+"""The calls that a rank began last in each process group, in memory that its supervisor can read while it waits."""
+
+import mmap
+import os
+from typing import NamedTuple
+
+_LINE_BYTES = 192
+_KEPT = 4
+"""Collectives of a group that are kept: its messages have a line of their own."""
+
+_SLOT_BYTES = (_KEPT + 1) * _LINE_BYTES
+_SLOTS = 64
+
+BOARD_BYTES = _SLOT_BYTES * _SLOTS
+
+MESSAGES = ("send", "recv")
+"""The kinds of calls that are no collectives."""
+
+
+class LastCall(NamedTuple):
+    """A call, which may have ended since.
+
+    Attributes:
+        group: Name of the group, as in :class:`allranks.harness.gangs.unmatched_calls.GroupCalls`.
+        number: Of a collective in its group, from 1; of a message, that of the collective before it.
+        kind: ``all_reduce``, ``send``, ``recv``, …
+        peer: The other rank of a message; None for a collective and for a receive from any source.
+        dtype: Of the first tensor, ``float32``; empty without a tensor.
+        shape: Of the first tensor, ``4x2``.
+        order: Its place among all calls of the rank.
+    """
+
+    group: str
+    number: int
+    kind: str
+    peer: int | None = None
+    dtype: str = ""
+    shape: str = ""
+    order: int = 0
+
+
+class CallBoard:
+    """The rank's side.
+
+    Args:
+        memory: What :func:`map_board` gives.
+    """
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._free = list(range(_SLOTS))
+
+    def open(self) -> int | None:
+        """A slot for a group; None if all are taken."""
+        return self._free.pop(0) if self._free else None
+
+    def close(self, slot: int | None) -> None:
+        """Free the slot of a group that is gone."""
+        if slot is not None:
+            self._memory[_place(slot)] = bytes(_SLOT_BYTES)
+            self._free.append(slot)
+
+    def note(self, slot: int | None, call: LastCall) -> None:
+        """Note a call, in the place of an older one."""
+        if slot is not None:
+            line = ("\t".join(map(str, call)) + "\0").encode()[:_LINE_BYTES]
+            place = _KEPT if call.kind in MESSAGES else call.number % _KEPT
+            start = slot * _SLOT_BYTES + place * _LINE_BYTES
+            self._memory[start : start + len(line)] = line
+
+
+def open_board() -> tuple[int, int]:
+    """Two descriptors of the memory of a board: the supervisor's and the rank's.
+
+    Raises:
+        OSError: The system has no descriptor or memory left.
+    """
+    board = os.memfd_create("allranks-calls")
+    try:
+        os.ftruncate(board, BOARD_BYTES)
+        return board, os.dup(board)
+    except OSError:
+        os.close(board)
+        raise
+
+
+def map_board(descriptor: int) -> mmap.mmap:
+    """The memory of a board in this process; its descriptor is closed."""
+    try:
+        return mmap.mmap(descriptor, BOARD_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def read_board(descriptor: int) -> list[LastCall]:
+    """The last calls on a board, the newest first; a slot that is being written may be left out.
+
+    The rank may have written anything there, or cut the memory short.
+    """
+    data = os.pread(descriptor, BOARD_BYTES, 0)
+    lines = (data[start : start + _LINE_BYTES].partition(b"\0")[0] for start in range(0, len(data), _LINE_BYTES))
+    calls = [call for line in lines if (call := _call_of(line.decode(errors="replace"))) is not None]
+    return sorted(calls, key=lambda call: -call.order)
+
+
+def _call_of(line: str) -> LastCall | None:
+    try:
+        group, number, kind, peer, dtype, shape, order = line.split("\t")
+        known_peer = None if peer == "None" else int(peer)
+        return LastCall(group, int(number), kind, known_peer, dtype, shape, int(order))
+    except ValueError:
+        return None
+
+
+def _place(slot: int) -> slice:
+    return slice(slot * _SLOT_BYTES, (slot + 1) * _SLOT_BYTES)

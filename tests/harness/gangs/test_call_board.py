@@ -1,0 +1,122 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from allranks.harness.gangs.call_board import CallBoard, LastCall, map_board, open_board, read_board
+
+ALL_REDUCE = LastCall("default", 12, "all_reduce", None, "float32", "4x2", 9)
+SEND = LastCall("3", 7, "send", 1, "int64", "", 8)
+
+
+@pytest.fixture
+def ends():
+    ends = open_board()
+    yield ends
+    os.close(ends[0])
+
+
+@pytest.fixture
+def seen(ends):
+    return ends[0]
+
+
+@pytest.fixture
+def memory(ends):
+    with map_board(ends[1]) as memory:
+        yield memory
+
+
+def test_another_process_reads_the_last_calls_of_each_group(memory, seen):
+    before = LastCall("default", 11, "broadcast", None, "complex128", "100x100x100", 7)
+    pid = os.fork()
+    if pid == 0:
+        board = CallBoard(memory)
+        first, second = board.open(), board.open()
+        board.note(first, before)
+        board.note(first, ALL_REDUCE)
+        board.note(second, SEND)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert read_board(seen) == [ALL_REDUCE, SEND, before]
+
+
+def test_a_group_that_is_gone_leaves_its_slot_to_another(memory, seen):
+    board = CallBoard(memory)
+    for number in range(1000):
+        slot = board.open()
+        board.note(slot, LastCall(str(number), 1, "barrier"))
+        assert read_board(seen) == [LastCall(str(number), 1, "barrier")]
+        board.close(slot)
+    assert read_board(seen) == []
+
+
+def test_of_many_calls_the_last_are_kept(memory, seen):
+    board = CallBoard(memory)
+    slot = board.open()
+    board.note(slot, SEND)
+    for number in range(1, 101):
+        board.note(slot, ALL_REDUCE._replace(number=number, order=number + 8))
+    assert [call.number for call in read_board(seen)] == [100, 99, 98, 97, SEND.number]
+
+
+def test_more_groups_than_slots_do_no_harm(memory, seen):
+    board = CallBoard(memory)
+    for _ in range(1000):
+        board.note(board.open(), ALL_REDUCE)
+    assert set(read_board(seen)) == {ALL_REDUCE}
+
+
+def test_a_long_shape_stays_in_its_slot(memory, seen):
+    board = CallBoard(memory)
+    slots = [board.open(), board.open()]
+    board.note(slots[1], ALL_REDUCE)
+    board.note(slots[0], SEND._replace(shape="1x" * 1000))
+    assert read_board(seen)[-1] == ALL_REDUCE
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 300, b"a\tb\tc\td\te\tf", b"\t" * 20])
+def test_garbage_is_left_out(memory, seen, garbage):
+    memory[: len(garbage)] = garbage
+    assert read_board(seen) == []
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_memory_that_was_cut_short_is_empty(seen):
+    os.ftruncate(seen, 0)
+    assert read_board(seen) == []
+
+
+def test_the_counter_notes_what_a_rank_is_in():
+    program = """
+import torch
+from torch import distributed as dist
+from allranks.harness.gangs.call_board import CallBoard, map_board, open_board, read_board
+from allranks.harness.ranks.call_counter import CallCounter
+seen, theirs = open_board()
+counter = CallCounter(CallBoard(map_board(theirs)))
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+counter.watch(dist.group.WORLD)
+for _ in range(3):
+    dist.all_reduce(torch.ones(4, 2))
+group = dist.new_group([0])
+dist.all_gather([torch.ones(3)], torch.ones(3), group=group)
+print(read_board(seen))
+dist.destroy_process_group(group)
+counter.take()
+dist.barrier()
+print(read_board(seen))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    calls = [LastCall("default", number, "all_reduce", None, "float32", "4x2", number) for number in (3, 2, 1)]
+    assert done.stdout.splitlines() == [
+        str([LastCall("1", 1, "all_gather", None, "float32", "3", 4), *calls]),
+        str([LastCall("default", 4, "barrier", order=5), *calls]),
+    ]
