@@ -222,7 +222,7 @@ def test_what_fits_into_the_limit_is_kept_and_the_rest_is_told_with_the_largest_
         "The job's results exceed the limit of 1,000 bytes: "
         "'b' (1,500 bytes), 'f' (300 bytes), 'd' (101 bytes) left out."
     )
-    assert "limits.disk_mib" in raised.value.remedy
+    assert "ALLRANKS_SHARED" in raised.value.remedy
 
 
 def claiming(size: int) -> bytes:

@@ -230,7 +230,7 @@ def test_of_results_that_are_too_large_or_have_names_of_the_hosts_all_else_is_th
         with pytest.raises(EngineError) as raised:
             job.collect(results)
     assert set(said.ends.values()) == {"passed"}
-    assert "The job's results exceed the limit of 1,536 MiB: 'zz-big' (8,192 MiB) left out." in raised.value.text
+    assert "The job's results exceed the limit of 512 MiB: 'zz-big' (8,192 MiB) left out." in raised.value.text
     assert "names that allranks itself writes: 'job.json' (2 bytes) left out." in raised.value.text
     names = {path.name for path in results.iterdir()}
     assert "agent.log" in names

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from allranks.engine.intake import MOST_BYTES, Intake
+from allranks.engine.intake import RESULTS_BYTES, Intake
 from allranks.engine.spec import FileCopy
 
 PAGE = 4096
@@ -122,7 +122,7 @@ def walk(source: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
                 yield from walk(path, above | {here})
 
 
-def unpack(pieces: Iterable[bytes], into: Path, most: int = MOST_BYTES) -> None:
+def unpack(pieces: Iterable[bytes], into: Path, most: int = RESULTS_BYTES) -> None:
     """Unpack an archive that a job made, and which is therefore not trusted, without its first path component.
 
     Files are made, with the folders above them, and nothing else: links and devices are left out, so no entry can lead

@@ -30,7 +30,6 @@ from allranks.engine.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
-from allranks.engine.intake import most_bytes
 from allranks.engine.nodes import make_token
 from allranks.engine.ownership import GPUS_LABEL, HOST_LABEL, RUN_LABEL, forget_dead_runs, host_id, is_dead
 from allranks.engine.spec import FileCopy, JobSpec
@@ -112,7 +111,7 @@ class DockerEngine:
         for name in volume_names(spec):  # they are made with the first container that has them
             stack.callback(self._remove_volume, name)
         containers = [self._make_container(each, archive.pages * PAGE, stack) for each in specs]
-        job = DockerJob(self._client, containers, spec.resources.seconds, most_bytes(spec.resources, len(specs)))
+        job = DockerJob(self._client, containers, spec.resources.seconds)
         stack.callback(job.close)
         job.start(archive.data)
         return job

@@ -19,7 +19,6 @@ from allranks.engine.agents import JobOfAgents
 from allranks.engine.archive import unpack
 from allranks.engine.docker_requests import ROOT, own_folder
 from allranks.engine.frames import STDOUT, FrameReader
-from allranks.engine.intake import MOST_BYTES
 from allranks.engine.nodes import bring_home
 from allranks.engine.protocol import NodeExit
 from allranks.engine.stream import Damage, RecordStream
@@ -219,15 +218,11 @@ class DockerJob(JobOfAgents[Container]):
         client: Of the daemon.
         containers: Those of the nodes, the leading one first.
         limit: Seconds that they may take once it is their turn.
-        most: Bytes of their results that are copied.
     """
 
-    def __init__(
-        self, client: docker.APIClient, containers: Sequence[Container], limit: float, most: int = MOST_BYTES
-    ) -> None:
+    def __init__(self, client: docker.APIClient, containers: Sequence[Container], limit: float) -> None:
         super().__init__(containers, limit)
         self._client = client
-        self._most = most
 
     def start(self, archive: bytes) -> None:
         """Start the containers, give them their files, and let the agents begin.
@@ -268,12 +263,12 @@ class DockerJob(JobOfAgents[Container]):
     def _bring_home(self, results: Path) -> None:
         if not self._followers:
             with closing(self._archive_of(0)) as pieces:
-                unpack(pieces, results, self._most)
+                unpack(pieces, results)
             return
         with TemporaryDirectory() as scratch:
             folders = [Path(scratch, f"node-{node}") for node, _ in enumerate(self._agents)]
             errors = [error for node, folder in enumerate(folders) if (error := self._unpack(node, folder))]
-            bring_home(folders, results, self._most)
+            bring_home(folders, results)
         if errors:
             raise errors[0]
 
@@ -281,7 +276,7 @@ class DockerJob(JobOfAgents[Container]):
         """Copy a node's results; what went wrong is raised once those of all nodes are there."""
         try:
             with closing(self._archive_of(node)) as pieces:
-                unpack(pieces, folder, self._most)
+                unpack(pieces, folder)
         except NotFound:  # `bring_home` misses the folder
             return None
         except (EngineError, tarfile.TarError) as error:

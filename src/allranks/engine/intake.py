@@ -9,7 +9,6 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from allranks.engine.drafts import DRAFT, draft_of
-from allranks.engine.spec import Resources
 from allranks.errors import EngineError
 from allranks.records import JOURNAL
 
@@ -18,9 +17,6 @@ RESERVED: Final = ("job.json", JOURNAL, "rank-*.xml", ".*")
 
 RESULTS_BYTES: Final = 512 << 20
 """What each node of a job may write to its results folder: each rank's log has a limit of its own."""
-
-MOST_BYTES: Final = (1 << 30) + RESULTS_BYTES
-"""Limit of what is copied where no job sets one: the default of ``limits.disk_mib``, and the results of one node."""
 
 MOST_ENTRIES: Final = 50_000
 """Files and folders: a job of 64 ranks leaves about 400, and each more costs the host an inode."""
@@ -41,11 +37,6 @@ _Reason = Literal["bytes", "entries", "name", "reserved", "clash", "unreadable"]
 
 _CLASHES = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
 """What the kernel says of a file in the place of a folder, or the other way round."""
-
-
-def most_bytes(resources: Resources, nodes: int) -> int:
-    """How many bytes of a job's results are copied: its disk limit, and what its nodes may write beside it."""
-    return resources.disk_bytes + RESULTS_BYTES * nodes
 
 
 def is_reserved(path: PurePosixPath) -> bool:
@@ -74,7 +65,7 @@ class Intake:
         OSError: The folder cannot be made.
     """
 
-    def __init__(self, folder: Path, most: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Path, most: int = RESULTS_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._most = most
@@ -173,7 +164,7 @@ class Intake:
 
 
 _REMEDIES: dict[_Reason, str] = {
-    "bytes": "Have its tests leave less, or raise limits.disk_mib in the matrix file.",
+    "bytes": "Have its tests leave less: files that the report should not have belong into ALLRANKS_SHARED.",
     "entries": "Have its tests leave fewer files.",
     "name": "Have its tests leave shorter names.",
     "reserved": "Have its tests use other names.",

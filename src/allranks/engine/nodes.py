@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from allranks.engine.intake import MOST_BYTES, MOST_ENTRIES, Intake
+from allranks.engine.intake import MOST_ENTRIES, RESULTS_BYTES, Intake
 from allranks.engine.spec import JobSpec, Passthrough
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, GpuToCheck, Post, share_of
 
@@ -101,7 +101,7 @@ def gpus_of(node: int, gpus: Sequence[str], nodes: int) -> tuple[str, ...]:
     return tuple(gpus[place] for place in share_of(node, total=len(gpus), nodes=nodes))
 
 
-def bring_home(folders: Sequence[Path], results: Path, most: int = MOST_BYTES) -> None:
+def bring_home(folders: Sequence[Path], results: Path, each: int = RESULTS_BYTES) -> None:
     """Put the results of all nodes into one folder: regular files, and none by way of a link.
 
     Ranks are numbered over all nodes, so that their files have names of their own; an agent's get its node's number.
@@ -109,13 +109,13 @@ def bring_home(folders: Sequence[Path], results: Path, most: int = MOST_BYTES) -
     Args:
         folders: The results of each node's agent, the leader's first.
         results: An existing folder.
-        most: How many bytes are copied; see :class:`allranks.engine.intake.Intake`.
+        each: How many bytes of a node are copied, over all nodes; see :class:`allranks.engine.intake.Intake`.
 
     Raises:
         OSError: Something cannot be copied; everything else has been.
         EngineError: Something was left out; all that fits is there.
     """
-    intake = Intake(results, most)
+    intake = Intake(results, each * len(folders))
     errors: list[OSError] = []
     for node, folder in enumerate(folders):
         for path in _files(folder, intake, errors):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO
 
 from allranks.engine.agents import STOP_GRACE, JobOfAgents
-from allranks.engine.intake import MOST_BYTES, most_bytes
 from allranks.engine.nodes import Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engine.ownership import RUN_VARIABLE, forget_dead_runs, is_dead, process_namespace
 from allranks.engine.protocol import NodeExit
@@ -76,8 +75,7 @@ class ProcessEngine:
                     agents.append(self._start_agent(replace(spec, agent=config), spec.python, scratch, held))
                     undo.callback(agents[-1].close)
                     undo.callback(agents[-1].end, 0.0)
-                most = most_bytes(spec.resources, spec.agent.nodes)
-                job = ProcessJob(agents, spec.resources.seconds, meeting, most)
+                job = ProcessJob(agents, spec.resources.seconds, meeting)
             except OSError as error:
                 msg = f"The agent of {spec.job_id} could not be started."
                 raise EngineError(msg, why=str(error), remedy="Check process.python in the matrix file.") from error
@@ -195,20 +193,16 @@ class ProcessJob(JobOfAgents[_Agent]):
         agents: The agents, the leading one first.
         limit: Seconds that they may take once it is their turn.
         meeting: How they find each other; None for a single one.
-        most: Bytes of their results that are copied.
     """
 
-    def __init__(
-        self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None, most: int = MOST_BYTES
-    ) -> None:
+    def __init__(self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None) -> None:
         super().__init__(agents, limit)
         self._meeting = meeting
-        self._most = most
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
         try:
-            bring_home([agent.folder / "results" for agent in self._agents], results, self._most)
+            bring_home([agent.folder / "results" for agent in self._agents], results)
         except OSError as error:
             msg = f"The results of a job could not be copied to {results}."
             raise EngineError(msg, why=str(error), remedy="Check the folder's permissions and free space.") from error

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from allranks.harness import kernel
+from allranks.harness import evidence, kernel
 from allranks.harness.conductor import Conductor, Job
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.forks import Family, ForkServer, ForkServerError, LocalNode
@@ -339,9 +339,7 @@ class Supervision:
         return 0
 
     def _log(self) -> str:
-        with suppress(OSError):
-            return (self._folders.results / "agent.log").read_text(encoding="utf-8", errors="replace")[-_LOG_END:]
-        return ""
+        return evidence.read(self._folders.results / "agent.log")[-_LOG_END:]
 
 
 def _session_problem(ended: SessionEnded, *, is_bad: bool) -> str:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from allranks.harness import kernel
+from allranks.harness import evidence, kernel
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.forks import STACKS
 from allranks.harness.gangs.rank_process import BeRank, fork_rank
@@ -127,10 +127,9 @@ def main(arguments: list[str]) -> NoReturn:
     if os.getppid() != said.get("supervisor"):
         os._exit(1)
     folders = Folders(**{name: Path(path) for name, path in said["folders"].items()})
-    with suppress(OSError):
-        stacks = (folders.results / STACKS).open("a", encoding="utf-8")
-        faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
-        faulthandler.enable(file=stacks, all_threads=True)
+    stacks = os.fdopen(evidence.open_end(folders.results / STACKS), "ab")
+    faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
+    faulthandler.enable(file=stacks, all_threads=True)
     # What is imported and collected here lives as long as the job: looking for garbage in it would only
     # cost time and, in the forks, memory. Ranks turn the collector on again.
     gc.disable()

@@ -111,5 +111,5 @@ def test_a_log_ends_at_its_limit_and_says_so(tmp_path, monkeypatch):
     for _ in range(9):
         log.add("t::a", Output(stdout="x" * 40))
     text = (tmp_path / "rank-0.log").read_text()
-    assert text.endswith("--- the log ends here: it has reached its limit ---\n")
+    assert text.endswith("--- this file has reached its limit ---\n")
     assert len(text) < 200

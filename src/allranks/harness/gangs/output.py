@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from allranks.harness import evidence
 
 KEPT = 1 << 20
 """Bytes of one stream that are kept of one test: half from its start, half from its end."""
@@ -122,17 +123,7 @@ class OutputLog:
         streams = [("stdout", output.stdout), ("stderr", output.stderr)]
         parts = [f"--- {name} of {title} ---\n{_ended(text)}" for name, text in streams if text]
         if parts:
-            self._append("".join(parts))
-
-    def _append(self, text: str) -> None:
-        # A log is evidence: a disk that its own ranks have filled must not end whoever supervises them.
-        with suppress(OSError), self._path.open("ab") as file:
-            room = LOG_LIMIT - file.tell()
-            data = text.encode("utf-8", "replace")
-            if len(data) <= room:
-                file.write(data)
-            elif room > 0:
-                file.write(data[:room] + b"\n--- the log ends here: it has reached its limit ---\n")
+            evidence.append(self._path, "".join(parts).encode("utf-8", "replace"), LOG_LIMIT)
 
 
 def _ended(text: str) -> str:

@@ -249,10 +249,13 @@ class _Rank:
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Keep the exception: the report holds only its text."""
+        """Keep the exception: the report holds only its text. Whoever exits while it is told skips nothing any more."""
+        leaving.now_running("")
         report = yield
         if call.excinfo is not None:
             self._errors[call.when] = call.excinfo.value
+        elif call.when == "setup":
+            leaving.now_running(self._nodeid)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

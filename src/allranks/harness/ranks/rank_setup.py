@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from allranks.harness import kernel
+from allranks.harness import evidence, kernel
 from allranks.harness.ranks import leaving
 from allranks.harness.ranks.printing import print_at_once
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
@@ -74,7 +74,7 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     os.close(nothing)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    file = stacks.open("a", encoding="utf-8")
+    file = os.fdopen(evidence.open_end(stacks), "ab")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     # Standard error is a pipe with room for little, and the stacks are wanted apart.
     faulthandler.enable(file=file, all_threads=True)

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from allranks.harness.evidence import size_of
+
 PATIENCE = 2.5
 """Seconds for a rank to look at its pipe, which it does once a second, and to write."""
 
@@ -75,7 +77,7 @@ class FlightRecorder:
         deadline = time.monotonic() + patience
         while wanted and time.monotonic() < deadline and not all(_has_settled(file) for file in wanted):
             time.sleep(_LOOK_AGAIN)
-        return [file for file in wanted if _size(file) > 0]
+        return [file for file in wanted if size_of(file) > 0]
 
     @property
     def _pipe_prefix(self) -> Path:
@@ -104,11 +106,8 @@ def _poke(pipe: Path) -> bool:
 
 
 def _has_settled(file: Path) -> bool:
-    return _size(file) > 0 and time.time() - file.stat().st_mtime > _SETTLED
-
-
-def _size(file: Path) -> int:
     try:
-        return file.stat().st_size
+        found = file.lstat()
     except OSError:
-        return 0
+        return False
+    return found.st_size > 0 and time.time() - found.st_mtime > _SETTLED

@@ -8,14 +8,17 @@ import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from pathlib import Path
 
+from allranks.harness import evidence
 from allranks.harness.stacks import py_spy
 from allranks.harness.stacks.py_spy import View
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1
 """Asks a rank to write the Python stacks of all its threads; a signal that suites hardly use."""
+
+_MOST = 64 << 20
+"""Bytes that one stack file may grow to."""
 
 _PATIENCE = 0.5
 _LAST_PATIENCE = 1.0
@@ -38,20 +41,15 @@ class StackFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._start = path.stat().st_size if path.exists() else 0
+        self._start = evidence.size_of(path)
 
     def added(self) -> str:
         """What has been added since this object was made."""
-        if not self._path.exists():
-            return ""
-        with self._path.open("rb") as file:
-            file.seek(self._start)
-            return file.read().decode("utf-8", "replace")
+        return evidence.read(self._path, self._start)
 
     def append(self, text: str) -> None:
         """Add what the rank did not write itself."""
-        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write(text)
+        evidence.append(self._path, text.encode("utf-8", "replace"), _MOST)
 
 
 def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mapping[int, StackFile]) -> dict[int, str]:
