@@ -25,6 +25,9 @@ DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond what its ranks get, to look at their stacks, to stop them and to tear down."""
 
 
+_NAMES = 20
+"""Names that one notice lists."""
+
 _COMMAND = 1000
 """Characters of a command line."""
 
@@ -58,10 +61,12 @@ class _Count:
     Attributes:
         gangs: Numbers of gangs.
         settled: For each test that has run, whether it went wrong.
+        changed: By name what tests have left other than it was, and which tests.
     """
 
     gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     settled: dict[str, bool] = field(default_factory=dict)
+    changed: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def bad_tests(self) -> int:
@@ -121,6 +126,18 @@ class Conductor:
         if remaining:
             nodeids = tuple(self._program.tests[index] for index in remaining)
             self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
+        self._tell_changes()
+
+    def _tell_changes(self) -> None:
+        """Say what tests have left other than it was, each thing once: a suite may do it in each of its tests."""
+        by_tests: dict[tuple[str, ...], list[str]] = {}
+        for name, nodeids in self._count.changed.items():
+            by_tests.setdefault(tuple(nodeids), []).append(name)
+        for (first, *others), names in by_tests.items():
+            too = f", and so did {len(others)} other tests" if others else ""
+            listed = ", ".join(names[:_NAMES])
+            text = f"it left {listed} other than it was{too}; that was put back for the next test"
+            self._journal.write(Notice(nodeid=first, text=text))
 
     def _forks_ahead(self) -> int:
         """About how many processes will be forked on this node, drivers and the ranks of launcher tests included."""
@@ -266,6 +283,8 @@ class Conductor:
         for rank in sorted(step.strangers):
             text = f"a process that rank {rank} had forked went on in its place; what it reported was left out"
             self._journal.write(Notice(nodeid=nodeid, text=text))
+        for name in sorted(step.changed):
+            self._count.changed.setdefault(name, []).append(nodeid)
         if step.arrivals or nodeid not in self._count.settled:
             self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
 

@@ -13,7 +13,7 @@ FAULT = {
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["failed", "crashed"],
-    "words": ["rank 1 was killed by SIGINT"],
+    "words": ["rank 1", "KeyboardInterrupt"],
     "seconds": 2,
 }
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from allranks.harness.gangs.rank_process import fork_ranks
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import Phase
+from allranks.harness.stacks.stacks import STACKS_SIGNAL
 from allranks.testing.skips import skipcodes
 
 LIMITS = TimeLimits(process_group=20, test=20, job=20, peer_grace=0.1)
@@ -392,8 +394,37 @@ def test_where_there_are_only_symptoms_the_first_leads(start_gang):
     assert consequences(step) == {0: False, 1: False}
 
 
-def test_the_peer_of_a_rank_that_skipped_is_aborted_after_a_while(start_gang):
-    step = start_gang([report(SKIPPED)], [wait]).run(RUN, PATIENCE)
+def wait_in_distributed(_end):
+    # As faulthandler would write it, into a file that is not asked for.
+    text = (
+        'Current thread 0x1 (most recent call first):\n  File "/x/site-packages/torch/distributed/c.py", line 9 in w\n'
+    )
+    signal.signal(STACKS_SIGNAL, lambda *_: Path("rank-1.stacks.txt").write_text(text))
+    while True:
+        signal.pause()
+
+
+def test_the_peer_of_a_rank_that_skipped_is_aborted_once_it_waits(start_gang, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    step = start_gang([report(SKIPPED)], [wait_in_distributed]).run(RUN, PATIENCE)
+    aborted = step.arrivals[1]
+    assert (aborted.outcome, aborted.caused_by) == (Outcome.ABORTED, 0)
+
+
+def test_the_peer_of_a_rank_that_skipped_may_go_on_with_what_it_does(start_gang):
+    def skip_later(end):
+        signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+        time.sleep(0.7)
+        end.report(SKIPPED)
+
+    assert outcomes(start_gang([report(SKIPPED)], [skip_later]).run(RUN, PATIENCE)) == {
+        0: Outcome.SKIPPED,
+        1: Outcome.SKIPPED,
+    }
+
+
+def test_the_peer_of_a_rank_that_skipped_is_aborted_at_the_limit(start_gang):
+    step = start_gang([report(SKIPPED)], [wait]).run(RUN, Patience(limit=0.5, skip=0.1))
     aborted = step.arrivals[1]
     assert (aborted.outcome, aborted.caused_by) == (Outcome.ABORTED, 0)
     assert aborted.message.startswith("aborted by rank 0, which skipped")

@@ -23,6 +23,8 @@ class Arrival:
     Attributes:
         at: Seconds since the epoch.
         addition: What the supervisor knows besides the message, in words.
+        has_left_group: The rank cannot be in a gang any more.
+        changed: What the test has left other than it was, by name.
         consequence: The outcome came of another rank's bad one, or within the grace after it.
         caused_by: For an aborted rank: the rank that went first.
         is_final: The rank's step is over.
@@ -40,6 +42,7 @@ class Arrival:
     text: str = ""
     early_skip: bool = False
     has_left_group: bool = False
+    changed: tuple[str, ...] = ()
     is_final: bool = True
     is_symptom: bool = False
     consequence: bool = False
@@ -150,6 +153,11 @@ class Step:
         return (arrival for arrival in self.arrivals if arrival.outcome.is_bad)
 
     @property
+    def changed(self) -> frozenset[str]:
+        """What the test has left other than it was on any rank, by name."""
+        return frozenset(name for arrival in self.arrivals for name in arrival.changed)
+
+    @property
     def is_clean(self) -> bool:
         """Whether the gang may be kept: all ranks are in its group, and all passed, or all skipped before the call."""
         if any(arrival.has_left_group for arrival in self.arrivals):
@@ -215,7 +223,8 @@ def reported(said: Said, step: Step) -> Arrival:
         at=said.at,
         message=phase.message if phase else report.message,
         early_skip=report.early_skip,
-        has_left_group=report.has_left_group,
+        has_left_group=report.has_left_group or report.is_spoilt,
+        changed=report.changed,
         is_symptom=report.is_symptom,
         is_final=report.is_final,
         calls=_calls(report),

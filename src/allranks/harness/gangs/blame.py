@@ -48,12 +48,17 @@ def _to_blame(step: Step, stuck: Mapping[int, Stuck], calls: _Calls) -> Sequence
     Who waits in a collective is not to blame, unless it waits in another one than most, or nobody else can be. Of those
     who do something else, the ones to blame are behind their peers, if any are.
     """
-    absent = [rank for rank in stuck if stuck[rank].held or not waits_in_distributed(stuck[rank].stacks)]
+    absent = [rank for rank in stuck if not waits_for_peers(stuck[rank])]
     if absent:
         return [rank for rank in absent if _is_behind(rank, calls)] or absent
     if step.has_gone_wrong:
         return []
     return _odd_ones_out({rank: calls[rank][0] for rank in stuck if calls.get(rank)}) or list(stuck)
+
+
+def waits_for_peers(stuck: Stuck) -> bool:
+    """Whether a rank does nothing but wait in torch.distributed."""
+    return not stuck.held and waits_in_distributed(stuck.stacks)
 
 
 def _is_behind(rank: int, calls: _Calls) -> bool:

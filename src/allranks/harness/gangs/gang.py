@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from allranks.harness.channel import End, Run
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.arrival import Arrival, Step, ended, reported
-from allranks.harness.gangs.blame import given_up, name_crossing
+from allranks.harness.gangs.blame import given_up, name_crossing, waits_for_peers
 from allranks.harness.gangs.call_board import LastCall
 from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look, Said, Stuck
 from allranks.harness.gangs.output import Output
@@ -160,8 +160,14 @@ class Gang:
                 step.note(ended(gone, step))
         self._pending = set(self._alive)
         clock = self._clock = _Clock(patience, self._limits.peer_grace)
-        while self._pending and (remaining := clock.remaining(step)) > 0:
-            self._wait(remaining)
+        while self._pending:
+            if (remaining := clock.remaining(step)) > 0:
+                self._wait(remaining)
+            elif not clock.is_about_a_skip or all(map(waits_for_peers, self._find(self._pending).values())):
+                break
+            else:
+                # Whoever does not wait may be about to skip as well.
+                clock.go_on()
         skipper = None if patience.skip is None else step.skipper
         if self._pending:
             self._give_up(clock.late, skipper)
@@ -272,7 +278,7 @@ class _Clock:
         self._patience = patience
         self._limit = patience.limit
         self._peer_grace = peer_grace
-        self._deadline = time.monotonic() + patience.limit
+        self._deadline = self._last = time.monotonic() + patience.limit
         self._is_wrong = False
         self._is_skipped = False
 
@@ -285,7 +291,7 @@ class _Clock:
         """Count from now on, unless the step's end has been settled."""
         if not self._is_wrong and not self._is_skipped:
             self._limit = self._patience.limit if self._patience.anew is None else self._patience.anew
-            self._deadline = time.monotonic() + self._limit
+            self._deadline = self._last = time.monotonic() + self._limit
 
     def remaining(self, step: Step) -> float:
         """Seconds from now on."""
@@ -297,3 +303,12 @@ class _Clock:
             self._is_skipped = True
             self._deadline = min(self._deadline, now + self._patience.skip)
         return self._deadline - now
+
+    @property
+    def is_about_a_skip(self) -> bool:
+        """Whether there would be time left, had not a rank skipped."""
+        return self._is_skipped and not self._is_wrong and time.monotonic() < self._last
+
+    def go_on(self) -> None:
+        """Give the peers of a rank that skipped another while."""
+        self._deadline = min(self._last, time.monotonic() + (self._patience.skip or 0.0))

@@ -29,6 +29,7 @@ from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank_setup import live
 from allranks.harness.ranks.reports import is_good_subtest, phase_of
+from allranks.harness.ranks.surroundings import Surroundings
 from allranks.harness.ranks.symptoms import is_symptom
 from allranks.harness.ranks.terminal import silence_terminal
 from allranks.testing.skips.requirement import EnvironmentSkip
@@ -121,6 +122,7 @@ class _Rank:
         self._last: pytest.Item | None = None
         self._group: distributed.ProcessGroup | None = None
         self._imports = ImportWatch()
+        self._surroundings = Surroundings()
         self._calls = CallCounter(CallBoard(map_board(assignment.board)))
         session.config.pluginmanager.register(self, "allranks-rank")
         leaving.announce_to(self._connection)
@@ -130,6 +132,7 @@ class _Rank:
         self._report(self._join())
         self._group = distributed.group.WORLD
         self._calls.watch(self._group)
+        self._surroundings = Surroundings()
         while (command := self._connection.command()) is not None:
             if isinstance(command, End):
                 self._report(self._end(command))
@@ -200,11 +203,14 @@ class _Rank:
 
     def _conclude(self) -> Report:
         deciding = overall(self._phases)
+        changed, is_whole = self._surroundings.put_back()
         return Report(
             nodeid=self._nodeid,
             outcome=deciding.outcome,
             early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
             has_left_group=distributed.group.WORLD is not self._group,
+            changed=tuple(changed),
+            is_spoilt=not is_whole,
             calls=json.dumps(self._calls.take().as_fields()),
         )
 
@@ -237,6 +243,14 @@ class _Rank:
             flush_output()
         has_waited = is_symptom(error) or (error is not None and self._calls.polls_in_vain)
         self._connection.report(Report(nodeid=self._nodeid, outcome=phase.outcome, phase=phase, is_symptom=has_waited))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+        """Let what a fixture of wider scope changes be, until its end."""
+        if fixturedef.scope == "function":
+            return (yield)
+        with self._surroundings.widening():
+            return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:

@@ -72,8 +72,8 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     file = os.fdopen(evidence.open_end(stacks), "ab")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
     # Standard error is a pipe with room for little, and the stacks are wanted apart.

@@ -1,0 +1,136 @@
+"""What one test changes for the next: put back after each test of a kept gang, unless a wider fixture has set it."""
+
+import locale
+import os
+import signal
+import sys
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+
+_State = dict[str, Any]
+"""Values by name: ``the working directory``, ``variable HOME``, ``handler of SIGINT``; None for what is unset."""
+
+_VARIABLE: Final = "variable "
+_HANDLER: Final = "handler of "
+_OURS: Final = frozenset({"PYTEST_CURRENT_TEST", "ALLRANKS_SEED"})
+_OF_TORCH: Final = ("TORCHINDUCTOR_", "TRITON_", "KINETO_")
+"""Beginnings of variables that torch sets when a part of it is imported."""
+
+_NAMED: Final = frozenset(signal.Signals)
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109 - a path makes no text of it
+    except OSError:
+        return None  # somebody has removed it
+
+
+def _umask() -> int:
+    mask = os.umask(0o77)
+    os.umask(mask)
+    return mask
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_device(device: torch.device) -> None:
+    # None takes the mode away that every function would be slowed down by.
+    torch.set_default_device(None if device == torch.device("cpu") else device)
+
+
+def _set_path(path: list[str]) -> None:
+    sys.path[:] = path
+
+
+_PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = {
+    "the working directory": (_folder, os.chdir),
+    "the umask": (_umask, os.umask),
+    "sys.path": (lambda: list(sys.path), _set_path),
+    "the locale": (lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    "blocked signals": (
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+        lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+    ),
+    "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "torch's default device": (torch.get_default_device, _set_device),
+    "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "torch's deterministic algorithms": (
+        _deterministic,
+        lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
+    ),
+    "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+}
+"""How each part is read and written."""
+
+_SIGNALS: Final = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
+
+
+class Surroundings:
+    """The surroundings that a gang's tests begin with."""
+
+    def __init__(self) -> None:
+        self._base = _read()
+        # What wider fixtures have replaced, and may put back.
+        self._before: dict[str, list[Any]] = {}
+
+    @contextmanager
+    def widening(self) -> Generator[None, None, None]:
+        """A fixture of wider scope than a test is set up: what it changes is meant to stay."""
+        before = _read()
+        try:
+            yield
+        finally:
+            now = _read()
+            for name in _differences(before, now):
+                self._before.setdefault(name, []).append(self._base.get(name))
+                self._base[name] = now.get(name)
+
+    def put_back(self) -> tuple[list[str], bool]:
+        """The names of what a test has changed, which is as before now, and whether all of it could be."""
+        now = _read()
+        changed: list[str] = []
+        is_whole = True
+        for name in _differences(self._base, now):
+            value = now.get(name)
+            if any(value == before for before in self._before.get(name, ())):
+                self._base[name] = value
+                continue
+            changed.append(name)
+            try:
+                _write(name, self._base.get(name))
+            except (OSError, ValueError, TypeError, RuntimeError, locale.Error):
+                is_whole = False
+        return changed, is_whole
+
+
+def _read() -> _State:
+    state: _State = {name: read() for name, (read, _) in _PARTS.items()}
+    variables = ((name, value) for name, value in os.environ.items() if not name.startswith(_OF_TORCH))
+    state.update((f"{_VARIABLE}{name}", value) for name, value in variables if name not in _OURS)
+    for number in _SIGNALS:
+        state[f"{_HANDLER}{signal.Signals(number).name if number in _NAMED else number}"] = signal.getsignal(number)
+    return state
+
+
+def _differences(one: _State, other: _State) -> Iterator[str]:
+    return (name for name in sorted({**one, **other}) if one.get(name) != other.get(name))
+
+
+def _write(name: str, value: Any) -> None:  # noqa: ANN401 - of any part
+    if name.startswith(_VARIABLE):
+        variable = name.removeprefix(_VARIABLE)
+        if value is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = value
+    elif name.startswith(_HANDLER):
+        word = name.removeprefix(_HANDLER)
+        signal.signal(int(word) if word.isdigit() else signal.Signals[word], value)
+    else:
+        _PARTS[name][1](value)

@@ -1,0 +1,95 @@
+"""What one test leaves other than it was is put back; what a wider fixture set stays until it puts it back itself."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from allranks.harness.ranks.surroundings import Surroundings
+
+
+@pytest.fixture
+def surroundings(monkeypatch, tmp_path):
+    """The surroundings as they are, in a process whose own are put back whatever a test does."""
+    outer = Surroundings()
+    monkeypatch.chdir(tmp_path)
+    yield Surroundings()
+    outer.put_back()
+
+
+def ignore(number):
+    signal.signal(number, signal.SIG_IGN)
+
+
+def remove_folder():
+    folder = Path("gone").resolve()
+    folder.mkdir()
+    os.chdir(folder)
+    folder.rmdir()
+
+
+CHANGES = {
+    "the working directory": lambda: os.chdir("/"),
+    "the umask": lambda: os.umask(0o777),
+    "sys.path": lambda: sys.path.insert(0, "/nowhere"),
+    "blocked signals": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}),
+    "torch's default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "torch's default device": lambda: torch.set_default_device("meta"),
+    "torch's number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "torch's deterministic algorithms": lambda: torch.use_deterministic_algorithms(mode=True, warn_only=True),
+    "torch's grad mode": lambda: torch.set_grad_enabled(mode=False),
+    "handler of SIGCHLD": lambda: ignore(signal.SIGCHLD),
+    "handler of SIGINT": lambda: ignore(signal.SIGINT),
+    f"handler of {signal.SIGRTMIN + 2:d}": lambda: ignore(signal.SIGRTMIN + 2),
+    "variable LEFT_BEHIND": lambda: os.environ.update(LEFT_BEHIND="1"),
+    "variable PATH": lambda: os.environ.pop("PATH"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_change_is_named_and_put_back(surroundings, name):
+    CHANGES[name]()
+    assert surroundings.put_back() == ([name], True)
+    assert surroundings.put_back() == ([], True)
+
+
+def test_the_device_is_put_back_without_a_mode_that_slows_all_down(surroundings):
+    torch.set_default_device("meta")
+    surroundings.put_back()
+    assert torch.ones(1).device.type == "cpu"
+    assert not torch.overrides._len_torch_function_stack()
+
+
+def test_a_folder_that_was_removed_is_left(surroundings):
+    remove_folder()
+    assert surroundings.put_back() == (["the working directory"], True)
+
+
+def test_what_cannot_be_put_back_is_said(surroundings, tmp_path):
+    os.chdir("/")
+    tmp_path.rmdir()
+    assert surroundings.put_back() == (["the working directory"], False)
+
+
+def test_what_a_wider_fixture_sets_stays_until_it_puts_it_back(surroundings):
+    with surroundings.widening():
+        os.environ["LEFT_BEHIND"] = "1"
+    assert surroundings.put_back() == ([], True)
+    os.environ["LEFT_BEHIND"] = "2"
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+    assert os.environ["LEFT_BEHIND"] == "1"
+    del os.environ["LEFT_BEHIND"]
+    assert surroundings.put_back() == ([], True)
+    os.environ["LEFT_BEHIND"] = "1"
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+
+
+def test_variables_of_pytest_and_of_torch_are_theirs(surroundings):
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/x"
+    try:
+        assert surroundings.put_back() == ([], True)
+    finally:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
