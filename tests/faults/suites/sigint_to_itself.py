@@ -12,9 +12,9 @@ FAULT = {
     "init_method": "tcp",
     "verdict": ("error", "crashed"),
     "leading": 1,
-    "ranks": ["failed", "crashed"],
+    "ranks": ["aborted", "crashed"],
     "words": ["rank 1", "KeyboardInterrupt"],
-    "seconds": 2,
+    "seconds": 4,
 }
 
 

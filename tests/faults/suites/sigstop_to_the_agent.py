@@ -10,13 +10,13 @@ import torch.distributed as dist
 FAULT = {
     "world_size": 2,
     "test": "test_fault",
-    "limits": {"process_group": 1, "test": 2, "job": 3},
+    "limits": {"process_group": 1, "test": 2, "job": 8},
     "verdict": ("error", "missing"),
     "ranks": ["missing", "missing"],
     "words": ["nothing came back"],
     "exit_code": 3,
     "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["time was up"]}},
-    "seconds": 33,
+    "seconds": 38,
 }
 
 
