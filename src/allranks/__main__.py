@@ -1,12 +1,17 @@
 """``python -m allranks``, and the command ``allranks``: its start is imports, and Ctrl-C may come then, too."""
 
+import io
+import os
 import sys
+from contextlib import suppress
+from typing import Any
 
 from allranks.interruption import interruptible
 
 
 def main() -> int:
     """Run one command of this process's arguments; returns an exit code of the design."""
+    _settle_output()
     try:
         with interruptible():
             from allranks import cli  # noqa: PLC0415 - not before an interrupt is heard
@@ -15,6 +20,41 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nallranks: interrupted", file=sys.stderr)
         return 130
+
+
+class _Lossy(io.FileIO):
+    """A stream that loses what cannot be written: its disk may be full, and results do not depend on what is shown."""
+
+    def write(self, data: Any) -> int:  # noqa: ANN401 - whatever has bytes
+        """Write, and say so in any case."""
+        with suppress(OSError):
+            return super().write(data)
+        return len(data)
+
+
+def _settle_output() -> None:
+    """Let no standard stream end a command; one that is closed leads nowhere, before another file gets its number."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing != descriptor:
+                os.dup2(nothing, descriptor)
+                os.close(nothing)
+        stream = getattr(sys, name)
+        if name != "stdin" and (stream is None or stream is getattr(sys, f"__{name}__")):
+            setattr(sys, name, _lossy(descriptor, stream))
+
+
+def _lossy(descriptor: int, stream: io.TextIOWrapper | None) -> io.TextIOWrapper:
+    """A stream like another one, which loses what cannot be written."""
+    raw = _Lossy(descriptor, "w", closefd=False)
+    if stream is None or not isinstance(stream.buffer, io.BufferedWriter):  # with python -u, too
+        return io.TextIOWrapper(raw, errors="backslashreplace", write_through=True)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), stream.encoding, errors="backslashreplace", line_buffering=stream.line_buffering
+    )
 
 
 if __name__ == "__main__":

@@ -40,6 +40,13 @@ def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
     assert (code, out) == (0, "exit code 0: all verdicts are good\n")
 
 
+@pytest.mark.parametrize("flag", ["--pdb", "--trace", "--setup-only", "--setup-plan"])
+def test_an_option_of_pytests_that_cannot_be_had_is_a_wrong_command(allranks, runs, flag):
+    code, out, err = allranks("run", "--", "-x", flag)
+    assert (code, out, runs) == (2, "", [])
+    assert f"{flag} cannot be used: " in err
+
+
 @pytest.fixture
 def shards(repository):
     """The suite `tiny` is in two shards."""

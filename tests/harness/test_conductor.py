@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,7 +103,16 @@ def test_a_marker_of_time_overrules_the_jobs_limit():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"isolation": "class"}, {"isolation": 1}, {"time_limit": 0}, {"time_limit": "3"}, {"time_limit": True}]
+    "wrong",
+    [
+        {"isolation": "class"},
+        {"isolation": 1},
+        {"time_limit": 0},
+        {"time_limit": "3"},
+        {"time_limit": True},
+        {"time_limit": math.inf},
+        {"time_limit": math.nan},
+    ],
 )
 def test_a_marker_that_makes_no_sense_names_its_test(wrong):
     with pytest.raises(MarkerError, match="makes no sense") as error:

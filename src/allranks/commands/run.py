@@ -22,6 +22,7 @@ from allranks.commands.options import (
 from allranks.commands.output import say
 from allranks.commands.selection import chosen_jobs, selected_cells
 from allranks.errors import ExitCode, UsageError
+from allranks.harness.refusals import REFUSED
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion, expand
 from allranks.matrix.model import Job
@@ -89,7 +90,15 @@ def _add_repetition(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _refuse_options(pytest_args: Sequence[str]) -> None:
+    for flag in pytest_args:
+        if flag in REFUSED:
+            msg = f"{flag} {REFUSED[flag][1].partition('. ')[0]}."
+            raise UsageError(msg, remedy=REFUSED[flag][1].partition(". ")[2])
+
+
 def _run(options: argparse.Namespace) -> ExitCode:
+    _refuse_options(options.pytest_args)
     expansion = expand(load(options.matrix))
     if options.plan_file or options.pack:
         return _run_pack(expansion, options)

@@ -8,6 +8,9 @@ import pytest
 from allranks.harness.config import AgentConfig, Isolation
 from allranks.harness.program import Terms
 
+_LONGEST = 10**8
+"""Seconds of a time limit: three years."""
+
 
 class MarkerError(Exception):
     """A marker that makes no sense.
@@ -102,9 +105,9 @@ def _time_limit(item: pytest.Item) -> float | None:
     marker = item.get_closest_marker("time_limit")
     if marker is None:
         return None
-    if len(marker.args) == 1 and not marker.kwargs and _is_number(marker.args[0]) and marker.args[0] > 0:
+    if len(marker.args) == 1 and not marker.kwargs and _is_number(marker.args[0]) and 0 < marker.args[0] <= _LONGEST:
         return float(marker.args[0])
-    msg = f"time_limit{marker.args} makes no sense: it takes one number of seconds, more than 0"
+    msg = f"time_limit{marker.args} makes no sense: it takes one number of seconds, more than 0 and up to {_LONGEST:,}"
     raise MarkerError(item.nodeid, msg)
 
 

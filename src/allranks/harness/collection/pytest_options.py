@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from allranks.harness.refusals import REFUSED
+
 _FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
 
 
@@ -38,15 +40,9 @@ def refuse_options(config: pytest.Config) -> None:
 
 
 def _refusals(option: Any) -> Iterator[str]:  # noqa: ANN401 - argparse's namespace, to which every plugin adds
-    for name, flag in (("usepdb", "--pdb"), ("trace", "--trace")):
+    for flag, (name, why) in REFUSED.items():
         if getattr(option, name, False):
-            yield (
-                f"{flag} cannot be used: ranks have no terminal, and their peers would be stopped meanwhile. "
-                "Debug the test with torchrun, or read the stacks of a rank that hangs in rank-N.stacks.txt."
-            )
-    for name, flag in (("setupplan", "--setup-plan"), ("setuponly", "--setup-only")):
-        if getattr(option, name, False):
-            yield f"{flag} cannot be used: it runs no test, and each would count as passed. Use --setup-show."
+            yield f"{flag} {why}"
     if getattr(option, "numprocesses", None) or getattr(option, "tx", None) or getattr(option, "looponfail", False):
         yield (
             "pytest-xdist cannot be used: the ranks of a cell are the processes that run its tests. "
