@@ -121,6 +121,8 @@ def test_gpus_of_amd_are_device_nodes_with_the_groups_that_may_use_them(make_spe
 
 def test_logs_are_not_kept_by_the_daemon(request_of):
     assert request_of["host_config"]["log_config"] == {"type": "none"}
+    assert request_of["host_config"]["cgroupns"] == "private"
+    assert request_of["host_config"]["ulimits"] == [{"Name": "core", "Soft": 0, "Hard": 0}]
 
 
 def test_agents_are_started_with_the_folders_of_the_volume(request_of):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from docker.types import DeviceRequest, DriverConfig, Mount
+from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 
 from allranks.engine.archive import Archive, ArchiveBuilder
 from allranks.engine.intake import RESULTS_BYTES
@@ -142,6 +142,9 @@ def creation_request(spec: JobSpec, host: str, code_bytes: int) -> dict[str, Any
             "memswap_limit": limits.memory_bytes,
             "shm_size": limits.shm_bytes,
             "log_config": {"type": "none"},
+            "cgroupns": "private",
+            # A crash of a rank would leave gigabytes of it wherever the host's kernel puts core files.
+            "ulimits": [Ulimit(name="core", soft=0, hard=0)],
             **gpu_settings(spec),
         },
     }

@@ -142,8 +142,8 @@ ZOO = {
         def test_cannot_join(self): ...
 
     class TestJudge(Case):
-        def _check_return_codes(self, fn, elapsed_time):
-            say(f"{sorted(p.exitcode for p in self.processes)} {elapsed_time < 60}")
+        def _check_return_codes(self, function, seconds):
+            say(f"{sorted(p.exitcode for p in self.processes)} {seconds < 60}")
             self.assertEqual([p.exitcode for p in self.processes], [-6, 3])
 
         def test_a_class_judges_exit_codes(self):

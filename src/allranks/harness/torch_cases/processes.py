@@ -116,14 +116,14 @@ def _join(case: Any, fn: Callable[[], object], ranks: OwnRanks, check: object) -
     ranks.join(Ends(excuse=lambda _rank, _status: True))
     for process in case.processes:
         process.join(END_GRACE)
-    _check_as_the_class_does(case, fn, time.monotonic() - began)
+    _check_as_the_class_does(case, check, fn, time.monotonic() - began)
 
 
-def _check_as_the_class_does(case: Any, fn: Callable[[], object], elapsed: float) -> None:  # noqa: ANN401 - as above
-    judge = case._check_return_codes  # noqa: SLF001
+def _check_as_the_class_does(case: Any, check: Any, fn: Callable[[], object], elapsed: float) -> None:  # noqa: ANN401 - as above
+    # By position, as torch itself calls it: older versions pass the time alone, and a class may use other names.
     arguments = {"fn": fn, "elapsed_time": elapsed}
-    # Older versions of torch pass the time alone.
-    judge(*(arguments[name] for name in inspect.signature(judge).parameters if name in arguments))
+    wanted = [arguments[name] for name in inspect.signature(check).parameters if name in arguments]
+    case._check_return_codes(*wanted)  # noqa: SLF001
 
 
 def _be_rank(case: Any, handles: list[RankHandle], launched: LaunchedRank) -> int:  # noqa: ANN401 - as above
