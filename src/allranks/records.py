@@ -183,12 +183,17 @@ class GangReady(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestStarted(Record):
-    """A test is about to be given to its ranks, each of which starts from the same seed."""
+    """A test is about to be given to its ranks, each of which starts from the same seed.
+
+    Attributes:
+        may_disagree: Some of its ranks may skip it alone.
+    """
 
     __test__ = False  # not a test class, whatever pytest makes of its name
 
     nodeid: str
     seed: int = 0
+    may_disagree: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@ import pytest
 from scripted_engine import failed
 
 from allranks.harness.outcome import Outcome
-from allranks.records import Collected, Passed
+from allranks.records import Collected, Passed, TestStarted
 from allranks.schedule.progress import Board
 
 
@@ -25,6 +25,7 @@ def test_a_test_counts_once_by_the_worst_of_its_ranks(board):
     board.note("a", Collected(tests=("t", "u"), is_last=False))
     board.note("a", Collected(tests=("v", "w")))
     for record in (
+        TestStarted(nodeid="t", may_disagree=True),
         ended("t", "skipped"), ended("t", "passed", 1), ended("t", "passed", 2),
         ended("u", "passed"), ended("u", "crashed", 1), ended("u", "passed", 2),
         ended("v", "xfailed"),
@@ -34,6 +35,15 @@ def test_a_test_counts_once_by_the_worst_of_its_ranks(board):
     assert (found.done, found.collected) == (3, 4)
     assert (found.passed, found.bad, found.skipped, found.first_bad) == (1, 1, 1, "u")
     assert board.picture(0).tests == {"passed": 1, "bad": 1, "skipped": 1}
+
+
+@pytest.mark.parametrize(("one", "other"), [("skipped", "passed"), ("passed", "skipped"), ("xfailed", "passed")])
+def test_a_test_whose_ranks_disagree_is_bad(board, one, other):
+    board.note("a", TestStarted(nodeid="t"))
+    board.note("a", ended("t", one))
+    assert board.picture(0).tests["bad"] == 0
+    board.note("a", ended("t", other, 1))
+    assert board.picture(0).tests == {"bad": 1, "passed": 0, "skipped": 0}
 
 
 def test_a_job_goes_from_state_to_state_and_holds_its_gpus_until_its_end(board):
@@ -74,4 +84,4 @@ def test_a_job_that_is_over_keeps_counts_and_no_names(board):
     board.note("a", ended("t", "passed"))
     board.end("a", 1.0, "")
     assert row(board, "a").passed == 1
-    assert board._jobs["a"].tests._words == {}
+    assert board._jobs["a"].tests._outcomes == {}

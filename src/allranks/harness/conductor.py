@@ -238,7 +238,8 @@ class Conductor:
         for done, (index, following) in enumerate(_with_following(indices), start=1):
             self._current = self._program.tests[index]
             seed = seed_of_test(self._config.seed, self._current)
-            self._journal.write(TestStarted(nodeid=self._current, seed=seed))
+            may = may_disagree(self._current, self._config.mixed_skip)
+            self._journal.write(TestStarted(nodeid=self._current, seed=seed, may_disagree=may))
             command = Run(index=index, nodeid=self._current, following=following, seed=seed)
             step = gang.run(command, self._patience(index))
             mismatch = step.compare_calls() if self._program.terms[index].shares_ranks else None

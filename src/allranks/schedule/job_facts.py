@@ -31,7 +31,7 @@ from allranks.records import (
     TestStarted,
 )
 from allranks.report.run_files import JobError
-from allranks.schedule.progress import Tests, word_of
+from allranks.schedule.progress import Tests
 
 R = TypeVar("R", bound=Record)
 
@@ -65,8 +65,10 @@ class JobFacts:
         match record:
             case Passed() | RankEnded():
                 self._last_test = record.nodeid
-                self.tests.note(record.nodeid, word_of(record))
-            case TestStarted() | GangStarted() | GangReady():
+                self.tests.note(record)
+            case TestStarted():
+                self.tests.note(record)
+            case GangStarted() | GangReady():
                 pass
             case _:
                 self._records.append(record)

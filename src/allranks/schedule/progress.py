@@ -3,31 +3,34 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from allranks.harness.outcome import Outcome
-from allranks.records import Collected, Passed, RankEnded, Record
+from allranks.harness.outcome import Outcome, disagree
+from allranks.records import Collected, Passed, RankEnded, Record, TestStarted
 
 State = Literal["waiting", "preparing", "running", "done"]
 Word = Literal["skipped", "passed", "bad"]
 
 STATES: Final[tuple[State, ...]] = ("running", "preparing", "waiting", "done")
 
-_WORSE: Final[tuple[Word, ...]] = ("skipped", "passed", "bad")
+
+def word_of(outcomes: Collection[Outcome], *, may_disagree: bool = False) -> Word:
+    """What a person calls a test of which ranks have come to this."""
+    if any(outcome.is_bad for outcome in outcomes) or (disagree(outcomes) and not may_disagree):
+        return "bad"
+    return "passed" if Outcome.PASSED in outcomes else "skipped"
 
 
-def word_of(end: Passed | RankEnded) -> Word:
-    """What a person calls the end of a test on some ranks."""
-    if isinstance(end, Passed) or end.outcome is Outcome.PASSED:
-        return "passed"
-    return "bad" if end.outcome.is_bad else "skipped"
+def outcome_of(end: Passed | RankEnded) -> Outcome:
+    """What the ranks of a record came to."""
+    return Outcome.PASSED if isinstance(end, Passed) else end.outcome
 
 
 @dataclass(eq=False)
 class Tests:
-    """The tests of a job by the worst of their ranks, as far as they have come.
+    """The tests of a job by what their ranks came to, as far as they have come.
 
     Attributes:
         counts: How many came to what.
@@ -38,23 +41,29 @@ class Tests:
 
     counts: Counter[Word] = field(default_factory=Counter)
     first_bad: str = ""
-    _words: dict[str, Word] = field(default_factory=dict)
+    _outcomes: dict[str, frozenset[Outcome]] = field(default_factory=dict)
+    _may_disagree: set[str] = field(default_factory=set)
 
-    def note(self, nodeid: str, word: Word) -> None:
-        """A rank has reported."""
-        before = self._words.get(nodeid)
-        if before is not None and _WORSE.index(before) >= _WORSE.index(word):
+    def note(self, record: TestStarted | Passed | RankEnded) -> None:
+        """A test has begun, or ranks have reported."""
+        nodeid = record.nodeid
+        if isinstance(record, TestStarted):
+            if record.may_disagree:
+                self._may_disagree.add(nodeid)
             return
-        if before is not None:
-            self.counts[before] -= 1
-        self._words[nodeid] = word
+        may_disagree = nodeid in self._may_disagree
+        if before := self._outcomes.get(nodeid):
+            self.counts[word_of(before, may_disagree=may_disagree)] -= 1
+        outcomes = (before or frozenset()) | {outcome_of(record)}
+        self._outcomes[nodeid] = outcomes
+        word = word_of(outcomes, may_disagree=may_disagree)
         self.counts[word] += 1
         if word == "bad":
             self.first_bad = self.first_bad or nodeid
 
     def forget_names(self) -> None:
         """Keep the counts alone: hundreds of jobs may have thousands of tests each."""
-        self._words = {}
+        self._outcomes, self._may_disagree = {}, set()
 
     @property
     def words(self) -> str:
@@ -193,11 +202,10 @@ class Board:
     def note(self, job_id: str, record: Record) -> Word | None:
         """A job has reported something; what it says of a test."""
         match record:
-            case Passed() | RankEnded():
-                word = word_of(record)
+            case TestStarted() | Passed() | RankEnded():
                 with self._lock:
-                    self._jobs[job_id].tests.note(record.nodeid, word)
-                return word
+                    self._jobs[job_id].tests.note(record)
+                return None if isinstance(record, TestStarted) else word_of([outcome_of(record)])
             case Collected():
                 with self._lock:
                     job = self._jobs[job_id]
