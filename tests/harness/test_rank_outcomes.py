@@ -468,3 +468,20 @@ def test_every_collected_test_has_an_outcome_on_every_rank(zoo):
 
 def test_the_agent_says_so_at_its_end(zoo):
     assert zoo.all(Finished)[0].status == 0
+
+
+def test_a_test_whose_call_nobody_reports_is_an_error(run_agent):
+    conftest = """
+        import pytest
+
+        def pytest_runtest_protocol(item):
+            for when in ("setup", "teardown"):
+                call = pytest.CallInfo.from_call(lambda: None, when=when)
+                item.ihook.pytest_runtest_logreport(report=pytest.TestReport.from_item_and_call(item, call))
+            return True
+    """
+    agent = run_agent({"conftest.py": conftest, "test_one.py": "def test_one():\n    raise ValueError\n"})
+    for rank in (0, 1):
+        [case] = agent.cases(rank).values()
+        assert case.outcome == "errored"
+        assert case.message.startswith("pytest has reported no call of this test")

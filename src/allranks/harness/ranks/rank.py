@@ -191,8 +191,8 @@ class _Rank:
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
             # pytest ends its session on these and reports nothing; a rank ends its session when it is told to.
             self._add_phase(_broken_off(error), error)
-        if not self._phases:
-            message = "pytest has reported nothing of this test: a plugin or a hook has kept it from running"
+        if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in self._phases):
+            message = "pytest has reported no call of this test: a plugin or a hook has kept it from running"
             self._add_phase(Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message), None)
         flush_output()
         return self._conclude()
