@@ -1,5 +1,6 @@
 """The journal that the host writes, and what is made of one whose run was killed."""
 
+import os
 from contextlib import closing
 
 import pytest
@@ -84,3 +85,20 @@ def test_a_journal_that_is_cut_short_gives_what_came_before_the_cut(attempt, tmp
     complete_dead_runs(tmp_path)
     assert told(attempt / "rank-0.xml") == [("t", "passed", "")]
     assert told(attempt / "rank-1.xml") == []
+
+
+def test_nothing_is_written_where_a_link_leads(attempt, tmp_path):
+    outside = tmp_path / "outside"
+    gathered = tmp_path / "gathered" / "run-1" / "cells" / CELL / "tiny"
+    gathered.mkdir(parents=True)
+    attempt.rename(outside)
+    (gathered / "attempt-1").symlink_to(outside)
+    complete_dead_runs(tmp_path / "gathered")
+    assert [path.name for path in outside.iterdir()] == [JOURNAL]
+
+
+def test_a_journal_that_is_no_file_is_left_alone(attempt, tmp_path):
+    (attempt / JOURNAL).unlink()
+    os.mkfifo(attempt / JOURNAL)
+    complete_dead_runs(tmp_path)
+    assert [path.name for path in attempt.iterdir()] == [JOURNAL]

@@ -11,6 +11,7 @@ from pathlib import Path
 from allranks.engine.ownership import is_dead
 from allranks.records import JOURNAL, Record, encode
 from allranks.report.rank_document import write_rank_files
+from allranks.report.untrusted import leads_out, special
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
@@ -64,6 +65,8 @@ def complete_dead_runs(folder: Path) -> None:
 
 def _unended(folder: Path) -> Iterator[Path]:
     """The attempts that have a journal and no record."""
-    for journal in sorted(Path(os.path.realpath(folder)).rglob(f"cells/*/*/attempt-*/{JOURNAL}")):
-        if not (journal.parent / "job.json").exists():
+    root = Path(os.path.realpath(folder))
+    for journal in sorted(root.rglob(f"cells/*/*/attempt-*/{JOURNAL}")):
+        # Whoever gathered it may have put a link there, and files would be written wherever that leads.
+        if not leads_out(root, journal) and not special(journal) and not (journal.parent / "job.json").exists():
             yield journal.parent
