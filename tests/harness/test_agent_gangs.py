@@ -284,3 +284,33 @@ def test_a_skipped_subtest_does_not_skip_its_test_and_a_bad_one_fails_it(run_age
     agent = run_agent({"test_a.py": SUBTESTS})
     assert agent.outcomes("test_parts") == ("passed", "passed")
     assert agent.outcomes("test_bad_part") == ("failed", "failed")
+
+
+def test_a_group_that_a_wider_fixture_makes_costs_no_gang_for_each_test(run_agent):
+    suite = """
+        import pytest
+        import torch.distributed as dist
+
+        pytestmark = pytest.mark.no_process_group
+
+        @pytest.fixture(scope="module")
+        def group(tmp_path_factory):
+            store = tmp_path_factory.mktemp("group") / "store"
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+            yield
+            dist.destroy_process_group()
+
+        def test_one(group): ...
+
+        def test_two(group):
+            dist.barrier()
+
+        def test_makes_another(group):
+            dist.destroy_process_group()
+
+        def test_in_a_new_gang(group):
+            dist.barrier()
+    """
+    agent = run_agent({"test_fixture.py": suite}, isolation="job")
+    assert {case.outcome for case in list(agent.cases(0).values())[:2]} == {"passed"}
+    assert len(agent.gangs()) == 2

@@ -49,7 +49,7 @@ REPORTS = st.builds(
     message=TEXT,
     phase=st.none() | PHASES,
     early_skip=st.booleans(),
-    has_left_group=st.booleans(),
+    is_spoilt=st.booleans(),
     is_symptom=st.booleans(),
     imported=st.lists(TEXT, max_size=3).map(tuple),
     launched=st.none() | st.builds(LaunchedEnd, record=TEXT),

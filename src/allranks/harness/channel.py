@@ -108,9 +108,8 @@ class Report:
         message: One line on a bad outcome.
         phase: The phase that has ended; None for the end of the step.
         early_skip: The test was skipped before its call.
-        has_left_group: The default process group is no more the one that the gang made, or made none.
         changed: What the test has left other than it was, by name, and has been put back.
-        is_spoilt: Not all of it could be.
+        is_spoilt: Not all of it could be: the rank has left the gang's process group, or made one.
         imported: With the last report: what may be imported once for all ranks to come.
         is_symptom: What went wrong here is that a peer did not come, or was gone: see
             :mod:`allranks.harness.ranks.symptoms`.
@@ -126,7 +125,6 @@ class Report:
     message: str = ""
     phase: Phase | None = None
     early_skip: bool = False
-    has_left_group: bool = False
     changed: tuple[str, ...] = ()
     is_spoilt: bool = False
     is_symptom: bool = False

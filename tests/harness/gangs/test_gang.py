@@ -280,8 +280,8 @@ def open_descriptors():
         ([{"outcome": "skipped"}] * 2, False),
         ([{"outcome": "xfailed"}] * 2, False),
         ([{"outcome": "failed"}, {}], False),
-        ([{"has_left_group": True}, {}], False),
-        ([{"outcome": "skipped", "early_skip": True, "has_left_group": True}] * 2, False),
+        ([{"is_spoilt": True}, {}], False),
+        ([{"outcome": "skipped", "early_skip": True, "is_spoilt": True}] * 2, False),
     ],
 )
 def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(arrivals, is_clean):

@@ -82,6 +82,9 @@ def test_what_a_wider_fixture_sets_stays_until_it_puts_it_back(surroundings):
     assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
     assert os.environ["LEFT_BEHIND"] == "1"
     del os.environ["LEFT_BEHIND"]
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+    del os.environ["LEFT_BEHIND"]
+    surroundings.narrow()
     assert surroundings.put_back() == ([], True)
     os.environ["LEFT_BEHIND"] = "1"
     assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)

@@ -23,7 +23,7 @@ class Arrival:
     Attributes:
         at: Seconds since the epoch.
         addition: What the supervisor knows besides the message, in words.
-        has_left_group: The rank cannot be in a gang any more.
+        is_spoilt: The rank cannot be in a gang any more.
         changed: What the test has left other than it was, by name.
         consequence: The outcome came of another rank's bad one, or within the grace after it.
         caused_by: For an aborted rank: the rank that went first.
@@ -41,7 +41,7 @@ class Arrival:
     addition: str = ""
     text: str = ""
     early_skip: bool = False
-    has_left_group: bool = False
+    is_spoilt: bool = False
     changed: tuple[str, ...] = ()
     is_final: bool = True
     is_symptom: bool = False
@@ -160,7 +160,7 @@ class Step:
     @property
     def is_clean(self) -> bool:
         """Whether the gang may be kept: all ranks are in its group, and all passed, or all skipped before the call."""
-        if any(arrival.has_left_group for arrival in self.arrivals):
+        if any(arrival.is_spoilt for arrival in self.arrivals):
             return False
         passed = all(arrival.outcome is Outcome.PASSED for arrival in self.arrivals)
         return passed or all(arrival.early_skip for arrival in self.arrivals)
@@ -223,7 +223,7 @@ def reported(said: Said, step: Step) -> Arrival:
         at=said.at,
         message=phase.message if phase else report.message,
         early_skip=report.early_skip,
-        has_left_group=report.has_left_group or report.is_spoilt,
+        is_spoilt=report.is_spoilt,
         changed=report.changed,
         is_symptom=report.is_symptom,
         is_final=report.is_final,

@@ -208,7 +208,6 @@ class _Rank:
             nodeid=self._nodeid,
             outcome=deciding.outcome,
             early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
-            has_left_group=distributed.group.WORLD is not self._group,
             changed=tuple(changed),
             is_spoilt=not is_whole,
             calls=json.dumps(self._calls.take().as_fields()),
@@ -251,6 +250,11 @@ class _Rank:
             return (yield)
         with self._surroundings.widening():
             return (yield)
+
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
+        """Take what a fixture of wider scope has put back for what is to be."""
+        if fixturedef.scope != "function":
+            self._surroundings.narrow()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:

@@ -9,9 +9,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
+from torch import distributed
 
 _State = dict[str, Any]
 """Values by name: ``the working directory``, ``variable HOME``, ``handler of SIGINT``; None for what is unset."""
+
+_GROUP: Final = "the default process group"
+"""Nothing puts it back: a rank that has left it cannot come back alone."""
 
 _VARIABLE: Final = "variable "
 _HANDLER: Final = "handler of "
@@ -65,6 +69,7 @@ _PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] =
         lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
     ),
     "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    _GROUP: (lambda: distributed.group.WORLD, lambda _: None),
 }
 """How each part is read and written."""
 
@@ -91,15 +96,20 @@ class Surroundings:
                 self._before.setdefault(name, []).append(self._base.get(name))
                 self._base[name] = now.get(name)
 
+    def narrow(self) -> None:
+        """Such a fixture has ended: what it has put back is meant to be so."""
+        now = _read()
+        for name in _differences(self._base, now):
+            if any(now.get(name) == before for before in self._before.get(name, ())):
+                self._base[name] = now.get(name)
+
     def put_back(self) -> tuple[list[str], bool]:
         """The names of what a test has changed, which is as before now, and whether all of it could be."""
-        now = _read()
         changed: list[str] = []
         is_whole = True
-        for name in _differences(self._base, now):
-            value = now.get(name)
-            if any(value == before for before in self._before.get(name, ())):
-                self._base[name] = value
+        for name in _differences(self._base, _read()):
+            if name == _GROUP:
+                is_whole = False
                 continue
             changed.append(name)
             try:
