@@ -314,3 +314,15 @@ def test_a_group_that_a_wider_fixture_makes_costs_no_gang_for_each_test(run_agen
     agent = run_agent({"test_fixture.py": suite}, isolation="job")
     assert {case.outcome for case in list(agent.cases(0).values())[:2]} == {"passed"}
     assert len(agent.gangs()) == 2
+
+
+def test_a_rank_looks_for_no_garbage_in_what_it_was_forked_with(run_agent):
+    suite = """
+        import gc
+
+        def test_one():
+            assert gc.isenabled()
+            assert gc.get_freeze_count() > 10 * len(gc.get_objects())
+    """
+    agent = run_agent({"test_one.py": suite})
+    assert [case.outcome for case in agent.cases(0).values()] == ["passed"]
