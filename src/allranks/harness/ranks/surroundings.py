@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import distributed
+from torch.utils import _device as _device_module
 
 _State = dict[str, Any]
 """Values by name: ``the working directory``, ``variable HOME``, ``handler of SIGINT``; None for what is unset."""
@@ -20,6 +21,7 @@ _GROUP: Final = "the default process group"
 _VARIABLE: Final = "variable "
 _HANDLER: Final = "handler of "
 _OURS: Final = frozenset({"PYTEST_CURRENT_TEST", "ALLRANKS_SEED"})
+_OURS_ENCODED: Final = frozenset(map(os.fsencode, _OURS))
 _OF_TORCH: Final = ("TORCHINDUCTOR_", "TRITON_", "KINETO_")
 """Beginnings of variables that torch sets when a part of it is imported."""
 
@@ -43,9 +45,13 @@ def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _set_device(device: torch.device) -> None:
-    # None takes the mode away that every function would be slowed down by.
-    torch.set_default_device(None if device == torch.device("cpu") else device)
+def _device() -> torch.device | None:
+    """The default device that was set; without one no function is slowed down by a mode."""
+    return _device_module.CURRENT_DEVICE
+
+
+def _set_device(device: torch.device | None) -> None:
+    torch.set_default_device(device)
 
 
 def _set_path(path: list[str]) -> None:
@@ -62,7 +68,7 @@ _PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] =
         lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
     ),
     "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "torch's default device": (torch.get_default_device, _set_device),
+    "torch's default device": (_device, _set_device),
     "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
     "torch's deterministic algorithms": (
         _deterministic,
@@ -81,6 +87,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         self._base = _read()
+        self._glance = _glance()
         # What wider fixtures have replaced, and may put back.
         self._before: dict[str, list[Any]] = {}
 
@@ -105,6 +112,9 @@ class Surroundings:
 
     def put_back(self) -> tuple[list[str], bool]:
         """The names of what a test has changed, which is as before now, and whether all of it could be."""
+        glance = _glance()
+        if glance == self._glance:
+            return [], True
         changed: list[str] = []
         is_whole = True
         for name in _differences(self._base, _read()):
@@ -116,6 +126,7 @@ class Surroundings:
                 _write(name, self._base.get(name))
             except (OSError, ValueError, TypeError, RuntimeError, locale.Error):
                 is_whole = False
+        self._glance = _glance()
         return changed, is_whole
 
 
@@ -126,6 +137,12 @@ def _read() -> _State:
     for number in _SIGNALS:
         state[f"{_HANDLER}{signal.Signals(number).name if number in _NAMED else number}"] = signal.getsignal(number)
     return state
+
+
+def _glance() -> list[Any]:
+    """All of it at a fifth of the cost: equal where nothing has changed."""
+    variables = {name: value for name, value in os.environ._data.items() if name not in _OURS_ENCODED}  # type: ignore[attr-defined]  # noqa: SLF001
+    return [variables, *(signal.getsignal(number) for number in _SIGNALS), *(read() for read, _ in _PARTS.values())]
 
 
 def _differences(one: _State, other: _State) -> Iterator[str]:
