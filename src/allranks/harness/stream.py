@@ -1,9 +1,11 @@
-"""The stream of records that leaves a job: written by a thread of its own, so that no reader ever holds supervision up.
+"""The stream of records that leaves a job; a thread writes what has to wait, so that no reader holds supervision up.
 
 Each record is a line behind a record separator (RFC 7464), so that anything else that lands there can be told apart.
 What waits for the reader is bounded: first texts are left out, then whatever is only shown.
 """
 
+import os
+import select
 import threading
 import time
 from collections import deque
@@ -33,6 +35,8 @@ class RecordStream:
         self._is_closed = False
         self._is_broken = False
         self._changed = threading.Condition()
+        self._room = select.poll()
+        self._room.register(descriptor, select.POLLOUT)
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self._thread.start()
 
@@ -45,6 +49,10 @@ class RecordStream:
                 return
         line = RECORD_SEPARATOR + encode(replace(record, at=round(time.time(), 6))) + b"\n"
         with self._changed:
+            if self._size == 0 and not self._is_broken:
+                line = line[self._write_at_once(line) :]
+            if not line:
+                return
             if self._is_broken or self._size + len(line) > WAITING_LIMIT:
                 # Nobody reads. What is not reported is absent, and so an error for whoever looks.
                 self._left_out += 1
@@ -52,6 +60,16 @@ class RecordStream:
             self._waiting.append(line)
             self._size += len(line)
             self._changed.notify_all()
+
+    def _write_at_once(self, line: bytes) -> int:
+        """Write what a pipe has room for without waiting (pipe(7)): to wake the thread up costs more than that."""
+        if len(line) > select.PIPE_BUF or not self._room.poll(0):
+            return 0
+        try:
+            return os.write(self._descriptor, line)
+        except OSError:
+            self._is_broken = True
+            return 0
 
     def _drain(self) -> None:
         while True:
