@@ -216,8 +216,9 @@ def test_dies(rank):
 def test_after(): pass
 """
     )
-    first = job.arrived("test_dies")[0]
-    assert (first.rank, first.outcome, first.message) == (3, "crashed", "rank 3 was killed by SIGKILL")
+    # A peer of it may have lost its connection, and said so, before the word of its end came over the wire.
+    cause = next(ended for ended in job.arrived("test_dies") if not ended.consequence)
+    assert (cause.rank, cause.outcome, cause.message) == (3, "crashed", "rank 3 was killed by SIGKILL")
     assert job.outcomes("test_after") == ("passed",) * 4
 
 
@@ -526,13 +527,13 @@ def test_the_end_of_its_input_ends_a_follower(hanging_job):
     hanging_job.assert_nothing_left()
 
 
-def test_a_results_folder_of_node_1_that_is_deleted_makes_nothing_good(hanging_job):
+def test_a_results_folder_of_node_1_that_is_deleted_costs_evidence_and_no_outcome(hanging_job):
     shutil.rmtree(hanging_job.follower.results)
     for pid in hanging_job.ranks_of_node(1):
         os.kill(pid, signal.SIGKILL)
     assert hanging_job.wait() == 0
     assert hanging_job.outcomes("test_hangs")[2:] == ("crashed", "crashed")
-    assert hanging_job.outcomes("test_after")[2:] == ("crashed", "crashed")
+    assert hanging_job.outcomes("test_after") == ("passed",) * 4
     hanging_job.assert_nothing_left()
 
 
