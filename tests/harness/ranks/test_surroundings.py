@@ -90,6 +90,14 @@ def test_what_a_wider_fixture_sets_stays_until_it_puts_it_back(surroundings):
     assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
 
 
+def test_a_test_that_undoes_what_a_wider_fixture_set_is_seen(surroundings):
+    with surroundings.widening():
+        os.environ["LEFT_BEHIND"] = "1"
+    del os.environ["LEFT_BEHIND"]
+    assert surroundings.put_back() == (["variable LEFT_BEHIND"], True)
+    assert os.environ.pop("LEFT_BEHIND") == "1"
+
+
 def test_variables_of_pytest_and_of_torch_are_theirs(surroundings):
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/x"
     try:

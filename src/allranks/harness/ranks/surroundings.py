@@ -50,10 +50,6 @@ def _device() -> torch.device | None:
     return _device_module.CURRENT_DEVICE
 
 
-def _set_device(device: torch.device | None) -> None:
-    torch.set_default_device(device)
-
-
 def _set_path(path: list[str]) -> None:
     sys.path[:] = path
 
@@ -68,7 +64,7 @@ _PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] =
         lambda mask: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
     ),
     "torch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "torch's default device": (_device, _set_device),
+    "torch's default device": (_device, torch.set_default_device),
     "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
     "torch's deterministic algorithms": (
         _deterministic,
@@ -87,7 +83,8 @@ class Surroundings:
 
     def __init__(self) -> None:
         self._base = _read()
-        self._glance = _glance()
+        # How all looks when it is as in the base; None where the base is another one since.
+        self._glance: list[Any] | None = _glance()
         # What wider fixtures have replaced, and may put back.
         self._before: dict[str, list[Any]] = {}
 
@@ -102,6 +99,7 @@ class Surroundings:
             for name in _differences(before, now):
                 self._before.setdefault(name, []).append(self._base.get(name))
                 self._base[name] = now.get(name)
+            self._glance = None
 
     def narrow(self) -> None:
         """Such a fixture has ended: what it has put back is meant to be so."""
@@ -109,11 +107,11 @@ class Surroundings:
         for name in _differences(self._base, now):
             if any(now.get(name) == before for before in self._before.get(name, ())):
                 self._base[name] = now.get(name)
+        self._glance = None
 
     def put_back(self) -> tuple[list[str], bool]:
         """The names of what a test has changed, which is as before now, and whether all of it could be."""
-        glance = _glance()
-        if glance == self._glance:
+        if _glance() == self._glance:
             return [], True
         changed: list[str] = []
         is_whole = True
