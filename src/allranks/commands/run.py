@@ -92,9 +92,9 @@ def _add_repetition(parser: argparse.ArgumentParser) -> None:
 
 def _refuse_options(pytest_args: Sequence[str]) -> None:
     for flag in pytest_args:
-        if flag in REFUSED:
-            msg = f"{flag} {REFUSED[flag][1].partition('. ')[0]}."
-            raise UsageError(msg, remedy=REFUSED[flag][1].partition(". ")[2])
+        if refusal := REFUSED.get(flag):
+            msg = f"{flag} {refusal.why}"
+            raise UsageError(msg, remedy=refusal.remedy)
 
 
 def _run(options: argparse.Namespace) -> ExitCode:

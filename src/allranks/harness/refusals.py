@@ -2,20 +2,35 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
+
+
+class Refusal(NamedTuple):
+    """Why an option is refused.
+
+    Attributes:
+        option: The name that pytest has for its value.
+        why: What follows the flag in a sentence.
+        remedy: What to do instead.
+    """
+
+    option: str
+    why: str
+    remedy: str
+
 
 _NO_TERMINAL: Final = (
-    "cannot be used: ranks have no terminal, and their peers would be stopped meanwhile. "
-    "A rank that hangs leaves its stacks in rank-N.stacks.txt."
+    "cannot be used: ranks have no terminal, and their peers would be stopped meanwhile.",
+    "A rank that hangs leaves its stacks in rank-N.stacks.txt.",
 )
-_NO_TEST: Final = "cannot be used: it runs no test, and each would count as passed. Use --setup-show."
+_NO_TEST: Final = ("cannot be used: it runs no test, and each would count as passed.", "Use --setup-show.")
 
-REFUSED: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
     {
-        "--pdb": ("usepdb", _NO_TERMINAL),
-        "--trace": ("trace", _NO_TERMINAL),
-        "--setup-plan": ("setupplan", _NO_TEST),
-        "--setup-only": ("setuponly", _NO_TEST),
+        "--pdb": Refusal("usepdb", *_NO_TERMINAL),
+        "--trace": Refusal("trace", *_NO_TERMINAL),
+        "--setup-plan": Refusal("setupplan", *_NO_TEST),
+        "--setup-only": Refusal("setuponly", *_NO_TEST),
     }
 )
-"""By flag: the name that pytest has for its value, and why it is refused."""
+"""By flag."""

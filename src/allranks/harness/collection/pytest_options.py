@@ -40,9 +40,9 @@ def refuse_options(config: pytest.Config) -> None:
 
 
 def _refusals(option: Any) -> Iterator[str]:  # noqa: ANN401 - argparse's namespace, to which every plugin adds
-    for flag, (name, why) in REFUSED.items():
-        if getattr(option, name, False):
-            yield f"{flag} {why}"
+    for flag, refusal in REFUSED.items():
+        if getattr(option, refusal.option, False):
+            yield f"{flag} {refusal.why} {refusal.remedy}"
     if getattr(option, "numprocesses", None) or getattr(option, "tx", None) or getattr(option, "looponfail", False):
         yield (
             "pytest-xdist cannot be used: the ranks of a cell are the processes that run its tests. "

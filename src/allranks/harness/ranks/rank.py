@@ -120,9 +120,7 @@ class _Rank:
         self._is_condemned = False
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
-        self._group: distributed.ProcessGroup | None = None
         self._imports = ImportWatch()
-        self._surroundings = Surroundings()
         self._calls = CallCounter(CallBoard(map_board(assignment.board)))
         session.config.pluginmanager.register(self, "allranks-rank")
         leaving.announce_to(self._connection)
@@ -130,8 +128,7 @@ class _Rank:
     def run(self) -> None:
         """Obey the supervisor's commands until the last."""
         self._report(self._join())
-        self._group = distributed.group.WORLD
-        self._calls.watch(self._group)
+        self._calls.watch(distributed.group.WORLD)
         self._surroundings = Surroundings()
         while (command := self._connection.command()) is not None:
             if isinstance(command, End):
