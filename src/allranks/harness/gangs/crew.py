@@ -12,7 +12,7 @@ from typing import Protocol
 
 from allranks.harness import evidence, kernel
 from allranks.harness.channel import End, Report, Run
-from allranks.harness.gangs.call_board import LastCall, read_board
+from allranks.harness.gangs.call_board import LastCall, read_board, read_phase
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import REAP_PATIENCE, Echo, RankProcess
 from allranks.harness.stacks.flight_recorder import FlightRecorder
@@ -73,10 +73,12 @@ class Stuck:
     Attributes:
         stacks: Its stacks; empty where it gives none.
         held: What keeps it from doing anything, in words; empty for nothing.
+        phase: Of its test, in words; empty where it does not say.
     """
 
     stacks: str = ""
     held: str = ""
+    phase: str = ""
 
 
 _HELD = {
@@ -289,7 +291,12 @@ class LocalCrew:
         if self._recorder:
             self._recorder.wait(recordings)
         held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if kernel.state_of(pid) == before[rank]}
-        return {rank: Stuck(stacks=stacks.get(rank, ""), held=held.get(rank, "")) for rank in ranks}
+        return {
+            rank: Stuck(
+                stacks=stacks.get(rank, ""), held=held.get(rank, ""), phase=read_phase(self._processes[rank].board)
+            )
+            for rank in ranks
+        }
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
         """See :meth:`Crew.calls`."""

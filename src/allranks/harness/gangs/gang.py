@@ -219,7 +219,7 @@ class Gang:
             step.take(happening)
             if report.driver is not None and report.driver.released is not None:
                 self._restart_clock()
-            if not report.is_final and (report.phase is None or not report.phase.outcome.is_bad):
+            if not report.is_final and not report.tells_of_trouble:
                 return
         if rank not in self._pending:
             return
