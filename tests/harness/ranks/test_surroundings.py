@@ -1,8 +1,14 @@
 """What one test leaves other than it was is put back; what a wider fixture set stays until it puts it back itself."""
 
+import faulthandler
+import gc
+import logging
 import os
+import resource
 import signal
+import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +37,12 @@ def remove_folder():
     folder.rmdir()
 
 
+def print_nothing(*_):
+    """A trace function."""
+
+
+LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
+
 CHANGES = {
     "the working directory": lambda: os.chdir("/"),
     "the umask": lambda: os.umask(0o777),
@@ -41,6 +53,18 @@ CHANGES = {
     "torch's number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
     "torch's deterministic algorithms": lambda: torch.use_deterministic_algorithms(mode=True, warn_only=True),
     "torch's grad mode": lambda: torch.set_grad_enabled(mode=False),
+    "torch's anomaly detection": lambda: torch.set_anomaly_enabled(True),
+    "torch's matmul precision": lambda: torch.set_float32_matmul_precision("medium"),
+    "limits of resources": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, LIMIT[1])),
+    "interval timers": lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 1000.0),
+    "faulthandler's watchdog": lambda: faulthandler.dump_traceback_later(1000.0),
+    "the recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 1),
+    "the switch interval": lambda: sys.setswitchinterval(1.0),
+    "trace functions": lambda: sys.setprofile(print_nothing),
+    "the garbage collector": lambda: gc.set_threshold(1000, 11, 12),
+    "the time-out of sockets": lambda: socket.setdefaulttimeout(1.0),
+    "levels of logging": logging.disable,
+    "os.environ": lambda: setattr(os, "environ", {}),
     "handler of SIGCHLD": lambda: ignore(signal.SIGCHLD),
     "handler of SIGINT": lambda: ignore(signal.SIGINT),
     f"handler of {signal.SIGRTMIN + 2:d}": lambda: ignore(signal.SIGRTMIN + 2),
@@ -54,6 +78,31 @@ def test_each_change_is_named_and_put_back(surroundings, name):
     CHANGES[name]()
     assert surroundings.put_back() == ([name], True)
     assert surroundings.put_back() == ([], True)
+
+
+def test_the_time_zone_is_that_of_its_variable(surroundings):
+    before = time.tzname
+    os.environ["TZ"] = "Antarctica/Troll"
+    time.tzset()
+    assert surroundings.put_back() == (["variable TZ"], True)
+    assert time.tzname == before
+
+
+def test_a_mode_that_cannot_be_left_is_said(surroundings):
+    with torch.inference_mode():
+        changed, is_whole = surroundings.put_back()
+    assert "torch's inference mode" in changed
+    assert not is_whole
+
+
+def test_a_timer_that_was_there_may_stay():
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1000.0)
+    try:
+        others = Surroundings()
+        signal.setitimer(signal.ITIMER_VIRTUAL, 500.0)
+        assert others.put_back() == ([], True)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
 def test_the_device_is_put_back_without_a_mode_that_slows_all_down(surroundings):

@@ -1,14 +1,22 @@
 """What one test changes for the next: put back after each test of a kept gang, unless a wider fixture has set it."""
 
+import faulthandler
+import functools
+import gc
 import locale
+import logging
 import os
+import resource
 import signal
+import socket
 import sys
+import time
 
 # It makes no members of an enumeration, which take nine tenths of the time.
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -27,6 +35,20 @@ _OURS: Final = frozenset({"PYTEST_CURRENT_TEST", "ALLRANKS_SEED"})
 _OURS_ENCODED: Final = frozenset(map(os.fsencode, _OURS))
 _OF_TORCH: Final = ("TORCHINDUCTOR_", "TRITON_", "KINETO_")
 """Beginnings of variables that torch sets when a part of it is imported."""
+
+_ENVIRON: Final = os.environ
+"""A test may put another mapping in its place."""
+
+_LIMITS: Final = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_DATA,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_NPROC,
+    resource.RLIMIT_STACK,
+)
+_TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 _NAMED: Final = frozenset(signal.Signals)
 
@@ -57,6 +79,88 @@ def _set_path(path: list[str]) -> None:
     sys.path[:] = path
 
 
+def _limits() -> tuple[tuple[int, int], ...]:
+    return tuple(map(resource.getrlimit, _LIMITS))
+
+
+def _set_limits(limits: tuple[tuple[int, int], ...]) -> None:
+    for number, limit in zip(_LIMITS, limits, strict=True):
+        resource.setrlimit(number, limit)
+
+
+def _timers() -> tuple[bool, ...]:
+    """Which of the timers will send a signal; nothing tells how much of their time was left."""
+    return tuple(any(signal.getitimer(number)) for number in _TIMERS)
+
+
+def _set_timers(are_set: tuple[bool, ...]) -> None:
+    for number, is_set in zip(_TIMERS, are_set, strict=True):
+        if not is_set:
+            signal.setitimer(number, 0.0)
+
+
+def _set_trace(functions: tuple[Any, Any]) -> None:
+    sys.settrace(functions[0])
+    sys.setprofile(functions[1])
+
+
+def _set_collector(state: tuple[bool, tuple[int, int, int]]) -> None:
+    (gc.enable if state[0] else gc.disable)()
+    gc.set_threshold(*state[1])
+
+
+def _logging() -> tuple[int, int]:
+    return logging.root.manager.disable, logging.root.level
+
+
+def _set_logging(levels: tuple[int, int]) -> None:
+    logging.disable(levels[0])
+    logging.root.setLevel(levels[1])
+
+
+def _set_environ(environ: Any) -> None:  # noqa: ANN401 - of a class without a public name
+    os.environ = environ  # noqa: B003 - its contents are put back one by one
+
+
+_dump_later, _cancel_dump = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
+
+
+@dataclass
+class _Watchdog:
+    """Whether that of ``faulthandler`` is set, which it does not tell itself."""
+
+    is_set: bool = False
+
+
+_watchdog: Final = _Watchdog()
+
+
+def _watch_the_watchdog() -> None:
+    """Have ``faulthandler`` say when its watchdog is set: one that a test leaves ends the rank in another test."""
+
+    @functools.wraps(_dump_later)
+    def dump_later(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - faulthandler's
+        _dump_later(*arguments, **options)
+        _watchdog.is_set = True
+
+    @functools.wraps(_cancel_dump)
+    def cancel() -> None:
+        _cancel_dump()
+        _watchdog.is_set = False
+
+    faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later = dump_later, cancel
+
+
+def _set_watchdog(is_set: bool) -> None:
+    if not is_set:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _refuse(_: object) -> None:
+    msg = "nothing can put this back"
+    raise RuntimeError(msg)
+
+
 _PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] = {
     "the working directory": (_folder, os.chdir),
     "the umask": (_umask, os.umask),
@@ -74,6 +178,19 @@ _PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] =
         lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
     ),
     "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "torch's anomaly detection": (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    "torch's matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "torch's inference mode": (torch.is_inference_mode_enabled, _refuse),
+    "limits of resources": (_limits, _set_limits),
+    "faulthandler's watchdog": (lambda: _watchdog.is_set, _set_watchdog),
+    "interval timers": (_timers, _set_timers),
+    "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "the switch interval": (sys.getswitchinterval, sys.setswitchinterval),
+    "trace functions": (lambda: (sys.gettrace(), sys.getprofile()), _set_trace),
+    "the garbage collector": (lambda: (gc.isenabled(), gc.get_threshold()), _set_collector),
+    "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+    "levels of logging": (_logging, _set_logging),
+    "os.environ": (lambda: os.environ, _set_environ),
     _GROUP: (lambda: distributed.group.WORLD, lambda _: None),
 }
 """How each part is read and written."""
@@ -85,6 +202,7 @@ class Surroundings:
     """The surroundings that a gang's tests begin with."""
 
     def __init__(self) -> None:
+        _watch_the_watchdog()
         self._base = _read()
         # How all looks when it is as in the base; None where the base is another one since.
         self._glance: list[Any] | None = _glance()
@@ -133,7 +251,7 @@ class Surroundings:
 
 def _read() -> _State:
     state: _State = {name: read() for name, (read, _) in _PARTS.items()}
-    variables = ((name, value) for name, value in os.environ.items() if not name.startswith(_OF_TORCH))
+    variables = ((name, value) for name, value in _ENVIRON.items() if not name.startswith(_OF_TORCH))
     state.update((f"{_VARIABLE}{name}", value) for name, value in variables if name not in _OURS)
     for number in _SIGNALS:
         state[f"{_HANDLER}{signal.Signals(number).name if number in _NAMED else number}"] = signal.getsignal(number)
@@ -142,7 +260,7 @@ def _read() -> _State:
 
 def _glance() -> list[Any]:
     """All of it at a fifth of the cost: equal where nothing has changed."""
-    variables = {name: value for name, value in os.environ._data.items() if name not in _OURS_ENCODED}  # type: ignore[attr-defined]  # noqa: SLF001
+    variables = {name: value for name, value in _ENVIRON._data.items() if name not in _OURS_ENCODED}  # type: ignore[attr-defined]  # noqa: SLF001
     return [variables, *map(_handler_of, _SIGNALS), *(read() for read, _ in _PARTS.values())]
 
 
@@ -154,9 +272,11 @@ def _write(name: str, value: Any) -> None:  # noqa: ANN401 - of any part
     if name.startswith(_VARIABLE):
         variable = name.removeprefix(_VARIABLE)
         if value is None:
-            os.environ.pop(variable, None)
+            _ENVIRON.pop(variable, None)
         else:
-            os.environ[variable] = value
+            _ENVIRON[variable] = value
+        if variable == "TZ":
+            time.tzset()
     elif name.startswith(_HANDLER):
         word = name.removeprefix(_HANDLER)
         signal.signal(int(word) if word.isdigit() else signal.Signals[word], value)
