@@ -5,12 +5,12 @@ standard library alone is needed: agents write records inside a job, the orchest
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
+from json import dumps, loads
 from types import NoneType, UnionType
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
@@ -346,7 +346,7 @@ _Read = Callable[[Any], Any]
 
 def encode(record: Record) -> bytes:
     """The line of a record, without its line feed."""
-    return json.dumps([type(record).__name__, _told(record)], separators=(",", ":")).encode()
+    return dumps([type(record).__name__, _told(record)], separators=(",", ":")).encode()
 
 
 def decode(line: bytes) -> Record:
@@ -359,7 +359,7 @@ def decode(line: bytes) -> Record:
         msg = f"has {len(line)} bytes, and no record has more than {LINE_LIMIT}"
         raise RecordError(msg)
     try:
-        value = json.loads(line)
+        value = loads(line)
     except (ValueError, RecursionError) as error:
         msg = "is no JSON"
         raise RecordError(msg) from error

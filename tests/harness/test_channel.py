@@ -1,9 +1,11 @@
 """What comes through between a supervisor and a rank, and what is left out."""
 
+import concurrent.futures
 import itertools
 import json
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,14 @@ from allranks.harness.channel import (
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import Phase
 from allranks.records import RecordError
+
+
+def test_a_patched_json_changes_no_report(monkeypatch):
+    report = Report(nodeid="t.py::test", changed=("the umask",))
+    before = encode_message(report)
+    monkeypatch.setattr(json, "dumps", None)
+    assert encode_message(report) == before
+
 
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=30)
 PHASES = st.builds(
@@ -103,6 +113,19 @@ class Pair:
 def pair():
     with Pair() as pair:
         yield pair
+
+
+def test_a_rank_waits_without_end_whatever_the_suite_sets_for_sockets():
+    socket.setdefaulttimeout(1e-9)
+    try:
+        pair = Pair()
+    finally:
+        socket.setdefaulttimeout(None)
+    with pair, ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(pair.rank.command)
+        concurrent.futures.wait([waiting], 0.05)
+        pair.link.send(END)
+        assert waiting.result() == END
 
 
 @given(COMMANDS)

@@ -6,11 +6,11 @@ the rank says is not the rank's word, and is left out.
 """
 
 import array
-import json
 import socket
 import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
+from json import dumps, loads
 from typing import Final
 
 from allranks.harness.outcome import Outcome
@@ -149,7 +149,7 @@ class Report:
 
 def encode_message(message: Run | End | Report) -> bytes:
     """The line of a message, with its line feed."""
-    return json.dumps([type(message).__name__, told(message)]).encode() + b"\n"
+    return dumps([type(message).__name__, told(message)]).encode() + b"\n"
 
 
 def decode_command(line: bytes) -> Run | End:
@@ -158,7 +158,7 @@ def decode_command(line: bytes) -> Run | End:
     Raises:
         RecordError: It is none.
     """
-    return command_of(json.loads(line))
+    return command_of(loads(line))
 
 
 def command_of(message: object) -> Run | End:
@@ -185,6 +185,8 @@ class RankEnd:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
+        # A suite may have set a default for all sockets, and peers take as long as they take.
+        self._socket.settimeout(None)
         self._commands = self._socket.makefile("rb")
 
     def command(self) -> Run | End | None:
@@ -242,7 +244,7 @@ class Link:
         reports: list[Report] = []
         try:
             for line in lines:
-                match json.loads(line):
+                match loads(line):
                     case ["Report", fields]:
                         reports.append(build(Report, fields))
                     case _:

@@ -7,7 +7,6 @@ fork and to end. The ranks that it forks are adopted by the supervisor at once.
 
 import faulthandler
 import gc
-import json
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
+from json import dumps, loads
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -76,7 +76,7 @@ class Supervisor:
         for descriptor in (descriptor for each in ends for descriptor in each):
             os.close(descriptor)
         said = _answer(between, reading)
-        pids = json.loads(said) if said else "the process that forks them ended"
+        pids = loads(said) if said else "the process that forks them ended"
         self.write(Mustered(error=pids) if isinstance(pids, str) else Mustered(pids=tuple(pids)))
 
 
@@ -104,11 +104,11 @@ def _fork_all(ranks: Iterable[int], ends: list[tuple[int, ...]], be_rank: BeRank
         for number, mine in zip(ranks, ends, strict=True):
             others = [*own, *(descriptor for each in ends if each is not mine for descriptor in each)]
             pids.append(fork_rank(number, mine, be_rank, others))
-        kernel.write_all(own[-1], json.dumps(pids).encode())
+        kernel.write_all(own[-1], dumps(pids).encode())
     except OSError as error:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        kernel.write_all(own[-1], json.dumps(str(error)).encode())
+        kernel.write_all(own[-1], dumps(str(error)).encode())
     finally:
         os._exit(0)
 
@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> NoReturn:
     """
     control, handover = (socket.socket(fileno=int(number)) for number in arguments)
     lines = control.makefile("rb")
-    said = json.loads(lines.readline() or b"{}")
+    said = loads(lines.readline() or b"{}")
     kernel.die_with_parent()
     if os.getppid() != said.get("supervisor"):
         os._exit(1)

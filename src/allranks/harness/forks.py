@@ -1,6 +1,5 @@
 """The supervisor's side of its fork server: it starts it, hears what it collects, and has it fork ranks."""
 
-import json
 import os
 import selectors
 import signal
@@ -13,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 
 from allranks.harness import kernel
@@ -249,7 +249,7 @@ class _Gone:
 
 
 def _request(config: AgentConfig, folders: Folders) -> str:
-    return json.dumps(
+    return dumps(
         {
             "supervisor": os.getpid(),
             "config": config.without_secrets().to_json(),

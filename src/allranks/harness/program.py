@@ -1,8 +1,8 @@
 """What a fork server tells its supervisor, besides records: what has been collected, and how its session ended."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from json import dumps, loads
 from typing import Final
 
 from allranks.records import Record, RecordError, build, decode, encode, told
@@ -152,7 +152,7 @@ def line_of(message: Told | Asked) -> bytes:
     """The line of a message, with its line feed."""
     if isinstance(message, Record):
         return encode(message) + b"\n"
-    return json.dumps([type(message).__name__, told(message)]).encode() + b"\n"
+    return dumps([type(message).__name__, told(message)]).encode() + b"\n"
 
 
 def told_by(line: bytes) -> Told:
@@ -182,7 +182,7 @@ def asked_by(line: bytes) -> Asked:
 
 def _message(line: bytes) -> tuple[str, object] | None:
     try:
-        value = json.loads(line)
+        value = loads(line)
     except (ValueError, RecursionError) as error:
         msg = "is no JSON"
         raise RecordError(msg) from error

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from os import getpid
 from typing import NoReturn
 
 from allranks.harness.channel import Leaving, RankEnd, Report
@@ -41,7 +42,7 @@ def announce_to(connection: RankEnd, take_phases: Callable[[], tuple[Phase, ...]
         connection: Its end of the connection.
         take_phases: Gives the phases that have ended and are not reported yet.
     """
-    _rank.connection, _rank.take_phases, _rank.pid = connection, take_phases, os.getpid()
+    _rank.connection, _rank.take_phases, _rank.pid = connection, take_phases, getpid()
 
 
 def now_running(nodeid: str) -> None:
@@ -51,7 +52,7 @@ def now_running(nodeid: str) -> None:
 
 def leave(status: int) -> NoReturn:
     """End this process, as ``os._exit`` does."""
-    is_own = _rank.pid == os.getpid() and threading.current_thread() is threading.main_thread()
+    is_own = _rank.pid == getpid() and threading.current_thread() is threading.main_thread()
     if _rank.connection is not None and is_own and isinstance(status, int):
         with suppress(Exception):
             leaving = Leaving(status=status, reason=skipcodes.reason_of_exit(status) or "")
