@@ -172,6 +172,13 @@ def test_a_skip_after_an_attempt_that_was_cut_short_from_outside_is_a_skip(run_f
     assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.OK
 
 
+@pytest.mark.parametrize("tag", ["rerunFailure", "rerunError"])
+@pytest.mark.parametrize("beside", ["", "<skipped/>"])
+def test_a_rerun_of_a_test_that_failed_to_its_end_is_no_pass(write_ranks, tag, beside):
+    root = write_ranks("rank-0.xml", [f'<testcase name="x">{beside}<{tag} message="boom"/></testcase>'])
+    assert merge(root, environ={}).counts.bad == 1
+
+
 def test_a_skip_after_a_rerun_that_failed_is_no_pass(write_ranks):
     case = '<testcase classname="t" name="x"><rerun message="boom"/><skipped message="not here"/></testcase>'
     tests, merged = judged_tests(write_ranks("unit/rank-0.xml", [case]))

@@ -44,6 +44,9 @@ _RERUN_TAGS: Final[Mapping[str, Outcome]] = {
     "rerunFailure": Outcome.FAILED,
     "rerunError": Outcome.ERRORED,
 }
+_TO_THE_END: Final = frozenset({"rerunFailure", "rerunError"})
+"""A try of a test that failed in all of them: of one that passed in the end it is a ``flakyFailure``."""
+
 _OUTPUT_TAGS: Final = ("system-out", "system-err")
 _TOLD_TAGS: Final = frozenset({*_OUTCOME_TAGS, *_RERUN_TAGS, *_OUTPUT_TAGS})
 _ELEMENT_OF: Final[Mapping[Outcome, Outcome | None]] = {
@@ -84,6 +87,7 @@ class _More:
     properties: dict[str, str] = field(default_factory=dict)
     outcomes: list[tuple[Outcome, str, str]] = field(default_factory=list)
     reruns: list[Rerun] = field(default_factory=list)
+    has_failed_to_the_end: bool = False
     output: dict[str, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -101,6 +105,7 @@ class _More:
             self.output[tag] = self.output.get(tag, "") + text
         elif tag in _RERUN_TAGS:
             self.reruns.append(Rerun(outcome=_RERUN_TAGS[tag], message=message, text=text))
+            self.has_failed_to_the_end |= tag in _TO_THE_END
         else:
             self.outcomes.append((_outcome_of_element(tag, attributes), message, text))
 
@@ -279,7 +284,10 @@ class _Reader:
         """A testcase has ended that has a name of its own, or something inside, or attributes that are seldom."""
         nodeid = more.properties.get("allranks.nodeid", "") if more else ""
         self._name(place, Key(case.get("classname", ""), case.get("name", ""), nodeid))
-        if said := [told for told in outcomes_said(case) if told[0] is not Outcome.PASSED]:
+        said = [told for told in outcomes_said(case) if told[0] is not Outcome.PASSED]
+        if more and more.has_failed_to_the_end:
+            said.append((more.reruns[-1].outcome, "a rerun of a test that failed to its end, and nothing of that end"))
+        if said:
             more = more or _More()
         if more:
             elements = [outcome for outcome, _, _ in more.outcomes]
