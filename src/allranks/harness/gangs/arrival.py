@@ -3,7 +3,7 @@
 import json
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
@@ -136,8 +136,8 @@ class Step:
 
     @property
     def leader(self) -> Arrival | None:
-        """The cause; where nothing but symptoms arrived, the first of them."""
-        return self.cause or next(iter(self._bad), None)
+        """The cause; where nothing but symptoms arrived, the first of them that is no other's consequence."""
+        return self.cause or next((each for each in self._bad if not each.consequence), next(iter(self._bad), None))
 
     @property
     def skipper(self) -> Arrival | None:
@@ -169,15 +169,19 @@ class Step:
             self.arrivals = [_blamed(arrival, mismatch) for arrival in self.arrivals]
         return mismatch
 
-    def explain_symptoms(self, skipper: Arrival | None) -> None:
+    def explain_symptoms(self, skipper: Arrival | None, odd: Collection[int] = ()) -> None:
         """At the step's end: what turned out to be a symptom of what another rank did is its consequence.
 
         Args:
             skipper: The rank that skipped, where its peers may not do otherwise.
+            odd: The ranks that have called something else than most: where all that arrived are symptoms, theirs leads.
         """
-        cause = self.cause or skipper
+        cause = self.cause or skipper or next((arrival for arrival in self._bad if arrival.rank in odd), None)
         if cause is not None:
-            self.arrivals = [_caused_by(cause, arrival) if arrival.is_symptom else arrival for arrival in self.arrivals]
+            self.arrivals = [
+                _caused_by(cause, arrival) if arrival.is_symptom and arrival is not cause else arrival
+                for arrival in self.arrivals
+            ]
 
     def add(self, what: str) -> None:
         """Have the outcome that leads say something besides; empty for nothing."""

@@ -52,8 +52,8 @@ def _to_blame(step: Step, stuck: Mapping[int, Stuck], calls: _Calls) -> Sequence
     if absent:
         return [rank for rank in absent if _is_behind(rank, calls)] or absent
     if step.has_gone_wrong:
-        return []
-    return _odd_ones_out({rank: calls[rank][0] for rank in stuck if calls.get(rank)}) or list(stuck)
+        return [rank for rank in odd_ones_out(calls) if rank in stuck]
+    return odd_ones_out({rank: calls[rank] for rank in stuck if rank in calls}) or list(stuck)
 
 
 def waits_for_peers(stuck: Stuck) -> bool:
@@ -68,13 +68,21 @@ def _is_behind(rank: int, calls: _Calls) -> bool:
     return any(call.number > own.get(call.group, call.number) for others in calls.values() for call in others)
 
 
-def _odd_ones_out(current: Mapping[int, LastCall]) -> list[int]:
-    """The ranks that wait in another call than most ranks; none where no call has a majority."""
-    known = Counter(map(_identity, current.values()))
-    most, count = max(known.items(), key=lambda each: each[1], default=(None, 0))
-    if 2 * count <= sum(known.values()):
-        return []
-    return [rank for rank, call in current.items() if _identity(call) != most]
+def odd_ones_out(calls: _Calls) -> list[int]:
+    """The ranks that called something else than most ranks; none where no call has a majority.
+
+    What they called in the same place counts first: it may be that some have gone on from there.
+    """
+    for same in _by_place(calls).values():
+        if odd := _minority({rank: call.kind for rank, call in same.items()}):
+            return odd
+    return _minority({rank: _identity(own[0]) for rank, own in calls.items() if own})
+
+
+def _minority(said: Mapping[int, object]) -> list[int]:
+    """The ranks that say something else than most; none where there is no majority."""
+    most, count = next(iter(Counter(said.values()).most_common(1)), (None, 0))
+    return [rank for rank, each in said.items() if each != most] if 2 * count > len(said) else []
 
 
 def _identity(call: LastCall) -> tuple[object, ...]:
@@ -92,16 +100,32 @@ def name_crossing(calls: _Calls) -> str:
     return next(_crossings(calls), "")
 
 
-def _crossings(calls: _Calls) -> Iterator[str]:
-    by_place: dict[tuple[str, int], dict[int, LastCall]] = {}
+def _by_place(calls: _Calls) -> dict[tuple[str, int], dict[int, LastCall]]:
+    """The collectives of one number in one group, by rank, the lowest numbers first."""
+    places: dict[tuple[str, int], dict[int, LastCall]] = {}
     for rank, own in sorted(calls.items()):
         for call in own:
             if call.kind not in MESSAGES:
-                by_place.setdefault((call.group, call.number), {})[rank] = call
-    for (group, number), same in sorted(by_place.items(), key=lambda each: each[0][1]):
+                places.setdefault((call.group, call.number), {})[rank] = call
+    return dict(sorted(places.items(), key=lambda each: each[0][1]))
+
+
+def _crossings(calls: _Calls) -> Iterator[str]:
+    for (group, number), same in _by_place(calls).items():
         if len(set(map(_signature, same.values()))) > 1:
             where = "" if group == DEFAULT_GROUP else f" of group {group}"
             yield _in_words(same, number) + where
+
+
+def name_parting(calls: _Calls) -> str:
+    """In words, the collectives in which ranks wait for each other in different groups; empty if they do not."""
+    current = {rank: own[0] for rank, own in sorted(calls.items()) if own and own[0].kind not in MESSAGES}
+    if len({call.group for call in current.values()}) < 2:
+        return ""
+    by_words: dict[str, list[int]] = {}
+    for rank, call in current.items():
+        by_words.setdefault(f"{call.kind} #{call.number} of group {call.group}", []).append(rank)
+    return ", ".join(f"{words_for_ranks(ranks)} called {words}" for words, ranks in by_words.items())
 
 
 def _in_words(calls: Mapping[int, LastCall], number: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from allranks.harness.channel import End, Run
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.arrival import Arrival, Step, ended, reported
-from allranks.harness.gangs.blame import given_up, name_crossing, waits_for_peers
+from allranks.harness.gangs.blame import given_up, name_crossing, name_parting, odd_ones_out, waits_for_peers
 from allranks.harness.gangs.call_board import LastCall
 from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look, Said, Stuck
 from allranks.harness.gangs.output import Output
@@ -171,10 +171,16 @@ class Gang:
         skipper = None if patience.skip is None else step.skipper
         if self._pending:
             self._give_up(clock.late, skipper)
-        step.explain_symptoms(skipper)
         if step.has_gone_wrong:
-            step.add(name_crossing(self._last_calls()))
+            self._explain(step, skipper)
         return step
+
+    def _explain(self, step: Step, skipper: Arrival | None) -> None:
+        """Find what the ranks' calls say of a step that went wrong."""
+        calls = self._last_calls()
+        has_no_cause = step.cause is None
+        step.explain_symptoms(skipper, odd_ones_out(calls))
+        step.add(name_crossing(calls) or (name_parting(calls) if has_no_cause else ""))
 
     def _last_calls(self) -> dict[int, Sequence[LastCall]]:
         return {rank: calls for crew in self._crews for rank, calls in crew.calls().items()}

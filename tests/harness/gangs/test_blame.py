@@ -1,0 +1,50 @@
+"""Which ranks called something else than most, and how that is said."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.harness.gangs.blame import name_parting, odd_ones_out
+from allranks.harness.gangs.call_board import LastCall
+
+
+def call(kind, number=1, group="default", order=1, **more):
+    return LastCall(group, number, kind, order=order, **more)
+
+
+@pytest.mark.parametrize(
+    ("calls", "odd"),
+    [
+        ([[call("barrier")], [call("barrier")], [call("all_reduce")]], [2]),
+        ([[call("barrier")], [call("all_reduce")]], []),
+        ([[call("barrier", 2), call("broadcast")], [call("broadcast")], [call("all_reduce")]], [2]),
+        ([[call("barrier")], [call("barrier")], [call("barrier", 2), call("barrier")]], [2]),
+        ([[call("barrier")], [call("barrier", group="3")], [call("barrier")]], [1]),
+        ([[call("recv", peer=1)], [call("recv", peer=2)], [call("recv", peer=0)]], []),
+        ([[call("all_reduce", shape="1")], [call("all_reduce", shape="2")], [call("all_reduce", shape="1")]], [1]),
+        ([[], [call("barrier")], [call("barrier")]], []),
+        ([], []),
+    ],
+)
+def test_the_odd_ones_are_those_that_called_something_else_than_most(calls, odd):
+    assert odd_ones_out(dict(enumerate(calls))) == odd
+
+
+CALLS = st.lists(
+    st.builds(
+        call, st.sampled_from(["barrier", "all_reduce", "recv"]), st.integers(1, 3), st.sampled_from(["default", "1"])
+    ),
+    max_size=3,
+)
+
+
+@given(st.dictionaries(st.integers(0, 7), CALLS, max_size=8))
+def test_the_odd_ones_are_always_the_minority(calls):
+    assert 2 * len(odd_ones_out(calls)) < max(1, len(calls))
+
+
+def test_ranks_in_different_groups_are_named():
+    calls = {0: [call("all_reduce", 4)], 1: [call("all_reduce", 2, "7")], 2: [call("all_reduce", 4)]}
+    words = "ranks 0 and 2 called all_reduce #4 of group default, rank 1 called all_reduce #2 of group 7"
+    assert name_parting(calls) == words
+    assert not name_parting({0: [call("barrier", 4)], 1: [call("all_reduce", 4)], 2: []})
