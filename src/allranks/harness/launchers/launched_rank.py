@@ -7,6 +7,7 @@ import unittest
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from os import getpid
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
 from allranks.harness.ranks import leaving
+from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank import seed_everything
 from allranks.harness.ranks.rank_setup import live
@@ -71,11 +73,12 @@ class LaunchedRank:
         self.number = place.rank
         self.world_size = place.world_size
         self._connection = RankEnd(place.connection)
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._running: RankTerms | None = None
         self._began = 0.0
         self._told: Exception | None = None
         self._imports = ImportWatch()
+        self._calls = CallCounter()
         leaving.announce_to(self._connection)
 
     def start(self, body: Callable[[], object]) -> bool:
@@ -122,14 +125,16 @@ class LaunchedRank:
             yield command
 
     def _tell(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
+        has_waited = is_symptom(error) or (error is not None and self._calls.has_waited_in_vain)
         self._connection.report(
-            Report(nodeid=nodeid, outcome=phase.outcome, phases=(phase,), goes_on=True, is_symptom=is_symptom(error))
+            Report(nodeid=nodeid, outcome=phase.outcome, phases=(phase,), goes_on=True, is_symptom=has_waited)
         )
 
     def _conclude(self, nodeid: str, phase: Phase) -> None:
         flush_output()
+        self._calls.take()
         self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take()))
-        if os.getpid() != self._pid:
+        if getpid() != self._pid:
             # A process that the test has forked came back from it: the rank itself goes on, this one must not.
             os._exit(0)
 

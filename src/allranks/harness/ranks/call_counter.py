@@ -15,6 +15,8 @@ ranks than the gang and ends with its test.
 
 import functools
 import itertools
+import re
+import unittest
 import weakref
 import zlib
 from collections import defaultdict
@@ -22,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, cast
 
+import pytest
 import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
@@ -76,11 +79,23 @@ _WAITS = (
 )
 """Methods that raise what has gone wrong in a call."""
 
+# What gloo, NCCL, the stores and TensorPipe say of a peer that is late or gone (torch 2.13).
+_PEER = re.compile(
+    r"timed?[ -]?out|wait timeout|closed by peer|reset by peer|connection (was )?(closed|reset|refused)|broken pipe"
+    r"|remote process (exited|has exited)|socket (was )?closed|failed to recv|failed to pass|eof: end of file",
+    re.IGNORECASE,
+)
 _STORE_WAITS = ("get", "wait", "multi_get", "queue_pop", "barrier")
 """Methods of a store that wait for other ranks; of a rank within one its stack says so."""
 
+_EXPECTATIONS: tuple[type, ...] = (
+    type(pytest.raises(KeyError)),
+    type(unittest.TestCase().assertRaises(KeyError)),  # noqa: PT027 - the class is wanted
+)
+"""What ``pytest.raises`` and ``assertRaises`` return."""
+
 _IN_VAIN = 3
-"""Answers, one after another, that a call is not completed: whoever asks so often polls."""
+"""Answers, one after another, that a call has not ended or a key is not there: whoever asks so often polls."""
 
 _ANY = -1
 """The peer of a receive from any source."""
@@ -195,6 +210,7 @@ class CallCounter:
         self._failures = itertools.count()
         self._order = itertools.count(1)
         self._refusals = 0
+        self._has_missed_a_peer = False
         for method, (kind, place) in _COLLECTIVES.items():
             _wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
         for method, (kind, names) in _MESSAGES.items():
@@ -203,13 +219,20 @@ class CallCounter:
         for owner, method in _WAITS:
             _wrap(owner, method, self._waited)
         _wrap(distributed.Work, "is_completed", self._polled)
+        _wrap(torch._C._distributed_c10d.Store, "check", self._polled)  # noqa: SLF001
+        for expectation in _EXPECTATIONS:
+            _wrap(expectation, "__exit__", self._expected)
         for method in _STORE_WAITS:
             _wrap(torch._C._distributed_c10d.Store, method, _passed_on)  # noqa: SLF001
 
     @property
-    def polls_in_vain(self) -> bool:
-        """Whether the rank has asked again and again for the end of a call, and has not been told of any since."""
-        return self._refusals >= _IN_VAIN
+    def has_waited_in_vain(self) -> bool:
+        """Whether the rank's last wait for a peer was in vain: it failed, or was asked for again and again.
+
+        What the rank fails of may have come of that, whatever it says, and whatever has become of the exception. A
+        failure that the test says it expects does not count.
+        """
+        return self._has_missed_a_peer or self._refusals >= _IN_VAIN
 
     def watch(self, world: distributed.ProcessGroup | None) -> None:
         """Count from now on.
@@ -224,7 +247,7 @@ class CallCounter:
     def take(self) -> Calls:
         """What was called since the last time; nothing if the current world is not the gang's."""
         failures, self._failures = next(self._failures), itertools.count()
-        self._refusals = 0
+        self._settle_wait()
         self._settle_receives()
         world = distributed_c10d._world  # noqa: SLF001 - torch has no public list of groups
         if self._world is None or world.default_pg is not self._world:
@@ -301,9 +324,9 @@ class CallCounter:
                 self._board.note(known.slot, begun)
             try:
                 work = original(group, *arguments, **options)
-            except BaseException:
+            except BaseException as error:
                 known.begun -= peer is None
-                next(self._failures)
+                self._note_failure(error)
                 raise
             if peer == _ANY:
                 self._from_any[id(work)] = (known, tag, work)
@@ -335,10 +358,10 @@ class CallCounter:
             __tracebackhide__ = True
             try:
                 result = original(work, *arguments, **options)
-            except BaseException:
-                next(self._failures)
+            except BaseException as error:
+                self._note_failure(error)
                 raise
-            self._refusals = 0
+            self._settle_wait()
             if self._from_any:
                 self._settle_receive(id(work))
             return result
@@ -348,13 +371,38 @@ class CallCounter:
     def _polled(self, original: _Method) -> _Method:
         """A method that notices how often it has said no."""
 
-        def call(work: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
+        def call(asked: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
-            is_completed = original(work, *arguments, **options)
-            self._refusals = 0 if is_completed else self._refusals + 1
-            return is_completed
+            answer = original(asked, *arguments, **options)
+            if answer:
+                self._settle_wait()
+            else:
+                self._refusals += 1
+            return answer
 
         return call
+
+    def _note_failure(self, error: BaseException) -> None:
+        """A call, or a wait for one, has failed."""
+        next(self._failures)
+        self._has_missed_a_peer = speaks_of_a_peer(error)
+
+    def _settle_wait(self) -> None:
+        """No wait is in vain any more: a later one has had its peer."""
+        self._refusals = 0
+        self._has_missed_a_peer = False
+
+    def _expected(self, original: _Method) -> _Method:
+        """The end of a block that has to fail; who expects that has not waited in vain."""
+
+        def __exit__(context: Any, *arguments: Any) -> Any:  # noqa: ANN401, N807 - of any kind
+            __tracebackhide__ = True
+            is_expected = original(context, *arguments)
+            if is_expected:
+                self._settle_wait()
+            return is_expected
+
+        return __exit__
 
     def _settle_receive(self, identity: int) -> None:
         """Count a receive from any source, which has ended, for its source."""
@@ -370,6 +418,11 @@ class CallCounter:
             else:
                 known.count("recv", _ANY, tag)
         self._from_any.clear()
+
+
+def speaks_of_a_peer(error: BaseException) -> bool:
+    """Whether an exception is of a type of torch.distributed's, and says that a peer was late or gone."""
+    return isinstance(error, RuntimeError | TimeoutError) and _PEER.search(str(error)) is not None
 
 
 def _passed_on(original: _Method) -> _Method:

@@ -1,8 +1,6 @@
 """A rank: a fork of the fork server that runs the tests it is told to, and reports what became of each."""
 
-import json
 import os
-import random
 import sys
 import time
 import traceback
@@ -10,7 +8,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from json import dumps
+from os import getpid
 from pathlib import Path
+from random import seed as _seed_python
 from typing import Any, NoReturn, cast
 
 import pytest
@@ -117,7 +118,7 @@ class _Rank:
         self._items = tuple(session.items)
         self._assignment = assignment
         self._connection = RankEnd(assignment.connection)
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._nodeid = ""
         self._phases: list[Phase] = []
         self._untold: list[Phase] = []
@@ -146,7 +147,7 @@ class _Rank:
 
     def _report(self, report: Report) -> None:
         self._connection.report(report)
-        if os.getpid() != self._pid:
+        if getpid() != self._pid:
             # A process that the test has forked came back from it: the rank itself goes on, this one must not.
             os._exit(0)
 
@@ -194,6 +195,8 @@ class _Rank:
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
             # pytest ends its session on these and reports nothing; a rank ends its session when it is told to.
             self._add_phase(_broken_off(error), error)
+        except Exception as error:  # noqa: BLE001 - hooks of the suite may raise anything
+            self._add_phase(_broken_by_a_hook(error), error)
         if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in self._phases):
             message = "pytest has reported no call of this test: a plugin or a hook has kept it from running"
             self._add_phase(Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message), None)
@@ -216,7 +219,7 @@ class _Rank:
             early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
             changed=tuple(changed),
             is_spoilt=not is_whole,
-            calls=json.dumps(self._calls.take().as_fields()),
+            calls=dumps(self._calls.take().as_fields()),
         )
 
     def _end(self, command: End) -> Report:
@@ -250,7 +253,7 @@ class _Rank:
             return
         if phase.outcome.is_bad:
             flush_output()
-        has_waited = is_symptom(error) or (error is not None and self._calls.polls_in_vain)
+        has_waited = is_symptom(error) or (error is not None and self._calls.has_waited_in_vain)
         phases = self._take_untold()
         self._connection.report(
             Report(nodeid=self._nodeid, outcome=phase.outcome, phases=phases, goes_on=True, is_symptom=has_waited)
@@ -316,6 +319,13 @@ def _broken_off(error: BaseException) -> Phase:
     return Phase(when="call", outcome=Outcome.CRASHED, duration=0.0, message=message, text=shorten(text))
 
 
+def _broken_by_a_hook(error: Exception) -> Phase:
+    """The phase of a test that a hook has ended: pytest reports what tests and fixtures raise, and nothing else."""
+    text = "".join(traceback.format_exception(error))
+    message = shorten(f"a hook has broken off the test: {type(error).__name__}: {error}", 1000)
+    return Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message, text=shorten(text))
+
+
 def init_process_group(assignment: Assignment, url: str) -> None:
     """Join the default process group of the cell."""
     config = assignment.config
@@ -336,7 +346,7 @@ def seed_everything(seed: int) -> None:
     Args:
         seed: 32 bits, which is what NumPy takes.
     """
-    random.seed(seed)
+    _seed_python(seed)
     if torch.cuda.is_available():
         torch.manual_seed(seed)
     else:

@@ -5,7 +5,6 @@ lead a verdict where the peer's own trouble is known.
 """
 
 import dis
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -18,12 +17,6 @@ from allranks.harness.ranks import call_counter
 SYMPTOM_ATTRIBUTE = "allranks_symptom"
 """An exception with a true attribute of this name says itself that it waited for a peer in vain."""
 
-# What gloo, NCCL, the stores and TensorPipe say of a peer that is late or gone (torch 2.13).
-_PEER = re.compile(
-    r"timed?[ -]?out|wait timeout|closed by peer|reset by peer|connection (was )?(closed|reset|refused)|broken pipe"
-    r"|remote process (exited|has exited)|socket (was )?closed|failed to recv|failed to pass|eof: end of file",
-    re.IGNORECASE,
-)
 _MOST: Final = 100
 """Exceptions of one chain that are looked at: a chain may be a circle."""
 
@@ -58,7 +51,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def _is_of_distributed(error: BaseException) -> bool:
     """Whether torch.distributed raised it, and says that of a peer; anybody can raise the same type and words."""
-    if not isinstance(error, RuntimeError | TimeoutError) or _PEER.search(str(error)) is None:
+    if not call_counter.speaks_of_a_peer(error):
         return False
     traceback = _innermost(error.__traceback__)
     if traceback is None:
