@@ -6,7 +6,14 @@ import pytest
 from stuck_process import stuck_process
 
 from allranks.harness.stacks import py_spy
-from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, dump_stacks, innermost, wait_for_stacks
+from allranks.harness.stacks.stacks import (
+    STACKS_SIGNAL,
+    StackFile,
+    dump_stacks,
+    innermost,
+    wait_for_stacks,
+    waits_in_distributed,
+)
 
 needs_py_spy = pytest.mark.skipif(py_spy.find_py_spy() is None, reason="py-spy is not installed")
 
@@ -30,6 +37,23 @@ PYTEST = ("/env/lib/python3.11/site-packages/_pytest/python.py", 166, "pytest_py
 )
 def test_the_innermost_frame_is_the_first_of_the_users_own(above):
     assert innermost(dump(*above, USER, PYTEST)) == "/home/me/suite/test_a.py:12 in test_a"
+
+
+TORCH = "/env/lib/python3.11/site-packages/torch/distributed"
+IMPORT = ("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed")
+
+
+def test_a_rank_in_torchs_distributed_waits_for_its_peers():
+    assert waits_in_distributed(dump((f"{TORCH}/distributed_c10d.py", 4818, "barrier"), USER, PYTEST))
+
+
+@pytest.mark.parametrize(
+    "frames", [[(f"{TORCH}/tensor/__init__.py", 3, "<module>"), IMPORT], [IMPORT, (f"{TORCH}/rpc.py", 3, "<module>")]]
+)
+def test_a_rank_that_imports_a_part_of_torchs_distributed_waits_for_nobody(frames):
+    stacks = dump(*frames, IMPORT, USER, PYTEST)
+    assert not waits_in_distributed(stacks)
+    assert innermost(stacks) == "/home/me/suite/test_a.py:12 in test_a"
 
 
 def test_a_package_that_is_installed_is_the_users_own():

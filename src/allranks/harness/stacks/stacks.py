@@ -28,6 +28,9 @@ _MACHINERY = ("/_pytest/", "/pluggy/", "/allranks/harness/", "-packages/torch/")
 _TESTS_OF_TORCH = "-packages/torch/testing/_internal/distributed/"
 _WAITS = ("-packages/torch/distributed/", "/allranks/harness/ranks/call_counter.py")
 _NATIVE_WAITS = re.compile(r"\b(c10d|gloo|nccl\w*|tensorpipe|torch::distributed)(::|\b)")
+_IMPORTED = "<module>"
+"""The name of a frame in a module that is being imported: torch imports parts of its own late, and takes its time."""
+
 _OUTSIDE = "Seen from outside by py-spy"
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 
@@ -125,8 +128,10 @@ def waits_in_distributed(stacks: str) -> bool:
 
     A function of its C++ part has no frame but that of what called it: where ranks count their calls, the counter's.
     """
-    inner = itertools.takewhile(is_machinery, (frame["file"] for frame in _frames(stacks)))
-    return any(part in file for file in inner for part in _WAITS) or _waits_in_native_code(stacks)
+    inner = list(itertools.takewhile(lambda frame: is_machinery(frame["file"]), _frames(stacks)))
+    if any(frame["name"] == _IMPORTED for frame in inner):
+        return False
+    return any(part in frame["file"] for frame in inner for part in _WAITS) or _waits_in_native_code(stacks)
 
 
 def _waits_in_native_code(stacks: str) -> bool:
@@ -153,4 +158,4 @@ def is_machinery(file: str) -> bool:
         return False
     if any(part in file for part in _MACHINERY):
         return True
-    return file.startswith(_STANDARD_LIBRARY) and "-packages/" not in file
+    return file.startswith((_STANDARD_LIBRARY, "<frozen ")) and "-packages/" not in file
