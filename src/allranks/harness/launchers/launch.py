@@ -225,8 +225,14 @@ def _muster(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank]
     mark, parent = secrets.token_hex(8), os.getpid()
 
     def be_rank(rank: int, connection: int, board: int) -> NoReturn:
-        os.close(board)  # calls in worlds that a test makes are not counted
-        place = Place(rank=rank, world_size=world_size, results=workplace.results, connection=connection, parent=parent)
+        place = Place(
+            rank=rank,
+            world_size=world_size,
+            results=workplace.results,
+            connection=connection,
+            board=board,
+            parent=parent,
+        )
         be_launched_rank(place, work, {_MARK: mark})
 
     flush_output()

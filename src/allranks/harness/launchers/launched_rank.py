@@ -16,6 +16,7 @@ import torch
 from _pytest._code import Traceback
 
 from allranks.harness.channel import End, RankEnd, Report, Run
+from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
@@ -48,6 +49,7 @@ class Place:
     Attributes:
         results: Folder of its files.
         connection: Descriptor of its end of the connection to the launching process.
+        board: Descriptor of its board of calls.
         parent: The launching process.
     """
 
@@ -55,6 +57,7 @@ class Place:
     world_size: int
     results: Path
     connection: int
+    board: int
     parent: int
 
 
@@ -78,7 +81,7 @@ class LaunchedRank:
         self._began = 0.0
         self._told: Exception | None = None
         self._imports = ImportWatch()
-        self._calls = CallCounter()
+        self._calls = CallCounter(CallBoard(map_board(place.board)), place.world_size)
         leaving.announce_to(self._connection)
 
     def start(self, body: Callable[[], object]) -> bool:

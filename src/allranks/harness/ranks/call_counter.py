@@ -198,10 +198,12 @@ class CallCounter:
 
     Args:
         board: Where the last call of each group is noted.
+        own_world: Ranks of the world that the test makes itself, whose groups count then; None where the gang has one.
     """
 
-    def __init__(self, board: CallBoard | None = None) -> None:
+    def __init__(self, board: CallBoard | None = None, own_world: int | None = None) -> None:
         self._board = board
+        self._own_world = own_world
         self._world: distributed.ProcessGroup | None = None
         # By the identity of torch's object; None for a group that does not count.
         self._groups: dict[int, _Group | None] = {}
@@ -276,6 +278,9 @@ class CallCounter:
 
     def _meet(self, group: distributed.ProcessGroup) -> _Group | None:
         world = distributed_c10d._world  # noqa: SLF001 - see above
+        own = world.default_pg if self._own_world is not None else None
+        if own is not None and len(world.pg_group_ranks.get(own, ())) == self._own_world:
+            self._world = own
         if self._world is None or world.default_pg is not self._world or group not in world.pg_group_ranks:
             return None
         name = DEFAULT_GROUP if group is self._world else world.pg_names[group]
