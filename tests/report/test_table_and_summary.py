@@ -115,6 +115,16 @@ def test_the_summary_stays_below_it_with_names_and_notes_of_any_length(merged):
     assert re.search(r"- and \d+ more notes", text)
 
 
+def test_tests_that_passed_and_were_expected_to_fail_are_named(run_folder):
+    run_folder.manifest("gloo-w2/s")
+    mixed = {0: "passed", 1: "xpassed"}
+    for rank in range(2):
+        run_folder.rank("gloo-w2/s", rank, {"t.py::both": "xpassed", "t.py::one": mixed[rank], "t.py::none": "passed"})
+    merged = merge(run_folder.path, environ={})
+    assert "gloo-w2 / s: expected to fail, and passed: t.py::both." in merged.notes
+    assert merged.counts.passed == 3
+
+
 def test_flaky_tests_are_said(merged):
     flaky = replace(merged.suites[0], counts=replace(merged.suites[0].counts, flaky=2))
     assert "2 flaky test(s)" in render_table(replace(merged, suites=(flaky,)))

@@ -4,14 +4,14 @@ A job's tests are held while its part of the report is written, and no longer: w
 them stays behind as a :class:`SuiteRow`.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from allranks.errors import ExitCode
-from allranks.report.model import Rule, SkipPolicy, TestVerdict, VerdictKind
+from allranks.report.model import XPASS, Rule, SkipPolicy, TestVerdict, VerdictKind
 from allranks.report.xml_text import cut, first_line
 
 MANIFEST_PLACE: Final = ("run", "manifest")
@@ -144,6 +144,7 @@ class SuiteRow(JobFacts):
         exit_codes: What its verdicts make of the run's exit code.
         failures: Its failures, the same ones together, those of the job itself first; at most :data:`KEPT_FAILURES`.
         more_failures: How many bad testcases are in no entry of ``failures``.
+        xpassed: Node ids of tests that were expected to fail, and passed; at most :data:`KEPT_FAILURES`.
     """
 
     counts: Counts
@@ -151,6 +152,7 @@ class SuiteRow(JobFacts):
     exit_codes: frozenset[ExitCode]
     failures: tuple[Failure, ...] = ()
     more_failures: int = 0
+    xpassed: tuple[str, ...] = ()
 
     @property
     def has_executed(self) -> bool:
@@ -216,6 +218,7 @@ class CellSuite(JobFacts):
             exit_codes=frozenset(test.verdict.exit_code for test in self.tests),
             failures=tuple(kept),
             more_failures=sum(1 + failure.alike for failure in failures[KEPT_FAILURES:]),
+            xpassed=tuple(test.nodeid for test in self.tests if test.verdict.reason == XPASS)[:KEPT_FAILURES],
         )
 
     def _failures(self) -> list[Failure]:
@@ -275,6 +278,8 @@ class MergedRun:
             if self.planned is not None and suite.id not in self.planned:
                 yield f"{suite.name}: has results, and is not in the plan."
             yield from (f"{suite.name}: {note}." for note in suite.notes)
+            if suite.xpassed:
+                yield f"{suite.name}: expected to fail, and passed: {_listed(suite.xpassed)}."
 
     def _notes_on_absent_shards(self) -> Iterator[str]:
         """A shard that runs alone is a part: whoever reads its report should know that the rest is not in it."""
@@ -289,8 +294,7 @@ class MergedRun:
         """A run is green when some of it ran: what did not run has to be said, or nobody ever looks."""
         idle = [suite.name for suite in self.suites if not suite.is_empty and not suite.has_executed]
         if idle:
-            shown = ", ".join(idle[:_SHOWN]) + (f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else "")
-            yield f"No test executed in {len(idle)} of {len(self.suites)} jobs: {shown}."
+            yield f"No test executed in {len(idle)} of {len(self.suites)} jobs: {_listed(idle)}."
 
     @property
     def counts(self) -> Counts:
@@ -306,6 +310,10 @@ class MergedRun:
         return replace(
             self, suites=tuple(suite for suite in self.suites if suite.id in jobs or suite.is_about_manifest)
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def total(suites: Iterable[SuiteRow]) -> Counts:

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 from allranks.errors import ExitCode
 from allranks.harness.outcome import Outcome, SkipKind
 
 SkipPolicy = Literal["skip", "pass"]
 """How an environment skip is read: as the skip it is, or as a pass that keeps its reason."""
+
+XPASS: Final = "xpass"
+"""The reason of a pass that was expected, not strictly, to be a failure on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Final
 
 from allranks.errors import ExitCode
 from allranks.harness.outcome import Outcome, SkipKind, disagree, may_disagree
-from allranks.report.model import RankResult, Rule, SkipPolicy, Verdict, VerdictKind
+from allranks.report.model import XPASS, RankResult, Rule, SkipPolicy, Verdict, VerdictKind
 from allranks.report.severity import fold, severity, worst_first
 from allranks.report.strip import describe, numbers, strip
 from allranks.report.xml_text import TEXT_LIMIT, cut, first_line
@@ -225,7 +225,8 @@ def _skipped(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
 
 def _passed(ranks: Sequence[RankResult]) -> Verdict:
     """Rule 5: all ranks passed."""
-    return Verdict(kind=VerdictKind.PASSED, rule=Rule.PASSED, executed=_executed(ranks))
+    reason = XPASS if ranks and all(rank.outcome is Outcome.XPASSED for rank in ranks) else ""
+    return Verdict(kind=VerdictKind.PASSED, rule=Rule.PASSED, reason=reason, executed=_executed(ranks))
 
 
 def _had_the_hardware(rank: RankResult, setting: Setting) -> bool:
