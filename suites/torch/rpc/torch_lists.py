@@ -9,13 +9,14 @@ import importlib
 import os
 from collections.abc import Collection, Iterable
 
-from .meet_by_tcp import MeetByTcp
-
+# torch's modules, which others here import too, read it while they are imported: their decorators skip by it.
 if os.environ.get("INIT_METHOD") == "tcp":
     os.environ["RPC_INIT_WITH_TCP"] = "1"
 
 from torch.testing._internal.distributed import rpc_utils
 from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
+
+from .meet_by_tcp import MeetByTcp
 
 AREAS = ("dist_autograd_test", "dist_optimizer_test", "ddp_under_dist_autograd_test")
 """Modules of torch, of this name in any of its packages, whose tests are a suite of their own; the rest is another."""

@@ -16,6 +16,7 @@ import torch
 from _pytest.capture import CaptureManager
 
 from allranks.harness import kernel
+from allranks.harness.collection.expected_failures import ExpectedFailuresError, expect_failures
 from allranks.harness.collection.hardware import missing_hardware
 from allranks.harness.collection.hypothesis_tests import settle_hypothesis
 from allranks.harness.collection.import_threads import ThreadWatch
@@ -139,6 +140,10 @@ class ServerPlugin:
             text = f"The order of the tests is that of --shuffle {self._config.shuffle}."
             self._supervisor.write(Notice(text=text))
         settle_hypothesis(items, lambda nodeid: seed_of_test(self._config.seed, nodeid))
+        try:
+            expect_failures(items, self._config, self._folders.code)
+        except ExpectedFailuresError as error:
+            self._fail("", str(error))
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         """Have torch's launcher tests start their ranks as ours do, before pytest makes an object of one."""

@@ -1,0 +1,108 @@
+"""Failures that a suite is known to have for reasons outside of it, from the file that it keeps of them."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+from allranks.harness.config import AgentConfig
+
+FILE: Final = "expected_failures.toml"
+"""Its name, in the suite's folder."""
+
+_WHEN: Final = ("backend", "world_size", "gpu_count", "init_method")
+
+
+class ExpectedFailuresError(ValueError):
+    """The file does not say what it should."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedFailure:
+    """An entry of the file.
+
+    Attributes:
+        test: The part of a node id that follows the file: ``Class::test``.
+        torch: The versions of torch that have it, each with what begins like it: ``2.13`` is ``2.13.1`` too.
+        reason: Why it fails.
+        issue: Where that is discussed.
+        when: The values of the cell that it fails in; every cell without any.
+    """
+
+    test: str
+    torch: tuple[str, ...]
+    reason: str
+    issue: str
+    when: Mapping[str, str | int] = field(default_factory=dict)
+
+    def applies_to(self, config: AgentConfig, version: str) -> bool:
+        """Whether the test fails in this cell, under this torch."""
+        is_of_cell = all(getattr(config, name) == value for name, value in self.when.items())
+        return is_of_cell and any(f"{version}.".startswith(f"{each}.") for each in self.torch)
+
+
+def expect_failures(items: Iterable[pytest.Item], config: AgentConfig, code: Path) -> None:
+    """Mark the tests that the suite's file names for this cell as expected to fail.
+
+    Args:
+        items: What has been collected.
+        config: The job.
+        code: The folder that the suite's path is relative to.
+
+    Raises:
+        ExpectedFailuresError: The file does not say what it should.
+    """
+    version = str(torch.__version__).partition("+")[0]
+    expected = {each.test: each for each in read(_file_of(code / config.path)) if each.applies_to(config, version)}
+    for item in items if expected else ():
+        failure = expected.get(item.nodeid.partition("::")[2])
+        if failure is not None:
+            item.add_marker(pytest.mark.xfail(reason=f"{failure.reason} ({failure.issue})", strict=False))
+
+
+def _file_of(suite: Path) -> Path:
+    return (suite if suite.is_dir() else suite.parent) / FILE
+
+
+def read(path: Path) -> list[ExpectedFailure]:
+    """The entries of a file; none where there is no file.
+
+    Raises:
+        ExpectedFailuresError: It does not say what it should.
+    """
+    try:
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise ExpectedFailuresError(_refusal(path, str(error))) from error
+    entries = said.pop("failure", [])
+    if said or not isinstance(entries, list):
+        raise ExpectedFailuresError(_refusal(path, f"it has {', '.join(said) or 'one failure that is no list'}"))
+    return [_entry(path, number, entry) for number, entry in enumerate(entries, 1)]
+
+
+def _entry(path: Path, number: int, entry: object) -> ExpectedFailure:
+    said: dict[str, Any] = dict(entry) if isinstance(entry, dict) else {}
+    versions, when = said.pop("torch", None), said.pop("when", {})
+    if (
+        said.keys() != {"test", "reason", "issue"}
+        or not all(isinstance(text, str) and text for text in said.values())
+        or not isinstance(versions, list)
+        or not all(isinstance(version, str) and version for version in versions)
+        or not isinstance(when, dict)
+        or not when.keys() <= frozenset(_WHEN)
+    ):
+        raise ExpectedFailuresError(_refusal(path, f"failure number {number} says something else"))
+    return ExpectedFailure(torch=tuple(versions), when=when, **said)
+
+
+def _refusal(path: Path, why: str) -> str:
+    return (
+        f"{path.name} cannot be read: {why}.\nIt has tables [[failure]], each with test, torch (a list of versions), "
+        f"reason, issue and, if only some cells are meant, when (a table of {', '.join(_WHEN)})."
+    )
