@@ -14,7 +14,7 @@ from allranks.harness.gangs.rank_process import REAP_PATIENCE
 _JANITORS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
 """Command lines of what removes shared memory when nobody lives any more whom it serves, and ends with that."""
 
-JANITOR_PATIENCE = 5.0
+JANITOR_PATIENCE = 3.0
 """Seconds for it; ``torch_shm_manager`` waits for two before it begins (torch 2.13)."""
 
 
