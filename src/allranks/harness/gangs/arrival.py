@@ -22,7 +22,7 @@ class Arrival:
 
     Attributes:
         at: Seconds since the epoch.
-        addition: What the supervisor knows besides the message, in words.
+        addition: What the supervisor knows besides the message, in words: it comes first, for messages are long.
         is_spoilt: The rank cannot be in a gang any more.
         changed: What the test has left other than it was, by name.
         consequence: The outcome came of another rank's bad one, or within the grace after it.
@@ -188,7 +188,7 @@ class Step:
         leader = self.leader
         if leader is not None and what and what not in leader.message:
             self.arrivals = [
-                replace(arrival, addition=f"; {what}") if arrival is leader else arrival for arrival in self.arrivals
+                replace(arrival, addition=f"{what}; ") if arrival is leader else arrival for arrival in self.arrivals
             ]
 
 

@@ -1,7 +1,6 @@
 """The ranks of one node as whoever leads them sees them: what happens to them, and what can be done to them."""
 
 import contextlib
-import os
 import selectors
 import signal
 import time
@@ -13,6 +12,7 @@ from typing import Protocol
 from allranks.harness import evidence, kernel
 from allranks.harness.channel import End, Report, Run
 from allranks.harness.gangs.call_board import LastCall, read_board, read_phase
+from allranks.harness.gangs.orphans import LeftBehind, Orphans, kill_orphans
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import REAP_PATIENCE, Echo, RankProcess
 from allranks.harness.stacks.flight_recorder import FlightRecorder
@@ -89,20 +89,6 @@ _HELD = {
 """By state; a process is in the last one for a moment now and then."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeftBehind:
-    """A process that outlived the rank that had started it, and was killed.
-
-    Attributes:
-        rank: Whose it was; None where that cannot be told.
-        command: Its command line.
-    """
-
-    rank: int | None
-    pid: int
-    command: str
-
-
 class Crew(Protocol):
     """The ranks of one gang on one node."""
 
@@ -124,7 +110,7 @@ class Crew(Protocol):
         """Send a signal to these ranks alone."""
 
     def kill(self, ranks: Collection[int]) -> None:
-        """KILL these ranks with all that they started and that stayed in their process groups."""
+        """KILL these ranks."""
 
     def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
         """Where these ranks are, whatever they do."""
@@ -150,10 +136,6 @@ def stack_files(results: Path, numbers: Iterable[int]) -> dict[int, StackFile]:
         # Made by whoever supervises, lest a umask of the suite's keep ranks of later gangs from it.
         evidence.append(path, b"", 1)
     return {number: StackFile(path) for number, path in files.items()}
-
-
-Orphans = Callable[[Collection[int]], Collection[int]]
-"""The children of this process that processes with these ids have left behind."""
 
 
 class LocalCrew:
@@ -187,6 +169,7 @@ class LocalCrew:
         self._logs = {number: OutputLog(results / f"rank-{number}.log") for number in self._processes}
         self._stacks = stack_files(results, self._processes) if stacks is None else stacks
         self._selector: selectors.BaseSelector | None = None
+        self._stopped: set[int] = set()
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -276,8 +259,10 @@ class LocalCrew:
 
     def kill(self, ranks: Collection[int]) -> None:
         """See :meth:`Crew.kill`."""
-        for rank in ranks:
-            self._processes[rank].kill_group()
+        for rank in map(self._processes.__getitem__, ranks):
+            # What it has started is killed as an orphan, but for what tidies up after it.
+            self._stopped.add(rank.pid)
+            rank.signal(signal.SIGKILL)
 
     def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
         """See :meth:`Crew.find`."""
@@ -311,7 +296,8 @@ class LocalCrew:
 
     def close(self) -> Sequence[LeftBehind]:
         """See :meth:`Crew.close`."""
-        left = _kill_orphans(self._orphans, {rank.pid: number for number, rank in self._processes.items()})
+        ranks = {rank.pid: number for number, rank in self._processes.items()}
+        left = kill_orphans(self._orphans, ranks, self._stopped)
         for rank in self._processes.values():
             rank.close()
         return left
@@ -325,25 +311,3 @@ def _cut_off(rank: RankProcess) -> str:
     rank.kill_group()
     kernel.is_readable(rank.pidfd, REAP_PATIENCE)
     return "wrote into its connection to the supervisor" if is_garbled else "closed its connection to the supervisor"
-
-
-def _kill_orphans(orphans: Orphans, ranks: Mapping[int, int]) -> list[LeftBehind]:
-    """Kill and reap what ranks left behind: as subreaper, this process is the parent of it now."""
-    left: list[LeftBehind] = []
-    tried: set[int] = set()
-    while found := set(orphans(ranks)) - tried - set(ranks):
-        for pid in found:
-            left += _left_behind(pid, ranks)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in found:
-            kernel.reap(pid, REAP_PATIENCE)
-        tried |= found
-    return left
-
-
-def _left_behind(pid: int, ranks: Mapping[int, int]) -> Iterable[LeftBehind]:
-    """What an orphan is, unless it is dead already; each rank leads a session, and a child stays in it."""
-    process = kernel.describe(pid)
-    if process is not None:
-        yield LeftBehind(rank=ranks.get(process.session), pid=pid, command=process.command)

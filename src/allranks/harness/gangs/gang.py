@@ -11,7 +11,8 @@ from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.arrival import Arrival, Step, ended, reported
 from allranks.harness.gangs.blame import given_up, name_crossing, name_parting, odd_ones_out, waits_for_peers
 from allranks.harness.gangs.call_board import LastCall
-from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look, Said, Stuck
+from allranks.harness.gangs.crew import Crew, Gone, Happening, Look, Said, Stuck
+from allranks.harness.gangs.orphans import LeftBehind
 from allranks.harness.gangs.output import Output
 from allranks.harness.job_end import JobEnd
 from allranks.harness.outcome import Outcome
