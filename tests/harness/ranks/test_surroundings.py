@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -61,6 +62,7 @@ CHANGES = {
     "the recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 1),
     "the switch interval": lambda: sys.setswitchinterval(1.0),
     "trace functions": lambda: sys.setprofile(print_nothing),
+    "exception hooks": lambda: setattr(threading, "excepthook", None),
     "the garbage collector": lambda: gc.set_threshold(1000, 11, 12),
     "the time-out of sockets": lambda: socket.setdefaulttimeout(1.0),
     "levels of logging": logging.disable,

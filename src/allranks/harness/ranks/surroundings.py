@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 
 # It makes no members of an enumeration, which take nine tenths of the time.
@@ -104,6 +105,14 @@ def _set_trace(functions: tuple[Any, Any]) -> None:
     sys.setprofile(functions[1])
 
 
+def _hooks() -> tuple[Any, ...]:
+    return sys.excepthook, threading.excepthook, sys.unraisablehook
+
+
+def _set_hooks(hooks: tuple[Any, Any, Any]) -> None:
+    sys.excepthook, threading.excepthook, sys.unraisablehook = hooks
+
+
 def _set_collector(state: tuple[bool, tuple[int, int, int]]) -> None:
     (gc.enable if state[0] else gc.disable)()
     gc.set_threshold(*state[1])
@@ -187,6 +196,7 @@ _PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] =
     "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
     "the switch interval": (sys.getswitchinterval, sys.setswitchinterval),
     "trace functions": (lambda: (sys.gettrace(), sys.getprofile()), _set_trace),
+    "exception hooks": (_hooks, _set_hooks),
     "the garbage collector": (lambda: (gc.isenabled(), gc.get_threshold()), _set_collector),
     "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "levels of logging": (_logging, _set_logging),
