@@ -296,6 +296,8 @@ class FailureKind(Enum):
     OUT_OF_MEMORY = "out_of_memory"
     OTHER_TORCH = "other_torch"
     SUITE = "suite"
+    GATE = "gate"
+    USAGE = "usage"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

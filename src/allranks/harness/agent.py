@@ -19,7 +19,14 @@ from typing import NoReturn
 from allranks.harness import evidence, kernel
 from allranks.harness.conductor import Conductor, Job
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.forks import Family, ForkServer, ForkServerError, LocalNode
+from allranks.harness.forks import (
+    REPORT_PATIENCE,
+    SESSION_END_PATIENCE,
+    Family,
+    ForkServer,
+    ForkServerError,
+    LocalNode,
+)
 from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
 from allranks.harness.lanes import LaneLostError
 from allranks.harness.nodes.follower import Follower
@@ -285,7 +292,7 @@ class Supervision:
             self._end.restart()
             self._stream.write(Went())
             conductor = self._conduct(server, program, leader)
-            return self._end_session(server, conductor)
+            return self._end_session(server, conductor, REPORT_PATIENCE if program.measures else SESSION_END_PATIENCE)
         except NodeLostError as error:
             self._stream.write(NodeLost(node=error.node, message=str(error)))
         except ForkServerError as error:
@@ -322,10 +329,10 @@ class Supervision:
             records_flights=self._config.backend == "nccl" and not program.lacks,
         )
 
-    def _end_session(self, server: ForkServer, conductor: Conductor) -> int:
+    def _end_session(self, server: ForkServer, conductor: Conductor, patience: float) -> int:
         """Have pytest end its session in the fork server, whose hooks may still find something wrong."""
         settled = tuple(Settled(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in conductor.settled.items())
-        told, ended = server.finish(Finish(tests=settled), self._end)
+        told, ended = server.finish(Finish(tests=settled), self._end, patience)
         for record in told:
             if isinstance(record, _TELLS):
                 self._tell(record)

@@ -13,6 +13,12 @@ Isolation = Literal["test", "file", "job"]
 PYTEST_CACHE = "pytest-cache"
 """Where pytest's cache is in a job's results folder: one that an earlier job left, and what becomes of it."""
 
+COVERAGE = "coverage"
+"""Where data and reports of pytest-cov are in a job's results folder."""
+
+EARLIER_COVERAGE = "coverage-before"
+"""Where the data of the attempt is that this one goes on with."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimits:

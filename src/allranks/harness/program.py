@@ -57,6 +57,7 @@ class Program:
         prints_at_once: What ranks print is to be shown while they do.
         lacks: What the host lacks for the cell, in words: every test will be skipped; empty for nothing.
         python: Version.
+        measures: Coverage is combined and reported when pytest ends its session, which may take a while.
     """
 
     tests: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ class Program:
     prints_at_once: bool = False
     lacks: str = ""
     python: str = ""
+    measures: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,11 @@ from allranks.harness.config import AgentConfig, GpuToCheck, Share, TimeLimits, 
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.packing.task import Room
 
-_CONFIGURATION = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-"""Files that pytest looks for in the folder of the tests and those above it."""
+_CONFIGURATION = (
+    *("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"),
+    *("pyproject.toml", "tox.ini", "setup.cfg", ".coveragerc", ".coveragerc.toml"),
+)
+"""Files that pytest and coverage.py look for in the folder of the tests and those above it."""
 
 _OF_NVIDIA = ("GPU-", "MIG-")
 

@@ -24,7 +24,7 @@ from allranks.matrix.model import Image, Job, Matrix
 from allranks.report.run_files import JobError
 from allranks.report.verdict import Setting
 from allranks.schedule.again import WHOLE, Again, newest_attempt
-from allranks.schedule.cache import carried_files
+from allranks.schedule.cache import carried_files, earlier_coverage
 from allranks.schedule.folder import RunFolder
 from allranks.schedule.inventory import Inventory
 from allranks.schedule.leases import Holder, Lease, count_free, try_lease
@@ -364,7 +364,10 @@ class Runner:
             gpus=turn.lease.gpus,
             passthrough=self._host.inventory.of(turn.lease.gpus),
             pytest_args=self._pytest_args,
-            carried=tuple(carried_files(cache_to_start_with(self._folder, turn.job, turn.number))),
+            carried=(
+                *carried_files(cache_to_start_with(self._folder, turn.job, turn.number)),
+                *(earlier_coverage(turn.folder.with_name(f"attempt-{turn.again.base}")) if turn.again.base else ()),
+            ),
             seconds=self._folder.seconds_of(turn.job),
             only=turn.again.tests,
             shuffle=self._rules.shuffle,

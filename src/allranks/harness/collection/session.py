@@ -16,6 +16,7 @@ import torch
 from _pytest.capture import CaptureManager
 
 from allranks.harness import kernel
+from allranks.harness.collection.coverage import Measurement
 from allranks.harness.collection.hardware import missing_hardware
 from allranks.harness.collection.hypothesis_tests import settle_hypothesis
 from allranks.harness.collection.import_threads import ThreadWatch
@@ -71,6 +72,8 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
         text = shorten(traceback.format_exc())
         supervisor.write(AgentFailed(message=shorten(message, MESSAGE_LIMIT), text=text, kind=FailureKind.SUITE))
         return None
+    if plugin.was_refused:
+        return None
     if not plugin.has_collected:
         supervisor.write(CollectionFailed(text=shorten(_log(folders))))
         return None
@@ -99,7 +102,10 @@ class ServerPlugin:
         self._has_failed = False
         self._threads = ThreadWatch()
         self._lack: tuple[SkipCode, str] | None = None
+        self._measurement = Measurement(config, folders)
+        self._bad_tests = 0
         self.has_collected = False
+        self.was_refused = False
         self.changed_status = ""
 
     @property
@@ -115,12 +121,24 @@ class ServerPlugin:
             *self._config.pytest_args,
         ]
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
+        """Say where coverage goes: pytest-cov begins to measure in this hook."""
+        self._measurement.begin(early_config)
+        return (yield)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Refuse what cannot be had, before any plugin acts on it."""
-        refuse_options(config)
-        if self._config.share:
-            refuse_stepwise_of_a_share(config)
+        try:
+            refuse_options(config)
+            self._measurement.redirect(config)
+            if self._config.share:
+                refuse_stepwise_of_a_share(config)
+        except pytest.UsageError as error:
+            self.was_refused = True
+            self._supervisor.write(AgentFailed(message=str(error), kind=FailureKind.USAGE))
+            raise
         for text in take_over_reports(config):
             self._supervisor.write(Notice(text=text))
 
@@ -207,6 +225,7 @@ class ServerPlugin:
                 is_collected_only=is_collected_only,
                 prints_at_once=self._prints_at_once(session),
                 lacks=self._lack[1] if self._lack else "",
+                measures=self._measurement.is_asked_for,
                 python=platform.python_version(),
             )
         )
@@ -219,6 +238,8 @@ class ServerPlugin:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
         """See whether a hook changes the status that pytest has given the session."""
+        if too_low := self._measurement.verdict(session, self._bad_tests):
+            self._supervisor.write(AgentFailed(message=too_low, kind=FailureKind.GATE))
         yield
         if int(session.exitstatus) != int(exitstatus):
             self.changed_status = f"{int(exitstatus)} to {int(session.exitstatus)}"
@@ -241,7 +262,7 @@ class ServerPlugin:
             asked = self._supervisor.asked()
             if isinstance(asked, Finish):
                 bad = {each.nodeid: each.is_bad for each in asked.tests}
-                session.testsfailed = sum(bad.values())
+                session.testsfailed = self._bad_tests = sum(bad.values())
                 note_outcomes(session.config, session.items, bad)
                 _dismiss_plugins(session.config)
                 return

@@ -19,6 +19,7 @@ from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
 from allranks.harness.ranks import leaving
+from allranks.harness.ranks.measured import save_coverage
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank import seed_everything
 from allranks.harness.ranks.rank_setup import live
@@ -125,6 +126,7 @@ class LaunchedRank:
         self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, phase=phase, is_symptom=is_symptom(error)))
 
     def _conclude(self, nodeid: str, phase: Phase) -> None:
+        save_coverage()
         flush_output()
         self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take()))
         if os.getpid() != self._pid:

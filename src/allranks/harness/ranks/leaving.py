@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from allranks.harness.channel import Leaving, RankEnd, Report
+from allranks.harness.ranks.measured import save_coverage
 from allranks.testing.skips import skipcodes
 
 _exit = os._exit
@@ -45,6 +46,7 @@ def leave(status: int) -> NoReturn:
     """End this process, as ``os._exit`` does."""
     is_own = _rank.pid == os.getpid() and threading.current_thread() is threading.main_thread()
     if _rank.connection is not None and is_own and isinstance(status, int):
+        save_coverage()
         with suppress(Exception):
             _rank.connection.report(
                 Report(

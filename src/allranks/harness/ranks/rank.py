@@ -26,6 +26,7 @@ from allranks.harness.outcome import Outcome
 from allranks.harness.phases import Phase, overall, shorten
 from allranks.harness.ranks import leaving
 from allranks.harness.ranks.call_counter import CallCounter
+from allranks.harness.ranks.measured import save_coverage
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank_setup import live
 from allranks.harness.ranks.reports import is_good_subtest, phase_of
@@ -216,6 +217,7 @@ class _Rank:
         self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
         self._leave()
+        save_coverage()
         flush_output()
         outcome = overall(self._phases).outcome if self._phases else Outcome.PASSED
         return Report(outcome=outcome, imported=self._imports.take())
