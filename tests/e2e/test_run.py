@@ -367,3 +367,27 @@ def test_what_passes_when_tried_again_is_good_and_flaky(launch, scratch, tmp_pat
     assert set(done.cases) == {"test_good", "test_passes_the_second_time"}
     assert "1 test again (1 of 1)" in done.output
     assert "1 flaky test(s)" in done.output
+
+
+def test_what_cannot_be_collected_is_red_beside_tests_that_run(scratch, launch, engine):
+    folder = scratch("def test_fine(): pass\n")
+    (folder / "suite" / "test_broken.py").write_text("import there_is_no_such_module\n")
+    done = launch(folder, "--engine", engine, "--", "--continue-on-collection-errors")
+    assert done.code == 1, done.output
+    assert done.cases["test_fine"].is_passed
+    assert "there_is_no_such_module" in done.cases["collection"].result[0].text
+
+
+@pytest.mark.parametrize(
+    ("conftest", "arguments", "code"),
+    [
+        ("", ("-k", "nosuch"), 5),
+        ("def pytest_sessionfinish(session): session.exitstatus = 1\n", (), 1),
+        ("", (), 0),
+    ],
+)
+def test_the_exit_code_that_pytest_would_have(scratch, launch, conftest, arguments, code):
+    folder = scratch("def test_fine(): pass\n")
+    (folder / "suite" / "conftest.py").write_text(conftest)
+    done = launch(folder, "--engine", "process", "--", *arguments)
+    assert done.code == code, done.output

@@ -146,6 +146,7 @@ class Supervision:
         self._stream = stream
         self._end = end
         self._failures: list[Failure] = []
+        self._uncollected: list[Failure] = []
         self._has_broken = False
         self._server: ForkServer | None = None
 
@@ -231,6 +232,8 @@ class Supervision:
             if isinstance(told, _TELLS):
                 self._tell(told)
             elif isinstance(told, Program):
+                if told.goes_on:
+                    self._uncollected, self._failures = self._failures, []
                 self._report(told)
                 return told
         if not self._failures:
@@ -340,7 +343,8 @@ class Supervision:
             return 1
         if ended is None:
             raise ForkServerError(server.ended())
-        if problem := _session_problem(ended, is_bad=any(conductor.settled.values())):
+        is_bad = bool(self._uncollected) or any(conductor.settled.values())
+        if problem := _session_problem(ended, is_bad=is_bad):
             self._fail(problem, self._log(), FailureKind.SUITE)
             return 1
         return 0
@@ -354,7 +358,7 @@ def _session_problem(ended: SessionEnded, *, is_bad: bool) -> str:
 
     Args:
         ended: How the session ended.
-        is_bad: A test went wrong.
+        is_bad: A test went wrong, or something could not be collected.
     """
     if ended.changed and ended.status != 0:
         return f"A hook of the suite's or of a plugin's has changed pytest's exit status from {ended.changed}."

@@ -57,6 +57,7 @@ class Program:
         prints_at_once: What ranks print is to be shown while they do.
         lacks: What the host lacks for the cell, in words: every test will be skipped; empty for nothing.
         python: Version.
+        goes_on: What was collected is run, though something could not be.
         measures: Coverage is combined and reported when pytest ends its session, which may take a while.
     """
 
@@ -69,6 +70,7 @@ class Program:
     prints_at_once: bool = False
     lacks: str = ""
     python: str = ""
+    goes_on: bool = False
     measures: bool = False
 
 

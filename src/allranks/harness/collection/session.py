@@ -100,6 +100,8 @@ class ServerPlugin:
         self._deselected = 0
         self._skipped: dict[str, str] = {}
         self._has_failed = False
+        self._goes_on = False
+        self._uncollected = 0
         self._threads = ThreadWatch()
         self._lack: tuple[SkipCode, str] | None = None
         self._measurement = Measurement(config, folders)
@@ -146,6 +148,7 @@ class ServerPlugin:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Note the threads of plugins and of the conftest files that pytest reads first; nobody else can be blamed."""
         stop_at_first_failure(session.config)
+        self._goes_on = bool(session.config.option.continue_on_collection_errors)
         news = self._threads.news()
         self._note_threads("", "A plugin or a conftest file", (*news.python, *news.native))
 
@@ -170,7 +173,7 @@ class ServerPlugin:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Write down what cannot be collected, which module initialises CUDA, and which are skipped as a whole."""
         if report.failed:
-            self._fail(report.nodeid, report.longreprtext)
+            self._fail(report.nodeid, report.longreprtext, goes_on=self._goes_on)
             return
         if report.skipped:
             self._skipped[report.nodeid] = shorten(skip_reason(report), MESSAGE_LIMIT)
@@ -194,8 +197,9 @@ class ServerPlugin:
             text = f"{who} starts {_threads(names)}, which ranks, forks of this process, do not have."
             self._supervisor.write(Notice(nodeid=nodeid, text=text))
 
-    def _fail(self, nodeid: str, text: str) -> None:
-        self._has_failed = True
+    def _fail(self, nodeid: str, text: str, *, goes_on: bool = False) -> None:
+        self._has_failed = self._has_failed or not goes_on
+        self._uncollected += goes_on
         self._supervisor.write(CollectionFailed(nodeid=nodeid, text=shorten(text)))
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
@@ -225,6 +229,7 @@ class ServerPlugin:
                 is_collected_only=is_collected_only,
                 prints_at_once=self._prints_at_once(session),
                 lacks=self._lack[1] if self._lack else "",
+                goes_on=self._goes_on and not self._has_failed,
                 measures=self._measurement.is_asked_for,
                 python=platform.python_version(),
             )
@@ -262,7 +267,7 @@ class ServerPlugin:
             asked = self._supervisor.asked()
             if isinstance(asked, Finish):
                 bad = {each.nodeid: each.is_bad for each in asked.tests}
-                session.testsfailed = self._bad_tests = sum(bad.values())
+                session.testsfailed = self._bad_tests = sum(bad.values()) + self._uncollected
                 note_outcomes(session.config, session.items, bad)
                 _dismiss_plugins(session.config)
                 return
