@@ -91,8 +91,8 @@ def _add_repetition(parser: argparse.ArgumentParser) -> None:
 
 
 def _refuse_options(pytest_args: Sequence[str]) -> None:
-    for flag in pytest_args:
-        if refusal := REFUSED.get(flag):
+    for argument in pytest_args:
+        if refusal := REFUSED.get(flag := argument.partition("=")[0]):
             msg = f"{flag} {refusal.why}"
             raise UsageError(msg, remedy=refusal.remedy)
 

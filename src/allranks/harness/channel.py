@@ -20,6 +20,9 @@ from allranks.records import RecordError, build, told
 MESSAGE_LIMIT: Final = 4 << 20
 """Bytes of one message: a phase with its texts has a fifth of it at the most."""
 
+_Socket: Final = socket.socket
+"""That of the start: a test may have put another one in its place, as pytest-socket does."""
+
 _PIECE: Final = 1 << 16
 _PIECES: Final = 16
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -177,7 +180,7 @@ class RankEnd:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
+        self._socket = _Socket(fileno=descriptor)
         self._commands = self._socket.makefile("rb")
 
     def command(self) -> Run | End | None:

@@ -21,6 +21,8 @@ class Terms:
         limit: Seconds from its release to the report of its last rank.
         launches: The test starts its ranks itself, from a driver.
         is_skipped: It is declared to be skipped, and will not begin.
+        reruns: How many times it is run again while it goes wrong.
+        delay: Seconds before each of these.
     """
 
     gang: tuple[str, ...]
@@ -28,6 +30,8 @@ class Terms:
     limit: float
     launches: bool = False
     is_skipped: bool = False
+    reruns: int = 0
+    delay: float = 0.0
 
     @property
     def shares_ranks(self) -> bool:

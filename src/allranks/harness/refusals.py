@@ -31,6 +31,11 @@ REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
         "--trace": Refusal("trace", *_NO_TERMINAL),
         "--setup-plan": Refusal("setupplan", *_NO_TEST),
         "--setup-only": Refusal("setuponly", *_NO_TEST),
+        "--flake-max-minutes": Refusal(
+            "flake_max_minutes",
+            "cannot be used: each rank would look at its own clock, and some would skip a test that others run.",
+            "Take --flake-runs alone; limits.job in the matrix file ends the job.",
+        ),
     }
 )
 """By flag."""

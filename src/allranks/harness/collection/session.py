@@ -26,9 +26,11 @@ from allranks.harness.collection.pytest_cache import cache_arguments, note_outco
 from allranks.harness.collection.pytest_options import (
     refuse_options,
     refuse_stepwise_of_a_share,
+    share_seed,
     suite_configuration,
     take_over_reports,
 )
+from allranks.harness.collection.reruns import forget_plugin, with_reruns
 from allranks.harness.collection.shares import take_share
 from allranks.harness.collection.shuffling import shuffled
 from allranks.harness.config import AgentConfig, Folders, seed_of_test
@@ -141,6 +143,7 @@ class ServerPlugin:
             self.was_refused = True
             self._supervisor.write(AgentFailed(message=str(error), kind=FailureKind.USAGE))
             raise
+        share_seed(config, self._config.seed)
         for text in take_over_reports(config):
             self._supervisor.write(Notice(text=text))
 
@@ -218,6 +221,7 @@ class ServerPlugin:
         self._keep_own_share(session)
         self._keep_what_runs_again(session)
         terms = self._terms(session)
+        forget_plugin(session.config)
         is_collected_only = bool(session.config.option.collectonly)
         self._supervisor.write(
             Program(
@@ -256,7 +260,8 @@ class ServerPlugin:
         if self._has_failed:
             return []
         try:
-            return read_terms(session.items, self._config)
+            terms = zip(session.items, read_terms(session.items, self._config), strict=True)
+            return [with_reruns(item, each) for item, each in terms]
         except MarkerError as error:
             self._fail(error.nodeid, str(error))
             return []

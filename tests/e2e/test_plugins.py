@@ -1,4 +1,4 @@
-"""pytest-cov in whole runs, on both engines: one `.coverage` of all jobs, ranks and attempts."""
+"""Plugins in whole runs, on both engines: one `.coverage` of all jobs, ranks and attempts; what ran again is flaky."""
 
 import os
 import sqlite3
@@ -53,13 +53,13 @@ def repository(scratch, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [plugins, os.environ.get("PYTHONPATH", "")])))
     # As the image of a suite would have it, and nothing else of that folder.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_cov.plugin")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_cov.plugin,pytest_rerunfailures")
 
     def make(suite=SUITE, **changes):
         folder = scratch(suite)
         (folder / "suite" / "measured.py").write_text(MEASURED)
         matrix = (folder / "matrix.toml").read_text()
-        for before, after in {'"expecttest"': '"expecttest", "pytest-cov"', **changes}.items():
+        for before, after in {'"expecttest"': '"expecttest", "pytest-cov", "pytest-rerunfailures"', **changes}.items():
             matrix = matrix.replace(before, after)
         (folder / "matrix.toml").write_text(matrix)
         return folder
@@ -115,3 +115,31 @@ def test_a_part_of_a_figure_does_not_decide(repository, launch, changes, why):
     done = launch(repository(**changes), "--engine", "process", "--", "--cov=measured", "--cov-fail-under=1")
     assert done.code == 2, done.output
     assert why in done.output
+
+
+FLAKY = """
+import tempfile
+from pathlib import Path
+
+import torch.distributed as dist
+
+
+def test_goes_wrong_once():
+    note = Path(tempfile.gettempdir()) / "went-wrong"
+    went_wrong = note.exists()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        note.touch()
+    assert went_wrong
+
+
+def test_fine():
+    dist.barrier()
+"""
+
+
+def test_what_passes_when_all_ranks_run_it_again_is_flaky(repository, launch, engine):
+    done = launch(repository(FLAKY), "--engine", engine, "--", "--reruns=2")
+    assert done.code == 0, done.output
+    assert "1 flaky test(s)" in done.output
+    assert "2 passed" in done.output
