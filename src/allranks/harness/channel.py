@@ -119,6 +119,7 @@ class Report:
         launched: From a driver: the end of a rank of its test.
         driver: From a driver: what else it tells.
         leaving: The process is about to end.
+        is_debugging: From now on a debugger has the rank, or has it no more.
         calls: With the end of a test, what the rank called in its process groups, in JSON: see
             :mod:`allranks.harness.gangs.unmatched_calls`.
     """
@@ -135,12 +136,14 @@ class Report:
     launched: LaunchedEnd | None = None
     driver: DriverSays | None = None
     leaving: Leaving | None = None
+    is_debugging: bool | None = None
     calls: str = ""
 
     @property
     def is_final(self) -> bool:
         """Whether the step is over."""
-        return self.phase is None and self.launched is None and self.driver is None and self.leaving is None
+        others = (self.phase, self.launched, self.driver, self.leaving, self.is_debugging)
+        return all(each is None for each in others)
 
 
 def encode_message(message: Run | End | Report) -> bytes:

@@ -115,6 +115,8 @@ class AgentConfig:
         torch: The torch version that the cell stands for; empty where it stands for none.
         check_gpus: The GPUs that this agent is to try first; none where that has been done, or another one does.
         gpu_device: The type of these devices, as torch knows it.
+        pdb_rank: The rank that a debugger has; None for none.
+        pdb_terminal: The path of the debugger's terminal.
     """
 
     cell: str
@@ -139,6 +141,8 @@ class AgentConfig:
     torch: str = ""
     check_gpus: tuple[GpuToCheck, ...] = ()
     gpu_device: str = "cuda"
+    pdb_rank: int | None = None
+    pdb_terminal: str = ""
 
     @property
     def node(self) -> int:

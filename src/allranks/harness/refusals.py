@@ -21,7 +21,7 @@ class Refusal(NamedTuple):
 
 _NO_TERMINAL: Final = (
     "cannot be used: ranks have no terminal, and their peers would be stopped meanwhile.",
-    "A rank that hangs leaves its stacks in rank-N.stacks.txt.",
+    "Name a rank, which gets yours: `allranks run CELL --suite SUITE --pdb-rank N`.",
 )
 _NO_TEST: Final = ("cannot be used: it runs no test, and each would count as passed.", "Use --setup-show.")
 

@@ -90,6 +90,8 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     """
     make_room_for_descriptors()
     pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
+    if options.rules.pdb:
+        pytest_args = [("-s",)]  # the terminal is the debugger's
     with console_for(say, pytest_args) as console:
         return _run(expansion, jobs, options, console)
 

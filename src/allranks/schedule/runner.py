@@ -34,7 +34,7 @@ from allranks.schedule.packing.backlog import Backlog
 from allranks.schedule.packing.order import ordered
 from allranks.schedule.packing.task import Room, Running, Task
 from allranks.schedule.progress import Tests
-from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
+from allranks.schedule.request import Attempt, Pdb, Surroundings, job_spec, room_of
 from allranks.schedule.snapshot import cache_to_start_with
 from allranks.schedule.turn import Attendant, Turn, record_unstarted, remove_if_empty
 
@@ -107,6 +107,7 @@ class Rules:
         shuffle: What the order of jobs, and of the tests of each, is drawn by; None for one that ends soonest.
         judges: How the results of a job are judged, for `retries` and `fail_fast`.
         seconds: How long the run may take; None for as long as it does.
+        pdb: Where a debugger is wanted; None for nowhere.
     """
 
     most: int | None = None
@@ -115,6 +116,7 @@ class Rules:
     shuffle: int | None = None
     judges: Setting = field(default_factory=lambda: Setting(skip="skip"))
     seconds: float | None = None
+    pdb: Pdb | None = None
 
 
 class _News(NamedTuple):
@@ -371,6 +373,7 @@ class Runner:
             seconds=self._folder.seconds_of(turn.job),
             only=turn.again.tests,
             shuffle=self._rules.shuffle,
+            pdb=self._rules.pdb,
             unchecked={
                 gpu: self._host.name_of(gpu) for gpu in turn.lease.gpus if (gpu, surroundings) not in self._seen_well
             },

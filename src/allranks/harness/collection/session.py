@@ -40,6 +40,7 @@ from allranks.harness.launchers.driver import Launching, run_driver
 from allranks.harness.phases import MESSAGE_LIMIT, shorten
 from allranks.harness.program import Finish, Muster, Program, SessionEnded, SkippedModule, Terms
 from allranks.harness.rank_xml import xml_id
+from allranks.harness.ranks import debugging
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
 from allranks.harness.torch_cases.adapt import adapt_torch_cases
@@ -222,6 +223,7 @@ class ServerPlugin:
         self._keep_what_runs_again(session)
         terms = self._terms(session)
         forget_plugin(session.config)
+        debugging.take_over(self._config)
         is_collected_only = bool(session.config.option.collectonly)
         self._supervisor.write(
             Program(

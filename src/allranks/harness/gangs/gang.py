@@ -212,6 +212,9 @@ class Gang:
             self._ends[rank] = happening
         if isinstance(happening, Said):
             report = happening.report
+            if report.is_debugging is not None:
+                self._hold(is_held=report.is_debugging)
+                return
             self.imported.update(dict.fromkeys(report.imported))
             if report.nodeid != step.nodeid or rank not in self._pending:
                 # Of a test that is over, or has not begun: nothing of it can change any more.
@@ -229,6 +232,10 @@ class Gang:
         step.note(arrival)
         if arrival.is_final:
             self._pending.discard(rank)
+
+    def _hold(self, *, is_held: bool) -> None:
+        if self._clock is not None:
+            self._clock.hold(is_held=is_held)
 
     def _restart_clock(self) -> None:
         if self._clock is not None:
@@ -271,6 +278,10 @@ class Gang:
             self._look(remaining)
 
 
+_HELD = 1000.0
+"""Seconds until somebody looks again whether a debugger has a rank."""
+
+
 class _Clock:
     """When a step is given up: at its limit, or sooner after something went wrong."""
 
@@ -281,6 +292,13 @@ class _Clock:
         self._deadline = self._last = time.monotonic() + patience.limit
         self._is_wrong = False
         self._is_skipped = False
+        self._held = False
+
+    def hold(self, *, is_held: bool) -> None:
+        """Stand while a debugger has a rank, and count anew when it has let go."""
+        self._held = is_held
+        self._is_wrong = self._is_skipped = False
+        self._deadline = self._last = time.monotonic() + self._limit
 
     @property
     def late(self) -> str:
@@ -295,6 +313,8 @@ class _Clock:
 
     def remaining(self, step: Step) -> float:
         """Seconds from now on."""
+        if self._held:
+            return _HELD
         now = time.monotonic()
         if step.has_gone_wrong and not self._is_wrong:
             self._is_wrong = True

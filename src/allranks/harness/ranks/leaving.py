@@ -42,6 +42,12 @@ def now_running(nodeid: str) -> None:
     _rank.nodeid = nodeid
 
 
+def tell(report: Report) -> None:
+    """Have the supervisor know something, if this process is a rank."""
+    if _rank.connection is not None and _rank.pid == os.getpid():
+        _rank.connection.report(report)
+
+
 def leave(status: int) -> NoReturn:
     """End this process, as ``os._exit`` does."""
     is_own = _rank.pid == os.getpid() and threading.current_thread() is threading.main_thread()

@@ -24,7 +24,7 @@ from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.outcome import Outcome
 from allranks.harness.phases import Phase, overall, shorten
-from allranks.harness.ranks import leaving
+from allranks.harness.ranks import debugging, leaving
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.measured import save_coverage
 from allranks.harness.ranks.printing import flush_output
@@ -125,6 +125,7 @@ class _Rank:
         self._calls = CallCounter(CallBoard(map_board(assignment.board)))
         session.config.pluginmanager.register(self, "allranks-rank")
         leaving.announce_to(self._connection)
+        debugging.be_rank(assignment.rank)
 
     def run(self) -> None:
         """Obey the supervisor's commands until the last."""
@@ -271,6 +272,8 @@ class _Rank:
         report = yield
         if call.excinfo is not None:
             self._errors[call.when] = call.excinfo.value
+            if report.failed:
+                debugging.look_at(call.excinfo.value)
         elif call.when == "setup":
             leaving.now_running(self._nodeid)
         return report
