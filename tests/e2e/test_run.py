@@ -2,6 +2,8 @@
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -391,3 +393,23 @@ def test_the_exit_code_that_pytest_would_have(scratch, launch, conftest, argumen
     (folder / "suite" / "conftest.py").write_text(conftest)
     done = launch(folder, "--engine", "process", "--", *arguments)
     assert done.code == code, done.output
+
+
+def test_a_rank_is_debugged_on_the_terminal_of_the_run(scratch, launch):
+    folder = scratch("def test_stops(rank):\n    breakpoint()\n    assert rank == 0\n")
+    command = [sys.executable, "-m", "allranks", "run", "--results", str(launch.results), "--pdb-rank", "0"]
+    own, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, cwd=folder, env={**os.environ, "ALLRANKS_RUN_ID": launch.run_id},
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        seen = ""
+        for wanted, typed in (("(rank 0) ", "p 'rank', rank\n"), ("('rank', 0)", "c\n"), ("exit code 1", "")):
+            while wanted not in seen:
+                assert select.select([own], [], [], 120)[0], seen
+                seen += os.read(own, 4096).decode()
+            seen = seen.partition(wanted)[2]
+            os.write(own, typed.encode())
+        assert process.wait(60) == 1
+    os.close(own)

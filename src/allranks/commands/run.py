@@ -133,7 +133,7 @@ def _prepare_debugging(expansion: Expansion, options: argparse.Namespace) -> Exp
     if options.engine == "docker" or options.plan_file or options.pack or options.wanted:
         msg = "--pdb-rank cannot be used here: only a process of this host can open this terminal."
         raise UsageError(msg, remedy="Take --engine process, and no --plan-file, --pack, --resume or --rerun-failed.")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not _terminal():
         msg = "--pdb-rank needs a terminal, and standard input or output is none."
         raise UsageError(msg, remedy="Run it by hand, without pipes; or attach debugpy: see docs/pytest.md.")
     jobs = chosen_jobs(expansion, options)
@@ -146,6 +146,11 @@ def _prepare_debugging(expansion: Expansion, options: argparse.Namespace) -> Exp
     options.engine = "process"
     limits = replace(expansion.matrix.limits, process_group=_NO_LIMIT, test=_NO_LIMIT, job=_NO_LIMIT)
     return replace(expansion, matrix=replace(expansion.matrix, limits=limits))
+
+
+def _terminal() -> str:
+    """The path of the terminal that this process is on; empty for none."""
+    return os.ttyname(sys.stdin.fileno()) if sys.stdin.isatty() and sys.stdout.isatty() else ""
 
 
 def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
@@ -231,7 +236,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         shuffle=options.shuffle,
         judges=setting,
         seconds=of.own.pack.limit if of.own else None,
-        pdb=None if options.pdb_rank is None else Pdb(rank=options.pdb_rank, terminal=os.ttyname(sys.stdin.fileno())),
+        pdb=None if options.pdb_rank is None else Pdb(rank=options.pdb_rank, terminal=_terminal()),
     )
     run_options = RunOptions(
         run_id=of.run_id,
