@@ -490,7 +490,7 @@ class Runner:
         turn, number = seat.turn, seat.task.number
         kind = turn.error.kind if turn.error else ""
         counted = (number, kind == "infrastructure")
-        if kind != "collection" and turn.spec is not None and self._tries[counted] < self._rules.retries:
+        if kind not in {"collection", "usage"} and turn.spec is not None and self._tries[counted] < self._rules.retries:
             self._tries[counted] += 1
             self._again[number] = left
             backlog.add(seat.task)

@@ -153,6 +153,18 @@ def test_contexts_name_tests(run_with):
     assert b"test_each|run" in (agent.results / "coverage" / "data").read_bytes()
 
 
+def test_branches_are_counted(run_with):
+    agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK}, *JSON, "--cov-branch")
+    report = json.loads((agent.results / "coverage" / "coverage.json").read_text())
+    assert (report["totals"]["covered_branches"], report["totals"]["num_branches"]) == (2, 2)
+
+
+def test_coverage_is_switched_off_as_ever(run_with):
+    agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK}, *JSON, "--no-cov")
+    assert agent.outcomes("test_each") == ("passed", "passed")
+    assert not (agent.results / "coverage").exists()
+
+
 def test_without_pytest_cov_nothing_is_left(run_with):
     agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK})
     assert not (agent.results / "coverage").exists()

@@ -99,6 +99,15 @@ def test_markers_say_how_often(run_with):
     assert times(agent, "test_elsewhere") == times(agent, "test_never") == times(agent, "test_expected") == [1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(("--force-reruns=1",), [1, 2]), (("--reruns=1", "--reruns-mode=append"), [1, 2, 3, 4])],
+)
+def test_options_and_markers_add_up_as_the_plugin_says(run_with, arguments, expected):
+    tests = "import pytest\n@pytest.mark.flaky(reruns=2)\ndef test_bad(): assert 0\n"
+    assert times(run_with(RERUN, {"test_a.py": tests}, *arguments), "test_bad") == expected
+
+
 def test_launcher_tests_run_again(run_with):
     tests = """
         import pathlib
