@@ -6,11 +6,13 @@ thread, C code or a process that a test has forked ends with is announced by nob
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 from allranks.harness.channel import Leaving, RankEnd, Report
+from allranks.harness.phases import Phase
 from allranks.harness.ranks.measured import save_coverage
 from allranks.testing.skips import skipcodes
 
@@ -20,6 +22,7 @@ _exit = os._exit
 @dataclass
 class _Rank:
     connection: RankEnd | None = None
+    take_phases: Callable[[], tuple[Phase, ...]] = tuple
     nodeid: str = ""
     pid: int = 0
 
@@ -32,9 +35,14 @@ def watch_exits() -> None:
     os._exit = leave
 
 
-def announce_to(connection: RankEnd) -> None:
-    """Be a rank from here on."""
-    _rank.connection, _rank.pid = connection, os.getpid()
+def announce_to(connection: RankEnd, take_phases: Callable[[], tuple[Phase, ...]] = tuple) -> None:
+    """Be a rank from here on.
+
+    Args:
+        connection: Its end of the connection.
+        take_phases: Gives the phases that have ended and are not reported yet.
+    """
+    _rank.connection, _rank.take_phases, _rank.pid = connection, take_phases, os.getpid()
 
 
 def now_running(nodeid: str) -> None:
@@ -54,9 +62,7 @@ def leave(status: int) -> NoReturn:
     if _rank.connection is not None and is_own and isinstance(status, int):
         save_coverage()
         with suppress(Exception):
-            _rank.connection.report(
-                Report(
-                    nodeid=_rank.nodeid, leaving=Leaving(status=status, reason=skipcodes.reason_of_exit(status) or "")
-                )
-            )
+            leaving = Leaving(status=status, reason=skipcodes.reason_of_exit(status) or "")
+            phases = _rank.take_phases()
+            _rank.connection.report(Report(nodeid=_rank.nodeid, phases=phases, leaving=leaving))
     _exit(status)
