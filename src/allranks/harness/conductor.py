@@ -234,7 +234,8 @@ class Conductor:
         # A driver starts its ranks on the node that it is on.
         crews = muster_all(self._nodes[:1] if orders.launches else self._nodes, orders)
         self._journal.write(GangStarted(gang=number, pids=tuple(pid for crew in crews for pid in crew.pids)))
-        return Gang(crews, limits=self._config.limits, end=self._job.end)
+        may_be_held = self._config.pdb_rank is not None
+        return Gang(crews, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held)
 
     def _close(self, gang: Gang) -> None:
         self._preload.update(gang.imported)

@@ -54,13 +54,15 @@ class Gang:
         crews: The ranks, node by node.
         limits: Time limits.
         end: When the job is over.
+        may_be_held: A debugger may have one of them: what a rank says of that stops the clock.
 
     Attributes:
         imported: Modules that its ranks have imported late, and the next gang need not; in their order.
     """
 
-    def __init__(self, crews: Sequence[Crew], *, limits: TimeLimits, end: JobEnd) -> None:
+    def __init__(self, crews: Sequence[Crew], *, limits: TimeLimits, end: JobEnd, may_be_held: bool = False) -> None:
         self._crews = crews
+        self._may_be_held = may_be_held
         self._limits = limits
         self._alive = {rank for crew in crews for rank in crew.ranks}
         self._ends: dict[int, Gone] = {}
@@ -235,7 +237,7 @@ class Gang:
             self._pending.discard(rank)
 
     def _hold(self, *, is_held: bool) -> None:
-        if self._clock is not None:
+        if self._clock is not None and self._may_be_held:
             self._clock.hold(is_held=is_held)
 
     def _restart_clock(self) -> None:
