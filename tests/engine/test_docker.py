@@ -4,6 +4,8 @@ import errno
 import gc
 import socket
 import tarfile
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import requests
 from docker.errors import NotFound
 from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal, say
 
-from allranks.engine import agents
+from allranks.engine import agents, ownership
 from allranks.engine import docker as docker_engine
 from allranks.engine.docker import connect
 from allranks.engine.ownership import own_run
@@ -289,9 +291,9 @@ def test_results_that_are_no_archive_are_an_error(fake, spec, tmp_path):
             job.collect(tmp_path)
 
 
-def left(run_id: str) -> dict:
-    labels = {"allranks": "1", "allranks.run": run_id}
-    return {"Id": f"id-{run_id}", "Names": [f"/allranks-{run_id}"], "Name": f"of-{run_id}", "Labels": labels}
+def left(run_id: str, host: str | None = None, **more: object) -> dict:
+    labels = {"allranks": "1", "allranks.run": run_id, "allranks.host": host or docker_engine.host_id()}
+    return {"Id": f"id-{run_id}", "Names": [f"/allranks-{run_id}"], "Name": f"of-{run_id}", "Labels": labels, **more}
 
 
 REMAINS = ["container allranks-dead", "volume of-dead", "network of-dead"]
@@ -340,7 +342,8 @@ def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_oth
     has, has_not = (make_spec(image="i", gpus=gpus).labels for gpus in (("GPU-a", "GPU-b"), ("GPU-c",)))
     client.listed = [{"Id": "id-a", "Labels": has}, {"Id": "id-c", "Labels": has_not}]
     engine_of(client).vacate(("GPU-b",))
-    assert client.calls[0][2]["label"] == [*("allranks=1", f"allranks.host={docker_engine.host_id()}", "allranks.gpus")]
+    mine = f"allranks.host={docker_engine.host_id()}"
+    assert client.calls[0][2]["label"] == ["allranks=1", mine, "allranks.gpus"]
     assert [call[1] for call in client.calls if call[0] == "remove"] == ["id-a"]
 
 
@@ -357,13 +360,52 @@ def test_a_job_without_gpus_is_not_looked_at_for_them(make_spec):
     assert "allranks.gpus" not in make_spec(image="i").labels
 
 
-@pytest.mark.usefixtures("locks")
-def test_reaping_asks_for_objects_of_this_host_alone(fake):
+@pytest.fixture
+def elsewhere(locks):  # noqa: ARG001 - they are of the host that is named here
+    """The id of another boot of this machine, and when this boot began."""
+    machine, _, spaces = ownership.host_id().split(".")
+    return f"{machine}.{'0' * 16}.{spaces}", time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_what_cannot_be_judged_from_here_is_left_alone_and_named(fake, elsewhere):
     client = fake()
-    engine_of(client).reap()
-    asked = [filters for *_, filters in client.calls]
-    assert len(asked) == 3
-    assert all(filters["label"] == ["allranks=1", f"allranks.host={docker_engine.host_id()}"] for filters in asked)
+    rebooted, booted = elsewhere
+    machine, boot, _ = ownership.host_id().split(".")
+    hosts = {
+        "other-host": "0123456789abcdef",
+        "other-name-space": f"{machine}.{boot}.{'0' * 16}",
+        "same-disk-image": rebooted,
+    }
+    made = int(booted) + 60
+    client.listed = [left(run_id, host, Created=made, State="exited") for run_id, host in hosts.items()]
+    client.listed.append(left("runs-on", rebooted, Created=1, State="running"))
+    client.volumes_listed = [left("v", rebooted, CreatedAt=datetime.fromtimestamp(made, UTC).isoformat())]
+    client.networks_listed = [left("n", rebooted, Created="0001-01-01T00:00:00 and no date")]
+    engine = engine_of(client)
+    assert engine.remains() == engine.reap() == []
+    assert not [call for call in client.calls if call[0].startswith("remove")]
+    names = [f"container allranks-{run_id}" for run_id in (*hosts, "runs-on")]
+    assert engine.unjudged() == [*names, "volume of-v", "network of-n"]
+
+
+def test_what_is_left_of_an_earlier_boot_of_this_host_is_removed(fake, elsewhere):
+    client = fake()
+    rebooted, booted = elsewhere
+    date = datetime.fromtimestamp(booted - 60, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    client.listed = [left("dead", rebooted, Created=int(booted) - 60, State="exited")]
+    client.volumes_listed = [left("dead", rebooted, CreatedAt=f"{date}Z")]
+    client.networks_listed = [left("dead", rebooted, Created=f"{date}.123456789Z")]
+    assert engine_of(client).unjudged() == []
+    assert engine_of(client).reap() == REMAINS
+
+
+@pytest.mark.usefixtures("locks")
+def test_what_has_our_label_and_is_no_runs_stays(fake):
+    """The container that asks a base image for its Python, for one: builds see to it."""
+    client = fake()
+    client.listed = [{"Id": "id", "Labels": {"allranks": "1", "allranks.host": docker_engine.host_id()}}]
+    engine = engine_of(client)
+    assert engine.reap() == engine.unjudged() == []
 
 
 @pytest.mark.usefixtures("locks")

@@ -7,10 +7,9 @@ the API, so a remote daemon, a rootless one and one whose user differs from ours
 import json
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
 
 import docker
 import requests
@@ -18,7 +17,7 @@ from docker.errors import APIError
 from docker.utils import kwargs_from_env, parse_host
 
 from allranks.engine.archive import PAGE, Archive
-from allranks.engine.builds import dead_builders, reap_builders, reference_of
+from allranks.engine.builds import dead_builders, reap_builders, reference_of, unjudged_builders
 from allranks.engine.docker_job import FAILURES, Container, DockerJob, as_engine_error
 from allranks.engine.docker_requests import (
     container_name,
@@ -31,7 +30,16 @@ from allranks.engine.docker_requests import (
     volume_names,
 )
 from allranks.engine.nodes import make_token
-from allranks.engine.ownership import GPUS_LABEL, HOST_LABEL, RUN_LABEL, forget_dead_runs, host_id, is_dead
+from allranks.engine.ownership import (
+    GPUS_LABEL,
+    HOST_LABEL,
+    RUN_LABEL,
+    forget_dead_runs,
+    host_id,
+    is_dead,
+    is_of_earlier_boot,
+)
+from allranks.engine.remains import Listed, is_still, labels_of, made_at
 from allranks.engine.spec import FileCopy, JobSpec
 from allranks.errors import EngineError
 from allranks.interruption import uninterrupted
@@ -40,9 +48,6 @@ _LOCAL = "http+unix://"
 
 _VACATED_WITHIN = 15.0
 """Seconds: whoever else removes the same container is done by then, and a driver has let go of its processes."""
-
-_Listed = Mapping[str, Any]
-"""A container, volume or network as the daemon lists it."""
 
 
 def connect(*, timeout: int = 60) -> docker.DockerClient:
@@ -175,38 +180,51 @@ class DockerEngine:
                 raise EngineError(msg, remedy=f"See why: docker rm --force {name}.")
             time.sleep(0.1)
 
-    def _using(self, gpus: Sequence[str]) -> list[_Listed]:
+    def _using(self, gpus: Sequence[str]) -> list[Listed]:
         with _as_listing_error():
-            filters = {"label": [*_of_this_host()["label"], GPUS_LABEL]}
-            listed: list[_Listed] = self._client.containers(all=True, filters=filters)
+            filters = {"label": [*_OURS["label"], f"{HOST_LABEL}={host_id()}", GPUS_LABEL]}
+            listed: list[Listed] = self._client.containers(all=True, filters=filters)
         return [each for each in listed if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL]))]
 
     def reap(self) -> list[str]:
         """Remove what runs and builds of this host without an owner have left, containers first: they hold all else."""
         with _as_listing_error():
             builders = list(reap_builders(self._client))
-            containers = self._dead_containers()
+            containers = list(filter(_is_dead, self._containers()))
             for each in containers:
                 self._remove_container(each["Id"])
-            volumes = [each for each in self._dead_volumes() if self._remove_volume(each["Name"])]
-            networks = [each for each in self._dead_networks() if self._remove_network(each["Id"])]
+            volumes = [each for each in self._volumes() if _is_dead(each) and self._remove_volume(each["Name"])]
+            networks = [each for each in self._networks() if _is_dead(each) and self._remove_network(each["Id"])]
         forget_dead_runs()
         return _names(containers, volumes, networks, builders)
 
     def remains(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.remains`."""
+        return self._named(_is_dead, dead_builders)
+
+    def unjudged(self) -> list[str]:
+        """See :meth:`allranks.engine.protocol.Engine.unjudged`."""
+        return self._named(_is_unjudged, unjudged_builders)
+
+    def _named(
+        self, is_meant: Callable[[Listed], bool], builders: Callable[[docker.APIClient], Sequence[str]]
+    ) -> list[str]:
         with _as_listing_error():
-            listed = self._dead_containers(), self._dead_volumes(), self._dead_networks()
-            return _names(*listed, dead_builders(self._client))
+            containers, volumes, networks = (
+                list(filter(is_meant, listed)) for listed in (self._containers(), self._volumes(), self._networks())
+            )
+            return _names(containers, volumes, networks, builders(self._client))
 
-    def _dead_containers(self) -> Sequence[_Listed]:
-        return _of_dead_runs(self._client.containers(all=True, filters=_of_this_host()))
+    def _containers(self) -> Sequence[Listed]:
+        listed: list[Listed] = self._client.containers(all=True, filters=_OURS)
+        return listed
 
-    def _dead_volumes(self) -> Sequence[_Listed]:
-        return _of_dead_runs(self._client.volumes(filters={**_of_this_host(), "dangling": True})["Volumes"] or [])
+    def _volumes(self) -> Sequence[Listed]:
+        return self._client.volumes(filters={**_OURS, "dangling": True})["Volumes"] or []
 
-    def _dead_networks(self) -> Sequence[_Listed]:
-        return _of_dead_runs(self._client.networks(filters=_of_this_host()))
+    def _networks(self) -> Sequence[Listed]:
+        listed: list[Listed] = self._client.networks(filters=_OURS)
+        return listed
 
 
 @contextmanager
@@ -221,16 +239,26 @@ def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
         raise
 
 
-def _of_dead_runs(listed: Iterable[_Listed]) -> list[_Listed]:
-    return [each for each in listed if is_dead((each["Labels"] or {}).get(RUN_LABEL, ""))]
+_OURS = {"label": ["allranks=1"]}
 
 
-def _of_this_host() -> dict[str, list[str]]:
-    return {"label": ["allranks=1", f"{HOST_LABEL}={host_id()}"]}
+def _is_dead(listed: Listed) -> bool:
+    """Whether the owner of something is certain to be dead: its lock says so, or the boot that it lived in is over."""
+    labels = labels_of(listed)
+    host, run_id = labels.get(HOST_LABEL, ""), labels.get(RUN_LABEL, "")
+    if host == host_id():
+        return bool(run_id) and is_dead(run_id)
+    return is_still(listed) and is_of_earlier_boot(host, made_at(listed))
+
+
+def _is_unjudged(listed: Listed) -> bool:
+    """Whether something is of a run whose owner may live where its lock cannot be seen from here."""
+    labels = labels_of(listed)
+    return RUN_LABEL in labels and labels.get(HOST_LABEL) != host_id() and not _is_dead(listed)
 
 
 def _names(
-    containers: Sequence[_Listed], volumes: Sequence[_Listed], networks: Sequence[_Listed], builders: Sequence[str]
+    containers: Sequence[Listed], volumes: Sequence[Listed], networks: Sequence[Listed], builders: Sequence[str]
 ) -> list[str]:
     return [
         *(f"container {each['Names'][0].lstrip('/')}" for each in containers),
