@@ -16,11 +16,15 @@ from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal, say
 from allranks.engine import agents, ownership
 from allranks.engine import docker as docker_engine
 from allranks.engine.docker import connect
+from allranks.engine.docker_requests import container_title, volume_names
 from allranks.engine.ownership import own_run
 from allranks.engine.spec import FileCopy, Resources
 from allranks.engine.stream import Damage
 from allranks.errors import EngineError
 from allranks.records import Notice
+
+REMOVED = ["remove", "remove_volume", "remove_volume"]
+"""What is called for at the end of every job, however it ends."""
 
 
 @pytest.fixture
@@ -33,8 +37,9 @@ def test_a_job_is_attached_before_it_starts_and_removed_with_its_volume(fake, sp
     with engine_of(client).start(spec) as job:
         client.daemon.shutdown(socket.SHUT_WR)
         assert job.wait(ignore).status == 0
-    assert client.names == ["create", "attach", "start", "put_archive", "wait", "inspect", "remove"]
-    assert client.calls[-1] == ("remove", ID, True, True)
+    assert client.names == ["create", "attach", "start", "put_archive", "wait", "inspect", *REMOVED]
+    assert client.calls[-3] == ("remove", ID, True, True)
+    assert [name for _, name in client.calls[-2:]] == list(reversed(volume_names(spec)))
 
 
 def test_a_job_without_an_image_is_an_error(fake, make_spec):
@@ -64,7 +69,7 @@ def test_a_container_that_cannot_be_created_leaves_nothing_to_remove(fake, spec)
     with pytest.raises(EngineError, match="could not be started") as error, engine_of(client).start(spec):
         pass
     assert error.value.why == "No such image: allranks/cpu:1"
-    assert client.names == ["create"]
+    assert client.names == ["create", *REMOVED[1:]]
 
 
 @pytest.mark.parametrize("step", ["put_archive", "attach", "start"])
@@ -74,7 +79,7 @@ def test_a_container_that_cannot_be_started_is_removed_at_once(fake, spec, step,
     client = fake(**{step: failure})
     with pytest.raises(EngineError, match="could not be started"), engine_of(client).start(spec):
         pass
-    assert client.names[-2:] == [step, "remove"]
+    assert client.names[-4:] == [step, *REMOVED]
 
 
 def test_a_container_that_cannot_be_removed_hides_no_other_error(fake, spec):
@@ -99,11 +104,12 @@ def test_a_daemon_that_is_lost_while_a_job_runs_is_an_error(fake, spec, step):
         client.daemon.close()
         with pytest.raises(EngineError, match="is lost"):
             job.wait(ignore)
-    assert client.names[-1] == "remove"
+    assert client.names[-3:] == REMOVED
 
 
 def test_a_container_that_somebody_removes_while_its_job_runs_is_told_so(fake, spec):
-    client = fake(wait=NotFound("404", explanation="No such container: abc"))
+    gone = NotFound("404", explanation="No such container: abc")
+    client = fake(wait=gone, inspect=gone)
     with engine_of(client).start(spec) as job:
         client.daemon.close()
         with pytest.raises(EngineError, match="somebody has removed it") as raised:
@@ -207,7 +213,8 @@ def test_an_agent_that_does_not_stop_is_killed_once(fake, spec, monkeypatch):
     with engine_of(client).start(spec) as job:
         job.stop()
         job.stop()
-    assert client.names[-2:] == ["kill", "remove"]
+    assert client.names[-5:] == ["inspect", "kill", *REMOVED]
+    assert client.names.count("kill") == 1
 
 
 def test_the_connection_is_shut_before_a_container_is_killed(fake, spec, monkeypatch):
@@ -232,7 +239,7 @@ def test_a_daemon_that_refuses_to_kill_leaves_it_to_removal(fake, spec, monkeypa
     client = fake(kill=refusal(409, "not running"))
     with engine_of(client).start(spec):
         pass
-    assert client.names[-1] == "remove"
+    assert client.names[-3:] == REMOVED
 
 
 def test_the_time_limit_of_the_engine_ends_a_job(fake, make_spec, monkeypatch):
@@ -265,20 +272,35 @@ def test_the_end_of_the_agent_is_told_by_its_keeper_and_its_files_are_still_ther
             client.daemon.recv(100)
     assert (ending.status, ending.out_of_memory, ending.timed_out) == (-9, True, False)
     assert said == []
-    assert client.names[-1] == "remove"
+    assert client.names[-3:] == REMOVED
     assert "wait" not in client.names
 
 
-def test_a_container_that_ends_before_its_agent_takes_the_files_along_and_that_is_said(fake, spec, tmp_path):
+OUTSIDE = "Somebody killed or stopped it (docker kill, docker stop), or its daemon ended."
+
+
+@pytest.mark.parametrize(
+    ("state", "what", "why"),
+    [
+        ({"ExitCode": 137, "OOMKilled": True}, "was killed for want of memory", "limits.memory_mib"),
+        ({"ExitCode": 137}, "was killed (SIGKILL)", OUTSIDE),
+        ({"ExitCode": 143}, "was killed (SIGTERM)", OUTSIDE),
+        ({"ExitCode": 255}, "was killed (signal 127)", OUTSIDE),
+        ({"ExitCode": 3}, "ended before its agent did", "Its exit status is 3."),
+        ({"ExitCode": None}, "ended before its agent did", "Nobody knows how."),
+    ],
+    ids=str,
+)
+def test_a_container_that_ends_before_its_agent_takes_the_files_along_and_that_is_said(fake, spec, state, what, why):
     client = fake()
-    client.states[ID] = {"ExitCode": 137, "OOMKilled": True}
+    client.states[ID] = state
     with engine_of(client).start(spec) as job:
         client.daemon.close()
         job.wait(ignore)
-        with pytest.raises(EngineError, match="ended before its agent did, and its files with it") as error:
-            job.collect(tmp_path)
-    assert "exit status 137" in error.value.why
-    assert "want of memory" in error.value.why
+        with pytest.raises(EngineError) as error:
+            job.collect(Path("nowhere"))
+    assert error.value.what == f"{container_title(spec)} {what}, and its files are lost."
+    assert why in error.value.why
     assert "get_archive" not in client.names
 
 
@@ -289,6 +311,57 @@ def test_results_that_are_no_archive_are_an_error(fake, spec, tmp_path):
         job.wait(ignore)
         with pytest.raises(EngineError, match="could not be copied"):
             job.collect(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [
+        ({"Paused": True, "Running": True}, "was paused (docker pause) until its time was up, and its files are lost"),
+        ({"Running": True}, "did not end when it was told to, and its files are lost"),
+    ],
+    ids=str,
+)
+def test_a_container_that_allranks_has_to_kill_is_told_with_what_kept_it_from_ending(
+    fake, make_spec, monkeypatch, state, what
+):
+    monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
+    client = fake()
+    client.states[ID] = {**state, "ExitCode": 137}
+    limits = Resources(memory_bytes=1, shm_bytes=1, disk_bytes=1, pids=1, seconds=0.05)
+    with engine_of(client).start(make_spec(image="i", resources=limits)) as job:
+        assert job.wait(ignore).timed_out
+        with pytest.raises(EngineError) as error:
+            job.collect(Path("nowhere"))
+    assert error.value.what.endswith(f" {what}.")
+
+
+@pytest.mark.parametrize("step", ["remove", "remove_volume"])
+def test_what_somebody_else_removes_at_that_moment_is_removed_all_the_same(fake, spec, step):
+    """The daemon refuses while it is at it: who takes that for an answer leaves the volumes."""
+    client = fake()
+    perform, refused = client._call, []
+
+    def busy(name, *arguments):
+        perform(name, *arguments)
+        if name == step and len(refused) < 3:
+            refused.append(name)
+            raise refusal(409, "removal is already in progress")
+
+    client._call = busy
+    with engine_of(client).start(spec) as job:
+        client.daemon.close()
+        job.wait(ignore)
+    assert refused == [step] * 3
+    assert client.names.count(step) == 3 + REMOVED.count(step)
+
+
+def test_what_stays_in_use_is_left_to_a_later_reap(fake, spec, monkeypatch):
+    monkeypatch.setattr(docker_engine, "_REMOVED_WITHIN", 0.2)
+    client = fake(remove_volume=refusal(409, "volume is in use"))
+    with engine_of(client).start(spec) as job:
+        client.daemon.close()
+        job.wait(ignore)
+    assert client.names.count("remove_volume") > 2
 
 
 def left(run_id: str, host: str | None = None, **more: object) -> dict:

@@ -67,8 +67,8 @@ def test_containers_have_no_network_and_know_their_own_name(request_of):
 def test_containers_mount_volumes_of_their_own_and_nothing_of_the_host(request_of):
     mounts = request_of["host_config"]["mounts"]
     assert [(mount["Target"], mount["Type"], mount["Source"]) for mount in mounts] == [
-        ("/job", "volume", ""),
-        ("/job/shared", "volume", ""),
+        ("/job", "volume", "allranks-r-gloo-w2-g0-env-tiny-1"),
+        ("/job/shared", "volume", "allranks-r-gloo-w2-g0-env-tiny-1-shared"),
     ]
     assert "binds" not in request_of["host_config"]
     assert "nosuid,nodev" in request_of["host_config"]["tmpfs"]["/tmp"]

@@ -13,7 +13,7 @@ from functools import partial
 
 import docker
 import requests
-from docker.errors import APIError
+from docker.errors import APIError, NotFound
 from docker.utils import kwargs_from_env, parse_host
 
 from allranks.engine.archive import PAGE, Archive
@@ -45,6 +45,12 @@ from allranks.errors import EngineError
 from allranks.interruption import uninterrupted
 
 _LOCAL = "http+unix://"
+
+_REMOVED_WITHIN = 10.0
+"""Seconds: an object of a job that has ended is in use no longer than a removal by somebody else takes."""
+
+_IN_USE = frozenset({403, 409})
+"""What the daemon answers while somebody else uses or removes something: of a network, of all else."""
 
 _VACATED_WITHIN = 15.0
 """Seconds: whoever else removes the same container is done by then, and a driver has let go of its processes."""
@@ -114,7 +120,7 @@ class DockerEngine:
         if len(specs) > 1:
             self._make_network(spec, stack)
         for name in volume_names(spec):  # they are made with the first container that has them
-            stack.callback(self._remove_volume, name)
+            stack.callback(self._insist, partial(self._client.remove_volume, name))
         containers = [self._make_container(each, archive.pages * PAGE, stack) for each in specs]
         job = DockerJob(self._client, containers, spec.resources.seconds)
         stack.callback(job.close)
@@ -135,7 +141,7 @@ class DockerEngine:
         with as_engine_error(f"The network of {spec.job_id} could not be made."), uninterrupted():
             with _undone_without_answer(partial(self._remove_network, request["name"])):
                 made = self._client.create_network(**request)
-            stack.callback(self._remove_network, made["Id"])
+            stack.callback(self._insist, partial(self._clear_network, made["Id"]))
 
     def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
         name, title = container_name(spec), container_title(spec)
@@ -144,8 +150,34 @@ class DockerEngine:
         with as_engine_error(f"{title} could not be started."), uninterrupted():
             with _undone_without_answer(partial(self._remove_container, name)):
                 made = self._client.create_container(**request, name=name, host_config=host_config)
-            stack.callback(self._remove_container, made["Id"])
+            stack.callback(self._insist, partial(self._client.remove_container, made["Id"], v=True, force=True))
         return Container(self._client, made["Id"], title, network_of(spec))
+
+    def _insist(self, remove: Callable[[], object]) -> None:
+        """Remove what is this job's alone, also while somebody else removes it, or what it is in, at the same moment.
+
+        What cannot be removed keeps its labels for a later reap.
+        """
+        deadline = time.monotonic() + _REMOVED_WITHIN
+        while True:
+            try:
+                with suppress(NotFound):
+                    remove()
+            except APIError as error:
+                if error.status_code not in _IN_USE or time.monotonic() > deadline:
+                    return
+                time.sleep(0.1)
+            except FAILURES:
+                return
+            else:
+                return
+
+    def _clear_network(self, network: str) -> None:
+        """Remove a job's network with whoever has been put into it meanwhile: to be alone there was the job's right."""
+        for container in self._client.inspect_network(network)["Containers"] or ():
+            with suppress(NotFound):
+                self._client.disconnect_container_from_network(container, network, force=True)
+        self._client.remove_network(network)
 
     def _remove_container(self, container: str) -> bool:
         """Remove a container that may be gone already; one that cannot be removed keeps its labels for a later reap."""

@@ -86,9 +86,9 @@ def _labels(spec: JobSpec, host: str) -> dict[str, str]:
 def volume_names(spec: JobSpec) -> tuple[str, ...]:
     """The names of the volumes that all nodes of a job have: its files, and what its tests write.
 
-    None where there is one node: its container's are nameless, and go with it.
+    Nameless ones would go with their container, but only where nobody else removes that (``docker rm`` leaves them).
     """
-    return () if spec.agent.nodes == 1 else (object_name(spec), f"{object_name(spec)}-shared")
+    return object_name(spec), f"{object_name(spec)}-shared"
 
 
 def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def creation_request(spec: JobSpec, host: str, code_bytes: int) -> dict[str, Any
 
 
 def _mounts(spec: JobSpec, host: str, code_bytes: int) -> list[Mount]:
-    files, written = volume_names(spec) or ("", "")
+    files, written = volume_names(spec)
     labels, limits = _labels(spec, host), spec.resources
     return [
         _in_memory(files, ROOT, code_bytes + RESULTS_BYTES * spec.agent.nodes, labels, owner=0),
