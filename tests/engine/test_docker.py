@@ -90,7 +90,8 @@ def test_a_container_that_cannot_be_removed_hides_no_other_error(fake, spec):
 
 
 @pytest.mark.parametrize("failure", [NotFound("gone"), refusal(409, "in progress"), OSError("no")], ids=repr)
-def test_a_container_that_is_gone_already_is_no_error(fake, spec, failure):
+def test_a_container_that_is_gone_already_is_no_error(fake, spec, failure, monkeypatch):
+    monkeypatch.setattr(docker_engine, "_REMOVED_WITHIN", 0.2)
     client = fake(remove=failure)
     with engine_of(client).start(spec) as job:
         client.daemon.close()

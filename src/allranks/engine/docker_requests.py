@@ -9,11 +9,10 @@ from typing import Any
 from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 
 from allranks.engine.archive import Archive, ArchiveBuilder
-from allranks.engine.intake import RESULTS_BYTES
 from allranks.engine.nodes import spec_of_node
 from allranks.engine.ownership import HOST_LABEL, RUN_VARIABLE
 from allranks.engine.spec import FileCopy, JobSpec
-from allranks.harness.config import Post
+from allranks.harness.config import RESULTS_BYTES, Post
 from allranks.harness.keeper import COMMAND, ISOLATED
 
 USER = 10001

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Generator, Mapping, Sequence
@@ -29,6 +30,7 @@ from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank_setup import live
 from allranks.harness.ranks.reports import is_good_subtest, phase_of
+from allranks.harness.ranks.room import Room
 from allranks.harness.ranks.surroundings import Surroundings
 from allranks.harness.ranks.symptoms import is_symptom
 from allranks.harness.ranks.terminal import silence_terminal
@@ -121,6 +123,7 @@ class _Rank:
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
         self._imports = ImportWatch()
+        self._room = Room(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
         self._calls = CallCounter(CallBoard(map_board(assignment.board)))
         session.config.pluginmanager.register(self, "allranks-rank")
         leaving.announce_to(self._connection)
@@ -183,6 +186,7 @@ class _Rank:
         following = None if command.following is None else self._items[command.following]
         os.environ["ALLRANKS_SEED"] = str(command.seed)
         seed_everything(command.seed)
+        self._room.begin()
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
@@ -191,6 +195,9 @@ class _Rank:
         if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in self._phases):
             message = "pytest has reported no call of this test: a plugin or a hook has kept it from running"
             self._add_phase(Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message), None)
+        if (overrun := self._room.overrun()) is not None:
+            phase = Phase(when="teardown", outcome=Outcome.ERRORED, duration=0.0, message=overrun.message)
+            self._add_phase(phase, None, may_be_peers=not overrun.is_own)
         flush_output()
         return self._conclude()
 
@@ -231,13 +238,13 @@ class _Rank:
             self._errors["teardown"] = call.excinfo.value
             self.pytest_runtest_logreport(report)
 
-    def _add_phase(self, phase: Phase, error: BaseException | None) -> None:
+    def _add_phase(self, phase: Phase, error: BaseException | None, *, may_be_peers: bool = False) -> None:
         """Report a phase at once: peers may be waiting for a rank that has gone wrong."""
         self._phases.append(phase)
         self._phase_began = _now()
         if phase.outcome.is_bad:
             flush_output()
-        has_waited = is_symptom(error) or (error is not None and self._calls.polls_in_vain)
+        has_waited = may_be_peers or is_symptom(error) or (error is not None and self._calls.polls_in_vain)
         self._connection.report(Report(nodeid=self._nodeid, outcome=phase.outcome, phase=phase, is_symptom=has_waited))
 
     @pytest.hookimpl(wrapper=True)
