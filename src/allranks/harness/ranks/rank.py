@@ -30,10 +30,10 @@ from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank_setup import live
 from allranks.harness.ranks.reports import is_good_subtest, phase_of
-from allranks.harness.ranks.room import Room
 from allranks.harness.ranks.surroundings import Surroundings
 from allranks.harness.ranks.symptoms import is_symptom
 from allranks.harness.ranks.terminal import silence_terminal
+from allranks.harness.room import Room
 from allranks.testing.skips.requirement import EnvironmentSkip
 from allranks.testing.skips.skipcodes import SkipCode
 

@@ -85,8 +85,14 @@ _REMEDY: Final = "Have it write less; what ALLRANKS_SHARED has room for is limit
 
 def _of_file_system(folder: Path, size: int, written: int, *, is_own: bool) -> Overrun:
     whose = f"this rank wrote {_mib(written)}" if is_own else "which rank did it cannot be told: none by plain writing"
-    message = f"{folder} was filled during this test, which has room for {_mib(size)}: {whose}. {_REMEDY}"
+    message = f"{folder}, which has room for {_mib(size)}, was filled during this test: {whose}. {_REMEDY}"
     return Overrun(message=message, is_own=is_own)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the file system of a folder has no room left."""
+    size, free = _space_of(folder)
+    return size > 0 and free < _FULL
 
 
 def _space_of(folder: Path) -> tuple[int, int]:

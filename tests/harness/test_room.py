@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.ranks import room
-from allranks.harness.ranks.room import Room
+from allranks.harness import room
+from allranks.harness.room import Room
 
 MIB = 1 << 20
 VOLUME = 512 * MIB
@@ -124,3 +124,9 @@ def test_a_folder_that_is_gone_is_not_full(folders):
     watched = Room(*folders)
     folders[0].rmdir()
     assert watched.overrun() is None
+
+
+@pytest.mark.parametrize(("free", "is_full"), [(0, True), (MIB, False)])
+def test_a_folder_without_room_for_a_line_is_full(monkeypatch, tmp_path, free, is_full):
+    monkeypatch.setattr(room, "_space_of", lambda _folder: (VOLUME, free))
+    assert room.is_full(tmp_path) == is_full
