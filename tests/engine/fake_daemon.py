@@ -73,6 +73,10 @@ class FakeClient:
     def names(self):
         return [call[0] for call in self.calls]
 
+    def info(self):
+        """What a daemon says of its host; it is asked once, and not counted."""
+        return {"NCPU": 8, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=default"]}
+
     def create_network(self, **request):
         self._call("create_network", request["name"])
         self.network = request["name"]

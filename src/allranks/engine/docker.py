@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 
 import docker
 import requests
@@ -20,6 +20,7 @@ from allranks.engine.archive import PAGE, Archive
 from allranks.engine.builds import dead_builders, reap_builders, reference_of, unjudged_builders
 from allranks.engine.docker_job import FAILURES, Container, DockerJob, as_engine_error
 from allranks.engine.docker_requests import (
+    Daemon,
     container_name,
     container_title,
     creation_request,
@@ -102,6 +103,11 @@ class DockerEngine:
         self._client = client.api
         self._package = package
 
+    @cached_property
+    def _daemon(self) -> Daemon:
+        with as_engine_error("The daemon does not say what its host has."):
+            return Daemon.of_info(self._client.info())
+
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[DockerJob]:  # noqa: ARG002
         """See :meth:`allranks.engine.protocol.Engine.start`."""
@@ -145,7 +151,7 @@ class DockerEngine:
 
     def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
         name, title = container_name(spec), container_title(spec)
-        request = creation_request(spec, host_id(), code_bytes)
+        request = creation_request(spec, host_id(), code_bytes, self._daemon)
         host_config = self._client.create_host_config(**request.pop("host_config"))
         with as_engine_error(f"{title} could not be started."), uninterrupted():
             with _undone_without_answer(partial(self._remove_container, name)):
