@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import socket
+import stat
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -77,6 +78,18 @@ def test_making_a_system_call_that_no_filter_can_look_into(call):
 def test_opening_a_socket_of_a_family_that_reaches_the_host(family):
     with refused(errno.EPERM, errno.ENOSYS):
         socket.socket(family, socket.SOCK_SEQPACKET if family == socket.AF_ALG else socket.SOCK_STREAM)
+
+
+def test_finding_a_program_that_becomes_another_user(rank):
+    if rank == 0:
+        special = stat.S_ISUID | stat.S_ISGID
+        files = (
+            Path(above, name)
+            for top in ("/bin", "/opt", "/sbin", "/usr")
+            for above, _, names in os.walk(top)
+            for name in names
+        )
+        assert [path for path in files if path.lstat().st_mode & special] == []
 
 
 def test_seeing_the_hosts_control_groups():
