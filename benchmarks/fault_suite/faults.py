@@ -3,6 +3,7 @@
 Nothing here knows what runs it: all three runners call the same bodies, on a process group that is there already.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import threading
 import unittest
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NoReturn
 
 import torch
@@ -118,6 +120,34 @@ def broadcast_then_reduce() -> None:
     distributed.all_reduce(torch.ones(8))
 
 
+class StepError(Exception):
+    """What a suite of its own kind makes of trouble in a collective."""
+
+
+def wait_and_wrap() -> None:
+    """Wait for all, for five seconds, and raise something else when that does not help."""
+    try:
+        distributed.all_reduce(torch.ones(8), async_op=True).wait(timedelta(seconds=5))
+    except RuntimeError as error:
+        msg = "the step could not be made"
+        raise StepError(msg) from error
+
+
+def be_traced() -> None:
+    """Have a child trace this process (ptrace(2), PTRACE_ATTACH), which holds it for ever."""
+    rank = os.getpid()
+    ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER: anybody
+    if os.fork() == 0:
+        ctypes.CDLL(None).ptrace(16, rank, 0, 0)
+        hang()
+    hang()
+
+
+def leave_a_message() -> None:
+    """Send what nobody receives."""
+    distributed.isend(torch.ones(1), dst=0)
+
+
 FAULTS: Mapping[str, Fault] = {
     "assert": Fault(title="rank 1 asserts, rank 0 waits in a collective", culprit=fail, peers=wait_for_all),
     "sigkill": Fault(title="rank 1 dies of SIGKILL, nobody waits", culprit=lambda: kill(signal.SIGKILL)),
@@ -139,6 +169,10 @@ FAULTS: Mapping[str, Fault] = {
     "sigterm": Fault(title="rank 1 hangs and ignores SIGTERM", culprit=hang_on),
     "skip": Fault(title="rank 1 skips, rank 0 waits", culprit=skip, peers=wait_for_all),
     "order": Fault(title="different order of collectives", culprit=broadcast_then_reduce, peers=reduce_then_broadcast),
+    "kind": Fault(title="rank 0 in `all_reduce`, rank 1 in `barrier`", culprit=distributed.barrier, peers=wait_for_all),
+    "wrapped": Fault(title="rank 1 hangs, rank 0's time-out is wrapped", culprit=hang, peers=wait_and_wrap),
+    "traced": Fault(title="rank 1 is traced by a child of its own", culprit=be_traced, peers=wait_for_all),
+    "leftover": Fault(title="rank 1 sends what nobody receives, and passes", culprit=leave_a_message),
     "message": Fault(title="exception with a message of 50 MB", culprit=lambda: fail("x" * (50 * MEGABYTE))),
     "pickle": Fault(title="exception that does not pickle", culprit=raise_unpicklable),
     "output": Fault(title="rank 1 prints 1 GB and fails", culprit=print_a_gigabyte),

@@ -47,7 +47,8 @@ REPORTS = st.builds(
     outcome=st.sampled_from(Outcome),
     nodeid=TEXT,
     message=TEXT,
-    phase=st.none() | PHASES,
+    phases=st.lists(PHASES, max_size=3).map(tuple),
+    goes_on=st.booleans(),
     early_skip=st.booleans(),
     is_spoilt=st.booleans(),
     is_symptom=st.booleans(),
@@ -178,8 +179,8 @@ def test_reports_survive_any_split_of_their_bytes(reports, data):
 @settings(deadline=None)
 @given(REPORTS)
 def test_a_report_is_final_where_nothing_else_can_follow(report):
-    parts = (report.phase, report.launched, report.driver, report.leaving)
-    assert report.is_final is (parts == (None,) * 4)
+    parts = (report.launched, report.driver, report.leaving)
+    assert report.is_final is (not report.goes_on and parts == (None,) * 3)
 
 
 GARBAGE = [
@@ -221,7 +222,7 @@ def test_any_bytes_are_reports_or_garbage(pieces, has_valid_start):
 
 def test_a_report_of_much_text_arrives_whole(pair):
     report = Report(
-        nodeid="t", phase=Phase(when="call", outcome=Outcome.FAILED, duration=1.0, text="\U0001f4a5" * 65_536)
+        nodeid="t", phases=(Phase(when="call", outcome=Outcome.FAILED, duration=1.0, text="\U0001f4a5" * 65_536),)
     )
     arrived = []
     sender = os.fork()

@@ -79,6 +79,16 @@ def test_a_rank_of_a_gang_that_lives_was_left_by_nobody(nation, family):
     assert family.left_by([100]) == set()
 
 
+def test_a_rank_that_another_lane_has_just_started_was_left_by_nobody(nation, family):
+    family.join([100])
+    nation.add(101, 100)
+    with family.expecting():
+        nation.add(200, SERVER)
+        assert family.left_by([100]) == {101}
+        family.join([200])
+    assert family.left_by([100]) == {101}
+
+
 def test_to_ask_again_gives_what_is_new(nation, family):
     family.join([100])
     nation.add(101, 100)

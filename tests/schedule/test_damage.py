@@ -10,7 +10,8 @@ from scripted_engine import BEGUN, FINISHED, failed
 
 from allranks.engine.protocol import JobExit
 from allranks.engine.stream import SEPARATOR, RecordStream
-from allranks.records import Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
+from allranks.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
+from allranks.report.exit_code import exit_code
 from allranks.report.merge import merge
 from allranks.schedule.live import LiveView
 from allranks.schedule.request import Surroundings
@@ -128,6 +129,20 @@ def test_one_damaged_byte_betters_nothing_and_is_no_other_jobs_business(green, c
     *greens, whole, failing = green([*streams, WHOLE, FAILING])
     assert (whole, failing) == (True, False)
     assert [place for place, is_green in enumerate(greens) if is_green] == []
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+@pytest.mark.parametrize("rank", [0, 7])
+def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path, rank, has_journal):
+    assert green([WHOLE]) == [True]
+    [attempt] = (tmp_path / "results" / "r1").glob("cells/*/*/attempt-1")
+    written = (attempt / "rank-0.xml").read_text()
+    (attempt / f"rank-{rank}.xml").write_text(written.replace("<testcase ", '<testcase file="t.py" '))
+    if not has_journal:
+        (attempt / JOURNAL).unlink()
+    merged = merge(tmp_path / "results" / "r1", environ={})
+    assert exit_code(merged, nothing_ran_allowed=False) == 3
+    assert f"rank-{rank}.xml is not what allranks has written by that name" in merged.junit.read_text()
 
 
 edits = st.one_of(

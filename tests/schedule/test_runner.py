@@ -26,6 +26,7 @@ from allranks.records import (
     decode,
 )
 from allranks.report.rank_xml import read_rank_xml
+from allranks.report.untrusted import digest
 from allranks.schedule.leases import count_free, try_lease
 from allranks.schedule.line import claimed, stand_in_line
 from allranks.schedule.request import Surroundings
@@ -238,7 +239,7 @@ def test_a_host_without_the_gpus_runs_the_job_without_a_lease(runner, engine, jo
     assert records()["nccl-w2-g2-env"]["gpus"] == []
 
 
-def test_a_record_says_all_about_its_attempt(runner, pair, records):
+def test_a_record_says_all_about_its_attempt(runner, pair, records, tmp_path):
     runner(pair[:1]).run(pair[:1])
     record = records()[ONE]
     spec = record.pop("spec")
@@ -248,6 +249,7 @@ def test_a_record_says_all_about_its_attempt(runner, pair, records):
         "engine": "scripted", "gpus": [], "world_size": 1,
         "image": "cpu", "nodes": 1, "exit_status": 0, "error": None, "collected": ["t"], "deselected": 1,
         "not_run": [], "stop_reason": "", "notes": [], "share": None,
+        "rank_files": {path.name: digest(path) for path in sorted(tmp_path.glob("results/r1/cells/*/*/*/rank-*.xml"))},
     }  # fmt: skip
     assert spec["agent"]["pytest_args"] == ["--strict-markers", "-k", "x"]
     assert spec["agent"]["seed"] == 7

@@ -16,6 +16,10 @@ from allranks.records import NodesMet, Record
 STOP_GRACE = 8.0
 """Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
 
+_LOOK_AGAIN = 1.0
+_LATE = 4.0
+"""Seconds beyond a look that nobody comes late by: writing down what has come takes less."""
+
 
 class Agent(Protocol):
     """The agent of one node.
@@ -72,18 +76,23 @@ class JobOfAgents(Generic[A]):
         self._leader, *self._followers = agents
         self._agents = agents
         self._limit = limit
-        self._deadline = time.monotonic() + limit
+        self._held_up = 0.0
+        self._deadline = self._now() + limit
         self._have_met = False
         self._bell = os.eventfd(0)
 
     def go(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.go`."""
-        self._deadline = time.monotonic() + self._limit
+        self._deadline = self._now() + self._limit
         self._leader.go()
+
+    def _now(self) -> float:
+        """Seconds on a clock that stands still while this process is stopped, and its machine asleep."""
+        return time.monotonic() - self._held_up
 
     def hang_up(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.hang_up`."""
-        self._deadline = min(self._deadline, time.monotonic() + STOP_GRACE)
+        self._deadline = min(self._deadline, self._now() + STOP_GRACE)
         self._leader.hang_up()
         os.eventfd_write(self._bell, 1)  # whoever reads has a new deadline
 
@@ -120,11 +129,11 @@ class JobOfAgents(Generic[A]):
             agent.hang_up()
             if agent is not self._leader:
                 agent.resume()
-        deadline = time.monotonic() + STOP_GRACE
+        deadline = self._now() + STOP_GRACE
         # An agent whose last records nobody reads would wait for room until it is killed.
         self._read_until(lambda: all(agent.has_ended for agent in agents), lambda: deadline, sink)
         for agent in agents:
-            agent.end(deadline)
+            agent.end(deadline + self._held_up)
 
     def close(self) -> None:
         """Let go of what this object itself holds."""
@@ -137,8 +146,13 @@ class JobOfAgents(Generic[A]):
             for agent in self._agents:
                 if not agent.has_ended:
                     _register(selector, agent)
-            while not is_over() and (remaining := deadline() - time.monotonic()) > 0:
-                found = selector.select(remaining)
+            looked = time.monotonic()
+            while not is_over() and (remaining := deadline() - self._now()) > 0:
+                found = selector.select(min(remaining, _LOOK_AGAIN))
+                looked, before = time.monotonic(), looked
+                if looked - before > _LOOK_AGAIN + _LATE:
+                    # Somebody has stopped this process: agents went on, and what they said meanwhile waits to be read.
+                    self._held_up += looked - before
                 if any(key.fd == self._bell for key, _ in found):
                     os.eventfd_read(self._bell)
                 for node, agent, ready in _by_agent(found, self._agents):

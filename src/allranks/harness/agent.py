@@ -20,6 +20,7 @@ from allranks.harness import evidence, kernel
 from allranks.harness.conductor import Conductor, Job
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.forks import Family, ForkServer, ForkServerError, LocalNode
+from allranks.harness.gangs.orphans import end_children
 from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
 from allranks.harness.lanes import LaneLostError
 from allranks.harness.nodes.follower import Follower
@@ -151,7 +152,7 @@ class Supervision:
                 return self._run(server)
             finally:
                 server.kill()
-                _kill_children()
+                end_children()
         except OSError as error:
             self._fail(f"the supervisor cannot work: {error}", traceback.format_exc())
         except Exception:  # noqa: BLE001 - whatever broke the supervisor is the job's result
@@ -377,15 +378,3 @@ def _parts(tests: Sequence[str]) -> Iterator[slice | None]:
         yield None
     for start in range(0, len(tests), TESTS_IN_ONE):
         yield slice(start, start + TESTS_IN_ONE)
-
-
-def _kill_children() -> None:
-    """End what is left of the job's processes: orphans that nobody has claimed, ranks that were forked in vain."""
-    tried: set[int] = set()
-    while left := kernel.children() - tried:
-        for pid in left:
-            with suppress(OSError):
-                os.kill(pid, 9)
-        for pid in left:
-            kernel.reap(pid, 1.0)
-        tried |= left

@@ -100,13 +100,14 @@ class DriverSays:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A rank has ended a phase or a step: it is ready for tests, has run one, or has torn everything down.
+    """A rank has ended a step, or tells something at once: it is ready for tests, has run one, or has torn down.
 
     Attributes:
         nodeid: The test; empty for a start and an end.
         outcome: What the step came to on this rank; passed for a start and an end without trouble.
         message: One line on a bad outcome.
-        phase: The phase that has ended; None for the end of the step.
+        phases: Those that have ended since the last report; plain passes are told with what comes next.
+        goes_on: These phases are told before the end of the step.
         early_skip: The test was skipped before its call.
         changed: What the test has left other than it was, by name, and has been put back.
         is_spoilt: Not all of it could be: the rank has left the gang's process group, or made one.
@@ -123,7 +124,8 @@ class Report:
     outcome: Outcome = Outcome.PASSED
     nodeid: str = ""
     message: str = ""
-    phase: Phase | None = None
+    phases: tuple[Phase, ...] = ()
+    goes_on: bool = False
     early_skip: bool = False
     changed: tuple[str, ...] = ()
     is_spoilt: bool = False
@@ -137,7 +139,12 @@ class Report:
     @property
     def is_final(self) -> bool:
         """Whether the step is over."""
-        return self.phase is None and self.launched is None and self.driver is None and self.leaving is None
+        return not self.goes_on and self.launched is None and self.driver is None and self.leaving is None
+
+    @property
+    def tells_of_trouble(self) -> bool:
+        """Whether a phase has gone wrong."""
+        return any(phase.outcome.is_bad for phase in self.phases)
 
 
 def encode_message(message: Run | End | Report) -> bytes:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -293,7 +293,19 @@ class Family:
     def __init__(self, *known: int) -> None:
         self._known = frozenset(known)
         self._ranks: dict[int, None] = {}
+        self._expected = 0
         self._lock = threading.Lock()
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Ranks are being started: children of whom nobody knows before they have joined."""
+        with self._lock:
+            self._expected += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._expected -= 1
 
     def join(self, pids: Sequence[int]) -> None:
         """These are ranks from now on."""
@@ -303,15 +315,16 @@ class Family:
     def left_by(self, pids: Collection[int]) -> set[int]:
         """What these ranks, which have ended, left behind.
 
-        While other gangs live, that is what stayed in the sessions of these ranks: of a process that left them nobody
-        can tell whose it is, before all gangs have ended.
+        While other gangs live or are started, that is what stayed in the sessions of these ranks: of a process that
+        left them nobody can tell whose it is, before all gangs have ended.
         """
+        # Who is a child by now has joined, or is still expected, when that is looked at.
+        found = kernel.children() - self._known - frozenset(pids)
         with self._lock:
             for pid in pids:
                 self._ranks.pop(pid, None)
-            others = frozenset(self._ranks)
-        found = kernel.children() - self._known - others - frozenset(pids)
-        return {pid for pid in found if not others or kernel.session_of(pid) in pids}
+            others, is_last = frozenset(self._ranks), not self._ranks and not self._expected
+        return {pid for pid in found - others if is_last or kernel.session_of(pid) in pids}
 
 
 class LocalNode:
@@ -385,7 +398,7 @@ class LocalNode:
             recorder = FlightRecorder(results=results, shared=shared, gang=orders.gang)
         recording = recorder.environment(self._server.torch, os.environ) if recorder else {}
         stacks = stack_files(results, numbers)
-        with ExitStack() as undo:
+        with self._family.expecting(), ExitStack() as undo:
             ends = [open_ends(number, None if orders.launches else self._echo, undo) for number in numbers]
             ranks = self._server.muster(
                 Muster(
@@ -401,6 +414,6 @@ class LocalNode:
                 ends,
                 self._end,
             )
+            self._family.join([rank.pid for rank in ranks])
             undo.pop_all()
-        self._family.join([rank.pid for rank in ranks])
         return LocalCrew(ranks, results, self._family.left_by, recorder, stacks=stacks, echo=self._echo)

@@ -188,10 +188,13 @@ class Process:
     command: str
 
 
+_EXITING = 0x4  # PF_EXITING of the kernel
+
+
 def describe(pid: int) -> Process | None:
-    """What a process is; None for one that is dead."""
+    """What a process is; None for one that is dead, or about to be."""
     stat = _stat(pid)
-    if not stat or stat[0] in (b"Z", b"X"):
+    if not stat or stat[0] in (b"Z", b"X") or int(stat[6]) & _EXITING:
         return None
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")

@@ -34,6 +34,11 @@ class Phase:
     skip_kind: SkipKind | None = None
     skip_code: int | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it passed, and there is nothing more to say."""
+        return self.outcome is Outcome.PASSED and not (self.message or self.text or self.stdout or self.stderr)
+
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
     """`text` with its middle cut out where it is longer than `limit` characters."""
@@ -41,6 +46,13 @@ def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters cut …\n{text[-half:]}"
+
+
+def following(phase: Phase) -> str:
+    """What a test does after a phase, in words; empty for its end."""
+    if phase.when == "teardown":
+        return ""
+    return "tear-down" if phase.when == "call" or phase.outcome is not Outcome.PASSED else "call"
 
 
 def overall(phases: Sequence[Phase]) -> Phase:

@@ -177,6 +177,10 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
         yield trouble(
             "job", f"{JOURNAL} does not say that the job has finished, as job.json does.", ExitCode.UNACCOUNTED
         )
+    for path in attempt.changed:
+        text = f"{path.name} is not what allranks has written by that name, as job.json tells by its digest."
+        which = f"What {JOURNAL} says counts." if path not in attempt.files and attempt.files else "It was read."
+        yield trouble(path.name, f"{text}\n{which} Put back what was there.", ExitCode.UNACCOUNTED)
     yield from _troubles_of_files(files)
     base = attempt.base
     while base:

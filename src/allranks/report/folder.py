@@ -15,7 +15,7 @@ from allranks.harness.rank_xml import legal, xml_id
 from allranks.records import JOURNAL, MOST_RANKS
 from allranks.report.json_fields import Fields
 from allranks.report.run_files import SCHEMA, JobRecord, Manifest
-from allranks.report.untrusted import head, leads_out, listing, open_regular, special, walk
+from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, special, walk
 
 WIDE_NAME: Final = "allranks"
 NARROW_NAME: Final = "allranks: every job"
@@ -37,6 +37,7 @@ class Attempt:
         number: None for a folder that has no attempts.
         problem: Why job.json cannot be read; empty where it can, and where there is none.
         strays: What is named like the file of a rank and is not read: no regular file, or not in the results folder.
+        changed: Rank XML that is not what allranks wrote.
         earlier: The attempts at the same job before this one, the oldest first.
         mixed: Ids of other runs that left results of the same job.
         world_size: What the cell's id says, or the manifest of the cell, without a look at the files; None for neither.
@@ -52,6 +53,7 @@ class Attempt:
     record: JobRecord | None = None
     problem: str = ""
     strays: tuple[Path, ...] = ()
+    changed: tuple[Path, ...] = ()
     earlier: tuple["Attempt", ...] = ()
     mixed: tuple[str, ...] = ()
     world_size: int | None = None
@@ -196,8 +198,14 @@ def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Atte
         record=record,
         problem=problem,
         strays=tuple(path for path in (*journals, *ranks) if _is_stray(root, path)),
+        changed=tuple(path for path in ranks if record and _is_changed(record, path)),
         world_size=_world_size_of(job.parent.name) or planned,
     )
+
+
+def _is_changed(record: JobRecord, path: Path) -> bool:
+    """Whether somebody else has written the file of a rank; of older versions' nobody can tell."""
+    return bool(record.rank_files) and not special(path) and digest(path) != record.rank_files.get(path.name)
 
 
 def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:

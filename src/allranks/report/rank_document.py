@@ -16,6 +16,7 @@ from allranks.harness.outcome import Outcome
 from allranks.report.columns import Key, RankFile
 from allranks.report.journal import read_journal
 from allranks.report.model import RankResult
+from allranks.report.untrusted import digest
 from allranks.report.xml_text import element_text, quoted
 
 _ELEMENT: Final = MappingProxyType(
@@ -33,8 +34,8 @@ _ELEMENT: Final = MappingProxyType(
 _TYPE: Final = MappingProxyType({Outcome.SKIPPED: "pytest.skip", Outcome.XFAILED: "pytest.xfail"})
 
 
-def write_rank_files(attempt: Path, journal: Path) -> None:
-    """Write the rank XML of an attempt from its journal.
+def write_rank_files(attempt: Path, journal: Path) -> dict[str, str]:
+    """Write the rank XML of an attempt from its journal; the :func:`digest` of each file, by its name.
 
     Args:
         attempt: Its folder.
@@ -43,14 +44,16 @@ def write_rank_files(attempt: Path, journal: Path) -> None:
     Raises:
         OSError: The folder cannot be written.
     """
-    known = _Beginnings()
+    known, digests = _Beginnings(), {}
     for file in read_journal(journal):
         if file.rank is not None:
             target = attempt / f"rank-{file.rank}.xml"
             draft = target.with_suffix(".xml.part")
             with draft.open("w", encoding="utf-8", newline="") as out:
                 out.writelines(_document(file, known.of(file)))
+            digests[target.name] = digest(draft)
             draft.replace(target)
+    return digests
 
 
 class _Beginnings:

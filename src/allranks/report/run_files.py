@@ -157,6 +157,7 @@ class JobRecord:
         not_run: Node ids that a stop of the job kept from running, for ``stop_reason``.
         notes: Sentences about the job, without their full stops.
         share: None where the job had the whole suite.
+        rank_files: Digests of the rank XML that was made of the journal, by file name.
     """
 
     id: str = ""
@@ -181,6 +182,7 @@ class JobRecord:
     stop_reason: str = ""
     notes: tuple[str, ...] = ()
     share: Share | None = None
+    rank_files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def elapsed(self) -> float | None:
@@ -220,6 +222,7 @@ class JobRecord:
             stop_reason=said.text("stop_reason"),
             notes=said.texts("notes"),
             share=_share(said.fields("share")) if said.has("share") else None,
+            rank_files={name: files.text(name) for files in [said.fields("rank_files")] for name in files},
         )
 
 

@@ -1,6 +1,7 @@
 """Reads folders and files of unknown origin: nothing is opened that could block, and no depth is too deep."""
 
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -58,6 +59,18 @@ def head(path: Path, size: int) -> bytes:
             return file.read(size)
     except OSError:
         return b""
+
+
+def digest(path: Path) -> str:
+    """A digest of a regular file; empty where it cannot be read, or is something else."""
+    try:
+        with open_regular(path) as file:
+            hasher = hashlib.sha256()
+            while piece := file.read(1 << 20):
+                hasher.update(piece)
+            return hasher.hexdigest()
+    except OSError:
+        return ""
 
 
 def leads_out(root: Path, path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -44,6 +44,7 @@ class Turn:
         fault: Why no more of what it reports is taken.
         started: When it got its turn, in seconds since the epoch.
         running: None when the job has not been started, or could not be.
+        rank_files: Digests of its rank XML.
         has_record: Whether it came to anything that has been written down.
         left: When it has been put away, what would have to run again; None where all is well.
     """
@@ -62,6 +63,7 @@ class Turn:
     fault: JobError | None = None
     started: float = field(default_factory=time.time)
     left: Again | None = None
+    rank_files: Mapping[str, str] = field(default_factory=dict)
     has_record: bool = False
     _may_go: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -206,7 +208,7 @@ class Attendant:
             self._collect(turn, turn.running)
         with as_results_error(turn.folder):
             if (journal := turn.folder / JOURNAL).exists():
-                write_rank_files(turn.folder, journal)
+                turn.rank_files = write_rank_files(turn.folder, journal)
             with self._caches:
                 self._keep_cache(turn)
             write_json(turn.folder / "job.json", as_json(_record(turn, self._engine.name)))
@@ -310,6 +312,7 @@ def _record(turn: Turn, engine: str) -> JobRecord:
         stop_reason=facts.not_run.reason if facts.not_run else "",
         notes=facts.notes,
         share=_share(turn),
+        rank_files=turn.rank_files,
     )
 
 

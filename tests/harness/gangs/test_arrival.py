@@ -130,7 +130,7 @@ def test_what_the_supervisor_knows_is_said_by_the_outcome_that_leads():
     step = Step(arrivals=[SYMPTOM, arrival(1, "failed")])
     step.add("rank 0 called nothing")
     step.add("")
-    assert [each.addition for each in step.arrivals] == ["", "; rank 0 called nothing"]
+    assert [each.addition for each in step.arrivals] == ["", "rank 0 called nothing; "]
 
 
 def test_a_stopped_rank_says_so():
@@ -231,8 +231,8 @@ def test_an_end_is_bad_unless_it_is_a_skip_that_the_test_has_chosen(status, phas
     assert (arrival.skip_kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)) is is_skip
 
 
-def said(phase=None, **report):
-    report = {"nodeid": "t::x", "phase": phase, **report}
+def said(*phases, **report):
+    report = {"nodeid": "t::x", "phases": phases, "goes_on": bool(phases), **report}
     return Said(rank=0, report=Report(**report), at=1.0)
 
 

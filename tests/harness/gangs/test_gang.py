@@ -33,7 +33,8 @@ PATIENCE = Patience(limit=20, skip=0.1)
 
 
 def phase(when, outcome="passed", message=""):
-    return Report(nodeid=TEST, phase=Phase(when=when, outcome=Outcome(outcome), duration=0.5, message=message))
+    phase = Phase(when=when, outcome=Outcome(outcome), duration=0.5, message=message)
+    return Report(nodeid=TEST, phases=(phase,), goes_on=True)
 
 
 def obeying(answers):

@@ -10,7 +10,7 @@ from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
 from allranks.harness.gangs.crew import Gone, Said
 from allranks.harness.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
 from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import Phase, overall
+from allranks.harness.phases import Phase, following, overall
 from allranks.harness.ranks.plugin_timeout import is_pytest_timeout
 from allranks.harness.stacks.stacks import innermost
 from allranks.testing.skips import skipcodes
@@ -22,7 +22,7 @@ class Arrival:
 
     Attributes:
         at: Seconds since the epoch.
-        addition: What the supervisor knows besides the message, in words.
+        addition: What the supervisor knows besides the message, in words: it comes first, for messages are long.
         is_spoilt: The rank cannot be in a gang any more.
         changed: What the test has left other than it was, by name.
         consequence: The outcome came of another rank's bad one, or within the grace after it.
@@ -89,12 +89,12 @@ class Step:
         report = said.report
         if said.has_strangers:
             self.strangers.add(said.rank)
-        if report.phase is not None:
-            phases = self.phases.setdefault(said.rank, [])
-            is_first_bad = report.phase.outcome.is_bad and not any(each.outcome.is_bad for each in phases)
+        phases = self.phases.setdefault(said.rank, [])
+        for phase in report.phases:
+            is_first_bad = phase.outcome.is_bad and not any(each.outcome.is_bad for each in phases)
             if len(phases) < MOST_PHASES or is_first_bad:
-                phases.append(report.phase)
-                self.driver.append(report.phase)
+                phases.append(phase)
+                self.driver.append(phase)
         if report.leaving is not None:
             self.leaving[said.rank] = report.leaving
         if report.launched is not None:
@@ -103,15 +103,11 @@ class Step:
             self.driver.append(report.driver)
 
     def phase_under_way(self, rank: int) -> str:
-        """The phase of the test that a rank has begun and not ended, in words; empty for none."""
+        """The phase of the test that a rank has begun and not told the end of, in words; empty for none."""
         if not self.nodeid:
             return ""
-        last = next((phase for phase in reversed(self.phases.get(rank, ()))), None)
-        if last is None:
-            return "set-up"
-        if last.when == "teardown":
-            return ""
-        return "tear-down" if last.when == "call" or last.outcome is not Outcome.PASSED else "call"
+        phases = self.phases.get(rank)
+        return following(phases[-1]) if phases else "set-up"
 
     def may_skip_by_exit(self, rank: int, status: int) -> bool:
         """Whether an exit status may mean a skip: the main thread left with it in the set-up or call of a test."""
@@ -188,7 +184,7 @@ class Step:
         leader = self.leader
         if leader is not None and what and what not in leader.message:
             self.arrivals = [
-                replace(arrival, addition=f"; {what}") if arrival is leader else arrival for arrival in self.arrivals
+                replace(arrival, addition=f"{what}; ") if arrival is leader else arrival for arrival in self.arrivals
             ]
 
 

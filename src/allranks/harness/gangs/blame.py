@@ -36,7 +36,7 @@ def given_up(
     if step.has_gone_wrong:
         late = "its peers waited for it in vain"
     to_blame = _to_blame(step, stuck, calls)
-    blamed = [_timed_out(rank, stuck[rank], late, step.phase_under_way(rank)) for rank in to_blame]
+    blamed = [_timed_out(rank, stuck[rank], late, stuck[rank].phase or step.phase_under_way(rank)) for rank in to_blame]
     first = next(iter(blamed), step.leader)
     waiting = sorted(set(stuck) - {arrival.rank for arrival in blamed})
     return [*blamed, *(_aborted(rank, stuck[rank], first) for rank in waiting if first is not None)]

@@ -1,4 +1,4 @@
-"""The calls that a rank began last in each process group, in memory that its supervisor can read while it waits."""
+"""What a rank began last, in memory that its supervisor can read while it waits: a phase, and calls in each group."""
 
 import mmap
 import os
@@ -11,7 +11,12 @@ _KEPT = 4
 _SLOT_BYTES = (_KEPT + 1) * _LINE_BYTES
 _SLOTS = 64
 
-BOARD_BYTES = _SLOT_BYTES * _SLOTS
+_PHASE = slice(_SLOT_BYTES * _SLOTS, _SLOT_BYTES * _SLOTS + 16)
+"""Where the phase under way stands."""
+
+_PHASES = ("set-up", "call", "tear-down")
+
+BOARD_BYTES = _PHASE.stop
 
 MESSAGES = ("send", "recv")
 """The kinds of calls that are no collectives."""
@@ -49,6 +54,10 @@ class CallBoard:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._free = list(range(_SLOTS))
+
+    def enter(self, phase: str) -> None:
+        """Note which phase is under way, in words; empty for none."""
+        self._memory[_PHASE] = phase.encode().ljust(16, b"\0")
 
     def open(self) -> int | None:
         """A slot for a group; None if all are taken."""
@@ -97,10 +106,16 @@ def read_board(descriptor: int) -> list[LastCall]:
 
     The rank may have written anything there, or cut the memory short.
     """
-    data = os.pread(descriptor, BOARD_BYTES, 0)
+    data = os.pread(descriptor, _PHASE.start, 0)
     lines = (data[start : start + _LINE_BYTES].partition(b"\0")[0] for start in range(0, len(data), _LINE_BYTES))
     calls = [call for line in lines if (call := _call_of(line.decode(errors="replace"))) is not None]
     return sorted(calls, key=lambda call: -call.order)
+
+
+def read_phase(descriptor: int) -> str:
+    """The phase under way, in words; empty for none, and where a rank has written anything else."""
+    phase = os.pread(descriptor, _PHASE.stop - _PHASE.start, _PHASE.start).rstrip(b"\0").decode(errors="replace")
+    return phase if phase in _PHASES else ""
 
 
 def _call_of(line: str) -> LastCall | None:

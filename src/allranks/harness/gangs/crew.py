@@ -1,7 +1,6 @@
 """The ranks of one node as whoever leads them sees them: what happens to them, and what can be done to them."""
 
 import contextlib
-import os
 import selectors
 import signal
 import time
@@ -12,7 +11,8 @@ from typing import Protocol
 
 from allranks.harness import evidence, kernel
 from allranks.harness.channel import End, Report, Run
-from allranks.harness.gangs.call_board import LastCall, read_board
+from allranks.harness.gangs.call_board import LastCall, read_board, read_phase
+from allranks.harness.gangs.orphans import LeftBehind, Orphans, kill_orphans
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import REAP_PATIENCE, Echo, RankProcess
 from allranks.harness.stacks.flight_recorder import FlightRecorder
@@ -73,10 +73,12 @@ class Stuck:
     Attributes:
         stacks: Its stacks; empty where it gives none.
         held: What keeps it from doing anything, in words; empty for nothing.
+        phase: Of its test, in words; empty where it does not say.
     """
 
     stacks: str = ""
     held: str = ""
+    phase: str = ""
 
 
 _HELD = {
@@ -85,20 +87,6 @@ _HELD = {
     "D": "the kernel holds it (state D)",
 }
 """By state; a process is in the last one for a moment now and then."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftBehind:
-    """A process that outlived the rank that had started it, and was killed.
-
-    Attributes:
-        rank: Whose it was; None where that cannot be told.
-        command: Its command line.
-    """
-
-    rank: int | None
-    pid: int
-    command: str
 
 
 class Crew(Protocol):
@@ -122,7 +110,7 @@ class Crew(Protocol):
         """Send a signal to these ranks alone."""
 
     def kill(self, ranks: Collection[int]) -> None:
-        """KILL these ranks with all that they started and that stayed in their process groups."""
+        """KILL these ranks."""
 
     def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
         """Where these ranks are, whatever they do."""
@@ -148,10 +136,6 @@ def stack_files(results: Path, numbers: Iterable[int]) -> dict[int, StackFile]:
         # Made by whoever supervises, lest a umask of the suite's keep ranks of later gangs from it.
         evidence.append(path, b"", 1)
     return {number: StackFile(path) for number, path in files.items()}
-
-
-Orphans = Callable[[Collection[int]], Collection[int]]
-"""The children of this process that processes with these ids have left behind."""
 
 
 class LocalCrew:
@@ -185,6 +169,7 @@ class LocalCrew:
         self._logs = {number: OutputLog(results / f"rank-{number}.log") for number in self._processes}
         self._stacks = stack_files(results, self._processes) if stacks is None else stacks
         self._selector: selectors.BaseSelector | None = None
+        self._stopped: set[int] = set()
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -274,8 +259,10 @@ class LocalCrew:
 
     def kill(self, ranks: Collection[int]) -> None:
         """See :meth:`Crew.kill`."""
-        for rank in ranks:
-            self._processes[rank].kill_group()
+        for rank in map(self._processes.__getitem__, ranks):
+            # What it has started is killed as an orphan, but for what tidies up after it.
+            self._stopped.add(rank.pid)
+            rank.signal(signal.SIGKILL)
 
     def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
         """See :meth:`Crew.find`."""
@@ -289,7 +276,12 @@ class LocalCrew:
         if self._recorder:
             self._recorder.wait(recordings)
         held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if kernel.state_of(pid) == before[rank]}
-        return {rank: Stuck(stacks=stacks.get(rank, ""), held=held.get(rank, "")) for rank in ranks}
+        return {
+            rank: Stuck(
+                stacks=stacks.get(rank, ""), held=held.get(rank, ""), phase=read_phase(self._processes[rank].board)
+            )
+            for rank in ranks
+        }
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
         """See :meth:`Crew.calls`."""
@@ -304,7 +296,8 @@ class LocalCrew:
 
     def close(self) -> Sequence[LeftBehind]:
         """See :meth:`Crew.close`."""
-        left = _kill_orphans(self._orphans, {rank.pid: number for number, rank in self._processes.items()})
+        ranks = {rank.pid: number for number, rank in self._processes.items()}
+        left = kill_orphans(self._orphans, ranks, self._stopped)
         for rank in self._processes.values():
             rank.close()
         return left
@@ -318,25 +311,3 @@ def _cut_off(rank: RankProcess) -> str:
     rank.kill_group()
     kernel.is_readable(rank.pidfd, REAP_PATIENCE)
     return "wrote into its connection to the supervisor" if is_garbled else "closed its connection to the supervisor"
-
-
-def _kill_orphans(orphans: Orphans, ranks: Mapping[int, int]) -> list[LeftBehind]:
-    """Kill and reap what ranks left behind: as subreaper, this process is the parent of it now."""
-    left: list[LeftBehind] = []
-    tried: set[int] = set()
-    while found := set(orphans(ranks)) - tried - set(ranks):
-        for pid in found:
-            left += _left_behind(pid, ranks)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in found:
-            kernel.reap(pid, REAP_PATIENCE)
-        tried |= found
-    return left
-
-
-def _left_behind(pid: int, ranks: Mapping[int, int]) -> Iterable[LeftBehind]:
-    """What an orphan is, unless it is dead already; each rank leads a session, and a child stays in it."""
-    process = kernel.describe(pid)
-    if process is not None:
-        yield LeftBehind(rank=ranks.get(process.session), pid=pid, command=process.command)

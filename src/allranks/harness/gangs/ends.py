@@ -101,7 +101,7 @@ def _ended(arrival: Arrival, phases: Sequence[Phase], nodeid: str, world_size: i
             PhaseEnd(when=phase.when, outcome=phase.outcome, seconds=round(phase.duration, 6)) for phase in phases
         ),
         phase=deciding.when,
-        message=deciding.message + arrival.addition,
+        message=arrival.addition + deciding.message,
         text=shorten(deciding.text),
         stdout=_told(output.stdout, phases, "stdout"),
         stderr=_told(output.stderr, phases, "stderr"),

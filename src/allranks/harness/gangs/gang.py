@@ -11,7 +11,8 @@ from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.arrival import Arrival, Step, ended, reported
 from allranks.harness.gangs.blame import given_up, name_crossing, waits_for_peers
 from allranks.harness.gangs.call_board import LastCall
-from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look, Said, Stuck
+from allranks.harness.gangs.crew import Crew, Gone, Happening, Look, Said, Stuck
+from allranks.harness.gangs.orphans import LeftBehind
 from allranks.harness.gangs.output import Output
 from allranks.harness.job_end import JobEnd
 from allranks.harness.outcome import Outcome
@@ -219,7 +220,7 @@ class Gang:
             step.take(happening)
             if report.driver is not None and report.driver.released is not None:
                 self._restart_clock()
-            if not report.is_final and (report.phase is None or not report.phase.outcome.is_bad):
+            if not report.is_final and not report.tells_of_trouble:
                 return
         if rank not in self._pending:
             return

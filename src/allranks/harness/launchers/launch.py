@@ -14,10 +14,11 @@ from allranks.harness import kernel
 from allranks.harness.channel import Report, Run
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.arrival import Step
-from allranks.harness.gangs.crew import Gone, Happening, LeftBehind, LocalCrew, Said, stack_files
+from allranks.harness.gangs.crew import Gone, Happening, LocalCrew, Said, stack_files
 from allranks.harness.gangs.ends import Journal, ends_of, failed_start
 from allranks.harness.gangs.gang import SKIP_GRACES, Gang, Patience
 from allranks.harness.gangs.late_imports import preload
+from allranks.harness.gangs.orphans import LeftBehind
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.rank_process import Echo, RankProcess, fork_ranks
 from allranks.harness.job_end import JobEnd

@@ -122,7 +122,9 @@ class LaunchedRank:
             yield command
 
     def _tell(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
-        self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, phase=phase, is_symptom=is_symptom(error)))
+        self._connection.report(
+            Report(nodeid=nodeid, outcome=phase.outcome, phases=(phase,), goes_on=True, is_symptom=is_symptom(error))
+        )
 
     def _conclude(self, nodeid: str, phase: Phase) -> None:
         flush_output()

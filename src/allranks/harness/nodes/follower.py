@@ -11,7 +11,8 @@ from dataclasses import asdict, replace
 
 from allranks.harness.channel import command_of
 from allranks.harness.forks import ForkServerError
-from allranks.harness.gangs.crew import Crew, Gone, Happening, LeftBehind, Look
+from allranks.harness.gangs.crew import Crew, Gone, Happening, Look
+from allranks.harness.gangs.orphans import LeftBehind
 from allranks.harness.gangs.output import Output
 from allranks.harness.job_end import HangupError, JobEnd
 from allranks.harness.nodes.node import Node, Orders

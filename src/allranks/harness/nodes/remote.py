@@ -14,7 +14,8 @@ from dataclasses import asdict
 
 from allranks.harness.channel import End, Report, Run
 from allranks.harness.gangs.call_board import LastCall
-from allranks.harness.gangs.crew import Gone, Happening, LeftBehind, Look, Said, Stuck
+from allranks.harness.gangs.crew import Gone, Happening, Look, Said, Stuck
+from allranks.harness.gangs.orphans import LeftBehind
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.timer import Timer
 from allranks.harness.nodes.node import NodeLostError, Orders

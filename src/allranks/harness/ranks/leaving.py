@@ -6,11 +6,13 @@ thread, C code or a process that a test has forked ends with is announced by nob
 
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 from allranks.harness.channel import Leaving, RankEnd, Report
+from allranks.harness.phases import Phase
 from allranks.testing.skips import skipcodes
 
 _exit = os._exit
@@ -19,6 +21,7 @@ _exit = os._exit
 @dataclass
 class _Rank:
     connection: RankEnd | None = None
+    take_phases: Callable[[], tuple[Phase, ...]] = tuple
     nodeid: str = ""
     pid: int = 0
 
@@ -31,9 +34,14 @@ def watch_exits() -> None:
     os._exit = leave
 
 
-def announce_to(connection: RankEnd) -> None:
-    """Be a rank from here on."""
-    _rank.connection, _rank.pid = connection, os.getpid()
+def announce_to(connection: RankEnd, take_phases: Callable[[], tuple[Phase, ...]] = tuple) -> None:
+    """Be a rank from here on.
+
+    Args:
+        connection: Its end of the connection.
+        take_phases: Gives the phases that have ended and are not reported yet.
+    """
+    _rank.connection, _rank.take_phases, _rank.pid = connection, take_phases, os.getpid()
 
 
 def now_running(nodeid: str) -> None:
@@ -46,9 +54,7 @@ def leave(status: int) -> NoReturn:
     is_own = _rank.pid == os.getpid() and threading.current_thread() is threading.main_thread()
     if _rank.connection is not None and is_own and isinstance(status, int):
         with suppress(Exception):
-            _rank.connection.report(
-                Report(
-                    nodeid=_rank.nodeid, leaving=Leaving(status=status, reason=skipcodes.reason_of_exit(status) or "")
-                )
-            )
+            leaving = Leaving(status=status, reason=skipcodes.reason_of_exit(status) or "")
+            phases = _rank.take_phases()
+            _rank.connection.report(Report(nodeid=_rank.nodeid, phases=phases, leaving=leaving))
     _exit(status)

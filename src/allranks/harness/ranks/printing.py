@@ -9,6 +9,8 @@ from typing import TextIO
 
 _LINE_BUFFERED = 1  # _IOLBF of glibc and musl
 
+_libc = ctypes.CDLL(None)
+
 
 def print_at_once() -> tuple[TextIO, ...]:
     """Take the buffers away from this process's standard streams; C's own stdout keeps one for a line.
@@ -19,9 +21,8 @@ def print_at_once() -> tuple[TextIO, ...]:
     before = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     sys.stdout = sys.__stdout__ = _unbuffered(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _unbuffered(2)  # type: ignore[misc]
-    libc = ctypes.CDLL(None)
     with contextlib.suppress(ValueError):  # a C library that names its streams otherwise
-        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
+        _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _LINE_BUFFERED, 0)
     return tuple(stream for stream in before if stream is not None)
 
 
@@ -33,4 +34,4 @@ def _unbuffered(descriptor: int) -> io.TextIOWrapper:
 
 def flush_output() -> None:
     """Hand everything that C code has printed to the kernel."""
-    ctypes.CDLL(None).fflush(None)
+    _libc.fflush(None)

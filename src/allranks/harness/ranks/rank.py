@@ -24,7 +24,7 @@ from allranks.harness.config import AgentConfig
 from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.outcome import Outcome
-from allranks.harness.phases import Phase, overall, shorten
+from allranks.harness.phases import Phase, following, overall, shorten
 from allranks.harness.ranks import leaving
 from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.printing import flush_output
@@ -70,6 +70,10 @@ class Assignment:
 
 _now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 """A clock that no test changes: those that freeze time, or patch it, look for the functions of the module time."""
+
+
+_MOST_UNTOLD = 10
+"""Phases that wait; a test has three, unless a plugin makes more of them."""
 
 
 def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
@@ -118,15 +122,17 @@ class _Rank:
         self._pid = os.getpid()
         self._nodeid = ""
         self._phases: list[Phase] = []
+        self._untold: list[Phase] = []
         self._phase_began = _now()
         self._is_condemned = False
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
         self._imports = ImportWatch()
         self._room = Room(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
-        self._calls = CallCounter(CallBoard(map_board(assignment.board)))
+        self._board = CallBoard(map_board(assignment.board))
+        self._calls = CallCounter(self._board)
         session.config.pluginmanager.register(self, "allranks-rank")
-        leaving.announce_to(self._connection)
+        leaving.announce_to(self._connection, self._take_untold)
 
     def run(self) -> None:
         """Obey the supervisor's commands until the last."""
@@ -203,14 +209,17 @@ class _Rank:
 
     def _begin_step(self, nodeid: str) -> None:
         self._nodeid, self._phases, self._phase_began = nodeid, [], _now()
+        self._board.enter("set-up" if nodeid else "")
         leaving.now_running(nodeid)
 
     def _conclude(self) -> Report:
         deciding = overall(self._phases)
         changed, is_whole = self._surroundings.put_back()
+        self._board.enter("")
         return Report(
             nodeid=self._nodeid,
             outcome=deciding.outcome,
+            phases=self._take_untold(),
             early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
             changed=tuple(changed),
             is_spoilt=not is_whole,
@@ -225,7 +234,7 @@ class _Rank:
         self._leave()
         flush_output()
         outcome = overall(self._phases).outcome if self._phases else Outcome.PASSED
-        return Report(outcome=outcome, imported=self._imports.take())
+        return Report(outcome=outcome, phases=self._take_untold(), imported=self._imports.take())
 
     def _tear_down_fixtures(self) -> None:
         """After a test that was not known to be the gang's last, fixtures of wider scope are still set up."""
@@ -239,13 +248,25 @@ class _Rank:
             self.pytest_runtest_logreport(report)
 
     def _add_phase(self, phase: Phase, error: BaseException | None, *, may_be_peers: bool = False) -> None:
-        """Report a phase at once: peers may be waiting for a rank that has gone wrong."""
+        """Report a phase at once, for peers may be waiting; a plain pass can wait for what comes next."""
         self._phases.append(phase)
+        self._untold.append(phase)
+        self._board.enter(following(phase))
         self._phase_began = _now()
+        if phase.is_plain and len(self._untold) < _MOST_UNTOLD:
+            return
         if phase.outcome.is_bad:
             flush_output()
         has_waited = may_be_peers or is_symptom(error) or (error is not None and self._calls.polls_in_vain)
-        self._connection.report(Report(nodeid=self._nodeid, outcome=phase.outcome, phase=phase, is_symptom=has_waited))
+        phases = self._take_untold()
+        self._connection.report(
+            Report(nodeid=self._nodeid, outcome=phase.outcome, phases=phases, goes_on=True, is_symptom=has_waited)
+        )
+
+    def _take_untold(self) -> tuple[Phase, ...]:
+        """The phases that have not been reported yet."""
+        untold, self._untold = self._untold, []
+        return tuple(untold)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:

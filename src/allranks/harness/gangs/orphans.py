@@ -1,0 +1,85 @@
+"""What outlives the rank that has started it: it is killed, but for what tidies up after the dead."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from allranks.harness import kernel
+from allranks.harness.gangs.rank_process import REAP_PATIENCE
+
+_JANITORS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
+"""Command lines of what removes shared memory when nobody lives any more whom it serves, and ends with that."""
+
+JANITOR_PATIENCE = 3.0
+"""Seconds for it; ``torch_shm_manager`` waits for two before it begins (torch 2.13)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftBehind:
+    """A process that outlived the rank that had started it, and was killed.
+
+    Attributes:
+        rank: Whose it was; None where that cannot be told.
+        command: Its command line.
+    """
+
+    rank: int | None
+    pid: int
+    command: str
+
+
+Orphans = Callable[[Collection[int]], Collection[int]]
+"""The children of this process that processes with these ids have left behind."""
+
+
+def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection[int]) -> list[LeftBehind]:
+    """Kill and reap what ranks left behind: as subreaper, this process is the parent of it now.
+
+    What tidies up may go on with that until :func:`end_children`.
+
+    Args:
+        orphans: Finds it.
+        ranks: Numbers of the ranks by their process ids.
+        stopped: Process ids of ranks that were killed: what they had started is not to be reproached to them.
+    """
+    left: list[LeftBehind] = []
+    tried: set[int] = set()
+    while found := {pid for pid in set(orphans(ranks)) - tried - set(ranks) if not _is_janitor(pid)}:
+        for pid in found:
+            process = kernel.describe(pid)
+            if process is not None and process.session not in stopped:
+                left.append(LeftBehind(rank=ranks.get(process.session), pid=pid, command=process.command))
+            _kill(pid)
+        for pid in found:
+            kernel.reap(pid, REAP_PATIENCE)
+        tried |= found
+    return left
+
+
+def end_children() -> None:
+    """End what is left of a job's processes: orphans that nobody has claimed, ranks that were forked in vain."""
+    tried: set[int] = set()
+    deadline = time.monotonic() + JANITOR_PATIENCE
+    while left := kernel.children() - tried:
+        # Those whom they serve have to be gone first.
+        janitors = {pid for pid in left if _is_janitor(pid)}
+        for pid in sorted(left, key=janitors.__contains__):
+            if pid in janitors and kernel.reap(pid, deadline - time.monotonic()) is not None:
+                continue
+            _kill(pid)
+            kernel.reap(pid, REAP_PATIENCE)
+        tried |= left
+
+
+def _is_janitor(pid: int) -> bool:
+    process = kernel.describe(pid)
+    return process is not None and _JANITORS.search(process.command) is not None
+
+
+def _kill(pid: int) -> None:
+    with suppress(OSError):
+        os.kill(pid, signal.SIGKILL)

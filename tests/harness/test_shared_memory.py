@@ -1,0 +1,54 @@
+"""No segment of shared memory outlives its job, however its ranks end; what tidies up is not reproached to them."""
+
+from pathlib import Path
+
+from allranks.records import LeftBehind
+
+SUITE = """
+import os, signal, time
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import torch
+import torch.multiprocessing
+
+torch.multiprocessing.set_sharing_strategy("file_system")
+
+def leave(names):
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    tensor = torch.zeros(16).share_memory_()
+    names.append((segment, tensor))
+    segments = [segment.name.lstrip("/"), *(each.name for each in Path("/dev/shm").glob(f"torch_{os.getpid()}_*"))]
+    assert len(segments) == 2
+    with open(os.environ["SEGMENTS"], "a") as file:
+        print(*segments, file=file)
+
+KEPT = []
+
+def test_passes():
+    leave(KEPT)
+
+def test_fails():
+    leave(KEPT)
+    assert False
+
+def test_dies():
+    leave(KEPT)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_hangs():
+    leave(KEPT)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+"""
+
+
+def test_shared_memory_is_gone_with_its_job(run_agent, tmp_path, monkeypatch):
+    segments = tmp_path / "segments"
+    monkeypatch.setenv("SEGMENTS", str(segments))
+    agent = run_agent({"test_shm.py": SUITE}, limits={"test": 3, "peer_grace": 0.5}, isolation="test")
+    names = segments.read_text().split()
+    assert len(names) == 2 * 2 * 4
+    assert [name for name in names if Path("/dev/shm", name).exists()] == []
+    assert agent.all(LeftBehind) == []
+    assert agent.outcomes("test_passes") == ("passed", "passed")
