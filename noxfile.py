@@ -57,13 +57,16 @@ def docs(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests: many side by side, in real containers too where a daemon answers; then those that run alone."""
     session.install("-e", ".", *_group("test"))
+    # Apart from the rest: our own pytest, and every agent that the tests start, would load them.
+    plugins = Path(session.virtualenv.location) / "plugins"
+    session.install("--no-deps", "--upgrade", "--target", str(plugins), *_group("plugins"))
+    env = {"ALLRANKS_TEST_PLUGINS": str(plugins)}
     if session.posargs:
-        session.run("pytest", *session.posargs)
+        session.run("pytest", *session.posargs, env=env)
         return
-    session.run(
-        "pytest", "-m", "not alone", "-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder", "--durations", "12"
-    )
-    session.run("pytest", "-m", "alone", "--durations", "12")
+    side_by_side = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")
+    session.run("pytest", "-m", "not alone", *side_by_side, "--durations", "12", env=env)
+    session.run("pytest", "-m", "alone", "--durations", "12", env=env)
 
 
 @nox.session(default=False)

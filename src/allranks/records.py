@@ -187,6 +187,7 @@ class TestStarted(Record):
 
     Attributes:
         may_disagree: Some of its ranks may skip it alone.
+        number: From 1; a further time is in the place of the ones before it, which went wrong.
     """
 
     __test__ = False  # not a test class, whatever pytest makes of its name
@@ -194,6 +195,7 @@ class TestStarted(Record):
     nodeid: str
     seed: int = 0
     may_disagree: bool = False
+    number: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -296,6 +298,8 @@ class FailureKind(Enum):
     OUT_OF_MEMORY = "out_of_memory"
     OTHER_TORCH = "other_torch"
     SUITE = "suite"
+    GATE = "gate"
+    USAGE = "usage"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from allranks.commands import run
 from allranks.errors import ExitCode
 from allranks.image.portable import PortableImage, write_list
 from allranks.matrix.declaration import load
@@ -38,6 +39,43 @@ def test_a_run_gets_what_the_command_line_says(allranks, runs, tmp_path):
     assert options.pytest_args == ("-x", "--", "-k", "a or b")
     assert options.nothing_ran_allowed
     assert (code, out) == (0, "exit code 0: all verdicts are good\n")
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Standard input and output are a terminal, as far as the command knows; its path."""
+    monkeypatch.setattr(run, "_terminal", lambda: "/dev/pts/7")
+    return "/dev/pts/7"
+
+
+def test_a_debugger_gets_the_terminal_and_no_limit_ends_it(allranks, runs, terminal):
+    code, _, err = allranks("run", "gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "1")
+    assert (code, err) == (0, "")
+    [(_, options)] = runs
+    assert options.engine == "process"
+    assert (options.rules.pdb.rank, options.rules.pdb.terminal) == (1, terminal)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("gloo-w2-g0-env", "--pdb-rank", "1"), "--pdb-rank needs one job, and 2 are selected"),
+        (("gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "2"), "There is no rank 2 in gloo-w2-g0-env"),
+        (("gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "1", "--engine", "docker"), "--pdb-rank cannot be used"),
+        (("--resume", "--pdb-rank", "1"), "--pdb-rank cannot be used"),
+    ],
+)
+@pytest.mark.usefixtures("terminal")
+def test_a_debugger_that_cannot_be_had_is_a_wrong_command(allranks, runs, arguments, words):
+    code, _, err = allranks("run", *arguments)
+    assert (code, runs) == (2, [])
+    assert words in err
+
+
+def test_a_debugger_needs_a_terminal(allranks, runs):
+    code, _, err = allranks("run", "gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "1")
+    assert (code, runs) == (2, [])
+    assert "--pdb-rank needs a terminal" in err
 
 
 @pytest.mark.parametrize("flag", ["--pdb", "--trace", "--setup-only", "--setup-plan"])

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -367,3 +369,47 @@ def test_what_passes_when_tried_again_is_good_and_flaky(launch, scratch, tmp_pat
     assert set(done.cases) == {"test_good", "test_passes_the_second_time"}
     assert "1 test again (1 of 1)" in done.output
     assert "1 flaky test(s)" in done.output
+
+
+def test_what_cannot_be_collected_is_red_beside_tests_that_run(scratch, launch, engine):
+    folder = scratch("def test_fine(): pass\n")
+    (folder / "suite" / "test_broken.py").write_text("import there_is_no_such_module\n")
+    done = launch(folder, "--engine", engine, "--", "--continue-on-collection-errors")
+    assert done.code == 1, done.output
+    assert done.cases["test_fine"].is_passed
+    assert "there_is_no_such_module" in done.cases["collection"].result[0].text
+
+
+@pytest.mark.parametrize(
+    ("conftest", "arguments", "code"),
+    [
+        ("", ("-k", "nosuch"), 5),
+        ("def pytest_sessionfinish(session): session.exitstatus = 1\n", (), 1),
+        ("", (), 0),
+    ],
+)
+def test_the_exit_code_that_pytest_would_have(scratch, launch, conftest, arguments, code):
+    folder = scratch("def test_fine(): pass\n")
+    (folder / "suite" / "conftest.py").write_text(conftest)
+    done = launch(folder, "--engine", "process", "--", *arguments)
+    assert done.code == code, done.output
+
+
+def test_a_rank_is_debugged_on_the_terminal_of_the_run(scratch, launch):
+    folder = scratch("def test_stops(rank):\n    breakpoint()\n    assert rank == 0\n")
+    command = [sys.executable, "-m", "allranks", "run", "--results", str(launch.results), "--pdb-rank", "0"]
+    own, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, cwd=folder, env={**os.environ, "ALLRANKS_RUN_ID": launch.run_id},
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        seen = ""
+        for wanted, typed in (("(rank 0) ", "p 'rank', rank\n"), ("('rank', 0)", "c\n"), ("exit code 1", "")):
+            while wanted not in seen:
+                assert select.select([own], [], [], 120)[0], seen
+                seen += os.read(own, 4096).decode()
+            seen = seen.partition(wanted)[2]
+            os.write(own, typed.encode())
+        assert process.wait(60) == 1
+    os.close(own)

@@ -6,7 +6,7 @@ import pytest
 from agent_run import AgentRun
 
 from allranks.harness.config import Share
-from allranks.records import Collected, CollectionFailed, Finished, Shared, TestStarted
+from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, Finished, Shared, TestStarted
 
 FILES = {
     "test_a.py": "def test_1(): pass\ndef test_2(): pass\n",
@@ -99,9 +99,10 @@ def test_stepwise_is_refused_in_a_share_with_what_to_do_instead(start_agent):
     share = Share(number=1, count=2)
     agent = start_agent(FILES, world_size=1, share=share, pytest_args=("--sw",)).go()
     agent.wait()
-    [failure] = agent.all(CollectionFailed)
-    assert "--stepwise cannot be used in a suite that is split into shards" in failure.text
-    assert "`--lf`" in failure.text
+    [failure] = agent.all(AgentFailed)
+    assert failure.kind is FailureKind.USAGE
+    assert "--stepwise cannot be used in a suite that is split into shards" in failure.message
+    assert "`--lf`" in failure.message
 
 
 def test_a_marker_that_makes_no_sense_fails_the_collection_of_a_share(run_agent):

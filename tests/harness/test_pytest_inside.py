@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import CollectionFailed, Notice
+from allranks.records import AgentFailed, CollectionFailed, FailureKind, Notice
 
 PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
 """Environment of an agent that loads what is installed, as a user's does."""
@@ -313,10 +313,13 @@ def test_an_option_changes_no_outcome(run_agent, arguments):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_an_option_that_cannot_be_had_is_refused_in_a_sentence(run_agent, arguments, words):
-    agent = run_agent(ONE, pytest_args=arguments, world_size=1, environment=PLUGINS)
-    [failure] = agent.all(CollectionFailed)
-    assert failure.text.strip().startswith(f"ERROR: {words}")
+def test_an_option_that_cannot_be_had_is_refused_in_a_sentence(start_agent, arguments, words):
+    agent = start_agent(ONE, pytest_args=arguments, world_size=1, environment=PLUGINS).go()
+    assert agent.wait() == 1
+    [failure] = agent.all(AgentFailed)
+    assert failure.kind is FailureKind.USAGE
+    assert failure.message.startswith(words)
+    assert not agent.all(CollectionFailed)
     assert agent.cases(0) == {}
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from allranks.schedule.machines.planning import OwnPart
 
 
+_NO_LIMIT = 1e6
+"""Seconds: eleven days, which is more than a person looks at a rank, and no more than the kernel's timers take."""
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``allranks run``."""
     add_selection(parser)
@@ -49,6 +54,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gpus", metavar="0,2-3", help="only these GPUs, by number or id (default: all of the host's)")
     add_gpu_mode(parser)
+    parser.add_argument(
+        "--pdb-rank",
+        type=number,
+        metavar="N",
+        help="stop rank N of one job in pdb, on this terminal, where it fails or calls breakpoint(); without limits",
+    )
     _add_repetition(parser)
     add_plan_file(parser, "the plan of a CI's machines, of which --pack names this one's part")
     parser.add_argument("--pack", metavar="PACK", help="run this part of the plan, as its entry of the job matrix says")
@@ -91,8 +102,8 @@ def _add_repetition(parser: argparse.ArgumentParser) -> None:
 
 
 def _refuse_options(pytest_args: Sequence[str]) -> None:
-    for flag in pytest_args:
-        if refusal := REFUSED.get(flag):
+    for argument in pytest_args:
+        if refusal := REFUSED.get(flag := argument.partition("=")[0]):
             msg = f"{flag} {refusal.why}"
             raise UsageError(msg, remedy=refusal.remedy)
 
@@ -100,6 +111,8 @@ def _refuse_options(pytest_args: Sequence[str]) -> None:
 def _run(options: argparse.Namespace) -> ExitCode:
     _refuse_options(options.pytest_args)
     expansion = expand(load(options.matrix))
+    if options.pdb_rank is not None:
+        expansion = _prepare_debugging(expansion, options)
     if options.plan_file or options.pack:
         return _run_pack(expansion, options)
     if options.wanted:
@@ -108,6 +121,36 @@ def _run(options: argparse.Namespace) -> ExitCode:
     if options.dry_run:
         return _show_requests(expansion, jobs, options)
     return _run_jobs(expansion, jobs, options, _PartOf(run_id=run_id()))
+
+
+def _prepare_debugging(expansion: Expansion, options: argparse.Namespace) -> Expansion:
+    """See that a debugger can have its rank, of one job, and put the limits off that would end it.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    rank: int = options.pdb_rank
+    if options.engine == "docker" or options.plan_file or options.pack or options.wanted:
+        msg = "--pdb-rank cannot be used here: only a process of this host can open this terminal."
+        raise UsageError(msg, remedy="Take --engine process, and no --plan-file, --pack, --resume or --rerun-failed.")
+    if not _terminal():
+        msg = "--pdb-rank needs a terminal, and standard input or output is none."
+        raise UsageError(msg, remedy="Run it by hand, without pipes; or attach debugpy: see docs/pytest.md.")
+    jobs = chosen_jobs(expansion, options)
+    if len(jobs) > 1:
+        msg = f"--pdb-rank needs one job, and {len(jobs)} are selected."
+        raise UsageError(msg, remedy="Name one cell and one suite: allranks run CELL --suite SUITE --pdb-rank N.")
+    if rank >= (size := jobs[0].cell.world_size):
+        msg = f"There is no rank {rank} in {jobs[0].cell.id}."
+        raise UsageError(msg, remedy=f"Its ranks are 0 to {size - 1}.")
+    options.engine = "process"
+    limits = replace(expansion.matrix.limits, process_group=_NO_LIMIT, test=_NO_LIMIT, job=_NO_LIMIT)
+    return replace(expansion, matrix=replace(expansion.matrix, limits=limits))
+
+
+def _terminal() -> str:
+    """The path of the terminal that this process is on; empty for none."""
+    return os.ttyname(sys.stdin.fileno()) if sys.stdin.isatty() and sys.stdout.isatty() else ""
 
 
 def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
@@ -177,6 +220,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
     from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
     from allranks.schedule.earlier import setting_of  # noqa: PLC0415
+    from allranks.schedule.request import Pdb  # noqa: PLC0415
     from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
     from allranks.schedule.runner import Rules  # noqa: PLC0415
 
@@ -192,6 +236,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         shuffle=options.shuffle,
         judges=setting,
         seconds=of.own.pack.limit if of.own else None,
+        pdb=None if options.pdb_rank is None else Pdb(rank=options.pdb_rank, terminal=_terminal()),
     )
     run_options = RunOptions(
         run_id=of.run_id,

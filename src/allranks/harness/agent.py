@@ -19,7 +19,14 @@ from typing import NoReturn
 from allranks.harness import evidence, kernel
 from allranks.harness.conductor import Conductor, Job
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.forks import Family, ForkServer, ForkServerError, LocalNode
+from allranks.harness.forks import (
+    REPORT_PATIENCE,
+    SESSION_END_PATIENCE,
+    Family,
+    ForkServer,
+    ForkServerError,
+    LocalNode,
+)
 from allranks.harness.gangs.orphans import end_children
 from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
 from allranks.harness.lanes import LaneLostError
@@ -140,6 +147,7 @@ class Supervision:
         self._stream = stream
         self._end = end
         self._failures: list[Failure] = []
+        self._uncollected: list[Failure] = []
         self._has_broken = False
         self._server: ForkServer | None = None
 
@@ -225,6 +233,8 @@ class Supervision:
             if isinstance(told, _TELLS):
                 self._tell(told)
             elif isinstance(told, Program):
+                if told.goes_on:
+                    self._uncollected, self._failures = self._failures, []
                 self._report(told)
                 return told
         if not self._failures:
@@ -286,7 +296,7 @@ class Supervision:
             self._end.restart()
             self._stream.write(Went())
             conductor = self._conduct(server, program, leader)
-            return self._end_session(server, conductor)
+            return self._end_session(server, conductor, REPORT_PATIENCE if program.measures else SESSION_END_PATIENCE)
         except NodeLostError as error:
             self._stream.write(NodeLost(node=error.node, message=str(error)))
         except ForkServerError as error:
@@ -323,10 +333,10 @@ class Supervision:
             records_flights=self._config.backend == "nccl" and not program.lacks,
         )
 
-    def _end_session(self, server: ForkServer, conductor: Conductor) -> int:
+    def _end_session(self, server: ForkServer, conductor: Conductor, patience: float) -> int:
         """Have pytest end its session in the fork server, whose hooks may still find something wrong."""
         settled = tuple(Settled(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in conductor.settled.items())
-        told, ended = server.finish(Finish(tests=settled), self._end)
+        told, ended = server.finish(Finish(tests=settled), self._end, patience)
         for record in told:
             if isinstance(record, _TELLS):
                 self._tell(record)
@@ -334,7 +344,8 @@ class Supervision:
             return 1
         if ended is None:
             raise ForkServerError(server.ended())
-        if problem := _session_problem(ended, is_bad=any(conductor.settled.values())):
+        is_bad = bool(self._uncollected) or any(conductor.settled.values())
+        if problem := _session_problem(ended, is_bad=is_bad):
             self._fail(problem, self._log(), FailureKind.SUITE)
             return 1
         return 0
@@ -348,7 +359,7 @@ def _session_problem(ended: SessionEnded, *, is_bad: bool) -> str:
 
     Args:
         ended: How the session ended.
-        is_bad: A test went wrong.
+        is_bad: A test went wrong, or something could not be collected.
     """
     if ended.changed and ended.status != 0:
         return f"A hook of the suite's or of a plugin's has changed pytest's exit status from {ended.changed}."

@@ -20,6 +20,9 @@ from allranks.records import RecordError, build, told
 MESSAGE_LIMIT: Final = 4 << 20
 """Bytes of one message: a phase with its texts has a fifth of it at the most."""
 
+_Socket: Final = socket.socket
+"""That of the start: a test may have put another one in its place, as pytest-socket does."""
+
 _PIECE: Final = 1 << 16
 _PIECES: Final = 16
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -117,6 +120,7 @@ class Report:
         launched: From a driver: the end of a rank of its test.
         driver: From a driver: what else it tells.
         leaving: The process is about to end.
+        is_debugging: From now on a debugger has the rank, or has it no more.
         calls: With the end of a test, what the rank called in its process groups, in JSON: see
             :mod:`allranks.harness.gangs.unmatched_calls`.
     """
@@ -134,12 +138,14 @@ class Report:
     launched: LaunchedEnd | None = None
     driver: DriverSays | None = None
     leaving: Leaving | None = None
+    is_debugging: bool | None = None
     calls: str = ""
 
     @property
     def is_final(self) -> bool:
         """Whether the step is over."""
-        return not self.goes_on and self.launched is None and self.driver is None and self.leaving is None
+        others = (self.launched, self.driver, self.leaving, self.is_debugging)
+        return not self.goes_on and all(each is None for each in others)
 
     @property
     def tells_of_trouble(self) -> bool:
@@ -184,7 +190,7 @@ class RankEnd:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._socket = socket.socket(fileno=descriptor)
+        self._socket = _Socket(fileno=descriptor)
         self._commands = self._socket.makefile("rb")
 
     def command(self) -> Run | End | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from allranks.harness import kernel
 from allranks.harness.channel import Run
 from allranks.harness.config import AgentConfig, Folders, seed_of_test
 from allranks.harness.forks import LocalNode
@@ -93,6 +94,7 @@ class Conductor:
         self._count = _Count() if count is None else count
         self._has_many_forks = False
         self._current = ""
+        self._number = 1
         self._preload: dict[str, None] = {}
         self._driver: DriverAccount | None = None
 
@@ -121,8 +123,7 @@ class Conductor:
             if of_lane and len(launchers) > 1:
                 remaining[: sum(map(len, launchers))] = self._run_in_lanes(of_lane, launchers)
             else:
-                done = self._run_gang(first_assembly(self._program.terms, remaining))
-                del remaining[:done]
+                del remaining[: self._run(first_assembly(self._program.terms, remaining))]
         if remaining:
             nodeids = tuple(self._program.tests[index] for index in remaining)
             self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
@@ -149,7 +150,7 @@ class Conductor:
         """See :class:`allranks.harness.lanes.Worker`."""
         remaining = list(indices)
         while remaining and not self._is_over():
-            del remaining[: self._run_gang(first_assembly(self._program.terms, remaining))]
+            del remaining[: self._run(first_assembly(self._program.terms, remaining))]
         if remaining:
             nodeids = tuple(self._program.tests[index] for index in remaining)
             self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
@@ -180,6 +181,22 @@ class Conductor:
 
     def _is_over(self) -> bool:
         return bool(self._program.maxfail) and self._count.bad_tests >= self._program.maxfail
+
+    def _run(self, indices: Sequence[int]) -> int:
+        """Run tests until one goes wrong, and that one again as it may be; returns how many tests have run."""
+        done = self._run_gang(indices)
+        index = indices[done - 1]
+        nodeid, terms = self._program.tests[index], self._program.terms[index]
+        try:
+            while self._count.settled.get(nodeid) and self._number <= terms.reruns:
+                kernel.is_readable(self._job.end.fileno(), min(terms.delay, self._job.end.remaining()))
+                self._job.end.check()
+                self._number += 1
+                del self._count.settled[nodeid]
+                self._run_gang([index])
+        finally:
+            self._number = 1
+        return done
 
     def _run_gang(self, indices: Sequence[int]) -> int:
         """Start a gang for some tests and lead it as far as it goes; returns how many tests have run."""
@@ -217,7 +234,8 @@ class Conductor:
         # A driver starts its ranks on the node that it is on.
         crews = muster_all(self._nodes[:1] if orders.launches else self._nodes, orders)
         self._journal.write(GangStarted(gang=number, pids=tuple(pid for crew in crews for pid in crew.pids)))
-        return Gang(crews, limits=self._config.limits, end=self._job.end)
+        may_be_held = self._config.pdb_rank is not None
+        return Gang(crews, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held)
 
     def _close(self, gang: Gang) -> None:
         self._preload.update(gang.imported)
@@ -230,7 +248,7 @@ class Conductor:
         if rendezvous is not None:
             rendezvous.joined()
         if start.leader is not None:
-            self._journal.write(TestStarted(nodeid=self._current))
+            self._journal.write(TestStarted(nodeid=self._current, number=self._number))
             self._record(gang, failed_start(start, start.leader))
             gang.condemn()
             return 1
@@ -239,7 +257,7 @@ class Conductor:
             self._current = self._program.tests[index]
             seed = seed_of_test(self._config.seed, self._current)
             may = may_disagree(self._current, self._config.mixed_skip)
-            self._journal.write(TestStarted(nodeid=self._current, seed=seed, may_disagree=may))
+            self._journal.write(TestStarted(nodeid=self._current, seed=seed, may_disagree=may, number=self._number))
             command = Run(index=index, nodeid=self._current, following=following, seed=seed)
             step = gang.run(command, self._patience(index))
             mismatch = step.compare_calls() if self._program.terms[index].shares_ranks else None

@@ -16,6 +16,12 @@ RESULTS_BYTES: Final = 512 << 20
 PYTEST_CACHE = "pytest-cache"
 """Where pytest's cache is in a job's results folder: one that an earlier job left, and what becomes of it."""
 
+COVERAGE = "coverage"
+"""Where data and reports of pytest-cov are in a job's results folder."""
+
+EARLIER_COVERAGE = "coverage-before"
+"""Where the data of the attempt is that this one goes on with."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimits:
@@ -112,6 +118,8 @@ class AgentConfig:
         torch: The torch version that the cell stands for; empty where it stands for none.
         check_gpus: The GPUs that this agent is to try first; none where that has been done, or another one does.
         gpu_device: The type of these devices, as torch knows it.
+        pdb_rank: The rank that a debugger has; None for none.
+        pdb_terminal: The path of the debugger's terminal.
     """
 
     cell: str
@@ -136,6 +144,8 @@ class AgentConfig:
     torch: str = ""
     check_gpus: tuple[GpuToCheck, ...] = ()
     gpu_device: str = "cuda"
+    pdb_rank: int | None = None
+    pdb_terminal: str = ""
 
     @property
     def node(self) -> int:

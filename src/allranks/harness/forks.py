@@ -36,6 +36,9 @@ MUSTER_PATIENCE = 60.0
 SESSION_END_PATIENCE = 20.0
 """Seconds for pytest to end its session: hooks of the suite run in that, too."""
 
+REPORT_PATIENCE = 300.0
+"""Seconds for that where coverage is combined and reported in it."""
+
 _PIECE = 1 << 20
 _LOOK_AGAIN = 0.5
 STACKS = "stacks-agent.txt"
@@ -180,7 +183,9 @@ class ForkServer:
     def _as_gone(self) -> "_Gone":
         return _Gone(self)
 
-    def finish(self, finish: Finish, end: JobEnd) -> tuple[list[Record], SessionEnded | None]:
+    def finish(
+        self, finish: Finish, end: JobEnd, patience: float = SESSION_END_PATIENCE
+    ) -> tuple[list[Record], SessionEnded | None]:
         """Have pytest end its session; what its hooks had to say, and how that ended, None where it did not.
 
         Raises:
@@ -190,7 +195,7 @@ class ForkServer:
         """
         self._ask(finish)
         said: list[Record] = []
-        for told in self.told(end, SESSION_END_PATIENCE):
+        for told in self.told(end, patience):
             if isinstance(told, SessionEnded):
                 return said, told
             if isinstance(told, Record):

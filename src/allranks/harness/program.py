@@ -21,6 +21,8 @@ class Terms:
         limit: Seconds from its release to the report of its last rank.
         launches: The test starts its ranks itself, from a driver.
         is_skipped: It is declared to be skipped, and will not begin.
+        reruns: How many times it is run again while it goes wrong.
+        delay: Seconds before each of these.
     """
 
     gang: tuple[str, ...]
@@ -28,6 +30,8 @@ class Terms:
     limit: float
     launches: bool = False
     is_skipped: bool = False
+    reruns: int = 0
+    delay: float = 0.0
 
     @property
     def shares_ranks(self) -> bool:
@@ -57,6 +61,8 @@ class Program:
         prints_at_once: What ranks print is to be shown while they do.
         lacks: What the host lacks for the cell, in words: every test will be skipped; empty for nothing.
         python: Version.
+        goes_on: What was collected is run, though something could not be.
+        measures: Coverage is combined and reported when pytest ends its session, which may take a while.
     """
 
     tests: tuple[str, ...] = ()
@@ -68,6 +74,8 @@ class Program:
     prints_at_once: bool = False
     lacks: str = ""
     python: str = ""
+    goes_on: bool = False
+    measures: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ class Refusal(NamedTuple):
 
 _NO_TERMINAL: Final = (
     "cannot be used: ranks have no terminal, and their peers would be stopped meanwhile.",
-    "A rank that hangs leaves its stacks in rank-N.stacks.txt.",
+    "Name a rank, which gets yours: `allranks run CELL --suite SUITE --pdb-rank N`.",
 )
 _NO_TEST: Final = ("cannot be used: it runs no test, and each would count as passed.", "Use --setup-show.")
 
@@ -31,6 +31,11 @@ REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
         "--trace": Refusal("trace", *_NO_TERMINAL),
         "--setup-plan": Refusal("setupplan", *_NO_TEST),
         "--setup-only": Refusal("setuponly", *_NO_TEST),
+        "--flake-max-minutes": Refusal(
+            "flake_max_minutes",
+            "cannot be used: each rank would look at its own clock, and some would skip a test that others run.",
+            "Take --flake-runs alone; limits.job in the matrix file ends the job.",
+        ),
     }
 )
 """By flag."""

@@ -27,6 +27,8 @@ _EXIT_CODES: Final = MappingProxyType(
         "infrastructure": ExitCode.INFRASTRUCTURE,
         "interrupted": ExitCode.INTERRUPTED,
         "collection": ExitCode.TESTS_FAILED,
+        "gate": ExitCode.TESTS_FAILED,
+        "usage": ExitCode.USAGE,
         "timeout": ExitCode.TESTS_FAILED,
         "stopped": ExitCode.TESTS_FAILED,
         "agent": ExitCode.UNACCOUNTED,

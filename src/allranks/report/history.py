@@ -139,7 +139,18 @@ def reruns(test: TestVerdict, setting: Setting) -> Iterator[EarlierAttempt]:
 
 
 def _as_result(rank: RankResult, rerun: Rerun) -> RankResult:
-    return replace(rank, outcome=rerun.outcome, message=rerun.message, text=rerun.text, stdout="", stderr="", reruns=())
+    return replace(
+        rank,
+        outcome=rerun.outcome,
+        message=rerun.message,
+        text=rerun.text,
+        at=rank.at if rerun.at is None else rerun.at,
+        consequence=rerun.consequence,
+        caused_by=rerun.caused_by,
+        stdout="",
+        stderr="",
+        reruns=(),
+    )
 
 
 def _notable(test: TestVerdict) -> Sequence[RankResult]:

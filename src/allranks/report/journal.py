@@ -7,7 +7,7 @@ reported of a rank whose node is lost gives way to whatever that node has report
 import math
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -27,7 +27,7 @@ from allranks.records import (
     decode,
 )
 from allranks.report.columns import ABSENT, Key, RankFile
-from allranks.report.model import RankResult
+from allranks.report.model import RankResult, Rerun
 from allranks.report.rank_xml import MOST_SECONDS
 from allranks.report.untrusted import open_regular
 from allranks.report.xml_text import cut
@@ -45,11 +45,13 @@ class _Column:
     Attributes:
         seconds: NaN where the rank has no result.
         ends: The records that say more than *passed*.
+        reruns: What came before, of tests that ran again.
     """
 
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
     at: "array[float]" = field(default_factory=lambda: array("d"))
     ends: dict[int, RankEnded] = field(default_factory=dict)
+    reruns: dict[int, list[Rerun]] = field(default_factory=dict)
 
     def reach(self, count: int) -> None:
         """Have places for so many tests."""
@@ -63,11 +65,35 @@ class _Column:
         if math.isnan(self.seconds[place]):
             self.seconds[place], self.at[place] = _plausible(seconds), at
 
+    def begin_again(self, place: int) -> None:
+        """Put the result of a test away that runs once more."""
+        self.reach(place + 1)
+        ended = self.ends.pop(place, None)
+        self.reruns.setdefault(place, []).append(_try(ended, self.seconds[place], self.at[place]))
+        self.seconds[place], self.at[place] = _NONE, ABSENT
+
     def end(self, place: int, ended: RankEnded) -> None:
         """Take in an end that is no simple pass."""
         before = self.ends.get(place)
         if before is None or _weight(ended) > _weight(before):
             self.ends[place] = ended
+
+
+def _try(ended: RankEnded | None, seconds: float, at: float) -> Rerun:
+    """What a rank came to in a try of a test, by its one record of it."""
+    if ended is not None:
+        message = legal(ended.message or ended.outcome)
+        return Rerun(
+            outcome=ended.outcome,
+            message=message,
+            text=cut(legal(ended.text) or message),
+            at=ended.arrived,
+            consequence=ended.consequence,
+            caused_by=ended.caused_by,
+        )
+    if math.isnan(seconds):
+        return Rerun(outcome=Outcome.MISSING, message=NOTHING_CAME, text=NOTHING_CAME)
+    return Rerun(outcome=Outcome.PASSED, at=at)
 
 
 def _plausible(seconds: float) -> float:
@@ -118,7 +144,11 @@ class _Reader:
             case JobStarted():
                 self._begin(record)
             case TestStarted():
-                self._tests.started.add(self._tests.place_of(record.nodeid))
+                place = self._tests.place_of(record.nodeid)
+                self._tests.started.add(place)
+                if record.number > 1:
+                    for column in self._columns.values():
+                        column.begin_again(place)
             case Passed():
                 self._pass(record)
             case RankEnded():
@@ -183,6 +213,10 @@ class _Reader:
             if _weight(ended) or math.isnan(column.seconds[place]):
                 column.seconds[place], column.at[place] = _plausible(ended.seconds), ended.arrived
                 details[place] = _result(share.keys[place], ended, self._texts)
+        for place, reruns in column.reruns.items():
+            if not math.isnan(seconds := column.seconds[place]):
+                passed = _passed(share.keys[place], rank, seconds, column.at[place])
+                details[place] = replace(details.get(place, passed), reruns=tuple(reruns))
         part = share.of(column)
         return RankFile(
             path=self._path,
@@ -285,6 +319,18 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
         stdout=one(cut(legal(ended.stdout))),
         stderr=one(cut(legal(ended.stderr))),
         world_size=ended.world_size,
+    )
+
+
+def _passed(key: Key, rank: int, seconds: float, at: float) -> RankResult:
+    return RankResult(
+        nodeid=key.nodeid,
+        classname=key.classname,
+        name=key.name,
+        rank=rank,
+        outcome=Outcome.PASSED,
+        at=at,
+        duration=seconds,
     )
 
 

@@ -14,11 +14,18 @@ SkipPolicy = Literal["skip", "pass"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rerun:
-    """A try of a test that failed, and after which the same rank tried again."""
+    """A try of a test after which the same rank tried again.
+
+    Attributes:
+        at: See :class:`RankResult`, and so for the next two; None where nothing says.
+    """
 
     outcome: Outcome
     message: str = ""
     text: str = ""
+    at: float | None = None
+    consequence: bool = False
+    caused_by: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -120,6 +120,11 @@ def _inside(result: RankResult) -> Iterator[str]:
         kind = _TYPE.get(result.outcome)
         attributes = f" message={quoted(result.message)}{f' type={quoted(kind)}' if kind else ''}"
         yield f"<{tag}{attributes}>{element_text(result.text)}</{tag}>"
+    for rerun in result.reruns:
+        if rerun.outcome.is_bad:
+            word = "rerun" if result.outcome.is_bad else "flaky"
+            tag = f"{word}{'Failure' if rerun.outcome is Outcome.FAILED else 'Error'}"
+            yield f"<{tag} message={quoted(rerun.message)}>{element_text(rerun.text)}</{tag}>"
     for tag, text in (("system-out", result.stdout), ("system-err", result.stderr)):
         if text:
             yield f"<{tag}>{element_text(text)}</{tag}>"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from allranks.engine.spec import FileCopy
-from allranks.harness.config import PYTEST_CACHE
+from allranks.harness.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
 from allranks.locking import hold
 
 _VALUES = "v"
@@ -21,6 +21,13 @@ def carried_files(cache: Path) -> Iterator[FileCopy]:
     """What a job takes along of an earlier one's cache; nothing where there is none yet."""
     if cache.is_dir() and next(cache.iterdir(), None):
         yield FileCopy(source=cache, target=Path(PYTEST_CACHE) / _VALUES)
+
+
+def earlier_coverage(attempt: Path) -> Iterator[FileCopy]:
+    """What a job takes along of the attempt that it goes on with: the figure of both is one."""
+    folder = attempt / COVERAGE
+    if folder.is_dir() and not folder.is_symlink():
+        yield FileCopy(source=folder, target=Path(EARLIER_COVERAGE))
 
 
 def keep_cache(results: Path, cache: Path) -> None:

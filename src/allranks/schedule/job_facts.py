@@ -198,6 +198,8 @@ def _agent_failure(failed: AgentFailed) -> JobError:
             return JobError(kind="infrastructure", what=what, why=why, remedy=_OTHER_TORCH)
         case FailureKind.SUITE:
             return JobError(kind="collection", what=what, why=why, remedy=_SEE_THE_AGENT)
+        case FailureKind.GATE | FailureKind.USAGE:
+            return JobError(kind=failed.kind.value, what=what, why=why)
         case FailureKind.BROKEN:
             return _breakdown(what, why)
 

@@ -85,6 +85,8 @@ class Ledger:
                 self._add_tests(said)
             case TestStarted():
                 self._check_test(said.nodeid, "reports the start of", node)
+                if said.number > 1:
+                    self._room += _RECORDS_OF_A_RANK * (self._world_sizes.get(said.nodeid, self._world_size) + 1)
             case NotRun():
                 for nodeid in said.tests:
                     self._check_test(nodeid, "has not run", node)

@@ -50,6 +50,8 @@ class Tests:
         if isinstance(record, TestStarted):
             if record.may_disagree:
                 self._may_disagree.add(nodeid)
+            if record.number > 1:
+                self._begin_again(nodeid)
             return
         may_disagree = nodeid in self._may_disagree
         if before := self._outcomes.get(nodeid):
@@ -60,6 +62,13 @@ class Tests:
         self.counts[word] += 1
         if word == "bad":
             self.first_bad = self.first_bad or nodeid
+
+    def _begin_again(self, nodeid: str) -> None:
+        """What the ranks of a test have come to gives way to what they come to now."""
+        if before := self._outcomes.pop(nodeid, None):
+            self.counts[word_of(before, may_disagree=nodeid in self._may_disagree)] -= 1
+        if self.first_bad == nodeid:
+            self.first_bad = ""
 
     def forget_names(self) -> None:
         """Keep the counts alone: hundreds of jobs may have thousands of tests each."""

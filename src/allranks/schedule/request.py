@@ -9,8 +9,11 @@ from allranks.harness.config import AgentConfig, GpuToCheck, Share, TimeLimits, 
 from allranks.matrix.model import Job, Matrix
 from allranks.schedule.packing.task import Room
 
-_CONFIGURATION = ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
-"""Files that pytest looks for in the folder of the tests and those above it."""
+_CONFIGURATION = (
+    *("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"),
+    *("pyproject.toml", "tox.ini", "setup.cfg", ".coveragerc", ".coveragerc.toml"),
+)
+"""Files that pytest and coverage.py look for in the folder of the tests and those above it."""
 
 _OF_NVIDIA = ("GPU-", "MIG-")
 
@@ -31,6 +34,19 @@ class Surroundings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pdb:
+    """A debugger in a rank.
+
+    Attributes:
+        rank: Which.
+        terminal: The path of its terminal.
+    """
+
+    rank: int
+    terminal: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """What one attempt adds to a job.
 
@@ -44,6 +60,7 @@ class Attempt:
         seconds: What the tests of the suite have taken before, by node id; for a shard.
         only: Node ids of the tests that it runs again; None for all.
         shuffle: What the order of its tests is drawn by; None for the order of their collection.
+        pdb: Where a debugger is wanted; None for nowhere.
         unchecked: Those of its GPUs that nobody has seen computing, by id: what people call them.
     """
 
@@ -58,6 +75,7 @@ class Attempt:
     only: tuple[str, ...] | None = None
     shuffle: int | None = None
     unchecked: Mapping[str, str] = field(default_factory=dict)
+    pdb: Pdb | None = None
 
 
 def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
@@ -157,6 +175,8 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
         only=attempt.only,
         shuffle=attempt.shuffle,
         torch=job.cell.torch,
+        pdb_rank=attempt.pdb.rank if attempt.pdb else None,
+        pdb_terminal=attempt.pdb.terminal if attempt.pdb else "",
     )
 
 

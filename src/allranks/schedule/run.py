@@ -19,6 +19,7 @@ from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
 from allranks.schedule.again import Again
 from allranks.schedule.console import Annotate, Console, annotate_all, console_for
+from allranks.schedule.coverage import combine
 from allranks.schedule.descriptors import make_room_for_descriptors
 from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RunFolder, open_run, own_party, take_jobs
@@ -89,6 +90,8 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     """
     make_room_for_descriptors()
     pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
+    if options.rules.pdb:
+        pytest_args = [("-s",)]  # the terminal is the debugger's
     with console_for(say, pytest_args) as console:
         return _run(expansion, jobs, options, console)
 
@@ -115,6 +118,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             with console.watch([job.id for job in to_do]) as live:
                 runner = Runner(expansion.matrix, host, folder, live, options.pytest_args, options.rules)
                 runner.run(to_do, again)
+            combine(expansion.matrix, folder.path, jobs, options.pytest_args, say)
             return _conclude(folder, jobs, options, durations, console)
         except KeyboardInterrupt:
             say("interrupted: containers and processes of this run are gone")

@@ -24,7 +24,7 @@ from allranks.matrix.model import Image, Job, Matrix
 from allranks.report.run_files import JobError
 from allranks.report.verdict import Setting
 from allranks.schedule.again import WHOLE, Again, newest_attempt
-from allranks.schedule.cache import carried_files
+from allranks.schedule.cache import carried_files, earlier_coverage
 from allranks.schedule.folder import RunFolder
 from allranks.schedule.inventory import Inventory
 from allranks.schedule.leases import Holder, Lease, count_free, try_lease
@@ -34,7 +34,7 @@ from allranks.schedule.packing.backlog import Backlog
 from allranks.schedule.packing.order import ordered
 from allranks.schedule.packing.task import Room, Running, Task
 from allranks.schedule.progress import Tests
-from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
+from allranks.schedule.request import Attempt, Pdb, Surroundings, job_spec, room_of
 from allranks.schedule.snapshot import cache_to_start_with
 from allranks.schedule.turn import Attendant, Turn, record_unstarted, remove_if_empty
 
@@ -107,6 +107,7 @@ class Rules:
         shuffle: What the order of jobs, and of the tests of each, is drawn by; None for one that ends soonest.
         judges: How the results of a job are judged, for `retries` and `fail_fast`.
         seconds: How long the run may take; None for as long as it does.
+        pdb: Where a debugger is wanted; None for nowhere.
     """
 
     most: int | None = None
@@ -115,6 +116,7 @@ class Rules:
     shuffle: int | None = None
     judges: Setting = field(default_factory=lambda: Setting(skip="skip"))
     seconds: float | None = None
+    pdb: Pdb | None = None
 
 
 class _News(NamedTuple):
@@ -364,10 +366,14 @@ class Runner:
             gpus=turn.lease.gpus,
             passthrough=self._host.inventory.of(turn.lease.gpus),
             pytest_args=self._pytest_args,
-            carried=tuple(carried_files(cache_to_start_with(self._folder, turn.job, turn.number))),
+            carried=(
+                *carried_files(cache_to_start_with(self._folder, turn.job, turn.number)),
+                *(earlier_coverage(turn.folder.with_name(f"attempt-{turn.again.base}")) if turn.again.base else ()),
+            ),
             seconds=self._folder.seconds_of(turn.job),
             only=turn.again.tests,
             shuffle=self._rules.shuffle,
+            pdb=self._rules.pdb,
             unchecked={
                 gpu: self._host.name_of(gpu) for gpu in turn.lease.gpus if (gpu, surroundings) not in self._seen_well
             },
@@ -484,7 +490,7 @@ class Runner:
         turn, number = seat.turn, seat.task.number
         kind = turn.error.kind if turn.error else ""
         counted = (number, kind == "infrastructure")
-        if kind != "collection" and turn.spec is not None and self._tries[counted] < self._rules.retries:
+        if kind not in {"collection", "usage"} and turn.spec is not None and self._tries[counted] < self._rules.retries:
             self._tries[counted] += 1
             self._again[number] = left
             backlog.add(seat.task)

@@ -339,6 +339,15 @@ def test_what_came_with_the_end_of_the_job_is_not_lost(tmp_path, job_end):
     gang.close()
 
 
+def test_a_rank_that_says_it_is_debugged_stops_no_clock_where_nobody_debugs(start_gang):
+    def pretend(end):
+        end.report(Report(nodeid=TEST, is_debugging=True))
+        signal.pause()
+
+    [arrival] = start_gang([pretend]).run(RUN, Patience(limit=0.3)).arrivals
+    assert arrival.outcome is Outcome.TIMED_OUT
+
+
 def test_a_driver_can_start_the_clock_anew(start_gang):
     def start_clock_and_wait(end):
         end.report(Report(nodeid=TEST, driver=DriverSays(released=2)))

@@ -49,7 +49,8 @@ def time_limit(item: pytest.Item, config: AgentConfig) -> float:
     Raises:
         MarkerError: A marker has wrong arguments.
     """
-    return _time_limit(item) or config.limits.test
+    own = _time_limit(item)
+    return config.limits.test if own is None or config.pdb_rank is not None else own
 
 
 def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> Terms:

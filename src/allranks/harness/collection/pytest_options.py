@@ -1,11 +1,13 @@
 """Options of pytest and its plugins that mean something else, or nothing, where each test runs on several ranks."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from allranks.harness.collection.reruns import refused_reruns
 from allranks.harness.refusals import REFUSED
 
 _FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
@@ -34,7 +36,7 @@ def refuse_options(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: With what was asked for, why it cannot be, and what to do.
     """
-    reason = next(_refusals(config.option), None)
+    reason = next(chain(_refusals(config.option), refused_reruns(config)), None)
     if reason is not None:
         raise pytest.UsageError(reason)
 
@@ -62,6 +64,12 @@ def refuse_stepwise_of_a_share(config: pytest.Config) -> None:
             "and what comes before the last of them would never be run again. Take `-x`, and then `--lf`."
         )
         raise pytest.UsageError(msg)
+
+
+def share_seed(config: pytest.Config, seed: int) -> None:
+    """Have pytest-randomly draw by the run's seed where the user gives it none: each node would draw another."""
+    if getattr(config.option, "randomly_seed", None) == "default":
+        config.option.randomly_seed = seed
 
 
 def take_over_reports(config: pytest.Config) -> list[str]:

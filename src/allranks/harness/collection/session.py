@@ -16,6 +16,7 @@ import torch
 from _pytest.capture import CaptureManager
 
 from allranks.harness import kernel
+from allranks.harness.collection.coverage import Measurement
 from allranks.harness.collection.hardware import missing_hardware
 from allranks.harness.collection.hypothesis_tests import settle_hypothesis
 from allranks.harness.collection.import_threads import ThreadWatch
@@ -25,9 +26,11 @@ from allranks.harness.collection.pytest_cache import cache_arguments, note_outco
 from allranks.harness.collection.pytest_options import (
     refuse_options,
     refuse_stepwise_of_a_share,
+    share_seed,
     suite_configuration,
     take_over_reports,
 )
+from allranks.harness.collection.reruns import forget_plugin, with_reruns
 from allranks.harness.collection.shares import take_share
 from allranks.harness.collection.shuffling import shuffled
 from allranks.harness.config import AgentConfig, Folders, seed_of_test
@@ -37,6 +40,7 @@ from allranks.harness.launchers.driver import Launching, run_driver
 from allranks.harness.phases import MESSAGE_LIMIT, shorten
 from allranks.harness.program import Finish, Muster, Program, SessionEnded, SkippedModule, Terms
 from allranks.harness.rank_xml import xml_id
+from allranks.harness.ranks import debugging
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
 from allranks.harness.torch_cases.adapt import adapt_torch_cases
@@ -71,6 +75,8 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
         text = shorten(traceback.format_exc())
         supervisor.write(AgentFailed(message=shorten(message, MESSAGE_LIMIT), text=text, kind=FailureKind.SUITE))
         return None
+    if plugin.was_refused:
+        return None
     if not plugin.has_collected:
         supervisor.write(CollectionFailed(text=shorten(_log(folders))))
         return None
@@ -97,9 +103,14 @@ class ServerPlugin:
         self._deselected = 0
         self._skipped: dict[str, str] = {}
         self._has_failed = False
+        self._goes_on = False
+        self._uncollected = 0
         self._threads = ThreadWatch()
         self._lack: tuple[SkipCode, str] | None = None
+        self._measurement = Measurement(config, folders)
+        self._bad_tests = 0
         self.has_collected = False
+        self.was_refused = False
         self.changed_status = ""
 
     @property
@@ -115,12 +126,25 @@ class ServerPlugin:
             *self._config.pytest_args,
         ]
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
+        """Say where coverage goes: pytest-cov begins to measure in this hook."""
+        self._measurement.begin(early_config)
+        return (yield)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Refuse what cannot be had, before any plugin acts on it."""
-        refuse_options(config)
-        if self._config.share:
-            refuse_stepwise_of_a_share(config)
+        try:
+            refuse_options(config)
+            self._measurement.redirect(config)
+            if self._config.share:
+                refuse_stepwise_of_a_share(config)
+        except pytest.UsageError as error:
+            self.was_refused = True
+            self._supervisor.write(AgentFailed(message=str(error), kind=FailureKind.USAGE))
+            raise
+        share_seed(config, self._config.seed)
         for text in take_over_reports(config):
             self._supervisor.write(Notice(text=text))
 
@@ -128,6 +152,7 @@ class ServerPlugin:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Note the threads of plugins and of the conftest files that pytest reads first; nobody else can be blamed."""
         stop_at_first_failure(session.config)
+        self._goes_on = bool(session.config.option.continue_on_collection_errors)
         news = self._threads.news()
         self._note_threads("", "A plugin or a conftest file", (*news.python, *news.native))
 
@@ -152,7 +177,7 @@ class ServerPlugin:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Write down what cannot be collected, which module initialises CUDA, and which are skipped as a whole."""
         if report.failed:
-            self._fail(report.nodeid, report.longreprtext)
+            self._fail(report.nodeid, report.longreprtext, goes_on=self._goes_on)
             return
         if report.skipped:
             self._skipped[report.nodeid] = shorten(skip_reason(report), MESSAGE_LIMIT)
@@ -176,8 +201,9 @@ class ServerPlugin:
             text = f"{who} starts {_threads(names)}, which ranks, forks of this process, do not have."
             self._supervisor.write(Notice(nodeid=nodeid, text=text))
 
-    def _fail(self, nodeid: str, text: str) -> None:
-        self._has_failed = True
+    def _fail(self, nodeid: str, text: str, *, goes_on: bool = False) -> None:
+        self._has_failed = self._has_failed or not goes_on
+        self._uncollected += goes_on
         self._supervisor.write(CollectionFailed(nodeid=nodeid, text=shorten(text)))
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
@@ -196,6 +222,8 @@ class ServerPlugin:
         self._keep_own_share(session)
         self._keep_what_runs_again(session)
         terms = self._terms(session)
+        forget_plugin(session.config)
+        debugging.take_over(self._config)
         is_collected_only = bool(session.config.option.collectonly)
         self._supervisor.write(
             Program(
@@ -207,6 +235,8 @@ class ServerPlugin:
                 is_collected_only=is_collected_only,
                 prints_at_once=self._prints_at_once(session),
                 lacks=self._lack[1] if self._lack else "",
+                goes_on=self._goes_on and not self._has_failed,
+                measures=self._measurement.is_asked_for,
                 python=platform.python_version(),
             )
         )
@@ -219,6 +249,8 @@ class ServerPlugin:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
         """See whether a hook changes the status that pytest has given the session."""
+        if too_low := self._measurement.verdict(session, self._bad_tests):
+            self._supervisor.write(AgentFailed(message=too_low, kind=FailureKind.GATE))
         yield
         if int(session.exitstatus) != int(exitstatus):
             self.changed_status = f"{int(exitstatus)} to {int(session.exitstatus)}"
@@ -230,7 +262,8 @@ class ServerPlugin:
         if self._has_failed:
             return []
         try:
-            return read_terms(session.items, self._config)
+            terms = zip(session.items, read_terms(session.items, self._config), strict=True)
+            return [with_reruns(item, each) for item, each in terms]
         except MarkerError as error:
             self._fail(error.nodeid, str(error))
             return []
@@ -241,7 +274,7 @@ class ServerPlugin:
             asked = self._supervisor.asked()
             if isinstance(asked, Finish):
                 bad = {each.nodeid: each.is_bad for each in asked.tests}
-                session.testsfailed = sum(bad.values())
+                session.testsfailed = self._bad_tests = sum(bad.values()) + self._uncollected
                 note_outcomes(session.config, session.items, bad)
                 _dismiss_plugins(session.config)
                 return

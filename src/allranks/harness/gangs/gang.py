@@ -54,13 +54,15 @@ class Gang:
         crews: The ranks, node by node.
         limits: Time limits.
         end: When the job is over.
+        may_be_held: A debugger may have one of them: what a rank says of that stops the clock.
 
     Attributes:
         imported: Modules that its ranks have imported late, and the next gang need not; in their order.
     """
 
-    def __init__(self, crews: Sequence[Crew], *, limits: TimeLimits, end: JobEnd) -> None:
+    def __init__(self, crews: Sequence[Crew], *, limits: TimeLimits, end: JobEnd, may_be_held: bool = False) -> None:
         self._crews = crews
+        self._may_be_held = may_be_held
         self._limits = limits
         self._alive = {rank for crew in crews for rank in crew.ranks}
         self._ends: dict[int, Gone] = {}
@@ -213,6 +215,9 @@ class Gang:
             self._ends[rank] = happening
         if isinstance(happening, Said):
             report = happening.report
+            if report.is_debugging is not None:
+                self._hold(is_held=report.is_debugging)
+                return
             self.imported.update(dict.fromkeys(report.imported))
             if report.nodeid != step.nodeid or rank not in self._pending:
                 # Of a test that is over, or has not begun: nothing of it can change any more.
@@ -230,6 +235,10 @@ class Gang:
         step.note(arrival)
         if arrival.is_final:
             self._pending.discard(rank)
+
+    def _hold(self, *, is_held: bool) -> None:
+        if self._clock is not None and self._may_be_held:
+            self._clock.hold(is_held=is_held)
 
     def _restart_clock(self) -> None:
         if self._clock is not None:
@@ -272,6 +281,10 @@ class Gang:
             self._look(remaining)
 
 
+_HELD = 1000.0
+"""Seconds until somebody looks again whether a debugger has a rank."""
+
+
 class _Clock:
     """When a step is given up: at its limit, or sooner after something went wrong."""
 
@@ -282,6 +295,13 @@ class _Clock:
         self._deadline = self._last = time.monotonic() + patience.limit
         self._is_wrong = False
         self._is_skipped = False
+        self._held = False
+
+    def hold(self, *, is_held: bool) -> None:
+        """Stand while a debugger has a rank, and count anew when it has let go."""
+        self._held = is_held
+        self._is_wrong = self._is_skipped = False
+        self._deadline = self._last = time.monotonic() + self._limit
 
     @property
     def late(self) -> str:
@@ -296,6 +316,8 @@ class _Clock:
 
     def remaining(self, step: Step) -> float:
         """Seconds from now on."""
+        if self._held:
+            return _HELD
         now = time.monotonic()
         if step.has_gone_wrong and not self._is_wrong:
             self._is_wrong = True

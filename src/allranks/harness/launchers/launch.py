@@ -313,7 +313,8 @@ class _LaunchedGang(Gang):
 
 def _lead(crew: _LaunchedCrew, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
     try:
-        return _LaunchedGang([crew], limits=limits, end=end)
+        # Its own supervisor lets it hold nobody up.
+        return _LaunchedGang([crew], limits=limits, end=end, may_be_held=True)
     except BaseException:
         crew.kill(crew.ranks)
         crew.close()

@@ -18,7 +18,8 @@ from allranks.harness.channel import End, RankEnd, Report, Run
 from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
-from allranks.harness.ranks import leaving
+from allranks.harness.ranks import debugging, leaving
+from allranks.harness.ranks.measured import save_coverage
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank import seed_everything
 from allranks.harness.ranks.rank_setup import live
@@ -77,6 +78,7 @@ class LaunchedRank:
         self._told: Exception | None = None
         self._imports = ImportWatch()
         leaving.announce_to(self._connection)
+        debugging.be_rank(place.rank)
 
     def start(self, body: Callable[[], object]) -> bool:
         """Do what comes before the first test, whose trouble this rank's is; returns whether it went well."""
@@ -127,6 +129,7 @@ class LaunchedRank:
         )
 
     def _conclude(self, nodeid: str, phase: Phase) -> None:
+        save_coverage()
         flush_output()
         self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take()))
         if os.getpid() != self._pid:
@@ -171,7 +174,10 @@ def _attempt(when: str, body: Callable[[], object]) -> tuple[Phase, BaseExceptio
     try:
         body()
     except BaseException as error:  # noqa: BLE001 - whatever a test raises is its result
-        return _ended_by(error, when, _now() - began), error
+        phase = _ended_by(error, when, _now() - began)
+        if phase.outcome.is_bad:
+            debugging.look_at(error)
+        return phase, error
     return Phase(when=when, outcome=Outcome.PASSED, duration=_now() - began), None
 
 

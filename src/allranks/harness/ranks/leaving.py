@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from allranks.harness.channel import Leaving, RankEnd, Report
 from allranks.harness.phases import Phase
+from allranks.harness.ranks.measured import save_coverage
 from allranks.testing.skips import skipcodes
 
 _exit = os._exit
@@ -49,10 +50,17 @@ def now_running(nodeid: str) -> None:
     _rank.nodeid = nodeid
 
 
+def tell(report: Report) -> None:
+    """Have the supervisor know something, if this process is a rank."""
+    if _rank.connection is not None and _rank.pid == os.getpid():
+        _rank.connection.report(report)
+
+
 def leave(status: int) -> NoReturn:
     """End this process, as ``os._exit`` does."""
     is_own = _rank.pid == os.getpid() and threading.current_thread() is threading.main_thread()
     if _rank.connection is not None and is_own and isinstance(status, int):
+        save_coverage()
         with suppress(Exception):
             leaving = Leaving(status=status, reason=skipcodes.reason_of_exit(status) or "")
             phases = _rank.take_phases()

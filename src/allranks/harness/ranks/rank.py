@@ -25,8 +25,9 @@ from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.gangs.late_imports import ImportWatch
 from allranks.harness.outcome import Outcome
 from allranks.harness.phases import Phase, following, overall, shorten
-from allranks.harness.ranks import leaving
+from allranks.harness.ranks import debugging, leaving
 from allranks.harness.ranks.call_counter import CallCounter
+from allranks.harness.ranks.measured import save_coverage
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank_setup import live
 from allranks.harness.ranks.reports import is_good_subtest, phase_of
@@ -133,6 +134,7 @@ class _Rank:
         self._calls = CallCounter(self._board)
         session.config.pluginmanager.register(self, "allranks-rank")
         leaving.announce_to(self._connection, self._take_untold)
+        debugging.be_rank(assignment.rank)
 
     def run(self) -> None:
         """Obey the supervisor's commands until the last."""
@@ -232,6 +234,7 @@ class _Rank:
         self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
         self._leave()
+        save_coverage()
         flush_output()
         outcome = overall(self._phases).outcome if self._phases else Outcome.PASSED
         return Report(outcome=outcome, phases=self._take_untold(), imported=self._imports.take())
@@ -297,6 +300,8 @@ class _Rank:
         report = yield
         if call.excinfo is not None:
             self._errors[call.when] = call.excinfo.value
+            if report.failed:
+                debugging.look_at(call.excinfo.value)
         elif call.when == "setup":
             leaving.now_running(self._nodeid)
         return report

@@ -1,0 +1,109 @@
+"""A debugger in one rank, on the terminal that the run was started on; elsewhere ``breakpoint()`` says what to do.
+
+The rank has a session of its own, so the terminal does not control it: it is opened by its path, and Ctrl-C stays the
+run's. While the debugger has the rank, the gang's clock stands.
+"""
+
+import bdb
+import inspect
+import pdb  # noqa: T100 - this is what it is about
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from allranks.harness.channel import Report
+from allranks.harness.config import AgentConfig
+from allranks.harness.ranks import leaving
+
+
+@dataclass
+class _Debugging:
+    own: int = 0
+    rank: int | None = None
+    terminal: str = ""
+
+
+_debugging = _Debugging()
+
+
+class NoTerminalError(RuntimeError):
+    """A debugger was asked for where there is no terminal."""
+
+
+def take_over(config: AgentConfig) -> None:
+    """Have ``breakpoint()`` and ``pdb.set_trace()`` in this process and its forks mean what they can mean there."""
+    _debugging.rank, _debugging.terminal = config.pdb_rank, config.pdb_terminal
+    # `breakpoint()` looks this up, unless PYTHONBREAKPOINT names something else.
+    pdb.set_trace = stop_here
+
+
+def be_rank(number: int) -> None:
+    """This process is that rank: torch's launcher tests take its number out of the environment."""
+    _debugging.own = number
+
+
+def stop_here(**_: object) -> None:
+    """Stop where this was called from, if this rank has the debugger; its peers go on, and wait for it.
+
+    Raises:
+        NoTerminalError: No rank has.
+    """
+    if _debugging.rank is None:
+        rank = _debugging.own
+        msg = (
+            f"rank {rank} has no terminal for breakpoint(). Run one job on a terminal with --pdb-rank {rank}, as in "
+            f"`allranks run CELL --suite SUITE --pdb-rank {rank} -- -k TEST`, or attach debugpy: docs/pytest.md."
+        )
+        raise NoTerminalError(msg)
+    frame = inspect.currentframe()
+    if _has_debugger() and frame is not None and frame.f_back is not None:
+        debugger = _Debugger(_debugging.terminal)
+        debugger.announce(is_debugging=True)
+        debugger.set_trace(frame.f_back)
+
+
+def look_at(error: BaseException) -> None:
+    """Stop where an exception was raised, if this rank has the debugger."""
+    if not _has_debugger() or error.__traceback__ is None or isinstance(error, bdb.BdbQuit):
+        return
+    with _held(_Debugger(_debugging.terminal)) as debugger:
+        debugger.message(f"\n{type(error).__name__}: {error}")
+        debugger.reset()
+        debugger.interaction(None, error.__traceback__)
+
+
+def _has_debugger() -> bool:
+    return _debugging.rank == _debugging.own
+
+
+class _Debugger(pdb.Pdb):
+    """pdb on a terminal, which tells the supervisor when it has let go of the rank."""
+
+    def __init__(self, terminal: str) -> None:
+        reads, writes = (open(terminal, mode, encoding="utf-8") for mode in ("r", "w"))  # noqa: PTH123, SIM115 - pdb's
+        super().__init__(stdin=reads, stdout=writes, nosigint=True)
+        self.use_rawinput = False
+        self.prompt = f"(rank {_debugging.rank}) "
+
+    def set_continue(self) -> None:
+        """See pdb."""
+        super().set_continue()
+        self.announce(is_debugging=False)
+
+    def set_quit(self) -> None:
+        """See pdb."""
+        super().set_quit()
+        self.announce(is_debugging=False)
+
+    def announce(self, *, is_debugging: bool) -> None:
+        """Tell the supervisor whether the debugger has this rank."""
+        leaving.tell(Report(is_debugging=is_debugging))
+
+
+@contextmanager
+def _held(debugger: _Debugger) -> Iterator[_Debugger]:
+    debugger.announce(is_debugging=True)
+    try:
+        yield debugger
+    finally:
+        debugger.announce(is_debugging=False)

@@ -1,0 +1,110 @@
+"""A test that its job has run again: the last time counts, and what went before it is told."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.errors import ExitCode
+from allranks.harness.outcome import Outcome
+from allranks.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, RankEnded, TestStarted, encode
+from allranks.report.exit_code import exit_code
+from allranks.report.journal import read_journal
+from allranks.report.judged import CellSuite
+from allranks.report.merge import merge
+from allranks.report.rank_document import write_rank_files
+from allranks.report.rank_xml import read_rank_xml
+
+JOB = "gloo-w2-g0-env/s"
+TEST = "s/test_a.py::test_a"
+START = JobStarted(schema=SCHEMA, run_id="r1", cell="gloo-w2-g0-env", suite="s", attempt=1, world_size=2)
+
+ENDS = st.sampled_from([None, "passed", "failed", "crashed", "aborted", "skipped", "timed_out"])
+
+
+def end(rank, outcome, at=9.0):
+    if outcome == "passed":
+        return Passed(nodeid=TEST, ranks=(rank,), arrived=(at,), seconds=(0.5,), world_size=2)
+    came_of = {"consequence": True, "caused_by": 0} if outcome == "aborted" else {}
+    return RankEnded(
+        nodeid=TEST, rank=rank, outcome=Outcome(outcome), world_size=2, arrived=at, message=f"at {at}", **came_of
+    )
+
+
+def records_of(tries):
+    for number, outcomes in enumerate(tries, start=1):
+        yield TestStarted(nodeid=TEST, number=number)
+        for rank, outcome in enumerate(outcomes):
+            if outcome is not None:
+                yield end(rank, outcome, at=10.0 * number + rank)
+
+
+def journal_of(folder, tries):
+    path = folder / JOURNAL
+    path.write_bytes(b"".join(encode(each) + b"\n" for each in (START, *records_of(tries), Finished(status=0))))
+    return path
+
+
+@given(tries=st.lists(st.tuples(ENDS, ENDS), min_size=1, max_size=4))
+def test_each_try_of_each_rank_is_there_in_its_order(tmp_path_factory, tries):
+    files = read_journal(journal_of(tmp_path_factory.mktemp("journal"), tries))
+    for rank, file in enumerate(files):
+        came = [outcomes[rank] or "missing" for outcomes in tries]
+        told = file.details.get(0)
+        if told is None:
+            assert came == ["passed"]
+            continue
+        assert told.outcome == came[-1]
+        known = [rerun.outcome.value for rerun in told.reruns]
+        # As long as nothing is known of a rank, it has no tries.
+        assert known == came[len(came) - 1 - len(known) : -1]
+        assert set(came[: -1 - len(known)]) <= {"missing"}
+
+
+@pytest.mark.parametrize(
+    ("tries", "code", "earlier"),
+    [
+        ([("failed", "aborted"), ("passed", "passed")], ExitCode.OK, ["rank 0 failed: at 10.0"]),
+        ([("passed", "crashed"), ("passed", "passed")], ExitCode.OK, ["rank 1 crashed: at 11.0"]),
+        (
+            [("failed", "passed"), ("passed", "failed"), ("passed", "passed")],
+            ExitCode.OK,
+            ["rank 0 failed: at 10.0", "rank 1 failed: at 21.0"],
+        ),
+        ([("failed", "failed"), ("failed", "failed")], ExitCode.TESTS_FAILED, ["rank 0 failed: at 10.0"]),
+        ([("failed", "failed"), ("skipped", "skipped")], ExitCode.TESTS_FAILED, ["rank 0 failed: at 10.0"]),
+        ([("failed", "failed"), ("passed", None)], ExitCode.UNACCOUNTED, ["rank 0 failed: at 10.0"]),
+        ([("skipped", "passed"), ("passed", "passed")], ExitCode.OK, None),
+    ],
+)
+def test_the_last_try_decides_and_the_others_are_told(run_folder, tries, code, earlier):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[TEST])
+    journal_of(run_folder.attempt(JOB), tries)
+    suites: list[CellSuite] = []
+    merged = merge(run_folder.path, environ={}, observers=[suites.append])
+    test = next(test for suite in suites for test in suite.tests if test.nodeid == TEST)
+    assert exit_code(merged, nothing_ran_allowed=False) is code
+    assert test.is_flaky is (code is ExitCode.OK)
+    if earlier is not None:
+        assert [each.verdict.message.partition(" (")[0] for each in test.earlier] == earlier
+    assert [each.number for each in test.earlier] == list(range(1, len(tries)))
+
+
+def test_the_xml_of_a_rank_has_its_bad_tries(tmp_path):
+    tries = [("failed", "failed"), ("crashed", "passed"), ("passed", "failed")]
+    write_rank_files(tmp_path, journal_of(tmp_path, tries))
+    zero, one = (read_rank_xml(tmp_path / f"rank-{rank}.xml").details[0] for rank in (0, 1))
+    assert [rerun.message for rerun in zero.reruns] == ["at 10.0", "at 20.0"]
+    assert (zero.outcome, one.outcome) == (Outcome.PASSED, Outcome.FAILED)
+    assert [rerun.outcome for rerun in one.reruns] == [Outcome.FAILED]
+
+
+def test_the_report_says_flaky_in_words(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[TEST])
+    journal_of(run_folder.attempt(JOB), [("failed", "failed"), ("passed", "passed")])
+    merge(run_folder.path, environ={})
+    assert "<flakyFailure" in (run_folder.path / "junit.xml").read_text()
+    assert json.loads((run_folder.path / "report.json").read_text())
