@@ -3,9 +3,12 @@
 import argparse
 
 
+def engine(removed: list[str], unjudged: list[str]) -> argparse.Namespace:
+    return argparse.Namespace(reap=lambda: removed, unjudged=lambda: unjudged)
+
+
 def test_clean_names_what_it_removed(allranks, monkeypatch):
-    engines = [argparse.Namespace(reap=lambda: ["process 1"]), argparse.Namespace(reap=lambda: ["volume x"])]
-    monkeypatch.setattr("allranks.schedule.host.engines", lambda: engines)
+    monkeypatch.setattr("allranks.schedule.host.engines", lambda: [engine(["process 1"], []), engine(["volume x"], [])])
     assert allranks("clean") == (0, "removed process 1\nremoved volume x\n", "")
 
 
@@ -14,3 +17,15 @@ def test_clean_says_when_there_is_nothing(allranks, monkeypatch):
     code, out, _ = allranks("clean")
     assert code == 0
     assert out.startswith("nothing to remove")
+
+
+def test_clean_names_what_it_left_alone_and_why(allranks, monkeypatch):
+    there = [engine(["process 1"], ["process 2"]), engine([], ["volume x"])]
+    monkeypatch.setattr("allranks.schedule.host.engines", lambda: there)
+    code, out, _ = allranks("clean")
+    assert code == 0
+    removed, left = out.splitlines()
+    assert removed == "removed process 1"
+    assert left.startswith(
+        "left alone: process 2, volume x. Their runs belong to another host or to another name space"
+    )

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import socket
+import stat
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,6 +51,49 @@ def test_gaining_a_capability():
         os.chroot("/tmp")
     with refused(errno.EPERM):
         os.mknod("/tmp/disk", 0o60600, os.makedev(8, 0))
+
+
+_NUMBERS = {
+    "x86_64": {"unshare": 272, "keyctl": 250, "perf_event_open": 298, "bpf": 321, "userfaultfd": 323},
+    "aarch64": {"unshare": 97, "keyctl": 219, "perf_event_open": 241, "bpf": 280, "userfaultfd": 282},
+}
+
+
+@pytest.mark.parametrize("call", ["unshare", "keyctl", "perf_event_open", "bpf", "userfaultfd"])
+def test_making_a_system_call_that_reaches_past_a_container(call):
+    """A null pointer where the kernel wants one: what it lets through fails otherwise than by EPERM."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.syscall(_NUMBERS[os.uname().machine][call], 0, 0, 0, 0, 0) == -1
+    assert ctypes.get_errno() == errno.EPERM
+
+
+@pytest.mark.parametrize("call", [425, 435], ids=["io_uring_setup", "clone3"])
+def test_making_a_system_call_that_no_filter_can_look_into(call):
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.syscall(call, 0, 0, 0) == -1
+    assert ctypes.get_errno() == errno.ENOSYS
+
+
+@pytest.mark.parametrize("family", [socket.AF_ALG, socket.AF_VSOCK, socket.AF_PACKET], ids=str)
+def test_opening_a_socket_of_a_family_that_reaches_the_host(family):
+    with refused(errno.EPERM, errno.ENOSYS):
+        socket.socket(family, socket.SOCK_SEQPACKET if family == socket.AF_ALG else socket.SOCK_STREAM)
+
+
+def test_finding_a_program_that_becomes_another_user(rank):
+    if rank == 0:
+        special = stat.S_ISUID | stat.S_ISGID
+        files = (
+            Path(above, name)
+            for top in ("/bin", "/opt", "/sbin", "/usr")
+            for above, _, names in os.walk(top)
+            for name in names
+        )
+        assert [path for path in files if path.lstat().st_mode & special] == []
+
+
+def test_seeing_the_hosts_control_groups():
+    assert all(line.endswith(":/") for line in Path("/proc/self/cgroup").read_text().splitlines())
 
 
 @pytest.mark.parametrize("address", ["1.1.1.1", "172.17.0.1"], ids=["internet", "host"])

@@ -41,6 +41,7 @@ class FakeClient:
         self.listed, self.volumes_listed, self.networks_listed = [], [], []
         self.archives = {}
         self.network = "none"
+        self.strangers = []
         self._wires = {}
         self._created = 0
 
@@ -72,6 +73,10 @@ class FakeClient:
     def names(self):
         return [call[0] for call in self.calls]
 
+    def info(self):
+        """What a daemon says of its host; it is asked once, and not counted."""
+        return {"NCPU": 8, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=default"]}
+
     def create_network(self, **request):
         self._call("create_network", request["name"])
         self.network = request["name"]
@@ -101,7 +106,14 @@ class FakeClient:
 
     def inspect_container(self, identifier):
         self._call("inspect", identifier)
-        state = {"ExitCode": 0, "OOMKilled": False, "Error": "", **self.states.get(identifier, {})}
+        state = {
+            "ExitCode": 0,
+            "OOMKilled": False,
+            "Error": "",
+            "Paused": False,
+            "Running": False,
+            **self.states.get(identifier, {}),
+        }
         networks = self.networks_of.get(identifier, [self.network])
         return {"State": state, "NetworkSettings": {"Networks": {name: {} for name in networks}}}
 
@@ -140,6 +152,13 @@ class FakeClient:
 
     def remove_volume(self, name):
         self._call("remove_volume", name)
+
+    def inspect_network(self, name):
+        assert name == "net"
+        return {"Containers": {stranger: {"Name": "/somebody"} for stranger in self.strangers}}
+
+    def disconnect_container_from_network(self, container, network, force):
+        self._call("disconnect", container, network, force)
 
     def remove_network(self, name):
         self._call("remove_network", name)

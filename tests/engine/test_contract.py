@@ -1,6 +1,7 @@
 """One contract, every engine: the same tests on real agents, real ranks, and on docker real containers."""
 
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -88,6 +89,25 @@ def test_that_leaves_too_much(rank):
         (HERE / "job.json").write_text("{}")
         (HERE / "link").symlink_to("/etc/passwd")
         os.mkfifo(HERE / "pipe")
+"""
+
+FILLER = """
+import os
+from contextlib import suppress
+from pathlib import Path
+
+PIECE = b"x" * (1 << 20)
+
+
+def test_that_fills_a_folder(rank):
+    if rank == 1:
+        with suppress(OSError), Path(os.path.expandvars("FOLDER/dump")).open("wb", buffering=0) as file:
+            for _ in range(700):
+                file.write(PIECE)
+
+
+def test_that_does_no_harm():
+    print("hello")
 """
 
 OWNER = """
@@ -180,6 +200,9 @@ def nothing_is_left(run_id, left_of):
     assert left_of(run_id) == []
 
 
+IN_DOCKER = pytest.mark.parametrize("bench", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True)
+
+
 class Said(list):
     """What agents reported; also the sink that keeps it."""
 
@@ -235,6 +258,41 @@ def test_of_results_that_are_too_large_or_have_names_of_the_hosts_all_else_is_th
     names = {path.name for path in results.iterdir()}
     assert "agent.log" in names
     assert names.isdisjoint({"zz-big", "job.json", "link", "pipe"})
+
+
+def test_who_fills_the_results_folder_is_blamed_and_nobody_else(bench, tmp_path):
+    (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "../results"))
+    said, results = Said(), tmp_path / "results"
+    results.mkdir()
+    with bench.make().start(bench.spec) as job:
+        job.go()
+        assert job.wait(said).status == 0
+        with suppress(EngineError):
+            job.collect(results)
+    outcomes = {key: outcome for key, outcome in said.ends.items() if key[1] == 1}
+    assert outcomes == {("test_that_fills_a_folder", 1): "errored", ("test_that_does_no_harm", 1): "passed"}
+    [blamed] = [each for each in said.all(RankEnded) if each.outcome.value == "errored"]
+    assert (_name(blamed), blamed.rank) == ("test_that_fills_a_folder", 1)
+    assert "this rank wrote" in blamed.message
+    # The volume has room for the code, too.
+    assert re.search(r"which has room for 51\d MiB, was filled|no more than 512 MiB of a job's results", blamed.message)
+    assert said.first(Finished)
+
+
+@IN_DOCKER
+@pytest.mark.parametrize("init_method", ["env", "file"])
+def test_who_fills_the_folder_of_its_tests_is_blamed_and_the_next_gang_has_room(bench, init_method):
+    """A store in a file needs some."""
+    (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "$ALLRANKS_SHARED"))
+    said = Said()
+    agent = replace(bench.spec.agent, init_method=init_method)
+    spec = replace(bench.spec, agent=agent, resources=replace(bench.spec.resources, disk_bytes=64 << 20))
+    with bench.make().start(spec) as job:
+        job.go()
+        job.wait(said)
+    blamed = {name for (name, rank), outcome in said.ends.items() if (rank, outcome) == (1, "errored")}
+    assert blamed == {"test_that_fills_a_folder"}
+    assert said.ends["test_that_does_no_harm", 0] == said.ends["test_that_does_no_harm", 1] == "passed"
 
 
 def test_a_job_starts_with_what_it_carries_among_its_results(bench, tmp_path):
@@ -343,13 +401,86 @@ def test_an_agent_without_torch_says_so(bench, tmp_path):
     assert ending.status == 1
 
 
-@pytest.mark.parametrize("bench", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True)
+@IN_DOCKER
 def test_a_container_that_the_daemon_cannot_start_leaves_nothing_at_once(bench, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 3600)
     nowhere = Passthrough(driver="rocm", nodes=("/dev/allranks-has-no-such-device",))
     spec = replace(bench.spec, gpus=("GPU-0",), passthrough=nowhere)
     with pytest.raises(EngineError, match="could not be started"), bench.make().start(spec):
         pass
+
+
+def _do_nothing(*_arguments):
+    pass
+
+
+@pytest.fixture
+def disturbed(bench, docker_client, tmp_path):
+    """Run an endless job of which somebody disturbs the containers; the errors that its end and its results have."""
+
+    def run(disturb, nodes=1, seconds=60.0):
+        (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
+        agent = replace(bench.spec.agent, nodes=nodes)
+        spec = replace(bench.spec, agent=agent, resources=replace(bench.spec.resources, seconds=seconds))
+        mine = {"label": f"allranks.run={spec.run_id}"}
+        errors = []
+        with bench.make().start(spec) as job:
+            once = iter([disturb])
+            act = Act(lambda: next(once, _do_nothing)(docker_client.api, docker_client.api.containers(filters=mine)))
+            job.go()
+            for step in (lambda: job.wait(act), lambda: job.collect(tmp_path)):
+                try:
+                    step()
+                except EngineError as error:
+                    errors.append(error.what)
+        return errors
+
+    return run
+
+
+@IN_DOCKER
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_container_that_is_removed_by_hand_leaves_no_volume_and_is_told(disturbed, nodes):
+    """As `docker rm --force` does it, without its volumes; what is left is looked at when the test has ended."""
+    errors = disturbed(lambda api, found: api.remove_container(found[0]["Id"], force=True), nodes)
+    assert "is gone: somebody has removed it" in errors[0]
+
+
+@IN_DOCKER
+def test_a_container_that_is_killed_by_hand_is_told_with_the_signal(disturbed):
+    [error] = disturbed(lambda api, found: api.kill(found[0]["Id"]))
+    assert "was killed (SIGKILL), and its files are lost" in error
+
+
+@IN_DOCKER
+def test_a_container_that_is_paused_until_its_limit_is_told_as_paused(disturbed, monkeypatch):
+    monkeypatch.setattr(agents, "STOP_GRACE", 1.0)
+    [error] = disturbed(lambda api, found: api.pause(found[0]["Id"]), seconds=3.0)
+    assert "was paused (docker pause) until its time was up" in error
+
+
+@IN_DOCKER
+@pytest.mark.parametrize("is_removed", [True, False], ids=["removed", "joined"])
+def test_a_network_that_somebody_meddles_with_leaves_nothing(disturbed, docker_client, is_removed):
+    def meddle(api, found):
+        [network] = found[0]["NetworkSettings"]["Networks"].values()
+        if is_removed:
+            for each in found:
+                api.disconnect_container_from_network(each["Id"], network["NetworkID"], force=True)
+            api.remove_network(network["NetworkID"])
+        else:
+            api.connect_container_to_network(stranger.id, network["NetworkID"])
+        for each in found:
+            api.kill(each["Id"])
+
+    image = docker_client.images.list("allranks/base")[0].id
+    stranger = docker_client.containers.run(image, ["sleep", "60"], detach=True, network_mode="bridge")
+    try:
+        assert disturbed(meddle, nodes=2)
+        stranger.reload()
+        assert stranger.status == "running"
+    finally:
+        stranger.remove(force=True)
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import errno
 import gc
 import socket
 import tarfile
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,14 +13,18 @@ import requests
 from docker.errors import NotFound
 from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal, say
 
-from allranks.engine import agents
+from allranks.engine import agents, ownership
 from allranks.engine import docker as docker_engine
 from allranks.engine.docker import connect
+from allranks.engine.docker_requests import container_title, volume_names
 from allranks.engine.ownership import own_run
 from allranks.engine.spec import FileCopy, Resources
 from allranks.engine.stream import Damage
 from allranks.errors import EngineError
 from allranks.records import Notice
+
+REMOVED = ["remove", "remove_volume", "remove_volume"]
+"""What is called for at the end of every job, however it ends."""
 
 
 @pytest.fixture
@@ -31,8 +37,9 @@ def test_a_job_is_attached_before_it_starts_and_removed_with_its_volume(fake, sp
     with engine_of(client).start(spec) as job:
         client.daemon.shutdown(socket.SHUT_WR)
         assert job.wait(ignore).status == 0
-    assert client.names == ["create", "attach", "start", "put_archive", "wait", "inspect", "remove"]
-    assert client.calls[-1] == ("remove", ID, True, True)
+    assert client.names == ["create", "attach", "start", "put_archive", "wait", "inspect", *REMOVED]
+    assert client.calls[-3] == ("remove", ID, True, True)
+    assert [name for _, name in client.calls[-2:]] == list(reversed(volume_names(spec)))
 
 
 def test_a_job_without_an_image_is_an_error(fake, make_spec):
@@ -62,7 +69,7 @@ def test_a_container_that_cannot_be_created_leaves_nothing_to_remove(fake, spec)
     with pytest.raises(EngineError, match="could not be started") as error, engine_of(client).start(spec):
         pass
     assert error.value.why == "No such image: allranks/cpu:1"
-    assert client.names == ["create"]
+    assert client.names == ["create", *REMOVED[1:]]
 
 
 @pytest.mark.parametrize("step", ["put_archive", "attach", "start"])
@@ -72,7 +79,7 @@ def test_a_container_that_cannot_be_started_is_removed_at_once(fake, spec, step,
     client = fake(**{step: failure})
     with pytest.raises(EngineError, match="could not be started"), engine_of(client).start(spec):
         pass
-    assert client.names[-2:] == [step, "remove"]
+    assert client.names[-4:] == [step, *REMOVED]
 
 
 def test_a_container_that_cannot_be_removed_hides_no_other_error(fake, spec):
@@ -83,7 +90,8 @@ def test_a_container_that_cannot_be_removed_hides_no_other_error(fake, spec):
 
 
 @pytest.mark.parametrize("failure", [NotFound("gone"), refusal(409, "in progress"), OSError("no")], ids=repr)
-def test_a_container_that_is_gone_already_is_no_error(fake, spec, failure):
+def test_a_container_that_is_gone_already_is_no_error(fake, spec, failure, monkeypatch):
+    monkeypatch.setattr(docker_engine, "_REMOVED_WITHIN", 0.2)
     client = fake(remove=failure)
     with engine_of(client).start(spec) as job:
         client.daemon.close()
@@ -97,11 +105,12 @@ def test_a_daemon_that_is_lost_while_a_job_runs_is_an_error(fake, spec, step):
         client.daemon.close()
         with pytest.raises(EngineError, match="is lost"):
             job.wait(ignore)
-    assert client.names[-1] == "remove"
+    assert client.names[-3:] == REMOVED
 
 
 def test_a_container_that_somebody_removes_while_its_job_runs_is_told_so(fake, spec):
-    client = fake(wait=NotFound("404", explanation="No such container: abc"))
+    gone = NotFound("404", explanation="No such container: abc")
+    client = fake(wait=gone, inspect=gone)
     with engine_of(client).start(spec) as job:
         client.daemon.close()
         with pytest.raises(EngineError, match="somebody has removed it") as raised:
@@ -205,7 +214,8 @@ def test_an_agent_that_does_not_stop_is_killed_once(fake, spec, monkeypatch):
     with engine_of(client).start(spec) as job:
         job.stop()
         job.stop()
-    assert client.names[-2:] == ["kill", "remove"]
+    assert client.names[-5:] == ["inspect", "kill", *REMOVED]
+    assert client.names.count("kill") == 1
 
 
 def test_the_connection_is_shut_before_a_container_is_killed(fake, spec, monkeypatch):
@@ -230,7 +240,7 @@ def test_a_daemon_that_refuses_to_kill_leaves_it_to_removal(fake, spec, monkeypa
     client = fake(kill=refusal(409, "not running"))
     with engine_of(client).start(spec):
         pass
-    assert client.names[-1] == "remove"
+    assert client.names[-3:] == REMOVED
 
 
 def test_the_time_limit_of_the_engine_ends_a_job(fake, make_spec, monkeypatch):
@@ -263,20 +273,35 @@ def test_the_end_of_the_agent_is_told_by_its_keeper_and_its_files_are_still_ther
             client.daemon.recv(100)
     assert (ending.status, ending.out_of_memory, ending.timed_out) == (-9, True, False)
     assert said == []
-    assert client.names[-1] == "remove"
+    assert client.names[-3:] == REMOVED
     assert "wait" not in client.names
 
 
-def test_a_container_that_ends_before_its_agent_takes_the_files_along_and_that_is_said(fake, spec, tmp_path):
+OUTSIDE = "Somebody killed or stopped it (docker kill, docker stop), or its daemon ended."
+
+
+@pytest.mark.parametrize(
+    ("state", "what", "why"),
+    [
+        ({"ExitCode": 137, "OOMKilled": True}, "was killed for want of memory", "limits.memory_mib"),
+        ({"ExitCode": 137}, "was killed (SIGKILL)", OUTSIDE),
+        ({"ExitCode": 143}, "was killed (SIGTERM)", OUTSIDE),
+        ({"ExitCode": 255}, "was killed (signal 127)", OUTSIDE),
+        ({"ExitCode": 3}, "ended before its agent did", "Its exit status is 3."),
+        ({"ExitCode": None}, "ended before its agent did", "Nobody knows how."),
+    ],
+    ids=str,
+)
+def test_a_container_that_ends_before_its_agent_takes_the_files_along_and_that_is_said(fake, spec, state, what, why):
     client = fake()
-    client.states[ID] = {"ExitCode": 137, "OOMKilled": True}
+    client.states[ID] = state
     with engine_of(client).start(spec) as job:
         client.daemon.close()
         job.wait(ignore)
-        with pytest.raises(EngineError, match="ended before its agent did, and its files with it") as error:
-            job.collect(tmp_path)
-    assert "exit status 137" in error.value.why
-    assert "want of memory" in error.value.why
+        with pytest.raises(EngineError) as error:
+            job.collect(Path("nowhere"))
+    assert error.value.what == f"{container_title(spec)} {what}, and its files are lost."
+    assert why in error.value.why
     assert "get_archive" not in client.names
 
 
@@ -289,9 +314,60 @@ def test_results_that_are_no_archive_are_an_error(fake, spec, tmp_path):
             job.collect(tmp_path)
 
 
-def left(run_id: str) -> dict:
-    labels = {"allranks": "1", "allranks.run": run_id}
-    return {"Id": f"id-{run_id}", "Names": [f"/allranks-{run_id}"], "Name": f"of-{run_id}", "Labels": labels}
+@pytest.mark.parametrize(
+    ("state", "what"),
+    [
+        ({"Paused": True, "Running": True}, "was paused (docker pause) until its time was up, and its files are lost"),
+        ({"Running": True}, "did not end when it was told to, and its files are lost"),
+    ],
+    ids=str,
+)
+def test_a_container_that_allranks_has_to_kill_is_told_with_what_kept_it_from_ending(
+    fake, make_spec, monkeypatch, state, what
+):
+    monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
+    client = fake()
+    client.states[ID] = {**state, "ExitCode": 137}
+    limits = Resources(memory_bytes=1, shm_bytes=1, disk_bytes=1, pids=1, seconds=0.05)
+    with engine_of(client).start(make_spec(image="i", resources=limits)) as job:
+        assert job.wait(ignore).timed_out
+        with pytest.raises(EngineError) as error:
+            job.collect(Path("nowhere"))
+    assert error.value.what.endswith(f" {what}.")
+
+
+@pytest.mark.parametrize("step", ["remove", "remove_volume"])
+def test_what_somebody_else_removes_at_that_moment_is_removed_all_the_same(fake, spec, step):
+    """The daemon refuses while it is at it: who takes that for an answer leaves the volumes."""
+    client = fake()
+    perform, refused = client._call, []
+
+    def busy(name, *arguments):
+        perform(name, *arguments)
+        if name == step and len(refused) < 3:
+            refused.append(name)
+            raise refusal(409, "removal is already in progress")
+
+    client._call = busy
+    with engine_of(client).start(spec) as job:
+        client.daemon.close()
+        job.wait(ignore)
+    assert refused == [step] * 3
+    assert client.names.count(step) == 3 + REMOVED.count(step)
+
+
+def test_what_stays_in_use_is_left_to_a_later_reap(fake, spec, monkeypatch):
+    monkeypatch.setattr(docker_engine, "_REMOVED_WITHIN", 0.2)
+    client = fake(remove_volume=refusal(409, "volume is in use"))
+    with engine_of(client).start(spec) as job:
+        client.daemon.close()
+        job.wait(ignore)
+    assert client.names.count("remove_volume") > 2
+
+
+def left(run_id: str, host: str | None = None, **more: object) -> dict:
+    labels = {"allranks": "1", "allranks.run": run_id, "allranks.host": host or docker_engine.host_id()}
+    return {"Id": f"id-{run_id}", "Names": [f"/allranks-{run_id}"], "Name": f"of-{run_id}", "Labels": labels, **more}
 
 
 REMAINS = ["container allranks-dead", "volume of-dead", "network of-dead"]
@@ -340,7 +416,8 @@ def test_whoever_leases_a_gpu_removes_the_container_that_still_has_it_and_no_oth
     has, has_not = (make_spec(image="i", gpus=gpus).labels for gpus in (("GPU-a", "GPU-b"), ("GPU-c",)))
     client.listed = [{"Id": "id-a", "Labels": has}, {"Id": "id-c", "Labels": has_not}]
     engine_of(client).vacate(("GPU-b",))
-    assert client.calls[0][2]["label"] == [*("allranks=1", f"allranks.host={docker_engine.host_id()}", "allranks.gpus")]
+    mine = f"allranks.host={docker_engine.host_id()}"
+    assert client.calls[0][2]["label"] == ["allranks=1", mine, "allranks.gpus"]
     assert [call[1] for call in client.calls if call[0] == "remove"] == ["id-a"]
 
 
@@ -357,13 +434,52 @@ def test_a_job_without_gpus_is_not_looked_at_for_them(make_spec):
     assert "allranks.gpus" not in make_spec(image="i").labels
 
 
-@pytest.mark.usefixtures("locks")
-def test_reaping_asks_for_objects_of_this_host_alone(fake):
+@pytest.fixture
+def elsewhere(locks):  # noqa: ARG001 - they are of the host that is named here
+    """The id of another boot of this machine, and when this boot began."""
+    machine, _, spaces = ownership.host_id().split(".")
+    return f"{machine}.{'0' * 16}.{spaces}", time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_what_cannot_be_judged_from_here_is_left_alone_and_named(fake, elsewhere):
     client = fake()
-    engine_of(client).reap()
-    asked = [filters for *_, filters in client.calls]
-    assert len(asked) == 3
-    assert all(filters["label"] == ["allranks=1", f"allranks.host={docker_engine.host_id()}"] for filters in asked)
+    rebooted, booted = elsewhere
+    machine, boot, _ = ownership.host_id().split(".")
+    hosts = {
+        "other-host": "0123456789abcdef",
+        "other-name-space": f"{machine}.{boot}.{'0' * 16}",
+        "same-disk-image": rebooted,
+    }
+    made = int(booted) + 60
+    client.listed = [left(run_id, host, Created=made, State="exited") for run_id, host in hosts.items()]
+    client.listed.append(left("runs-on", rebooted, Created=1, State="running"))
+    client.volumes_listed = [left("v", rebooted, CreatedAt=datetime.fromtimestamp(made, UTC).isoformat())]
+    client.networks_listed = [left("n", rebooted, Created="0001-01-01T00:00:00 and no date")]
+    engine = engine_of(client)
+    assert engine.remains() == engine.reap() == []
+    assert not [call for call in client.calls if call[0].startswith("remove")]
+    names = [f"container allranks-{run_id}" for run_id in (*hosts, "runs-on")]
+    assert engine.unjudged() == [*names, "volume of-v", "network of-n"]
+
+
+def test_what_is_left_of_an_earlier_boot_of_this_host_is_removed(fake, elsewhere):
+    client = fake()
+    rebooted, booted = elsewhere
+    date = datetime.fromtimestamp(booted - 60, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    client.listed = [left("dead", rebooted, Created=int(booted) - 60, State="exited")]
+    client.volumes_listed = [left("dead", rebooted, CreatedAt=f"{date}Z")]
+    client.networks_listed = [left("dead", rebooted, Created=f"{date}.123456789Z")]
+    assert engine_of(client).unjudged() == []
+    assert engine_of(client).reap() == REMAINS
+
+
+@pytest.mark.usefixtures("locks")
+def test_what_has_our_label_and_is_no_runs_stays(fake):
+    """The container that asks a base image for its Python, for one: builds see to it."""
+    client = fake()
+    client.listed = [{"Id": "id", "Labels": {"allranks": "1", "allranks.host": docker_engine.host_id()}}]
+    engine = engine_of(client)
+    assert engine.reap() == engine.unjudged() == []
 
 
 @pytest.mark.usefixtures("locks")

@@ -151,7 +151,9 @@ def test_a_container_that_is_removed_by_hand_is_an_error_that_names_its_node(fak
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET)
         say(client, SECOND)
-        with pytest.raises(EngineError, match="The container of node 1 of gloo-w2-g0-env/tiny is lost"):
+        with pytest.raises(
+            EngineError, match="The container of node 1 of gloo-w2-g0-env/tiny is gone: somebody has removed it"
+        ):
             job.wait(ignore)
     assert client.names[-5:] == REMOVED
 
@@ -198,6 +200,7 @@ def test_a_paused_node_is_let_go_on_so_that_it_can_end_its_ranks_and_is_killed_w
 ):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
     client = fake()
+    client.states[SECOND] = {"Paused": True, "Running": True}
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET)
         job.wait(ignore)
@@ -208,10 +211,30 @@ def test_a_paused_node_is_let_go_on_so_that_it_can_end_its_ranks_and_is_killed_w
 
 def test_a_daemon_that_refuses_to_let_a_node_go_on_is_no_error(fake, spec, monkeypatch):
     monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
-    client = fake(unpause=refusal(409, "is not paused"))
+    client = fake(unpause=refusal(500, "cannot thaw"))
+    client.states[SECOND] = {"Paused": True, "Running": True}
     with engine_of(client).start(spec) as job:
         say(client, FIRST, MET)
         assert job.wait(ignore).status == 0
+
+
+def test_a_node_that_had_been_paused_and_ends_well_is_told_of(fake, spec):
+    client = fake()
+    client.states[SECOND] = {"Paused": True, "Running": True}
+    client.unpause = lambda identifier: end_agent(client, identifier)
+    with engine_of(client).start(spec) as job:
+        say(client, FIRST, MET)
+        assert job.wait(ignore).followers == (NodeExit(status=0, output="It had been paused."),)
+
+
+def test_a_container_that_somebody_has_put_into_the_network_does_not_keep_it_there(fake, spec):
+    client = fake(disconnect=NotFound("it is gone"))
+    client.strangers = ["stranger"]
+    with engine_of(client).start(spec) as job:
+        say(client, FIRST, MET)
+        say(client, SECOND)
+        job.wait(ignore)
+    assert client.calls[-2:] == [("disconnect", "stranger", "net", True), ("remove_network", "net")]
 
 
 def test_records_come_with_the_node_that_they_are_of(fake, spec):
@@ -284,7 +307,7 @@ def test_results_of_a_node_whose_container_has_ended_come_home_with_an_error_tha
     client = both()
     with pytest.raises(EngineError, match=rf"The container of node {node} of .* ended before its agent did\.") as error:
         collect(client, alive)
-    assert "exit status 0" in error.value.why
+    assert "Its exit status is 0." in error.value.why
     assert home(tmp_path) == EVERYTHING
     assert {call[1] for call in client.calls if call[0] == "get_archive"} == {alive}
 
@@ -295,7 +318,7 @@ def test_results_that_one_container_does_not_give_another_one_gives(both, collec
 
 
 def test_results_of_which_every_container_has_ended_are_gone(both, collect, tmp_path):
-    with pytest.raises(EngineError, match=r"The container of node 0 of .* did, and its files with it"):
+    with pytest.raises(EngineError, match=r"The container of node 0 of .* did, and its files are lost"):
         collect(both())
     assert home(tmp_path) == {}
 

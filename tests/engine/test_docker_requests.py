@@ -3,12 +3,17 @@
 import io
 import json
 import tarfile
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allranks.engine.docker_requests import (
     RESULTS_BYTES,
     USER,
+    Daemon,
+    _cpu_settings,
     container_environment,
     container_name,
     container_title,
@@ -23,10 +28,12 @@ from allranks.engine.docker_requests import (
 from allranks.engine.spec import Passthrough, resources
 from allranks.harness.config import GpuToCheck
 
+DAEMON = Daemon(cpus=8, limits_cpus=True, has_seccomp=True)
+
 
 @pytest.fixture
 def request_of(make_spec):
-    return creation_request(make_spec(image="i", run_id="r", gpus=("GPU-a",)), "host", 4096)
+    return creation_request(make_spec(image="i", run_id="r", gpus=("GPU-a",)), "host", 4096, DAEMON)
 
 
 def test_containers_have_a_read_only_root(request_of):
@@ -35,7 +42,7 @@ def test_containers_have_a_read_only_root(request_of):
 
 def test_containers_have_no_capability_and_get_none(request_of):
     assert request_of["host_config"]["cap_drop"] == ["ALL"]
-    assert request_of["host_config"]["security_opt"] == ["no-new-privileges"]
+    assert request_of["host_config"]["security_opt"][0] == "no-new-privileges"
     assert not {"privileged", "cap_add", "devices", "pid_mode", "ipc_mode", "userns_mode"} & set(
         request_of["host_config"]
     )
@@ -52,7 +59,7 @@ def test_the_first_process_of_a_container_is_the_one_that_keeps_its_files(reques
 
 def test_containers_have_limits_from_the_job(make_spec):
     spec = make_spec(image="i")
-    config = creation_request(spec, "host", 4096)["host_config"]
+    config = creation_request(spec, "host", 4096, DAEMON)["host_config"]
     assert config["pids_limit"] == spec.resources.pids
     assert config["mem_limit"] == config["memswap_limit"] == spec.resources.memory_bytes
     assert config["shm_size"] == spec.resources.shm_bytes
@@ -67,8 +74,8 @@ def test_containers_have_no_network_and_know_their_own_name(request_of):
 def test_containers_mount_volumes_of_their_own_and_nothing_of_the_host(request_of):
     mounts = request_of["host_config"]["mounts"]
     assert [(mount["Target"], mount["Type"], mount["Source"]) for mount in mounts] == [
-        ("/job", "volume", ""),
-        ("/job/shared", "volume", ""),
+        ("/job", "volume", "allranks-r-gloo-w2-g0-env-tiny-1"),
+        ("/job/shared", "volume", "allranks-r-gloo-w2-g0-env-tiny-1-shared"),
     ]
     assert "binds" not in request_of["host_config"]
     assert "nosuid,nodev" in request_of["host_config"]["tmpfs"]["/tmp"]
@@ -77,7 +84,7 @@ def test_containers_mount_volumes_of_their_own_and_nothing_of_the_host(request_o
 def test_every_object_carries_the_labels_by_which_it_is_reaped(make_spec):
     spec = make_spec(image="i", run_id="r")
     wanted = {**spec.labels, "allranks.host": "host"}
-    request = creation_request(spec, "host", 4096)
+    request = creation_request(spec, "host", 4096, DAEMON)
     assert wanted.items() <= request["labels"].items()
     assert wanted == network_request(spec, "host")["labels"]
     for mount in request["host_config"]["mounts"]:
@@ -86,7 +93,7 @@ def test_every_object_carries_the_labels_by_which_it_is_reaped(make_spec):
 
 def test_volumes_have_room_for_what_is_copied_in_for_results_and_for_what_tests_may_write(make_spec):
     spec = make_spec(image="i")
-    job, shared = creation_request(spec, "host", 4096)["host_config"]["mounts"]
+    job, shared = creation_request(spec, "host", 4096, DAEMON)["host_config"]["mounts"]
     options = [mount["VolumeOptions"]["DriverConfig"]["Options"] for mount in (job, shared)]
     assert [each["type"] for each in options] == ["tmpfs", "tmpfs"]
     assert options[0]["o"].startswith(f"size={4096 + RESULTS_BYTES},")
@@ -122,7 +129,53 @@ def test_gpus_of_amd_are_device_nodes_with_the_groups_that_may_use_them(make_spe
 def test_logs_are_not_kept_by_the_daemon(request_of):
     assert request_of["host_config"]["log_config"] == {"type": "none"}
     assert request_of["host_config"]["cgroupns"] == "private"
+
+
+def test_containers_write_no_core_files_and_have_no_other_limit_of_a_user(request_of):
+    """One of open files may be above the daemon's own, and one of processes counts those of all jobs of the host."""
     assert request_of["host_config"]["ulimits"] == [{"Name": "core", "Soft": 0, "Hard": 0}]
+    assert request_of["host_config"]["pids_limit"] > 0
+
+
+@given(ranks=st.integers(1, 64), cpus=st.integers(1, 256))
+def test_a_job_may_use_a_cpu_for_each_rank_and_leaves_some_where_there_are_many(ranks, cpus):
+    made = _cpu_settings(ranks, replace(DAEMON, cpus=cpus))
+    most = made["nano_cpus"] / 10**9
+    assert min(ranks, cpus) <= most <= cpus  # the daemon refuses more than there are
+    assert most < cpus or ranks >= cpus or cpus < 4
+    assert most >= cpus * 3 / 4
+    assert 2 <= made["cpu_shares"] <= 262144  # what the kernel takes
+
+
+def test_a_job_counts_against_others_by_its_ranks(make_spec):
+    """One of two ranks as much as a container of anybody else's, which has 1024."""
+    config = creation_request(make_spec(image="i"), "host", 4096, DAEMON)["host_config"]
+    assert config["cpu_shares"] == 512 * make_spec().resources.cpus
+    assert [_cpu_settings(ranks, DAEMON)["cpu_shares"] for ranks in (1, 2, 8)] == [512, 1024, 4096]
+
+
+def test_a_kernel_that_cannot_limit_cpus_is_asked_for_shares_alone():
+    """The daemon would refuse the container."""
+    assert set(_cpu_settings(2, replace(DAEMON, limits_cpus=False))) == {"cpu_shares"}
+
+
+def test_a_daemon_is_known_by_what_it_says_of_itself():
+    said = {"NCPU": 4, "CpuCfsQuota": True, "SecurityOptions": ["name=seccomp,profile=default", "name=rootless"]}
+    assert Daemon.of_info(said) == Daemon(cpus=4, limits_cpus=True, has_seccomp=True)
+    assert Daemon.of_info({"NCPU": 4, "SecurityOptions": None}) == Daemon(cpus=4, limits_cpus=False, has_seccomp=False)
+
+
+def profile_of(request):
+    [option] = [each for each in request["host_config"]["security_opt"] if each.startswith("seccomp=")]
+    return json.loads(option.removeprefix("seccomp="))
+
+
+def test_system_calls_are_filtered_by_our_own_list_unless_the_matrix_file_or_the_kernel_says_otherwise(make_spec):
+    spec = make_spec(image="i")
+    assert profile_of(creation_request(spec, "host", 4096, DAEMON))["defaultAction"] == "SCMP_ACT_ERRNO"
+    for changed, daemon in ((replace(spec, seccomp="default"), DAEMON), (spec, replace(DAEMON, has_seccomp=False))):
+        made = creation_request(changed, "host", 4096, daemon)
+        assert made["host_config"]["security_opt"] == ["no-new-privileges"]
 
 
 def test_agents_are_started_with_the_folders_of_the_volume(request_of):
@@ -160,20 +213,20 @@ def nodes_of(make_spec):
     """What each node of a job has."""
 
     def make(**changes):
-        return specs_of_nodes(make_spec(image="i", run_id="r", nodes=2, **changes), "secret")
+        return specs_of_nodes(make_spec(image="i", run_id="r", nodes=2, **changes), "hush-hush")
 
     return make
 
 
 def test_a_job_on_one_node_is_its_nodes_and_needs_no_token(make_spec):
     spec = make_spec(image="i")
-    assert specs_of_nodes(spec, "secret") == [spec]
+    assert specs_of_nodes(spec, "hush-hush") == [spec]
 
 
 def test_nodes_meet_at_the_leaders_name_and_have_one_token(nodes_of):
     posts = [spec.agent.post for spec in nodes_of()]
     assert [post.node for post in posts] == [0, 1]
-    assert {(post.leader, post.port, post.token) for post in posts} == {("node0", 29400, "secret")}
+    assert {(post.leader, post.port, post.token) for post in posts} == {("node0", 29400, "hush-hush")}
     assert {spec.agent.master_addr for spec in nodes_of()} == {"node0"}
 
 
@@ -185,7 +238,7 @@ def test_each_node_has_a_container_of_its_own_name_that_says_which_node_it_is(no
     assert [container_title(spec) for spec in specs] == [
         "The container of node 0 of gloo-w2-g0-env/tiny", "The container of node 1 of gloo-w2-g0-env/tiny",
     ]  # fmt: skip
-    requests = [creation_request(spec, "host", 4096) for spec in specs]
+    requests = [creation_request(spec, "host", 4096, DAEMON) for spec in specs]
     assert [request["hostname"] for request in requests] == ["node0", "node1"]
     assert [request["labels"]["allranks.node"] for request in requests] == ["0", "1"]
 
@@ -195,7 +248,7 @@ def test_nodes_are_in_the_jobs_network_alone_by_their_names(nodes_of):
     network = network_request(first, "host")["name"]
     assert network == network_request(second, "host")["name"]
     for node, spec in enumerate((first, second)):
-        request = creation_request(spec, "host", 4096)
+        request = creation_request(spec, "host", 4096, DAEMON)
         assert request["host_config"]["network_mode"] == network
         assert request["networking_config"] == {"EndpointsConfig": {network: {"Aliases": [f"node{node}"]}}}
 
@@ -207,7 +260,7 @@ def test_the_network_of_nodes_leads_nowhere_and_not_to_the_host(nodes_of):
 
 
 def test_nodes_have_no_name_server_that_knows_more_than_them(nodes_of):
-    config = creation_request(nodes_of()[1], "host", 4096)["host_config"]
+    config = creation_request(nodes_of()[1], "host", 4096, DAEMON)["host_config"]
     assert (config["dns"], config["dns_search"]) == (["127.0.0.1"], ["."])
     assert "extra_hosts" not in config
 
@@ -221,7 +274,7 @@ def test_ranks_of_several_nodes_meet_over_the_jobs_network_unless_the_matrix_fil
 
 def test_nodes_share_volumes_in_which_each_has_its_own_config_and_results(nodes_of):
     specs = nodes_of()
-    mounts = [creation_request(spec, "host", 4096)["host_config"]["mounts"] for spec in specs]
+    mounts = [creation_request(spec, "host", 4096, DAEMON)["host_config"]["mounts"] for spec in specs]
     assert mounts[0] == mounts[1]
     assert tuple(mount["Source"] for mount in mounts[0]) == volume_names(specs[0])
     assert f"size={4096 + 2 * RESULTS_BYTES}," in mounts[0][0]["VolumeOptions"]["DriverConfig"]["Options"]["o"]
@@ -239,9 +292,9 @@ def test_a_config_can_be_read_by_the_jobs_user_alone_and_has_the_token(nodes_of)
         for node, name in enumerate(("agent/config.json", "node-1/agent/config.json")):
             assert tar.getmember(name).mode == 0o600
             assert json.load(tar.extractfile(name))["post"] == {
-                "node": node, "leader": "node0", "port": 29400, "token": "secret",
+                "node": node, "leader": "node0", "port": 29400, "token": "hush-hush",
             }  # fmt: skip
-    assert not any("secret" in str(creation_request(spec, "host", 4096)) for spec in nodes_of())
+    assert not any("hush-hush" in str(creation_request(spec, "host", 4096, DAEMON)) for spec in nodes_of())
 
 
 def test_each_node_is_given_its_own_gpus_and_no_others(nodes_of):
@@ -261,7 +314,7 @@ def test_each_node_is_given_the_device_nodes_of_its_own_gpus_of_amd(nodes_of):
 
 def test_each_node_has_the_limits_of_its_own_ranks(nodes_of):
     each = tuple(resources(world_size=size, memory_mib=None, seconds=60) for size in (2, 1))
-    made = [creation_request(spec, "host", 4096)["host_config"] for spec in nodes_of(node_resources=each)]
+    made = [creation_request(spec, "host", 4096, DAEMON)["host_config"] for spec in nodes_of(node_resources=each)]
     for found, wanted in zip(made, each, strict=True):
         assert (found["mem_limit"], found["pids_limit"], found["shm_size"]) == (
             wanted.memory_bytes, wanted.pids, wanted.shm_bytes,

@@ -3,6 +3,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from allranks.engine.ownership import (
     image_lock,
     is_dead,
     is_held,
+    is_of_earlier_boot,
     lock_folder,
     open_lock,
     own_run,
@@ -297,11 +299,49 @@ def test_everybody_may_lock_and_nobody_may_remove_the_locks_of_others():
 
 def test_a_host_keeps_its_name_and_the_name_says_nothing():
     assert host_id() == host_id()
-    assert len(host_id()) == 16
-    assert int(host_id(), 16) >= 0
+    parts = host_id().split(".")
+    assert [len(part) for part in parts] == [16, 16, 16]
+    assert all(int(part, 16) >= 0 for part in parts)
 
 
 def test_containers_that_share_a_machine_have_different_names(monkeypatch):
     before = host_id()
     monkeypatch.setattr(ownership, "process_namespace", lambda _process: Path("pid:[4026539999]"))
     assert host_id() != before
+
+
+def test_who_looks_for_locks_in_another_folder_has_another_name(monkeypatch, tmp_path):
+    before = host_id()
+    monkeypatch.setattr(ownership, "lock_folder", lambda: tmp_path)
+    assert host_id() != before
+
+
+def test_machines_of_one_disk_image_have_different_names(monkeypatch, tmp_path):
+    """They share /etc/machine-id, and each has a process namespace of the same number; a boot has its own id."""
+    before = host_id()
+    boot = tmp_path / "boot_id"
+    boot.write_text("another\n")
+    monkeypatch.setattr(ownership, "_BOOT_ID", boot)
+    assert host_id() != before
+
+
+MADE = st.floats(min_value=0, max_value=2e9)
+
+
+@given(MADE, st.text("0123456789abcdef.", max_size=60))
+def test_nothing_of_another_machine_or_of_a_nameless_one_is_of_an_earlier_boot(made, host):
+    assert not is_of_earlier_boot(host, made)
+
+
+@given(MADE)
+def test_what_this_boot_made_is_of_no_earlier_one(made):
+    assert not is_of_earlier_boot(host_id(), made)
+
+
+def test_what_an_earlier_boot_made_is_told_by_its_age():
+    machine, _, spaces = host_id().split(".")
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    earlier = f"{machine}.{'0' * 16}.{spaces}"
+    assert is_of_earlier_boot(earlier, booted - 60)
+    assert not is_of_earlier_boot(earlier, booted + 60)  # of another machine with the same id
+    assert not is_of_earlier_boot(machine, booted - 60)  # as allranks named hosts before, whatever their boot

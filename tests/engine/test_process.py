@@ -4,14 +4,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from allranks.engine import agents
 from allranks.engine import process as engine_process
-from allranks.engine.ownership import RUN_VARIABLE, own_run
+from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, host_id, lock_folder, own_run
 from allranks.engine.process import ProcessEngine, command, environment
 from allranks.engine.spec import Passthrough, Resources
 from allranks.errors import EngineError
@@ -41,6 +42,10 @@ def engine(tmp_path, monkeypatch, scratch_root):  # noqa: ARG001 - a folder of i
         return ProcessEngine(tmp_path)
 
     return run
+
+
+def scratch_of(run_id: str) -> Path:
+    return engine_process._make_scratch(SimpleNamespace(run_id=run_id, job_id="a job"))
 
 
 @pytest.fixture
@@ -113,7 +118,7 @@ def test_environment_shows_no_gpu_to_a_job_without_a_lease(make_spec):
 def test_environment_keeps_files_of_the_job_in_its_scratch_folder_and_names_its_run(make_spec):
     made = environment(make_spec(run_id="r", environment={RUN_VARIABLE: "x", "TMPDIR": "x"}), SCRATCH, PACKAGE, {})
     assert made["TMPDIR"] == "/scratch/tmp"
-    assert made[RUN_VARIABLE] == "r"
+    assert (made[RUN_VARIABLE], made[HOST_VARIABLE]) == ("r", host_id())
 
 
 def test_ranks_meet_over_loopback_unless_the_matrix_file_says_otherwise(make_spec):
@@ -243,13 +248,14 @@ def sleeper():
     """Start a process that carries a run's name."""
     with ExitStack() as stack:
 
-        def start(run_id: str) -> subprocess.Popen[bytes]:
+        def start(run_id: str, host: str | None = None) -> subprocess.Popen[bytes]:
+            of_host = {} if host == "" else {HOST_VARIABLE: host or host_id()}
             process = stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-c", SLEEPER],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    env={**os.environ, RUN_VARIABLE: run_id},
+                    env={**os.environ, **of_host, RUN_VARIABLE: run_id},
                 )
             )
             stack.callback(process.kill)
@@ -266,7 +272,7 @@ def reap(engine, monkeypatch):
     def reap_one(run_id: str) -> list[str]:
         found = engine_process._processes_of_runs
         monkeypatch.setattr(
-            engine_process, "_processes_of_runs", lambda: [each for each in found() if each[1] == run_id]
+            engine_process, "_processes_of_runs", lambda: [each for each in found() if each[1].run_id == run_id]
         )
         return engine("").reap()
 
@@ -286,9 +292,9 @@ def test_reaping_spares_processes_of_a_living_owner(reap, sleeper, run_id):
     assert process.poll() is None
 
 
-def test_reaping_spares_processes_of_containers(reap, sleeper, run_id, monkeypatch):
+def test_reaping_spares_processes_of_containers(engine, reap, sleeper, run_id, monkeypatch):
     """Their owner's locks are in a container too, so it looks dead from here."""
-    process = sleeper(run_id)
+    process = sleeper(run_id, host="")
     own = engine_process.process_namespace(Path("/proc/self"))
     monkeypatch.setattr(
         engine_process,
@@ -297,21 +303,84 @@ def test_reaping_spares_processes_of_containers(reap, sleeper, run_id, monkeypat
     )
     assert reap(run_id) == []
     assert process.poll() is None
+    assert not [name for name in engine("").unjudged() if name == f"process {process.pid}"]
 
 
-def test_reaping_removes_scratch_folders_of_dead_owners_alone(reap, scratch_root, run_id):
-    (scratch_root / f"allranks-job-{run_id}.x1").mkdir()
-    (scratch_root / f"allranks-job-{run_id}-alive.x2").mkdir()
-    (scratch_root / "somebody-elses").mkdir()
-    with own_run(f"{run_id}-alive"):
-        assert reap(run_id) == [f"folder {scratch_root}/allranks-job-{run_id}.x1"]
-    assert sorted(path.name for path in scratch_root.iterdir()) == [f"allranks-job-{run_id}-alive.x2", "somebody-elses"]
+@pytest.mark.parametrize("host", ["", "another"])
+def test_a_process_whose_owner_cannot_be_seen_is_left_alone_and_named(engine, reap, sleeper, run_id, host):
+    process = sleeper(run_id, host)
+    assert reap(run_id) == []
+    assert process.poll() is None
+    assert f"process {process.pid}" in engine("").unjudged()
+    assert f"process {process.pid}" not in engine("").remains()
 
 
-def test_remains_are_named_and_stay(engine, sleeper, scratch_root, run_id):
+CLEAN = """
+import sys
+from pathlib import Path
+from allranks.engine import process
+found = process._processes_of_runs
+process._processes_of_runs = lambda: [each for each in found() if each[1].run_id == sys.argv[1]]
+engine = process.ProcessEngine(Path())
+print(engine.remains(), engine.reap(), engine.unjudged())
+"""
+
+
+@pytest.fixture
+def elsewhere(scratch_root, run_id):
+    """Have the processes of one run reaped from name spaces of their own; what was removed and what was left alone."""
+
+    def clean(*options: str, first: str = "true") -> str:
+        inside = [*("unshare", *options), *("sh", "-c", f'{first} && exec "$@"', "sh")]
+        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("this user may make no name spaces here")
+        command = [*inside, sys.executable, "-c", CLEAN, run_id]
+        environ = {**os.environ, "TMPDIR": str(scratch_root)}
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+
+    return clean
+
+
+@pytest.mark.parametrize("owner", [own_run, nullcontext], ids=["alive", "dead"])
+@pytest.mark.parametrize(
+    "options",
+    ["--mount", "--mount --pid --fork --mount-proc", "--pid --fork --mount-proc", "--pid --fork"],
+)
+def test_nothing_of_a_run_is_touched_from_another_name_space(elsewhere, sleeper, run_id, options, owner):
+    process, folder = sleeper(run_id), scratch_of(run_id)
+    hide = f"mount -t tmpfs none {lock_folder().parent}" if "--mount " in f"{options} " else "true"
+    with owner(run_id):
+        said = elsewhere(*options.split(), first=hide)
+    assert process.poll() is None
+    assert folder.is_dir()
+    # By its number there, no process of another pid namespace can be told.
+    named = [] if "--pid" in options else [f"process {process.pid}"]
+    assert said == f"[] [] {[*named, f'folder {folder}']}\n"
+
+
+def test_what_a_dead_run_left_is_removed_from_a_name_space_that_shares_all_that_tells(elsewhere, sleeper, run_id):
     process = sleeper(run_id)
-    folder = scratch_root / f"allranks-job-{run_id}.x1"
-    folder.mkdir()
+    assert f"['process {process.pid}'] ['process {process.pid}'] []" in elsewhere("--uts")
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_reaping_removes_scratch_folders_of_dead_owners_alone(engine, reap, scratch_root, run_id):
+    dead, alive = (scratch_of(name) for name in (run_id, f"{run_id}-alive"))
+    (scratch_root / "somebody-elses").mkdir()
+    nobody_knows = [scratch_root / f"allranks-job-{run_id}.{name}" for name in ("x1", "x2")]
+    for folder in nobody_knows:
+        folder.mkdir()
+    (nobody_knows[1] / "owner").write_text("another")
+    with own_run(f"{run_id}-alive"):
+        assert reap(run_id) == [f"folder {dead}"]
+        assert sorted(engine("").unjudged()) == [f"folder {folder}" for folder in nobody_knows]
+    assert {*scratch_root.iterdir()} == {alive, scratch_root / "somebody-elses", *nobody_knows}
+
+
+@pytest.mark.usefixtures("scratch_root")
+def test_remains_are_named_and_stay(engine, sleeper, run_id):
+    process = sleeper(run_id)
+    folder = scratch_of(run_id)
     with own_run(run_id):
         assert not {f"process {process.pid}", f"folder {folder}"} & set(engine("").remains())
     assert {f"process {process.pid}", f"folder {folder}"} <= set(engine("").remains())

@@ -20,6 +20,7 @@ class FakeDaemon:
     Attributes:
         present: Image id by reference.
         registry: Image id by reference, of what a pull gives.
+        digests: Names by a registry's digest, by reference.
         pull_events: What the stream of a pull says before it ends.
         build_events: What the stream of a build says; a build makes the image unless the last one is an error.
         touched: References that were given.
@@ -29,6 +30,7 @@ class FakeDaemon:
 
     present: dict = field(default_factory=dict)
     registry: dict = field(default_factory=dict)
+    digests: dict = field(default_factory=dict)
     pull_events: list = field(default_factory=list)
     build_events: list = field(default_factory=lambda: [{"stream": "Step 1/1 : FROM x\n"}])
     builds: list = field(default_factory=list)
@@ -61,7 +63,7 @@ class FakeDaemon:
         if reference not in self.present:
             msg = f"No such image: {reference}"
             raise docker.errors.ImageNotFound(msg)
-        return SimpleNamespace(id=self.present[reference])
+        return SimpleNamespace(id=self.present[reference], attrs={"RepoDigests": self.digests.get(reference)})
 
     def _remove(self, image):
         for images in self.remains.values():

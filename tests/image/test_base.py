@@ -53,6 +53,17 @@ def test_the_hosts_variable_replaces_the_default_base(daemon):
     assert base == Base(reference="mine:1", id="sha256:m", reason="ALLRANKS_BASE_IMAGE says so")
 
 
+def test_a_build_starts_from_the_digest_of_a_registry_and_from_the_name_where_there_is_none(daemon):
+    """Between the question and the build somebody may pull another image under the same name."""
+    daemon.present = {LOCAL: "sha256:l"}
+    assert find(daemon).pinned == LOCAL
+    daemon.registry = {"python:3.13": "sha256:p"}
+    daemon.digests = {"python:3.13": ["mirror/python@sha256:2", "python@sha256:1"]}
+    for _ in ("pulled", "there"):
+        base = find(daemon, "python:3.13")
+        assert (base.reference, base.pinned) == ("python:3.13", "python@sha256:1")
+
+
 def test_the_hosts_variable_does_not_replace_a_named_base(daemon):
     daemon.present = {"nvidia/cuda:13": "sha256:n", "mine:1": "sha256:m"}
     assert find(daemon, "nvidia/cuda:13", {"ALLRANKS_BASE_IMAGE": "mine:1"}).id == "sha256:n"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from world import HostDaemon
 
-from allranks.engine.ownership import HOST_LABEL, RUN_LABEL, RUN_VARIABLE, host_id, own_run
+from allranks.engine.ownership import HOST_LABEL, HOST_VARIABLE, RUN_LABEL, RUN_VARIABLE, host_id, own_run
 from allranks.schedule.leases import Holder, holders, try_lease
 
 LIVING = "survival-neighbour"
@@ -51,7 +51,9 @@ class Neighbours:
             assert lease is not None
             stack.enter_context(lease)
             command = [sys.executable, "-c", "import signal; signal.pause()"]
-            self._process = subprocess.Popen(command, env={RUN_VARIABLE: LIVING}, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, env={RUN_VARIABLE: LIVING, HOST_VARIABLE: host_id()}, start_new_session=True
+            )
             stack.callback(self._process.wait)
             stack.callback(self._process.kill)
             self._folder.mkdir(parents=True)

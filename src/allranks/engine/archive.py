@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from allranks.engine.intake import RESULTS_BYTES, Intake
+from allranks.engine.intake import Intake
 from allranks.engine.spec import FileCopy
+from allranks.harness.config import RESULTS_BYTES
 
 PAGE = 4096
 """Bytes that a file system in memory gives out at a time."""

@@ -5,16 +5,16 @@ goes away, leaves the images of the steps that it had done: gigabytes, where the
 else, carry one label that says which host builds what.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import requests
 from docker import APIClient
 from docker.errors import DockerException
 
-from allranks.engine.ownership import alone, host_id, image_lock, is_held
+from allranks.engine.ownership import alone, host_id, image_lock, is_held, is_of_earlier_boot
+from allranks.engine.remains import Listed, is_still, labels_of, made_at
 
 LABEL = "allranks.builder"
 
@@ -64,11 +64,33 @@ def dead_builders(client: APIClient) -> list[str]:
     Raises:
         DockerException: The daemon could not be asked.
     """
+    return [builder for builder, left in _unfinished(client).items() if _is_dead(builder, left)]
+
+
+def unjudged_builders(client: APIClient) -> list[str]:
+    """The labels of builds of which nobody can tell from here whether somebody sees to them.
+
+    Raises:
+        DockerException: The daemon could not be asked.
+    """
+    found = _unfinished(client)
+    return [builder for builder, left in found.items() if not (_is_of_here(builder) or _is_dead(builder, left))]
+
+
+def _unfinished(client: APIClient) -> dict[str, list[Listed]]:
+    """What builds have left, or work on, by their labels."""
     label = {"label": LABEL}
-    found: list[dict[str, Any]] = client.images(filters={**label, "dangling": True})
-    found += client.containers(all=True, filters=label)
-    builders = dict.fromkeys((each["Labels"] or {}).get(LABEL, "") for each in found)
-    return [builder for builder in builders if _is_of_this_host(builder) and not is_held(_lock(builder))]
+    builds: dict[str, list[Listed]] = {}
+    for each in (*client.images(filters={**label, "dangling": True}), *client.containers(all=True, filters=label)):
+        builds.setdefault(labels_of(each).get(LABEL, ""), []).append(each)
+    return builds
+
+
+def _is_dead(builder: str, left: Sequence[Listed]) -> bool:
+    if _is_of_here(builder):
+        return not is_held(_lock(builder))
+    host, _, _ = builder.partition("/")
+    return all(is_still(each) and is_of_earlier_boot(host, made_at(each)) for each in left)
 
 
 def reap_builders(client: APIClient) -> Iterator[str]:
@@ -84,7 +106,7 @@ def reap_builders(client: APIClient) -> Iterator[str]:
                 yield builder
 
 
-def _is_of_this_host(builder: str) -> bool:
+def _is_of_here(builder: str) -> bool:
     return builder.startswith(f"{host_id()}/")
 
 

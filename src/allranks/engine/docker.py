@@ -7,20 +7,20 @@ the API, so a remote daemon, a rootless one and one whose user differs from ours
 import json
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
 
 import docker
 import requests
-from docker.errors import APIError
+from docker.errors import APIError, NotFound
 from docker.utils import kwargs_from_env, parse_host
 
 from allranks.engine.archive import PAGE, Archive
-from allranks.engine.builds import dead_builders, reap_builders, reference_of
+from allranks.engine.builds import dead_builders, reap_builders, reference_of, unjudged_builders
 from allranks.engine.docker_job import FAILURES, Container, DockerJob, as_engine_error
 from allranks.engine.docker_requests import (
+    Daemon,
     container_name,
     container_title,
     creation_request,
@@ -31,18 +31,30 @@ from allranks.engine.docker_requests import (
     volume_names,
 )
 from allranks.engine.nodes import make_token
-from allranks.engine.ownership import GPUS_LABEL, HOST_LABEL, RUN_LABEL, forget_dead_runs, host_id, is_dead
+from allranks.engine.ownership import (
+    GPUS_LABEL,
+    HOST_LABEL,
+    RUN_LABEL,
+    forget_dead_runs,
+    host_id,
+    is_dead,
+    is_of_earlier_boot,
+)
+from allranks.engine.remains import Listed, is_still, labels_of, made_at
 from allranks.engine.spec import FileCopy, JobSpec
 from allranks.errors import EngineError
 from allranks.interruption import uninterrupted
 
 _LOCAL = "http+unix://"
 
+_REMOVED_WITHIN = 10.0
+"""Seconds: an object of a job that has ended is in use no longer than a removal by somebody else takes."""
+
+_IN_USE = frozenset({403, 409})
+"""What the daemon answers while somebody else uses or removes something: of a network, of all else."""
+
 _VACATED_WITHIN = 15.0
 """Seconds: whoever else removes the same container is done by then, and a driver has let go of its processes."""
-
-_Listed = Mapping[str, Any]
-"""A container, volume or network as the daemon lists it."""
 
 
 def connect(*, timeout: int = 60) -> docker.DockerClient:
@@ -91,6 +103,11 @@ class DockerEngine:
         self._client = client.api
         self._package = package
 
+    @cached_property
+    def _daemon(self) -> Daemon:
+        with as_engine_error("The daemon does not say what its host has."):
+            return Daemon.of_info(self._client.info())
+
     @contextmanager
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> Iterator[DockerJob]:  # noqa: ARG002
         """See :meth:`allranks.engine.protocol.Engine.start`."""
@@ -109,7 +126,7 @@ class DockerEngine:
         if len(specs) > 1:
             self._make_network(spec, stack)
         for name in volume_names(spec):  # they are made with the first container that has them
-            stack.callback(self._remove_volume, name)
+            stack.callback(self._insist, partial(self._client.remove_volume, name))
         containers = [self._make_container(each, archive.pages * PAGE, stack) for each in specs]
         job = DockerJob(self._client, containers, spec.resources.seconds)
         stack.callback(job.close)
@@ -130,17 +147,43 @@ class DockerEngine:
         with as_engine_error(f"The network of {spec.job_id} could not be made."), uninterrupted():
             with _undone_without_answer(partial(self._remove_network, request["name"])):
                 made = self._client.create_network(**request)
-            stack.callback(self._remove_network, made["Id"])
+            stack.callback(self._insist, partial(self._clear_network, made["Id"]))
 
     def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
         name, title = container_name(spec), container_title(spec)
-        request = creation_request(spec, host_id(), code_bytes)
+        request = creation_request(spec, host_id(), code_bytes, self._daemon)
         host_config = self._client.create_host_config(**request.pop("host_config"))
         with as_engine_error(f"{title} could not be started."), uninterrupted():
             with _undone_without_answer(partial(self._remove_container, name)):
                 made = self._client.create_container(**request, name=name, host_config=host_config)
-            stack.callback(self._remove_container, made["Id"])
+            stack.callback(self._insist, partial(self._client.remove_container, made["Id"], v=True, force=True))
         return Container(self._client, made["Id"], title, network_of(spec))
+
+    def _insist(self, remove: Callable[[], object]) -> None:
+        """Remove what is this job's alone, also while somebody else removes it, or what it is in, at the same moment.
+
+        What cannot be removed keeps its labels for a later reap.
+        """
+        deadline = time.monotonic() + _REMOVED_WITHIN
+        while True:
+            try:
+                with suppress(NotFound):
+                    remove()
+            except APIError as error:
+                if error.status_code not in _IN_USE or time.monotonic() > deadline:
+                    return
+                time.sleep(0.1)
+            except FAILURES:
+                return
+            else:
+                return
+
+    def _clear_network(self, network: str) -> None:
+        """Remove a job's network with whoever has been put into it meanwhile: to be alone there was the job's right."""
+        for container in self._client.inspect_network(network)["Containers"] or ():
+            with suppress(NotFound):
+                self._client.disconnect_container_from_network(container, network, force=True)
+        self._client.remove_network(network)
 
     def _remove_container(self, container: str) -> bool:
         """Remove a container that may be gone already; one that cannot be removed keeps its labels for a later reap."""
@@ -175,38 +218,51 @@ class DockerEngine:
                 raise EngineError(msg, remedy=f"See why: docker rm --force {name}.")
             time.sleep(0.1)
 
-    def _using(self, gpus: Sequence[str]) -> list[_Listed]:
+    def _using(self, gpus: Sequence[str]) -> list[Listed]:
         with _as_listing_error():
-            filters = {"label": [*_of_this_host()["label"], GPUS_LABEL]}
-            listed: list[_Listed] = self._client.containers(all=True, filters=filters)
+            filters = {"label": [*_OURS["label"], f"{HOST_LABEL}={host_id()}", GPUS_LABEL]}
+            listed: list[Listed] = self._client.containers(all=True, filters=filters)
         return [each for each in listed if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL]))]
 
     def reap(self) -> list[str]:
         """Remove what runs and builds of this host without an owner have left, containers first: they hold all else."""
         with _as_listing_error():
             builders = list(reap_builders(self._client))
-            containers = self._dead_containers()
+            containers = list(filter(_is_dead, self._containers()))
             for each in containers:
                 self._remove_container(each["Id"])
-            volumes = [each for each in self._dead_volumes() if self._remove_volume(each["Name"])]
-            networks = [each for each in self._dead_networks() if self._remove_network(each["Id"])]
+            volumes = [each for each in self._volumes() if _is_dead(each) and self._remove_volume(each["Name"])]
+            networks = [each for each in self._networks() if _is_dead(each) and self._remove_network(each["Id"])]
         forget_dead_runs()
         return _names(containers, volumes, networks, builders)
 
     def remains(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.remains`."""
+        return self._named(_is_dead, dead_builders)
+
+    def unjudged(self) -> list[str]:
+        """See :meth:`allranks.engine.protocol.Engine.unjudged`."""
+        return self._named(_is_unjudged, unjudged_builders)
+
+    def _named(
+        self, is_meant: Callable[[Listed], bool], builders: Callable[[docker.APIClient], Sequence[str]]
+    ) -> list[str]:
         with _as_listing_error():
-            listed = self._dead_containers(), self._dead_volumes(), self._dead_networks()
-            return _names(*listed, dead_builders(self._client))
+            containers, volumes, networks = (
+                list(filter(is_meant, listed)) for listed in (self._containers(), self._volumes(), self._networks())
+            )
+            return _names(containers, volumes, networks, builders(self._client))
 
-    def _dead_containers(self) -> Sequence[_Listed]:
-        return _of_dead_runs(self._client.containers(all=True, filters=_of_this_host()))
+    def _containers(self) -> Sequence[Listed]:
+        listed: list[Listed] = self._client.containers(all=True, filters=_OURS)
+        return listed
 
-    def _dead_volumes(self) -> Sequence[_Listed]:
-        return _of_dead_runs(self._client.volumes(filters={**_of_this_host(), "dangling": True})["Volumes"] or [])
+    def _volumes(self) -> Sequence[Listed]:
+        return self._client.volumes(filters={**_OURS, "dangling": True})["Volumes"] or []
 
-    def _dead_networks(self) -> Sequence[_Listed]:
-        return _of_dead_runs(self._client.networks(filters=_of_this_host()))
+    def _networks(self) -> Sequence[Listed]:
+        listed: list[Listed] = self._client.networks(filters=_OURS)
+        return listed
 
 
 @contextmanager
@@ -221,16 +277,26 @@ def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
         raise
 
 
-def _of_dead_runs(listed: Iterable[_Listed]) -> list[_Listed]:
-    return [each for each in listed if is_dead((each["Labels"] or {}).get(RUN_LABEL, ""))]
+_OURS = {"label": ["allranks=1"]}
 
 
-def _of_this_host() -> dict[str, list[str]]:
-    return {"label": ["allranks=1", f"{HOST_LABEL}={host_id()}"]}
+def _is_dead(listed: Listed) -> bool:
+    """Whether the owner of something is certain to be dead: its lock says so, or the boot that it lived in is over."""
+    labels = labels_of(listed)
+    host, run_id = labels.get(HOST_LABEL, ""), labels.get(RUN_LABEL, "")
+    if host == host_id():
+        return bool(run_id) and is_dead(run_id)
+    return is_still(listed) and is_of_earlier_boot(host, made_at(listed))
+
+
+def _is_unjudged(listed: Listed) -> bool:
+    """Whether something is of a run whose owner may live where its lock cannot be seen from here."""
+    labels = labels_of(listed)
+    return RUN_LABEL in labels and labels.get(HOST_LABEL) != host_id() and not _is_dead(listed)
 
 
 def _names(
-    containers: Sequence[_Listed], volumes: Sequence[_Listed], networks: Sequence[_Listed], builders: Sequence[str]
+    containers: Sequence[Listed], volumes: Sequence[Listed], networks: Sequence[Listed], builders: Sequence[str]
 ) -> list[str]:
     return [
         *(f"container {each['Names'][0].lstrip('/')}" for each in containers),

@@ -1,5 +1,6 @@
 """A job of the docker engine while it runs: a container for each node, which is heard, and ended whatever happens."""
 
+import signal
 import socket
 import ssl
 import tarfile
@@ -28,6 +29,9 @@ from allranks.records import ContainerEnded, Record
 FAILURES = (DockerException, requests.RequestException, OSError)
 """What comes of a daemon that refuses, or is not there any more."""
 
+_SIGNALLED = 128
+"""An exit status is this and a signal's number where the signal ended a container."""
+
 _NO_ADDRESSES = "address pool"
 """What every version of Docker says when it has no addresses left for a network, 20.10 as well as 28."""
 
@@ -53,6 +57,7 @@ class Container:
         self._frames = FrameReader()
         self._ended: ContainerEnded | None = None
         self._exit = NodeExit(status=None)
+        self._was_paused = self._was_stuck = False
 
     def attach_and_start(self) -> None:
         """Attach first, so that nothing of what the agent says is lost, then start."""
@@ -133,16 +138,26 @@ class Container:
 
     def resume(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.resume`."""
-        # Mostly it is refused, because nobody has paused the container.
-        if not self.has_ended:
+        if not self.has_ended and self._state_now().get("Paused"):
+            self._was_paused = True
             with suppress(*FAILURES):
                 self._client.unpause(self.identifier)
+
+    def _state_now(self) -> dict[str, Any]:
+        """What the daemon says of it; nothing where it does not."""
+        with suppress(*FAILURES):
+            state: dict[str, Any] = self._client.inspect_container(self.identifier)["State"]
+            return state
+        return {}
 
     def end(self, _deadline: float) -> None:
         """See :meth:`allranks.engine.agents.Agent.end`; until the deadline its job has heard it."""
         if self.has_ended:
             return
         self.has_ended = True
+        state = self._state_now()
+        self._was_paused = self._was_paused or bool(state.get("Paused"))
+        self._was_stuck = bool(state.get("Running"))
         # While a container's output waits to be read, the daemon neither kills nor removes it (Docker 20.10: no answer
         # within a minute; 0.3 s once the connection is shut).
         with suppress(OSError):
@@ -162,25 +177,29 @@ class Container:
             self._exit = NodeExit(status=state["ExitCode"], out_of_memory=memory, output=output)
         else:
             memory = self._ended.memory_kills > 0
-            self._exit = NodeExit(status=self._ended.status, out_of_memory=memory, output=self._stream.output)
+            output = f"It had been paused. {self._stream.output}".rstrip() if self._was_paused else self._stream.output
+            self._exit = NodeExit(status=self._ended.status, out_of_memory=memory, output=output)
         return self._exit
 
     def _see_that_it_is_in(self, network: str) -> None:
-        with as_engine_error(f"{self.title} is lost."):
-            found = self._client.inspect_container(self.identifier)
-        if network not in found["NetworkSettings"]["Networks"]:
+        if network not in self._inspect()["NetworkSettings"]["Networks"]:
             msg = f"{self.title} was taken out of the job's network."
             raise EngineError(msg, remedy="Leave the networks of running jobs alone.")
 
     def _state_of_the_dead(self) -> dict[str, Any]:
+        with as_engine_error(f"{self.title} is lost."), suppress(NotFound):  # see `_inspect`
+            self._client.wait(self.identifier, timeout=int(agents.STOP_GRACE))
+        state: dict[str, Any] = self._inspect()["State"]
+        return state
+
+    def _inspect(self) -> dict[str, Any]:
         with as_engine_error(f"{self.title} is lost."):
             try:
-                self._client.wait(self.identifier, timeout=int(agents.STOP_GRACE))
-                state: dict[str, Any] = self._client.inspect_container(self.identifier)["State"]
+                found: dict[str, Any] = self._client.inspect_container(self.identifier)
             except NotFound as error:
                 msg = f"{self.title} is gone: somebody has removed it."
                 raise EngineError(msg, why=reason_of(error), remedy="Run what is left: --resume.") from error
-        return state
+        return found
 
     def early_end(self, consequence: str) -> EngineError:
         """The error of a job of which this container ended before its agent did.
@@ -188,15 +207,31 @@ class Container:
         Args:
             consequence: What goes on the first sentence; empty for nothing.
         """
-        how = self._exit
-        status = "nobody knows how" if how.status is None else f"exit status {how.status}"
-        memory = "The kernel killed it for want of memory (limits.memory_mib)." if how.out_of_memory else ""
-        why = (f"It was killed or removed, or its daemon ended ({status}).", memory, how.output)
+        what, why = self._cause()
         return EngineError(
-            f"{self.title} ended before its agent did{consequence}.",
-            why=" ".join(part for part in why if part),
+            f"{self.title} {what}{consequence}.",
+            why=" ".join(filter(None, (why, self._exit.output))),
             remedy="See `docker events` and the daemon's log. What was heard of its tests is in the report.",
         )
+
+    def _cause(self) -> tuple[str, str]:
+        """What ended it before its agent did, and what else is known about that."""
+        how = self._exit
+        if how.out_of_memory:
+            return "was killed for want of memory", "All that runs in it may use limits.memory_mib of the matrix file."
+        if self._was_paused:
+            return "was paused (docker pause) until its time was up", "Nothing in it could run, so allranks killed it."
+        if self._was_stuck:
+            return "did not end when it was told to", f"It had {agents.STOP_GRACE:g} s; then allranks killed it."
+        if how.status is None:
+            return "ended before its agent did", "Nobody knows how."
+        if how.status > _SIGNALLED:
+            name = _signal_name(how.status - _SIGNALLED)
+            return (
+                f"was killed ({name})",
+                "Somebody killed or stopped it (docker kill, docker stop), or its daemon ended.",
+            )
+        return "ended before its agent did", f"Its exit status is {how.status}."
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -242,7 +277,7 @@ class DockerJob(JobOfAgents[Container]):
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
         gone = [container for container in self._agents if not container.keeps_files]
         if len(gone) == len(self._agents):
-            lost = gone[0].early_end(", and its files with it")
+            lost = gone[0].early_end(", and its files are lost")
             raise lost
         left_out: EngineError | None = None
         try:
@@ -308,6 +343,13 @@ class DockerJob(JobOfAgents[Container]):
         for container in self._agents:
             container.close()
         super().close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @contextmanager

@@ -1,19 +1,19 @@
 """What the docker engine asks the daemon for: made of a job alone, and compared without any daemon."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 
 from allranks.engine.archive import Archive, ArchiveBuilder
-from allranks.engine.intake import RESULTS_BYTES
 from allranks.engine.nodes import spec_of_node
 from allranks.engine.ownership import HOST_LABEL, RUN_VARIABLE
 from allranks.engine.spec import FileCopy, JobSpec
-from allranks.harness.config import Post
+from allranks.harness.config import RESULTS_BYTES, Post
 from allranks.harness.keeper import COMMAND, ISOLATED
 
 USER = 10001
@@ -29,6 +29,37 @@ INTERFACE = "eth0"
 """What Docker calls a container's interface to its only network."""
 
 NODE_LABEL = "allranks.node"
+
+_SECCOMP = Path(__file__).with_name("seccomp.json")
+"""The system calls that a job may make, in Docker's format (api/seccomp.md of moby); each rule says why it is there."""
+
+_SHARES_OF_RANK = 512
+"""CPU shares: a job of two ranks counts as much as any other container of the daemon, which has 1024."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Daemon:
+    """What the host of a daemon has.
+
+    Attributes:
+        cpus: Its CPUs.
+        limits_cpus: Its kernel can limit what containers use of them.
+        has_seccomp: Its kernel can filter system calls.
+    """
+
+    cpus: int
+    limits_cpus: bool
+    has_seccomp: bool
+
+    @classmethod
+    def of_info(cls, said: Mapping[str, Any]) -> "Daemon":
+        """What a daemon says of itself (``GET /info``)."""
+        options = said.get("SecurityOptions") or ()
+        return cls(
+            cpus=int(said["NCPU"]),
+            limits_cpus=bool(said.get("CpuCfsQuota")),
+            has_seccomp=any(option.startswith("name=seccomp") for option in options),
+        )
 
 
 def node_name(node: int) -> str:
@@ -86,9 +117,9 @@ def _labels(spec: JobSpec, host: str) -> dict[str, str]:
 def volume_names(spec: JobSpec) -> tuple[str, ...]:
     """The names of the volumes that all nodes of a job have: its files, and what its tests write.
 
-    None where there is one node: its container's are nameless, and go with it.
+    Nameless ones would go with their container, but only where nobody else removes that (``docker rm`` leaves them).
     """
-    return () if spec.agent.nodes == 1 else (object_name(spec), f"{object_name(spec)}-shared")
+    return object_name(spec), f"{object_name(spec)}-shared"
 
 
 def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
@@ -110,13 +141,14 @@ def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
     }
 
 
-def creation_request(spec: JobSpec, host: str, code_bytes: int) -> dict[str, Any]:
+def creation_request(spec: JobSpec, host: str, code_bytes: int, daemon: Daemon) -> dict[str, Any]:
     """What the daemon is asked to create: a container that may do nothing but compute.
 
     Args:
         spec: What one node of the job has.
         host: This host's id, for the labels.
         code_bytes: What the job's code and the agents' take.
+        daemon: What its host has.
     """
     limits = spec.resources
     return {
@@ -136,7 +168,8 @@ def creation_request(spec: JobSpec, host: str, code_bytes: int) -> dict[str, Any
             "tmpfs": {"/tmp": "rw,nosuid,nodev,exec,mode=1777,size=1g"},  # noqa: S108 - the container's own
             "read_only": True,
             "cap_drop": ["ALL"],
-            "security_opt": ["no-new-privileges"],
+            "security_opt": ["no-new-privileges", *_seccomp(spec, daemon)],
+            **_cpu_settings(limits.cpus, daemon),
             "pids_limit": limits.pids,
             "mem_limit": limits.memory_bytes,
             "memswap_limit": limits.memory_bytes,
@@ -144,14 +177,35 @@ def creation_request(spec: JobSpec, host: str, code_bytes: int) -> dict[str, Any
             "log_config": {"type": "none"},
             "cgroupns": "private",
             # A crash of a rank would leave gigabytes of it wherever the host's kernel puts core files.
+            # None of open files: one above the daemon's own fails a container (measured: rlimit type 7).
+            # None of processes (nproc): it would count those of all jobs on the host, which share a user.
             "ulimits": [Ulimit(name="core", soft=0, hard=0)],
             **gpu_settings(spec),
         },
     }
 
 
+def _seccomp(spec: JobSpec, daemon: Daemon) -> list[str]:
+    """Our list in the place of the daemon's own one; nothing where that is wanted, or where there can be none."""
+    if spec.seccomp == "default" or not daemon.has_seccomp:
+        return []
+    return [f"seccomp={json.dumps(json.loads(_SECCOMP.read_text(encoding='utf-8')))}"]
+
+
+def _cpu_settings(ranks: int, daemon: Daemon) -> dict[str, int]:
+    """What a container may use of its host's CPUs: against others by its ranks, and never so much that nothing is left.
+
+    Shares bind only while others want the CPUs, so a job that runs alone is as fast as without. The limit is for what a
+    test may start (a pool of threads for each CPU): a quarter of a larger host stays free for its daemon and for the
+    orchestrator, but each rank has a CPU of its own wherever there are that many.
+    """
+    most = min(daemon.cpus, max(ranks, -(-daemon.cpus * 3 // 4)))
+    limit = {"nano_cpus": most * 10**9} if daemon.limits_cpus else {}
+    return {"cpu_shares": _SHARES_OF_RANK * ranks, **limit}
+
+
 def _mounts(spec: JobSpec, host: str, code_bytes: int) -> list[Mount]:
-    files, written = volume_names(spec) or ("", "")
+    files, written = volume_names(spec)
     labels, limits = _labels(spec, host), spec.resources
     return [
         _in_memory(files, ROOT, code_bytes + RESULTS_BYTES * spec.agent.nodes, labels, owner=0),

@@ -10,13 +10,11 @@ from typing import Final, Literal
 
 from allranks.engine.drafts import DRAFT, draft_of
 from allranks.errors import EngineError
+from allranks.harness.config import RESULTS_BYTES
 from allranks.records import JOURNAL
 
 RESERVED: Final = ("job.json", JOURNAL, "rank-*.xml", ".*")
 """Patterns of the names that the host itself writes in an attempt's folder."""
-
-RESULTS_BYTES: Final = 512 << 20
-"""What each node of a job may write to its results folder: each rank's log has a limit of its own."""
 
 MOST_ENTRIES: Final = 50_000
 """Files and folders: a job of 64 ranks leaves about 400, and each more costs the host an inode."""

@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from allranks.engine.intake import MOST_ENTRIES, RESULTS_BYTES, Intake
+from allranks.engine.intake import MOST_ENTRIES, Intake
 from allranks.engine.spec import JobSpec, Passthrough
-from allranks.harness.config import PYTEST_CACHE, AgentConfig, GpuToCheck, Post, share_of
+from allranks.harness.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, Post, share_of
 
 _TOKEN_BYTES = 32
 

@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,19 +20,40 @@ from pathlib import Path
 RUN_VARIABLE = "ALLRANKS_JOB_OF_RUN"
 """Environment variable that every process of a run carries."""
 
+HOST_VARIABLE = "ALLRANKS_JOB_OF_HOST"
+"""Environment variable of processes on this host: the :func:`host_id` of their run's owner."""
+
 HOST_LABEL = "allranks.host"
 RUN_LABEL = "allranks.run"
 GPUS_LABEL = "allranks.gpus"
 
 
 def host_id() -> str:
-    """A name for this host that survives restarts and says nothing about it.
+    """From where an owner's lock is seen: this machine, this boot of it, and the name spaces of this process.
 
-    Containers that share a daemon (those of a CI runner, say) share the machine's names but neither processes nor
-    locks, so none of them can tell whether another's run is dead: each has a name of its own, by its process namespace.
+    A lock says something only to those who look for it in the same folder: in another mount namespace (unshare(1), a
+    container of a CI runner, another host of a shared daemon) a live owner looks dead. So it is told by these three,
+    with a full stop between them, and whoever finds another one lets it be; see :func:`is_of_earlier_boot`.
     """
-    parts = (_machine(), str(process_namespace(Path("/proc/self"))))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    folder = lock_folder().stat()
+    spaces = f"{process_namespace(Path('/proc/self'))} {folder.st_dev}:{folder.st_ino}"
+    return ".".join(_digest(part) for part in (_machine(), _text_of(_BOOT_ID), spaces))
+
+
+def is_of_earlier_boot(host: str, made: float) -> bool:
+    """Whether what an owner made is older than this boot of its host, so that the owner is dead wherever it was.
+
+    Two machines may have one id (a cloned disk), so what was made since this one was started may be the other's.
+
+    Args:
+        host: The owner's :func:`host_id`.
+        made: When it was made, in seconds since the epoch.
+    """
+    machine, _, rest = host.partition(".")
+    boot, _, _ = rest.partition(".")
+    own_machine, own_boot, _ = host_id().split(".")
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return machine == own_machine and bool(boot) and boot != own_boot and made < booted
 
 
 def process_namespace(process: Path) -> Path:
@@ -43,15 +65,28 @@ def process_namespace(process: Path) -> Path:
     return (process / "ns" / "pid").readlink()
 
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
 def _machine() -> str:
-    for path in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
+    return _text_of(Path("/etc/machine-id"), _BOOT_ID)
+
+
+def _text_of(*paths: Path) -> str:
+    """The text of the first of these files that has one; else the host's name."""
+    for path in paths:
         try:
-            text = Path(path).read_text(encoding="ascii").strip()
+            text = path.read_text(encoding="ascii").strip()
         except OSError:
             continue
         if text:
             return text
     return socket.gethostname()
+
+
+def _digest(text: str) -> str:
+    """A name for something that says nothing about it."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def lock_folder() -> Path:

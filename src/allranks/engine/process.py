@@ -6,19 +6,27 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from allranks.engine.agents import STOP_GRACE, JobOfAgents
 from allranks.engine.nodes import Meeting, arrange_meeting, bring_home, gpus_of
-from allranks.engine.ownership import RUN_VARIABLE, forget_dead_runs, is_dead, process_namespace
+from allranks.engine.ownership import (
+    HOST_VARIABLE,
+    RUN_VARIABLE,
+    forget_dead_runs,
+    host_id,
+    is_dead,
+    process_namespace,
+)
 from allranks.engine.protocol import NodeExit
 from allranks.engine.spec import JobSpec
 from allranks.engine.stream import Damage, RecordStream
 from allranks.errors import EngineError
+from allranks.harness.evidence import read
 from allranks.harness.keeper import COMMAND, ISOLATED
 from allranks.harness.kernel import is_readable, variables_of
 from allranks.records import Record
@@ -33,6 +41,9 @@ _OF_A_RANK = frozenset(
 _OF_TORCHRUN = "TORCHELASTIC_"
 
 _SCRATCH_PREFIX = "allranks-job-"
+
+_OWNER = "owner"
+"""File of a scratch folder that says whose it is: what :func:`host_id <allranks.engine.ownership.host_id>` says."""
 
 
 class ProcessEngine:
@@ -104,9 +115,14 @@ class ProcessEngine:
 
     def remains(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.remains`."""
-        dead = [pid for pid, run_id in _processes_of_runs() if is_dead(run_id)]
-        left = [folder for folder, run_id in _scratch_folders() if is_dead(run_id)]
-        return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
+        dead = [pid for pid, owner in _processes_of_runs() if owner.is_dead]
+        left = [folder for folder, owner in _scratch_folders() if owner.is_dead]
+        return _names(dead, left)
+
+    def unjudged(self) -> list[str]:
+        """See :meth:`allranks.engine.protocol.Engine.unjudged`."""
+        processes = [pid for pid, owner in _processes_of_runs() if not owner.is_here]
+        return _names(processes, [folder for folder, owner in _scratch_folders() if not owner.is_here])
 
     def vacate(self, gpus: Sequence[str]) -> None:
         """See :meth:`allranks.engine.protocol.Engine.vacate`: a lease lasts as long as the processes that have it."""
@@ -114,11 +130,11 @@ class ProcessEngine:
     def reap(self) -> list[str]:
         """Kill the processes of this host whose run has no owner any more, and remove its scratch folders."""
         dead = list(_kill_the_dead())
-        left = [folder for folder, run_id in _scratch_folders() if is_dead(run_id)]
+        left = [folder for folder, owner in _scratch_folders() if owner.is_dead]
         for folder in left:
             remove_tree(folder)
         forget_dead_runs()
-        return [f"process {pid}" for pid in dead] + [f"folder {folder}" for folder in left]
+        return _names(dead, left)
 
 
 class _Agent:
@@ -218,10 +234,12 @@ class ProcessJob(JobOfAgents[_Agent]):
 
 def _make_scratch(spec: JobSpec) -> Path:
     try:
-        return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{spec.run_id}."))
+        scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{spec.run_id}."))
+        (scratch / _OWNER).write_text(host_id(), encoding="ascii")
     except OSError as error:
         msg = f"A folder for {spec.job_id} could not be made."
         raise EngineError(msg, why=str(error), remedy="Free some space, or set TMPDIR.") from error
+    return scratch
 
 
 def _close(file: IO[bytes] | None) -> None:
@@ -287,6 +305,7 @@ def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[
         **dict([temporary_folder(scratch)]),
         **_visible_gpus(spec),
         RUN_VARIABLE: spec.run_id,
+        HOST_VARIABLE: host_id(),
     }
     return {**_of_no_rank(host), "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}
 
@@ -320,42 +339,72 @@ def temporary_folder(scratch: Path) -> tuple[str, str]:
     return "TMPDIR", str(scratch / "tmp")
 
 
-def _processes_of_runs() -> Iterator[tuple[int, str]]:
-    """Process id and run id of every process that belongs to a run and that this user may look at."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (run_id := _run_of(entry)):
-            yield int(entry.name), run_id
+@dataclass(frozen=True)
+class _Owner:
+    """Who owns a process or a folder.
+
+    Attributes:
+        run_id: The run.
+        host: The owner's :func:`host_id <allranks.engine.ownership.host_id>`; empty where nothing says it.
+    """
+
+    run_id: str
+    host: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its lock is seen from here: else nobody can tell whether it lives."""
+        return self.host == host_id()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is certain to be dead."""
+        return self.is_here and is_dead(self.run_id)
+
+
+def _names(processes: Iterable[int], folders: Iterable[Path]) -> list[str]:
+    return [*(f"process {pid}" for pid in processes), *(f"folder {folder}" for folder in folders)]
+
+
+def _processes_of_runs() -> Iterator[tuple[int, _Owner]]:
+    """Process id and owner of every process that belongs to a run and that this user may look at.
+
+    None where ``/proc`` is another pid namespace's (``unshare --pid`` alone): its numbers name other processes here.
+    """
+    is_own = Path("/proc/self").readlink() == Path(str(os.getpid()))
+    for entry in Path("/proc").iterdir() if is_own else ():
+        if entry.name.isdigit() and (owner := _owner_of(entry)):
+            yield int(entry.name), owner
 
 
 def _kill_the_dead() -> Iterator[int]:
     """Kill every process whose run has no owner, and then those that these have forked meanwhile; their process ids."""
     tried: set[int] = set()
-    while found := {pid: run_id for pid, run_id in _processes_of_runs() if pid not in tried and is_dead(run_id)}:
-        for pid, run_id in found.items():
-            _kill(pid, (RUN_VARIABLE, run_id))
+    while found := {pid: owner for pid, owner in _processes_of_runs() if pid not in tried and owner.is_dead}:
+        for pid, owner in found.items():
+            _kill(pid, (RUN_VARIABLE, owner.run_id))
             yield pid
         tried |= found.keys()
 
 
-def _run_of(process: Path) -> str:
-    """The run that a process belongs to; empty for none, and for a container's, whose owner cannot be seen here."""
-    marker = f"{RUN_VARIABLE}="
+def _owner_of(process: Path) -> _Owner | None:
+    """The owner of a process; None where it has none, and for a container's: the docker engine sees to those."""
+    variables = dict(item.partition("=")[::2] for item in variables_of(int(process.name)))
+    run_id, host = variables.get(RUN_VARIABLE, ""), variables.get(HOST_VARIABLE, "")
     try:
-        if process_namespace(process) != process_namespace(Path("/proc/self")):
-            return ""
+        is_of_container = process_namespace(process) != process_namespace(Path("/proc/self")) and not host
     except OSError:
-        return ""
-    variables = variables_of(int(process.name))
-    return next((item.removeprefix(marker) for item in variables if item.startswith(marker)), "")
+        return None
+    return _Owner(run_id, host) if run_id and not is_of_container else None
 
 
-def _scratch_folders() -> Iterator[tuple[Path, str]]:
-    """The scratch folders of this user's jobs, each with its run id."""
+def _scratch_folders() -> Iterator[tuple[Path, _Owner]]:
+    """The scratch folders of this user's jobs, each with its owner."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*"):
         run_id = folder.name.removeprefix(_SCRATCH_PREFIX).rpartition(".")[0]
         with suppress(FileNotFoundError):  # its job may end at this moment
             if run_id and folder.stat().st_uid == os.geteuid():
-                yield folder, run_id
+                yield folder, _Owner(run_id, read(folder / _OWNER))
 
 
 def _kill(pid: int, variable: tuple[str, str]) -> None:

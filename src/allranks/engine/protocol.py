@@ -95,6 +95,15 @@ class Engine(Protocol):
             EngineError: Nobody can tell.
         """
 
+    def unjudged(self) -> list[str]:
+        """What is of owners on another host, or in another name space of this one, by name; nothing is touched.
+
+        From here nobody can tell whether they live.
+
+        Raises:
+            EngineError: Nobody can tell what there is.
+        """
+
     def vacate(self, gpus: Sequence[str]) -> None:
         """Remove what still has one of these GPUs: the lease is ours, so its owner has died, or lost sight of it.
 

@@ -33,6 +33,7 @@ class Resources:
         shm_bytes: Size of ``/dev/shm``.
         disk_bytes: What its tests may write to their folders, for engines that can limit that; it is memory, too.
         pids: Number of processes and threads.
+        cpus: How many of its ranks may compute at a time.
         seconds: From the job's turn to its agent's end, imports and collection included where they are not done by
             then; the engine's own, last time limit.
     """
@@ -42,6 +43,7 @@ class Resources:
     disk_bytes: int
     pids: int
     seconds: float
+    cpus: int = 1
 
 
 GpuDriver = Literal["nvidia", "cdi", "rocm"]
@@ -85,6 +87,7 @@ class JobSpec:
         passthrough: How it is given them.
         resources: What it may use, on all of its nodes together.
         node_resources: What it may use on each of several nodes, by that node's ranks; empty for one node.
+        seccomp: What filters the system calls in its container: our own list, or the daemon's default.
     """
 
     run_id: str
@@ -102,6 +105,7 @@ class JobSpec:
     passthrough: Passthrough = Passthrough()
     resources: Resources
     node_resources: tuple[Resources, ...] = ()
+    seccomp: Literal["allranks", "default"] = "allranks"
 
     def resources_on(self, node: int) -> Resources:
         """What the job may use on one of its nodes."""
@@ -173,6 +177,7 @@ def resources(
         # A rank has a hundred threads where RPC, autograd and gloo each have theirs; a fork bomb has no end.
         pids=1024 + 512 * max(ranks, LAUNCHED),
         seconds=seconds + min(60.0, 20.0 + seconds / 10),
+        cpus=ranks,
     )
 
 
@@ -184,4 +189,5 @@ def total(each: Sequence[Resources]) -> Resources:
         disk_bytes=max(one.disk_bytes for one in each),  # their folder is one
         pids=sum(one.pids for one in each),
         seconds=max(one.seconds for one in each),
+        cpus=sum(one.cpus for one in each),
     )

@@ -6,9 +6,12 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 Isolation = Literal["test", "file", "job"]
+
+RESULTS_BYTES: Final = 512 << 20
+"""What each node of a job may write to its results folder: each rank's log has a limit of its own."""
 
 PYTEST_CACHE = "pytest-cache"
 """Where pytest's cache is in a job's results folder: one that an earlier job left, and what becomes of it."""

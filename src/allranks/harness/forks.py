@@ -2,6 +2,7 @@
 
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from allranks.harness.job_end import JobEnd
 from allranks.harness.launchers.driver_account import DRIVER, driver_folder
 from allranks.harness.nodes.node import Orders
 from allranks.harness.program import LINE_LIMIT, Asked, Finish, Muster, Mustered, SessionEnded, Told, line_of, told_by
+from allranks.harness.room import is_full
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
 from allranks.records import Imported, Record, RecordError
@@ -361,6 +363,7 @@ class LocalNode:
         self._end = end
         self._echo = echo
         self._records_flights = records_flights
+        self._shared: Path | None = None
 
     def of_lane(self, results: Path) -> "LocalNode":
         """The same node, for ranks whose files are in another folder."""
@@ -374,6 +377,15 @@ class LocalNode:
             records_flights=self._records_flights,
         )
 
+    def _shared_folder(self, gang: int) -> Path:
+        """The folder that a gang's ranks share; the one of the gang before goes where that has left no room."""
+        if self._shared is not None and is_full(self._folders.shared):
+            with suppress(RecursionError):  # a thousand folders in each other
+                shutil.rmtree(self._shared, ignore_errors=True)
+        self._shared = self._folders.shared / f"gang-{gang}"
+        self._shared.mkdir(exist_ok=True)
+        return self._shared
+
     def muster(self, orders: Orders) -> LocalCrew:
         """See :meth:`allranks.harness.nodes.node.Node.muster`.
 
@@ -382,8 +394,7 @@ class LocalNode:
             HangupError: The job is to end.
             JobLimitError: The job's time is up.
         """
-        shared = self._folders.shared / f"gang-{orders.gang}"
-        shared.mkdir(exist_ok=True)
+        shared = self._shared_folder(orders.gang)
         results, numbers, recorder = self._folders.results, [*self._config.local_ranks], None
         if orders.launches:
             results, numbers = driver_folder(self._folders.results), [DRIVER]

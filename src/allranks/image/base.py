@@ -16,6 +16,7 @@ from allranks.matrix.model import Image
 
 if TYPE_CHECKING:
     from docker import DockerClient
+    from docker.models.images import Image as DaemonImage
 
 DEFAULT = Image.base
 LOCAL = "allranks/base:bookworm"
@@ -59,11 +60,18 @@ class Base:
         reference: The name to build from.
         id: The image's id, which changes with its content.
         reason: Why it is another than the matrix file names; empty when it is not.
+        digest: Its name by the digest that a registry knows it by; empty where it was made here.
     """
 
     reference: str
     id: str
     reason: str = ""
+    digest: str = ""
+
+    @property
+    def pinned(self) -> str:
+        """What a build starts from: a tag may have been moved to another image since it was looked up."""
+        return self.digest or self.reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +109,17 @@ def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], pr
     """
     chosen, reason = _chosen(name, environ)
     if image := find(client, chosen):
-        return Base(reference=chosen, id=str(image.id), reason=reason)
+        return Base(reference=chosen, id=str(image.id), reason=reason, digest=_digest_of(image, chosen))
     if chosen == DEFAULT and (image := find(client, LOCAL)):
         return Base(reference=LOCAL, id=str(image.id), reason=f"{DEFAULT} is not on this host")
     pulled = pull(client, chosen, progress=progress, remedy=_remedy(chosen, reason))
-    return Base(reference=chosen, id=str(pulled.id), reason=reason)
+    return Base(reference=chosen, id=str(pulled.id), reason=reason, digest=_digest_of(pulled, chosen))
+
+
+def _digest_of(image: DaemonImage, name: str) -> str:
+    """One of its names by digest: where several registries have it, that of the registry that was named."""
+    digests: list[str] = image.attrs.get("RepoDigests") or []
+    return min(digests, key=lambda each: (not name.startswith(each.partition("@")[0]), each), default="")
 
 
 def _chosen(name: str, environ: Mapping[str, str]) -> tuple[str, str]:

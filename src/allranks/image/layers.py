@@ -159,7 +159,7 @@ def _build_layer(layer: Layer, below: Base, reference: str, site: Site) -> Image
     request = BuildRequest(
         tag=reference,
         dockerfile=layer.dockerfile.name,
-        arguments={"BASE_IMAGE": below.reference, "LAYER": layer.name, "BUILDER": builder, **layer.arguments},
+        arguments={"BASE_IMAGE": below.pinned, "LAYER": layer.name, "BUILDER": builder, **layer.arguments},
         network=layer.network,
     )
     site.progress(f"building layer {layer.name}")

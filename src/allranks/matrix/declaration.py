@@ -13,6 +13,7 @@ from allranks.matrix.expand import cell_at, expand
 from allranks.matrix.model import (
     PROJECT_MODES,
     Cell,
+    Docker,
     EnvRule,
     Image,
     Include,
@@ -23,6 +24,7 @@ from allranks.matrix.model import (
     Process,
     ProjectMode,
     Rule,
+    SeccompName,
     SkipPolicy,
     Suite,
 )
@@ -108,7 +110,7 @@ def _locate(start: Path) -> Path:
 
 
 def _matrix(file: Table) -> Matrix:
-    file.only("matrix", "suites", "images", "env", "policy", "limits", "process", "runners", "durations")
+    file.only("matrix", "suites", "images", "env", "policy", "limits", "process", "docker", "runners", "durations")
     file.needs("matrix", "[matrix]")
     table = file.table("matrix")
     table.only(*AXES, "custom_backends", "exclude", "include")
@@ -127,6 +129,7 @@ def _matrix(file: Table) -> Matrix:
         policy=_policy(file.table("policy")),
         limits=_limits(file.table("limits"), os.environ),
         process=_process(file.table("process")),
+        docker=_docker(file.table("docker")),
         runners=tuple(runner_rule(entry, _optional_condition(entry, known)) for entry in file.tables("runners")),
         durations=_durations(file.table("durations")),
         line=table.line,
@@ -457,6 +460,11 @@ def _check_nesting(table: Table, limits: Limits) -> None:
 def _process(table: Table) -> Process:
     table.only("python")
     return Process(python=table.text("python", None, "python3"))
+
+
+def _docker(table: Table) -> Docker:
+    table.only("seccomp")
+    return Docker(seccomp=table.choice("seccomp", get_args(SeccompName), Docker.seccomp))
 
 
 def _durations(table: Table) -> Path:

@@ -233,6 +233,20 @@ class Process:
     python: str | None = None
 
 
+SeccompName = Literal["allranks", "default"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Docker:
+    """``[docker]``: settings of the docker engine.
+
+    Attributes:
+        seccomp: What filters the system calls of a job: allranks' own list, or the daemon's default.
+    """
+
+    seccomp: SeccompName = "allranks"
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunnerRule:
     """One ``[[runners]]``: the CI machines that take the cells under ``when`` (None: all that no rule before it takes).
@@ -287,6 +301,7 @@ class Matrix:
     policy: Policy = Policy()
     limits: Limits = Limits()
     process: Process = Process()
+    docker: Docker = Docker()
     runners: tuple[RunnerRule, ...] = ()
     durations: Path = DURATIONS_FILE
     finished: Mapping[str, str] = field(default_factory=dict)

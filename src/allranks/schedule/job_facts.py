@@ -206,7 +206,10 @@ def _agent_failure(failed: AgentFailed) -> JobError:
 
 def _breakdown(what: str, why: str) -> JobError:
     if full := _UNWRITABLE.search(f"{what}\n{why}"):
-        remedy = "Free space where jobs run (Docker's own folder, or TMPDIR), then go on: allranks run --resume."
+        remedy = (
+            "Either its tests have filled its own folders (512 MiB of results, limits.disk_mib of other files), or the "
+            "host's disk is full: free space in TMPDIR, or in Docker's own folder. Then go on: allranks run --resume."
+        )
         return JobError(kind="infrastructure", what="The agent could not write.", why=full[0], remedy=remedy)
     return JobError(kind="agent", what=what, why=why, remedy="Please report this as a bug of allranks.")
 

@@ -98,6 +98,7 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
         passthrough=attempt.passthrough,
         resources=total(each),
         node_resources=each if len(each) > 1 else (),
+        seccomp=matrix.docker.seccomp,
     )
 
 

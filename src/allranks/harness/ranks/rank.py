@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Generator, Mapping, Sequence
@@ -34,6 +35,7 @@ from allranks.harness.ranks.reports import is_good_subtest, phase_of
 from allranks.harness.ranks.surroundings import Surroundings
 from allranks.harness.ranks.symptoms import is_symptom
 from allranks.harness.ranks.terminal import silence_terminal
+from allranks.harness.room import Room
 from allranks.testing.skips.requirement import EnvironmentSkip
 from allranks.testing.skips.skipcodes import SkipCode
 
@@ -128,6 +130,7 @@ class _Rank:
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
         self._imports = ImportWatch()
+        self._room = Room(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
         self._board = CallBoard(map_board(assignment.board))
         self._calls = CallCounter(self._board)
         session.config.pluginmanager.register(self, "allranks-rank")
@@ -192,6 +195,7 @@ class _Rank:
         following = None if command.following is None else self._items[command.following]
         os.environ["ALLRANKS_SEED"] = str(command.seed)
         seed_everything(command.seed)
+        self._room.begin()
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
@@ -202,6 +206,9 @@ class _Rank:
         if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in self._phases):
             message = "pytest has reported no call of this test: a plugin or a hook has kept it from running"
             self._add_phase(Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message), None)
+        if (overrun := self._room.overrun()) is not None:
+            phase = Phase(when="teardown", outcome=Outcome.ERRORED, duration=0.0, message=overrun.message)
+            self._add_phase(phase, None, may_be_peers=not overrun.is_own)
         flush_output()
         return self._conclude()
 
@@ -246,7 +253,7 @@ class _Rank:
             self._errors["teardown"] = call.excinfo.value
             self.pytest_runtest_logreport(report)
 
-    def _add_phase(self, phase: Phase, error: BaseException | None) -> None:
+    def _add_phase(self, phase: Phase, error: BaseException | None, *, may_be_peers: bool = False) -> None:
         """Report a phase at once, for peers may be waiting; a plain pass can wait for what comes next."""
         self._phases.append(phase)
         self._untold.append(phase)
@@ -256,7 +263,8 @@ class _Rank:
             return
         if phase.outcome.is_bad:
             flush_output()
-        has_waited = is_symptom(error) or (error is not None and self._calls.has_waited_in_vain)
+        waited = error is not None and self._calls.has_waited_in_vain
+        has_waited = may_be_peers or is_symptom(error) or waited
         phases = self._take_untold()
         self._connection.report(
             Report(nodeid=self._nodeid, outcome=phase.outcome, phases=phases, goes_on=True, is_symptom=has_waited)
