@@ -44,12 +44,14 @@ def kill_group(leader: int) -> None:
     Raises:
         ProcessLookupError: There is none.
     """
-    janitors = {pid for pid in kernel.members(leader) if _is_janitor(pid)}
+    # From now on nobody starts anything, or keeps this process from its turn.
+    os.killpg(leader, signal.SIGSTOP)
+    members = kernel.members(leader)
+    janitors = {pid for pid in members if _is_janitor(pid)}
     if not janitors:
         os.killpg(leader, signal.SIGKILL)
         return
-    os.killpg(leader, signal.SIGSTOP)  # from now on nobody starts anything
-    for pid in kernel.members(leader) - janitors:
+    for pid in members - janitors:
         _kill(pid)
     for pid in janitors:
         with suppress(OSError):
