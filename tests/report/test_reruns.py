@@ -110,6 +110,18 @@ def test_a_skip_in_a_further_attempt_settles_no_try_that_failed(run_folder, cont
     assert [each.verdict.message.partition(" (")[0] for each in test.earlier] == ["rank 0 failed: at 10.0"]
 
 
+@pytest.mark.parametrize("last", ["skipped", "passed"])
+def test_a_try_that_failed_counts_though_the_next_was_cut_short(run_folder, last):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[TEST], error={"kind": "interrupted", "what": "Ctrl-C"})
+    journal_of(run_folder.attempt(JOB), [("failed", "failed"), ("aborted", "aborted")])
+    run_folder.job(JOB, number=2, collected=[TEST], continues=1)
+    journal_of(run_folder.attempt(JOB, 2), [(last, last)])
+    test, code = only_test(run_folder)
+    assert code is (ExitCode.OK if last == "passed" else ExitCode.TESTS_FAILED)
+    assert test.is_flaky is (last == "passed")
+
+
 def test_the_xml_of_a_rank_has_its_bad_tries(tmp_path):
     tries = [("failed", "failed"), ("crashed", "passed"), ("passed", "failed")]
     write_rank_files(tmp_path, journal_of(tmp_path, tries))

@@ -124,9 +124,10 @@ class _Past:
             # Without a record, whoever would have written it was killed.
             was_ended = attempt.record is None or (error is not None and error.kind in _ENDED_FROM_OUTSIDE)
             for test in judge(attempt, read_ranks(attempt.files), setting):
-                tries = () if is_settled(test) else tuple(reruns(test, setting))
+                was_cut_short = was_ended and has_no_result(test)
+                tries = tuple(reruns(test, setting)) if was_cut_short or not is_settled(test) else ()
                 bad = _before(test, tries) if tries else test
-                if bad.verdict.is_bad and not (was_ended and has_no_result(test)):
+                if bad.verdict.is_bad and (tries or not was_cut_short):
                     ranks = tries[-1].ranks if tries else test.ranks
                     entry = EarlierAttempt(number=attempt.number or 0, verdict=bad.verdict, ranks=ranks)
                     self.bad[test.nodeid] = (*self.bad.get(test.nodeid, ()), entry)
