@@ -1,9 +1,10 @@
 """A test that its job has run again: the last time counts, and what went before it is told."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
@@ -120,6 +121,23 @@ def test_a_try_that_failed_counts_though_the_next_was_cut_short(run_folder, last
     test, code = only_test(run_folder)
     assert code is (ExitCode.OK if last == "passed" else ExitCode.TESTS_FAILED)
     assert test.is_flaky is (last == "passed")
+
+
+WRONG = ("failed", "crashed", "timed_out")
+ATTEMPTS = st.tuples(st.lists(st.sampled_from(WRONG), max_size=2), st.sampled_from([*WRONG, "passed", "skipped"]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(ATTEMPTS, min_size=1, max_size=3))
+def test_nothing_is_good_that_went_wrong_in_any_try_and_has_not_run_well_since(run_folder, tmp_path_factory, attempts):
+    folder = replace(run_folder, path=tmp_path_factory.mktemp("run"))
+    folder.manifest(JOB)
+    for number, (tries, last) in enumerate(attempts, start=1):
+        folder.job(JOB, number=number, collected=[TEST])
+        journal_of(folder.attempt(JOB, number), [(outcome, outcome) for outcome in (*tries, last)])
+    ran = [outcome for tries, last in attempts for outcome in (*tries, last) if outcome != "skipped"]
+    test, _ = only_test(folder)
+    assert test.verdict.is_bad == bool(ran and ran[-1] in WRONG)
 
 
 def test_the_xml_of_a_rank_has_its_bad_tries(tmp_path):
