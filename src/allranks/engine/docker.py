@@ -126,7 +126,7 @@ class DockerEngine:
         if len(specs) > 1:
             self._make_network(spec, stack)
         for name in volume_names(spec):  # they are made with the first container that has them
-            stack.callback(self._insist, partial(self._client.remove_volume, name))
+            stack.callback(_insist, partial(self._client.remove_volume, name))
         containers = [self._make_container(each, archive.pages * PAGE, stack) for each in specs]
         job = DockerJob(self._client, containers, spec.resources.seconds)
         stack.callback(job.close)
@@ -147,7 +147,7 @@ class DockerEngine:
         with as_engine_error(f"The network of {spec.job_id} could not be made."), uninterrupted():
             with _undone_without_answer(partial(self._remove_network, request["name"])):
                 made = self._client.create_network(**request)
-            stack.callback(self._insist, partial(self._clear_network, made["Id"]))
+            stack.callback(_insist, partial(self._clear_network, made["Id"]))
 
     def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
         name, title = container_name(spec), container_title(spec)
@@ -156,27 +156,8 @@ class DockerEngine:
         with as_engine_error(f"{title} could not be started."), uninterrupted():
             with _undone_without_answer(partial(self._remove_container, name)):
                 made = self._client.create_container(**request, name=name, host_config=host_config)
-            stack.callback(self._insist, partial(self._client.remove_container, made["Id"], v=True, force=True))
+            stack.callback(_insist, partial(self._client.remove_container, made["Id"], v=True, force=True))
         return Container(self._client, made["Id"], title, network_of(spec))
-
-    def _insist(self, remove: Callable[[], object]) -> None:
-        """Remove what is this job's alone, also while somebody else removes it, or what it is in, at the same moment.
-
-        What cannot be removed keeps its labels for a later reap.
-        """
-        deadline = time.monotonic() + _REMOVED_WITHIN
-        while True:
-            try:
-                with suppress(NotFound):
-                    remove()
-            except APIError as error:
-                if error.status_code not in _IN_USE or time.monotonic() > deadline:
-                    return
-                time.sleep(0.1)
-            except FAILURES:
-                return
-            else:
-                return
 
     def _clear_network(self, network: str) -> None:
         """Remove a job's network with whoever has been put into it meanwhile: to be alone there was the job's right."""
@@ -263,6 +244,24 @@ class DockerEngine:
     def _networks(self) -> Sequence[Listed]:
         listed: list[Listed] = self._client.networks(filters=_OURS)
         return listed
+
+
+def _insist(remove: Callable[[], object]) -> None:
+    """Remove what is this job's alone, also while somebody else removes it, or what it is in, at the same moment.
+
+    What cannot be removed keeps its labels for a later reap.
+    """
+    deadline = time.monotonic() + _REMOVED_WITHIN
+    with suppress(*FAILURES):
+        while time.monotonic() < deadline:
+            try:
+                remove()
+            except APIError as error:
+                if error.status_code not in _IN_USE:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
 
 
 @contextmanager
