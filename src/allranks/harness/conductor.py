@@ -17,7 +17,7 @@ from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.lanes import Lanes
 from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.nodes.node import Node, Orders, muster_all
-from allranks.harness.outcome import disagree, may_disagree
+from allranks.harness.outcome import Outcome, disagree, may_disagree
 from allranks.harness.program import Program, Terms
 from allranks.harness.ranks.rendezvous import Rendezvous, make_rendezvous
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
@@ -310,6 +310,8 @@ class Conductor:
             self._count.changed.setdefault(name, []).append(nodeid)
         # What may yet run well does not count: another lane would stop the job by it.
         self._runs_again = self._runs_again or (is_bad and self._number <= self._program.terms[self._index].reruns)
+        # As in the report, a skip settles nothing of a try that went wrong.
+        is_bad = is_bad or (self._number > 1 and {each.outcome for each in step.arrivals} == {Outcome.SKIPPED})
         if not self._runs_again and (step.arrivals or nodeid not in self._count.settled):
             self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
 

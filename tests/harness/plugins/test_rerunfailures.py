@@ -169,6 +169,42 @@ def test_a_try_that_fails_stops_no_launcher_test_beside_it(run_with):
     assert [start.number for start in starts].count(2) == 1
 
 
+LAUNCHER = """
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class TestLauncher(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_one(self):
+            note = pathlib.Path(__file__).with_name(f"note-{self.rank}")
+            if note.exists():
+                pytest.skip("not here")
+            note.touch()
+            raise ValueError
+"""
+PLAIN = """
+    def test_one(rank):
+        note = pathlib.Path(__file__).with_name(f"note-{rank}")
+        if note.exists():
+            pytest.skip("not here")
+        note.touch()
+        raise ValueError
+"""
+
+
+@pytest.mark.parametrize("tests", [PLAIN, LAUNCHER])
+def test_a_skip_settles_no_try_that_failed(run_with, tests):
+    head = "    import pathlib\n    import pytest\n"
+    agent = run_with(RERUN, {"test_a.py": head + tests, "test_b.py": "def test_after(): pass"}, "--reruns=2", "-x")
+    assert times(agent, "test_one") == [1, 2]
+    assert last(agent, "test_one") == ["skipped", "skipped"]
+    assert [each.tests for each in agent.all(NotRun)] == [("suite/test_b.py::test_after",)]
+
+
 def test_what_passes_in_the_end_does_not_stop_a_job(run_with):
     tests = (
         ONCE
