@@ -155,6 +155,12 @@ def _stat(pid: int) -> list[bytes]:
     return stat.rpartition(b")")[2].split()
 
 
+def members(group: int) -> set[int]:
+    """The process ids of a process group."""
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return {pid for pid in pids if (stat := _stat(pid)) and int(stat[2]) == group}
+
+
 def session_of(pid: int) -> int | None:
     """The process id of the leader of a process's session, a dead process included; None for one that is reaped."""
     stat = _stat(pid)

@@ -26,8 +26,8 @@ FAULT = {
         "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
         "job": {
             "verdict": ("error", "job"),
-            "words": ["The container of node 1 of gloo-w2-g0-env-n2/faulty ended before its agent did"],
-            "text": ["exit status 137"],
+            "words": ["The container of node 1 of gloo-w2-g0-env-n2/faulty was killed (SIGKILL)"],
+            "text": ["docker kill"],
         },
     },
     "seconds": 6,

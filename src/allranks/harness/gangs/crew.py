@@ -12,9 +12,9 @@ from typing import Protocol
 from allranks.harness import evidence, kernel
 from allranks.harness.channel import End, Report, Run
 from allranks.harness.gangs.call_board import LastCall, read_board, read_phase
-from allranks.harness.gangs.orphans import LeftBehind, Orphans, kill_orphans
+from allranks.harness.gangs.orphans import REAP_PATIENCE, LeftBehind, Orphans, kill_orphans
 from allranks.harness.gangs.output import Output, OutputLog
-from allranks.harness.gangs.rank_process import REAP_PATIENCE, Echo, RankProcess
+from allranks.harness.gangs.rank_process import Echo, RankProcess
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import StackFile, dump_stacks
 
@@ -110,7 +110,7 @@ class Crew(Protocol):
         """Send a signal to these ranks alone."""
 
     def kill(self, ranks: Collection[int]) -> None:
-        """KILL these ranks."""
+        """KILL these ranks with all that they started and that stayed in their process groups."""
 
     def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
         """Where these ranks are, whatever they do."""
@@ -260,9 +260,8 @@ class LocalCrew:
     def kill(self, ranks: Collection[int]) -> None:
         """See :meth:`Crew.kill`."""
         for rank in map(self._processes.__getitem__, ranks):
-            # What it has started is killed as an orphan, but for what tidies up after it.
             self._stopped.add(rank.pid)
-            rank.signal(signal.SIGKILL)
+            rank.kill_group()
 
     def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
         """See :meth:`Crew.find`."""

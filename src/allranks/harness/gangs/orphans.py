@@ -9,7 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from allranks.harness import kernel
-from allranks.harness.gangs.rank_process import REAP_PATIENCE
+
+REAP_PATIENCE = 2.0
+"""Seconds for the status of a process that has ended: a debugger that traces it has it first, and may keep it."""
 
 _JANITORS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
 """Command lines of what removes shared memory when nobody lives any more whom it serves, and ends with that."""
@@ -34,6 +36,26 @@ class LeftBehind:
 
 Orphans = Callable[[Collection[int]], Collection[int]]
 """The children of this process that processes with these ids have left behind."""
+
+
+def kill_group(leader: int) -> None:
+    """KILL a process group at one blow, but for what tidies up.
+
+    Raises:
+        ProcessLookupError: There is none.
+    """
+    # From now on nobody starts anything, or keeps this process from its turn.
+    os.killpg(leader, signal.SIGSTOP)
+    members = kernel.members(leader)
+    janitors = {pid for pid in members if _is_janitor(pid)}
+    if not janitors:
+        os.killpg(leader, signal.SIGKILL)
+        return
+    for pid in members - janitors:
+        _kill(pid)
+    for pid in janitors:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection[int]) -> list[LeftBehind]:

@@ -11,13 +11,11 @@ from typing import NoReturn
 from allranks.harness import kernel
 from allranks.harness.channel import Link, link_pair
 from allranks.harness.gangs import call_board
+from allranks.harness.gangs.orphans import REAP_PATIENCE, kill_group
 from allranks.harness.gangs.output import Output, OutputStream
 
 BeRank = Callable[[int, int, int], NoReturn]
 """What a fork does: called with its rank, and the descriptors of its connection and of its board of calls."""
-
-REAP_PATIENCE = 2.0
-"""Seconds for the status of a process that has ended: a debugger that traces it has it first, and may keep it."""
 
 NOBODY_KNOWS = -1000
 """Stands for the exit status of a rank that somebody else has."""
@@ -53,14 +51,14 @@ class RankProcess:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def kill_group(self) -> None:
-        """KILL the rank with all that it started and that stayed in its process group.
+        """KILL the rank with all that it started and that stayed in its process group, but for what tidies up.
 
         Only while the rank has not been reaped: until then nobody else can get its process id.
         """
         if self.exit_status is not None:
             return
         try:
-            os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
         except ProcessLookupError:
             # It has not come as far as making a process group of its own.
             self.signal(signal.SIGKILL)
