@@ -1,6 +1,7 @@
 """``allranks run``: what would begin, of a selection, of a plan of machines, and of an earlier run."""
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,7 +73,9 @@ def test_a_debugger_that_cannot_be_had_is_a_wrong_command(allranks, runs, argume
     assert words in err
 
 
-def test_a_debugger_needs_a_terminal(allranks, runs):
+@pytest.mark.parametrize("stdin", [None, SimpleNamespace(isatty=lambda: False)])
+def test_a_debugger_needs_a_terminal(allranks, runs, monkeypatch, stdin):
+    monkeypatch.setattr(sys, "stdin", stdin)
     code, _, err = allranks("run", "gloo-w2-g0-env", "--suite", "tiny", "--pdb-rank", "1")
     assert (code, runs) == (2, [])
     assert "--pdb-rank needs a terminal" in err

@@ -1,3 +1,4 @@
+import errno
 import os
 import select
 import signal
@@ -125,6 +126,17 @@ def test_ranks_meet_over_loopback_unless_the_matrix_file_says_otherwise(make_spe
     assert environment(make_spec(), SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "lo"
     asked = make_spec(environment={"GLOO_SOCKET_IFNAME": "eth0"})
     assert environment(asked, SCRATCH, PACKAGE, {})["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_a_folder_that_cannot_be_made_whole_is_not_left(scratch_root, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(EngineError, match="could not be made") as error:
+        scratch_of("r1")
+    assert "No space left" in error.value.why
+    assert not list(scratch_root.iterdir())
 
 
 def test_a_job_without_an_interpreter_is_an_error(engine, make_spec, scratch_root):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import ExitCode
+from allranks.records import JOURNAL, SCHEMA, AgentFailed, Finished, JobStarted, Passed, TestStarted, encode
 from allranks.report.exit_code import exit_code
 from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.merge import merge
@@ -62,6 +63,17 @@ def test_a_job_that_left_results_and_no_record_is_an_error(run_folder):
     run_folder.manifest(JOB)
     run_folder.rank(JOB, 0, {A: "passed"})
     run_folder.rank(JOB, 1, {A: "passed"})
+    merged = judged(run_folder)
+    assert [test.name for test in only_suite(merged).tests] == ["job", "test_one"]
+    assert code(merged) is ExitCode.UNACCOUNTED
+
+
+@pytest.mark.parametrize("said", [(), (Finished(status=0),), (AgentFailed(message="too low"), Finished(status=1))])
+def test_a_journal_without_its_record_and_without_a_plan_is_an_error(run_folder, said):
+    begun = JobStarted(schema=SCHEMA, run_id="r1", cell="gloo-w2-g0-env", suite="collectives", attempt=1, world_size=2)
+    passed = Passed(nodeid=A, ranks=(0, 1), arrived=(1.0, 1.0), seconds=(0.1, 0.1), world_size=2)
+    records = (begun, TestStarted(nodeid=A), passed, *said)
+    (run_folder.attempt(JOB) / JOURNAL).write_bytes(b"".join(encode(each) + b"\n" for each in records))
     merged = judged(run_folder)
     assert [test.name for test in only_suite(merged).tests] == ["job", "test_one"]
     assert code(merged) is ExitCode.UNACCOUNTED

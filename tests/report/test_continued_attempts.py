@@ -6,6 +6,7 @@ import pytest
 
 from allranks.report.exit_code import exit_code
 from allranks.report.merge import merge
+from allranks.report.untrusted import digest
 
 JOB = "gloo-w2-g0-env/s"
 A, B, C = "t.py::test_a", "t.py::test_b", "t.py::test_c"
@@ -51,6 +52,18 @@ def test_a_failure_that_is_not_run_again_stays(attempt, merged):
     attempt(1, {A: "passed", B: "failed", C: "failed"})
     attempt(2, {C: "passed"}, continues=1)
     assert merged() == (1, {A: ("passed", []), B: ("failure", []), C: ("passed", [1])})
+
+
+def test_rank_xml_of_the_attempt_before_that_somebody_has_written_is_found(attempt, merged):
+    folder = attempt(1, {A: "passed", B: "failed"})
+    digests = {path.name: digest(path) for path in folder.glob("rank-*.xml")}
+    attempt(1, {A: "passed", B: "failed"}, rank_files=digests)
+    attempt(2, {B: "passed"}, continues=1)
+    assert merged()[0] == 0
+    attempt(1, {A: "passed", B: "passed"}, rank_files=digests)
+    code, kinds = merged()
+    assert code == 3
+    assert {"allranks::rank-0.xml", "allranks::rank-1.xml"} <= kinds.keys()
 
 
 def test_a_test_that_neither_attempt_has_run_is_missed(attempt, merged):

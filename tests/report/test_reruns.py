@@ -1,9 +1,10 @@
 """A test that its job has run again: the last time counts, and what went before it is told."""
 
 import json
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
@@ -46,6 +47,14 @@ def journal_of(folder, tries):
     return path
 
 
+def only_test(run_folder):
+    """The one test of a run, and the run's exit code."""
+    suites: list[CellSuite] = []
+    merged = merge(run_folder.path, environ={}, observers=[suites.append])
+    test = next(test for suite in suites for test in suite.tests if test.nodeid == TEST)
+    return test, exit_code(merged, nothing_ran_allowed=False)
+
+
 @given(tries=st.lists(st.tuples(ENDS, ENDS), min_size=1, max_size=4))
 def test_each_try_of_each_rank_is_there_in_its_order(tmp_path_factory, tries):
     files = read_journal(journal_of(tmp_path_factory.mktemp("journal"), tries))
@@ -56,10 +65,7 @@ def test_each_try_of_each_rank_is_there_in_its_order(tmp_path_factory, tries):
             assert came == ["passed"]
             continue
         assert told.outcome == came[-1]
-        known = [rerun.outcome.value for rerun in told.reruns]
-        # As long as nothing is known of a rank, it has no tries.
-        assert known == came[len(came) - 1 - len(known) : -1]
-        assert set(came[: -1 - len(known)]) <= {"missing"}
+        assert [rerun.outcome.value for rerun in told.reruns] == came[:-1]
 
 
 @pytest.mark.parametrize(
@@ -76,20 +82,62 @@ def test_each_try_of_each_rank_is_there_in_its_order(tmp_path_factory, tries):
         ([("failed", "failed"), ("skipped", "skipped")], ExitCode.TESTS_FAILED, ["rank 0 failed: at 10.0"]),
         ([("failed", "failed"), ("passed", None)], ExitCode.UNACCOUNTED, ["rank 0 failed: at 10.0"]),
         ([("skipped", "passed"), ("passed", "passed")], ExitCode.OK, None),
+        ([(None, None), ("passed", "passed")], ExitCode.OK, None),
     ],
 )
 def test_the_last_try_decides_and_the_others_are_told(run_folder, tries, code, earlier):
     run_folder.manifest(JOB)
     run_folder.job(JOB, collected=[TEST])
     journal_of(run_folder.attempt(JOB), tries)
-    suites: list[CellSuite] = []
-    merged = merge(run_folder.path, environ={}, observers=[suites.append])
-    test = next(test for suite in suites for test in suite.tests if test.nodeid == TEST)
-    assert exit_code(merged, nothing_ran_allowed=False) is code
+    test, found = only_test(run_folder)
+    assert found is code
     assert test.is_flaky is (code is ExitCode.OK)
     if earlier is not None:
         assert [each.verdict.message.partition(" (")[0] for each in test.earlier] == earlier
     assert [each.number for each in test.earlier] == list(range(1, len(tries)))
+
+
+@pytest.mark.parametrize("continues", [0, 1])
+@pytest.mark.parametrize("last", ["skipped", "passed"])
+def test_a_skip_in_a_further_attempt_settles_no_try_that_failed(run_folder, continues, last):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[TEST])
+    journal_of(run_folder.attempt(JOB), [("failed", "failed"), ("skipped", "skipped")])
+    run_folder.job(JOB, number=2, collected=[TEST], continues=continues)
+    journal_of(run_folder.attempt(JOB, 2), [(last, last)])
+    test, code = only_test(run_folder)
+    assert code is (ExitCode.OK if last == "passed" else ExitCode.TESTS_FAILED)
+    assert test.is_flaky is (last == "passed")
+    assert [each.verdict.message.partition(" (")[0] for each in test.earlier] == ["rank 0 failed: at 10.0"]
+
+
+@pytest.mark.parametrize("last", ["skipped", "passed"])
+def test_a_try_that_failed_counts_though_the_next_was_cut_short(run_folder, last):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[TEST], error={"kind": "interrupted", "what": "Ctrl-C"})
+    journal_of(run_folder.attempt(JOB), [("failed", "failed"), ("aborted", "aborted")])
+    run_folder.job(JOB, number=2, collected=[TEST], continues=1)
+    journal_of(run_folder.attempt(JOB, 2), [(last, last)])
+    test, code = only_test(run_folder)
+    assert code is (ExitCode.OK if last == "passed" else ExitCode.TESTS_FAILED)
+    assert test.is_flaky is (last == "passed")
+
+
+WRONG = ("failed", "crashed", "timed_out")
+ATTEMPTS = st.tuples(st.lists(st.sampled_from(WRONG), max_size=2), st.sampled_from([*WRONG, "passed", "skipped"]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(ATTEMPTS, min_size=1, max_size=3))
+def test_nothing_is_good_that_went_wrong_in_any_try_and_has_not_run_well_since(run_folder, tmp_path_factory, attempts):
+    folder = replace(run_folder, path=tmp_path_factory.mktemp("run"))
+    folder.manifest(JOB)
+    for number, (tries, last) in enumerate(attempts, start=1):
+        folder.job(JOB, number=number, collected=[TEST])
+        journal_of(folder.attempt(JOB, number), [(outcome, outcome) for outcome in (*tries, last)])
+    ran = [outcome for tries, last in attempts for outcome in (*tries, last) if outcome != "skipped"]
+    test, _ = only_test(folder)
+    assert test.verdict.is_bad == bool(ran and ran[-1] in WRONG)
 
 
 def test_the_xml_of_a_rank_has_its_bad_tries(tmp_path):

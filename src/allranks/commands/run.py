@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,7 +151,9 @@ def _prepare_debugging(expansion: Expansion, options: argparse.Namespace) -> Exp
 
 def _terminal() -> str:
     """The path of the terminal that this process is on; empty for none."""
-    return os.ttyname(sys.stdin.fileno()) if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    with suppress(OSError, AttributeError):  # no device here has its number; or the stream is closed, which is None
+        return os.ttyname(sys.stdin.fileno()) if sys.stdin.isatty() and sys.stdout.isatty() else ""
+    return ""
 
 
 def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:

@@ -126,7 +126,7 @@ class DockerEngine:
         if len(specs) > 1:
             self._make_network(spec, stack)
         for name in volume_names(spec):  # they are made with the first container that has them
-            stack.callback(self._insist, partial(self._client.remove_volume, name))
+            stack.callback(_insist, partial(self._client.remove_volume, name))
         containers = [self._make_container(each, archive.pages * PAGE, stack) for each in specs]
         job = DockerJob(self._client, containers, spec.resources.seconds)
         stack.callback(job.close)
@@ -145,9 +145,9 @@ class DockerEngine:
         request = network_request(spec, host_id())
         # A signal would have the daemon go on making what nobody then knows to remove.
         with as_engine_error(f"The network of {spec.job_id} could not be made."), uninterrupted():
-            with _undone_without_answer(partial(self._remove_network, request["name"])):
+            with _undone_without_answer(partial(self._client.remove_network, request["name"])):
                 made = self._client.create_network(**request)
-            stack.callback(self._insist, partial(self._clear_network, made["Id"]))
+            stack.callback(_insist, partial(self._clear_network, made["Id"]))
 
     def _make_container(self, spec: JobSpec, code_bytes: int, stack: ExitStack) -> Container:
         name, title = container_name(spec), container_title(spec)
@@ -156,27 +156,8 @@ class DockerEngine:
         with as_engine_error(f"{title} could not be started."), uninterrupted():
             with _undone_without_answer(partial(self._remove_container, name)):
                 made = self._client.create_container(**request, name=name, host_config=host_config)
-            stack.callback(self._insist, partial(self._client.remove_container, made["Id"], v=True, force=True))
+            stack.callback(_insist, partial(self._remove_container, made["Id"]))
         return Container(self._client, made["Id"], title, network_of(spec))
-
-    def _insist(self, remove: Callable[[], object]) -> None:
-        """Remove what is this job's alone, also while somebody else removes it, or what it is in, at the same moment.
-
-        What cannot be removed keeps its labels for a later reap.
-        """
-        deadline = time.monotonic() + _REMOVED_WITHIN
-        while True:
-            try:
-                with suppress(NotFound):
-                    remove()
-            except APIError as error:
-                if error.status_code not in _IN_USE or time.monotonic() > deadline:
-                    return
-                time.sleep(0.1)
-            except FAILURES:
-                return
-            else:
-                return
 
     def _clear_network(self, network: str) -> None:
         """Remove a job's network with whoever has been put into it meanwhile: to be alone there was the job's right."""
@@ -185,33 +166,15 @@ class DockerEngine:
                 self._client.disconnect_container_from_network(container, network, force=True)
         self._client.remove_network(network)
 
-    def _remove_container(self, container: str) -> bool:
-        """Remove a container that may be gone already; one that cannot be removed keeps its labels for a later reap."""
-        with suppress(*FAILURES):
-            self._client.remove_container(container, v=True, force=True)
-            return True
-        return False
-
-    def _remove_volume(self, name: str) -> bool:
-        """Remove a volume, unless it is in use again or another process has removed it."""
-        with suppress(*FAILURES):
-            self._client.remove_volume(name)
-            return True
-        return False
-
-    def _remove_network(self, network: str) -> bool:
-        """Remove a network, unless somebody is still in it or another process has removed it."""
-        with suppress(*FAILURES):
-            self._client.remove_network(network)
-            return True
-        return False
+    def _remove_container(self, container: str) -> None:
+        self._client.remove_container(container, v=True, force=True)
 
     def vacate(self, gpus: Sequence[str]) -> None:
         """See :meth:`allranks.engine.protocol.Engine.vacate`; containers hold no lease."""
         deadline = time.monotonic() + _VACATED_WITHIN
         while left := self._using(gpus):
             for each in left:
-                self._remove_container(each["Id"])
+                _removes(self._remove_container, each["Id"])
             if time.monotonic() > deadline:
                 name = left[0]["Names"][0].lstrip("/")
                 msg = f"The container {name} of a dead run still has a GPU of this job, and cannot be removed."
@@ -230,9 +193,10 @@ class DockerEngine:
             builders = list(reap_builders(self._client))
             containers = list(filter(_is_dead, self._containers()))
             for each in containers:
-                self._remove_container(each["Id"])
-            volumes = [each for each in self._volumes() if _is_dead(each) and self._remove_volume(each["Name"])]
-            networks = [each for each in self._networks() if _is_dead(each) and self._remove_network(each["Id"])]
+                _removes(self._remove_container, each["Id"])
+            dead_volumes, dead_networks = filter(_is_dead, self._volumes()), filter(_is_dead, self._networks())
+            volumes = [each for each in dead_volumes if _removes(self._client.remove_volume, each["Name"])]
+            networks = [each for each in dead_networks if _removes(self._client.remove_network, each["Id"])]
         forget_dead_runs()
         return _names(containers, volumes, networks, builders)
 
@@ -265,6 +229,32 @@ class DockerEngine:
         return listed
 
 
+def _removes(remove: Callable[[str], object], name: str) -> bool:
+    """Whether something could be removed: it may be in use again, or gone; what stays keeps its labels for later."""
+    with suppress(*FAILURES):
+        remove(name)
+        return True
+    return False
+
+
+def _insist(remove: Callable[[], object]) -> None:
+    """Remove what is this job's alone, also while somebody else removes it, or what it is in, at the same moment.
+
+    What cannot be removed keeps its labels for a later reap.
+    """
+    deadline = time.monotonic() + _REMOVED_WITHIN
+    with suppress(*FAILURES):
+        while time.monotonic() < deadline:
+            try:
+                remove()
+            except APIError as error:
+                if error.status_code not in _IN_USE:
+                    raise
+                time.sleep(0.1)
+            else:
+                return
+
+
 @contextmanager
 def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
     """Undo what the daemon was asked to make if its answer never came: it may have made it all the same."""
@@ -273,7 +263,8 @@ def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
     except APIError:  # an answer, and to the SDK a failure of requests', too
         raise
     except requests.RequestException:
-        undo()
+        with suppress(*FAILURES):
+            undo()
         raise
 
 

@@ -233,10 +233,13 @@ class ProcessJob(JobOfAgents[_Agent]):
 
 
 def _make_scratch(spec: JobSpec) -> Path:
+    scratch: Path | None = None
     try:
         scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{spec.run_id}."))
         (scratch / _OWNER).write_text(host_id(), encoding="ascii")
     except OSError as error:
+        if scratch is not None:  # without its owner it would be nobody's to remove
+            remove_tree(scratch)
         msg = f"A folder for {spec.job_id} could not be made."
         raise EngineError(msg, why=str(error), remedy="Free some space, or set TMPDIR.") from error
     return scratch

@@ -17,7 +17,7 @@ from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.lanes import Lanes
 from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.nodes.node import Node, Orders, muster_all
-from allranks.harness.outcome import disagree, may_disagree
+from allranks.harness.outcome import Outcome, disagree, may_disagree
 from allranks.harness.program import Program, Terms
 from allranks.harness.ranks.rendezvous import Rendezvous, make_rendezvous
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
@@ -93,8 +93,9 @@ class Conductor:
         self._journal = job.journal
         self._count = _Count() if count is None else count
         self._has_many_forks = False
-        self._current = ""
+        self._index = 0
         self._number = 1
+        self._runs_again = False
         self._preload: dict[str, None] = {}
         self._driver: DriverAccount | None = None
 
@@ -102,6 +103,11 @@ class Conductor:
     def settled(self) -> dict[str, bool]:
         """For each test that has run, whether it went wrong."""
         return self._count.settled
+
+    @property
+    def _current(self) -> str:
+        """The test that runs, or is about to."""
+        return self._program.tests[self._index]
 
     def run_all(self, of_lane: OfLane | None) -> None:
         """Run the tests until they end, or ``-x`` or ``--maxfail`` says so.
@@ -185,22 +191,19 @@ class Conductor:
     def _run(self, indices: Sequence[int]) -> int:
         """Run tests until one goes wrong, and that one again as it may be; returns how many tests have run."""
         done = self._run_gang(indices)
-        index = indices[done - 1]
-        nodeid, terms = self._program.tests[index], self._program.terms[index]
-        try:
-            while self._count.settled.get(nodeid) and self._number <= terms.reruns:
-                kernel.is_readable(self._job.end.fileno(), min(terms.delay, self._job.end.remaining()))
-                self._job.end.check()
-                self._number += 1
-                del self._count.settled[nodeid]
-                self._run_gang([index])
-        finally:
-            self._number = 1
+        delay = self._program.terms[self._index].delay
+        while self._runs_again:
+            kernel.is_readable(self._job.end.fileno(), min(delay, self._job.end.remaining()))
+            self._job.end.check()
+            self._runs_again = False
+            self._number += 1
+            self._run_gang([self._index])
+        self._number = 1
         return done
 
     def _run_gang(self, indices: Sequence[int]) -> int:
         """Start a gang for some tests and lead it as far as it goes; returns how many tests have run."""
-        self._current = self._program.tests[indices[0]]
+        self._index = indices[0]
         terms = self._program.terms[indices[0]]
         rendezvous = make_rendezvous(self._config, self._folders.shared) if terms.has_process_group else None
         self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
@@ -254,7 +257,7 @@ class Conductor:
             return 1
         self._journal.write(GangReady())
         for done, (index, following) in enumerate(_with_following(indices), start=1):
-            self._current = self._program.tests[index]
+            self._index = index
             seed = seed_of_test(self._config.seed, self._current)
             may = may_disagree(self._current, self._config.mixed_skip)
             self._journal.write(TestStarted(nodeid=self._current, seed=seed, may_disagree=may, number=self._number))
@@ -305,7 +308,11 @@ class Conductor:
         # What starts ranks of its own ends with its test.
         for name in sorted(step.changed) if self._driver is None else ():
             self._count.changed.setdefault(name, []).append(nodeid)
-        if step.arrivals or nodeid not in self._count.settled:
+        # What may yet run well does not count: another lane would stop the job by it.
+        self._runs_again = self._runs_again or (is_bad and self._number <= self._program.terms[self._index].reruns)
+        # As in the report, a skip settles nothing of a try that went wrong.
+        is_bad = is_bad or (self._number > 1 and {each.outcome for each in step.arrivals} == {Outcome.SKIPPED})
+        if not self._runs_again and (step.arrivals or nodeid not in self._count.settled):
             self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
 
 

@@ -179,15 +179,20 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
         yield trouble(
             "job", f"{JOURNAL} does not say that the job has finished, as job.json does.", ExitCode.UNACCOUNTED
         )
+    yield from _troubles_of_files(files)
+    yield from _troubles_of_changes(attempt)
+    base = attempt.base
+    while base:
+        yield from _troubles_of_files(files_of(base))
+        yield from _troubles_of_changes(base)
+        base = base.base
+
+
+def _troubles_of_changes(attempt: Attempt) -> Iterator[TestVerdict]:
     for path in attempt.changed:
         text = f"{path.name} is not what allranks has written by that name, as job.json tells by its digest."
         which = f"What {JOURNAL} says counts." if path not in attempt.files and attempt.files else "It was read."
         yield trouble(path.name, f"{text}\n{which} Put back what was there.", ExitCode.UNACCOUNTED)
-    yield from _troubles_of_files(files)
-    base = attempt.base
-    while base:
-        yield from _troubles_of_files(files_of(base))
-        base = base.base
 
 
 def _troubles_of_files(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
@@ -226,7 +231,7 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
     record = attempt.record
     if attempt.problem:
         yield trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
-    elif record is None and (attempt.cell, attempt.suite) in known.planned:
+    elif record is None and ((attempt.cell, attempt.suite) in known.planned or _has_journal(attempt)):
         yield trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
     elif record and attempt.world_size not in {None, record.world_size}:
         text = f"job.json says that there are {record.world_size} ranks, and the cell has {attempt.world_size}."
@@ -236,6 +241,11 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
         yield _job_trouble(record.error)
     elif has_collected_nothing(attempt):
         yield trouble("collection", "No test was collected: the suite has none that pytest can find.")
+
+
+def _has_journal(attempt: Attempt) -> bool:
+    """Whether allranks itself ran the job: it says in job.json what went wrong besides tests, a gate for one."""
+    return any(path.name == JOURNAL for path in attempt.files)
 
 
 def _troubles_of_mixture(attempt: Attempt, run_id: str) -> Iterator[TestVerdict]:

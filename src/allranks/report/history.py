@@ -84,7 +84,7 @@ def settled(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> It
     past = _Past(attempt.earlier, setting)
     for test, of in with_base(attempt, files, setting):
         tries = tuple(reruns(test, setting))
-        bad = past.unsettled.pop(test.nodeid, None) or (replace(test, verdict=tries[-1].verdict) if tries else None)
+        bad = past.unsettled.pop(test.nodeid, None) or (_before(test, tries) if tries else None)
         before = tuple(each for each in past.bad.get(test.nodeid, ()) if each.number != of.number)
         judged = test if bad is None or is_settled(test) else _still_bad(bad, f"then {test.verdict.message}")
         yield replace(judged, earlier=(*before, *tries)) if before or tries else judged
@@ -95,6 +95,11 @@ def settled(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> It
 def is_settled(test: TestVerdict) -> bool:
     """Whether a test has a result that counts whatever came before: it ran, or is bad anyway."""
     return test.verdict.executed or test.verdict.is_bad
+
+
+def _before(test: TestVerdict, tries: Sequence[EarlierAttempt]) -> TestVerdict:
+    """A test as it was before its ranks tried it for the last time."""
+    return replace(test, verdict=tries[-1].verdict)
 
 
 def _still_bad(test: TestVerdict, then: str) -> TestVerdict:
@@ -119,10 +124,14 @@ class _Past:
             # Without a record, whoever would have written it was killed.
             was_ended = attempt.record is None or (error is not None and error.kind in _ENDED_FROM_OUTSIDE)
             for test in judge(attempt, read_ranks(attempt.files), setting):
-                if test.verdict.is_bad and not (was_ended and has_no_result(test)):
-                    entry = EarlierAttempt(number=attempt.number or 0, verdict=test.verdict, ranks=test.ranks)
+                was_cut_short = was_ended and has_no_result(test)
+                tries = tuple(reruns(test, setting)) if was_cut_short or not is_settled(test) else ()
+                bad = _before(test, tries) if tries else test
+                if bad.verdict.is_bad and (tries or not was_cut_short):
+                    ranks = tries[-1].ranks if tries else test.ranks
+                    entry = EarlierAttempt(number=attempt.number or 0, verdict=bad.verdict, ranks=ranks)
                     self.bad[test.nodeid] = (*self.bad.get(test.nodeid, ()), entry)
-                    self.unsettled[test.nodeid] = test
+                    self.unsettled[test.nodeid] = bad
                 elif is_settled(test) and not test.verdict.is_bad:
                     self.unsettled.pop(test.nodeid, None)
 

@@ -110,11 +110,16 @@ def _weight(ended: RankEnded) -> int:
 
 @dataclass(slots=True)
 class _Tests:
-    """The tests of a journal, in the order of their first record."""
+    """The tests of a journal, in the order of their first record.
+
+    Attributes:
+        further_tries: How many times tests ran again.
+    """
 
     places: dict[str, int] = field(default_factory=dict)
     world_sizes: dict[int, int] = field(default_factory=dict)
     started: set[int] = field(default_factory=set)
+    further_tries: dict[int, int] = field(default_factory=dict)
 
     def place_of(self, nodeid: str) -> int:
         return self.places.setdefault(nodeid, len(self.places))
@@ -147,6 +152,7 @@ class _Reader:
                 place = self._tests.place_of(record.nodeid)
                 self._tests.started.add(place)
                 if record.number > 1:
+                    self._tests.further_tries[place] = self._tests.further_tries.get(place, 0) + 1
                     for column in self._columns.values():
                         column.begin_again(place)
             case Passed():
@@ -213,10 +219,13 @@ class _Reader:
             if _weight(ended) or math.isnan(column.seconds[place]):
                 column.seconds[place], column.at[place] = _plausible(ended.seconds), ended.arrived
                 details[place] = _result(share.keys[place], ended, self._texts)
-        for place, reruns in column.reruns.items():
+        for place, count in self._tests.further_tries.items():
             if not math.isnan(seconds := column.seconds[place]):
                 passed = _passed(share.keys[place], rank, seconds, column.at[place])
-                details[place] = replace(details.get(place, passed), reruns=tuple(reruns))
+                told = column.reruns.get(place, [])
+                # Nothing came of this rank before the first of these.
+                reruns = (*[_try(None, _NONE, ABSENT)] * (count - len(told)), *told)
+                details[place] = replace(details.get(place, passed), reruns=reruns)
         part = share.of(column)
         return RankFile(
             path=self._path,

@@ -3,11 +3,12 @@
 Coverage.py does it: that of allranks' own environment or, where that has none, of ``process.python``.
 """
 
+import argparse
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,31 +47,18 @@ class Wishes:
 
 def wishes_of(arguments: Iterable[str]) -> Wishes:
     """What is asked for on the command line, and in the matrix file; pytest's ``addopts`` are unknown here."""
-    reports: dict[str, str] = {}
-    config, modifiers = "", set[str]()
-    for option, value in _options(arguments):
-        if option == "--cov-config":
-            config = value
-        kind, _, more = value.partition(":")
-        if option == "--cov-report" and kind in _REPORTS:
-            reports[kind] = more
-        elif option == "--cov-report":
-            modifiers |= {kind, more}
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--cov-config", nargs="?", default="")
+    parser.add_argument("--cov-report", nargs="?", action="append", default=[], const="")
+    said, _ = parser.parse_known_args(list(arguments))
+    wanted = [report.partition(":")[::2] for report in said.cov_report]
+    modifiers = {word for kind, more in wanted if kind not in _REPORTS for word in (kind, more)}
     return Wishes(
-        config=config,
-        reports=tuple(reports.items()),
+        config=said.cov_config or "",
+        reports=tuple({kind: more for kind, more in wanted if kind in _REPORTS}.items()),
         show_missing="term-missing" in modifiers,
         skip_covered="skip-covered" in modifiers,
     )
-
-
-def _options(arguments: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Options with their values, written as ``--name=value`` or as two arguments."""
-    before = ""
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        yield (name, value) if equals else (before, argument)
-        before = argument
 
 
 def data_of(run: Path, jobs: Iterable[Job]) -> list[Path]:

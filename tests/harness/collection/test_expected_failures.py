@@ -63,6 +63,16 @@ def test_the_tests_of_the_file_are_expected_to_fail_and_no_others(code, path):
     assert not other.marks
 
 
+def test_an_entry_is_of_one_file_which_it_can_name(code):
+    named, other = Item("suite/test_a.py::TestX::test_y"), Item("suite/test_b.py::TestX::test_y")
+    with pytest.raises(ExpectedFailuresError, match=r"is a test of suite/test_a.py and of suite/test_b.py: name"):
+        expect_failures([named, other], config(), code)
+    (code / "suite" / FILE).write_text(ENTRY.replace("TestX", "test_b.py::TestX"))
+    named.marks = []
+    expect_failures([named, other], config(), code)
+    assert (len(named.marks), len(other.marks)) == (0, 1)
+
+
 def test_a_suite_without_the_file_expects_none(tmp_path):
     item = Item("suite/test_a.py::TestX::test_y")
     expect_failures([item], config(), tmp_path)
@@ -102,6 +112,9 @@ def test_an_entry_is_of_some_versions_and_cells(versions, when, version, applies
         ENTRY.replace('"a port is shared"', '""').encode(),
         (ENTRY + 'when = "tcp"').encode(),
         (ENTRY + "when = { rank = 1 }").encode(),
+        (ENTRY + "when = { world_size = '2' }").encode(),
+        (ENTRY + "when = { backend = ['gloo'] }").encode(),
+        (ENTRY + "when = { gpu_count = true }").encode(),
         (ENTRY + "strict = true").encode(),
     ],
 )

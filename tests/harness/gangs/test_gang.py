@@ -348,6 +348,21 @@ def test_a_rank_that_says_it_is_debugged_stops_no_clock_where_nobody_debugs(star
     assert arrival.outcome is Outcome.TIMED_OUT
 
 
+def test_a_rank_that_dies_in_the_debugger_holds_no_clock(tmp_path, job_end):
+    def die(end):
+        end.report(Report(nodeid=TEST, is_debugging=True))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ranks = fork_ranks([0, 1], obeying([[die], [wait]]))
+    crew = LocalCrew(ranks, tmp_path, lambda _pids: ())
+    gang = Gang([crew], limits=LIMITS, end=job_end, may_be_held=True)
+    gang.start()
+    step = gang.run(RUN, Patience(limit=1000))
+    assert step.leader.message.startswith("rank 0 was killed by SIGKILL")
+    assert {arrival.rank for arrival in step.arrivals} == {0, 1}
+    gang.close()
+
+
 def test_a_driver_can_start_the_clock_anew(start_gang):
     def start_clock_and_wait(end):
         end.report(Report(nodeid=TEST, driver=DriverSays(released=2)))

@@ -375,6 +375,26 @@ def test_a_killed_agent_leaves_no_rank(start_agent):
     agent.assert_nothing_left()
 
 
+def test_what_the_launching_process_was_expected_to_fail_in_has_failed_as_expected(run_agent):
+    tests = """
+    class TestX(Case):
+        @pytest.mark.xfail(reason="known")
+        def test_a(self): ...
+
+        @pytest.mark.xfail(reason="known")
+        def test_b(self): ...
+
+        def tearDown(self):
+            super().tearDown()
+            if self._testMethodName == "test_a":
+                raise ValueError("in the launching process")
+    """
+    agent = run_agent({"test_x.py": BASE + tests})
+    assert agent.outcomes("test_a") == ("xfailed", "xfailed")
+    assert {end.message for end in agent.arrived("test_a")} == {"known"}
+    assert agent.outcomes("test_b") == ("xpassed", "xpassed")
+
+
 def test_the_limit_of_bad_tests_counts_launcher_tests(run_agent):
     agent = run_agent(
         {

@@ -130,6 +130,22 @@ def test_a_figure_that_is_too_low_is_told_beside_a_failure(start_with):
     assert "83.33 %" in agent.all(AgentFailed)[0].message
 
 
+def test_what_another_plugin_counts_as_a_failure_is_not_taken_for_a_figure(start_with):
+    conftest = """
+        import pytest
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtestloop(session):
+            result = yield
+            session.testsfailed += 1
+            return result
+    """
+    agent = start_with(COV, {**CODE, "test_a.py": ON_EACH_RANK, "conftest.py": CODE["conftest.py"] + conftest}, *JSON)
+    agent.go().wait()
+    [failed] = agent.all(AgentFailed)
+    assert failed.message == "pytest ended its session with exit status 1, though no test says why: see agent.log."
+
+
 def test_the_report_for_the_terminal_is_kept(run_with):
     agent = run_with(COV, {**CODE, "test_a.py": ON_EACH_RANK}, "--cov=measured", "--cov-report=term-missing")
     table = (agent.results / "coverage" / "report.txt").read_text()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.records import AgentFailed, CollectionFailed, FailureKind, NotRun, TestStarted
+from allranks.records import AgentFailed, CollectionFailed, FailureKind, NotRun, RankEnded, TestStarted
 
 RERUN = ["rerunfailures"]
 
@@ -131,6 +131,80 @@ def test_launcher_tests_run_again(run_with):
     assert last(agent, "test_flaky") == ["passed", "passed"]
 
 
+def test_a_try_that_fails_stops_no_launcher_test_beside_it(run_with):
+    tests = """
+        import pathlib
+        import pytest
+        import time
+        from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+        NOTE = pathlib.Path(__file__).with_name("note")
+
+        class TestLauncher(MultiProcessTestCase):
+            world_size = 1
+
+            def setUp(self):
+                super().setUp()
+                self._spawn_processes()
+
+            @pytest.mark.flaky(reruns=1, reruns_delay=2)
+            def test_a_flaky(self):
+                if not NOTE.exists():
+                    NOTE.touch()
+                    raise ValueError
+
+            def test_b(self):
+                while not NOTE.exists():
+                    time.sleep(0.01)
+
+            for number in range(12):
+                def test_later(self): pass
+                locals()[f"test_later_{number}"] = test_later
+    """
+    agent = run_with(RERUN, {"test_a.py": tests}, "-x", overlap=2)
+    assert not agent.all(NotRun)
+    [failed] = [place for place, record in enumerate(agent.records) if isinstance(record, RankEnded)]
+    starts = [record for record in agent.records[failed:] if isinstance(record, TestStarted)]
+    assert starts[0].number == 1, "nothing ran beside it until its second try"
+    assert [start.number for start in starts].count(2) == 1
+
+
+LAUNCHER = """
+    from torch.testing._internal.common_distributed import MultiProcessTestCase
+
+    class TestLauncher(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        def test_one(self):
+            note = pathlib.Path(__file__).with_name(f"note-{self.rank}")
+            if note.exists():
+                pytest.skip("not here")
+            note.touch()
+            raise ValueError
+"""
+PLAIN = """
+    def test_one(rank):
+        note = pathlib.Path(__file__).with_name(f"note-{rank}")
+        if note.exists():
+            pytest.skip("not here")
+        note.touch()
+        raise ValueError
+"""
+
+
+@pytest.mark.parametrize("tests", [PLAIN, LAUNCHER])
+def test_a_skip_settles_no_try_that_failed(run_with, tests):
+    head = "    import pathlib\n    import pytest\n"
+    agent = run_with(RERUN, {"test_a.py": head + tests, "test_b.py": "def test_after(): pass"}, "--reruns=2", "-x")
+    assert times(agent, "test_one") == [1, 2]
+    assert last(agent, "test_one") == ["skipped", "skipped"]
+    assert [each.tests for each in agent.all(NotRun)] == [("suite/test_b.py::test_after",)]
+
+
 def test_what_passes_in_the_end_does_not_stop_a_job(run_with):
     tests = (
         ONCE
@@ -168,7 +242,7 @@ def test_what_one_rank_would_decide_alone_is_refused(start_with, arguments, flag
     assert failed.message.startswith(f"{flag} cannot be used")
 
 
-@pytest.mark.parametrize("marker", ["condition='error'", "only_rerun=['x']", "reruns='many'"])
+@pytest.mark.parametrize("marker", ["condition='error'", "only_rerun=['x']", "reruns='many'", "reruns_delay='x'"])
 def test_a_marker_that_cannot_be_had_names_its_test(run_with, marker):
     tests = f"import pytest\n@pytest.mark.flaky({marker})\ndef test_a(): assert 0\n"
     [failed] = run_with(RERUN, {"test_a.py": tests}).all(CollectionFailed)

@@ -97,10 +97,10 @@ class Measurement:
         if plugin is None or plugin.cov_total is None:
             return ""
         if report := plugin.cov_report.getvalue():
-            (self._folder / _TERMINAL).write_text(report, encoding="utf-8")
-        if session.testsfailed <= bad_tests:
-            return ""
+            (self._folder / _TERMINAL).write_text(report, encoding="utf-8", errors="backslashreplace")
         wanted = plugin.options.cov_fail_under
+        if not wanted or session.testsfailed <= bad_tests:
+            return ""
         return (
             f"Coverage over all ranks of this job is {plugin.cov_total:.2f} %, and --cov-fail-under wants {wanted:g}."
         )

@@ -14,7 +14,8 @@ from allranks.harness.config import AgentConfig
 FILE: Final = "expected_failures.toml"
 """Its name, in the suite's folder."""
 
-_WHEN: Final = ("backend", "world_size", "gpu_count", "init_method")
+_WHEN: Final[Mapping[str, type]] = {"backend": str, "world_size": int, "gpu_count": int, "init_method": str}
+"""The axes of a cell, each with the type of its values."""
 
 
 class ExpectedFailuresError(ValueError):
@@ -26,7 +27,7 @@ class ExpectedFailure:
     """An entry of the file.
 
     Attributes:
-        test: The part of a node id that follows the file: ``Class::test``.
+        test: The part of a node id that follows the file, ``Class::test``, with the file's name before it if need be.
         torch: The versions of torch that have it, each with what begins like it: ``2.13`` is ``2.13.1`` too.
         reason: Why it fails.
         issue: Where that is discussed.
@@ -56,12 +57,18 @@ def expect_failures(items: Iterable[pytest.Item], config: AgentConfig, code: Pat
     Raises:
         ExpectedFailuresError: The file does not say what it should.
     """
-    version = str(torch.__version__).partition("+")[0]
-    expected = {each.test: each for each in read(_file_of(code / config.path)) if each.applies_to(config, version)}
+    version, path = str(torch.__version__).partition("+")[0], _file_of(code / config.path)
+    expected = {each.test: each for each in read(path) if each.applies_to(config, version)}
+    files: dict[str, str] = {}
     for item in items if expected else ():
-        failure = expected.get(item.nodeid.partition("::")[2])
-        if failure is not None:
-            item.add_marker(pytest.mark.xfail(reason=f"{failure.reason} ({failure.issue})", strict=False))
+        file, _, test = item.nodeid.partition("::")
+        failure = expected.get(f"{Path(file).name}::{test}") or expected.get(test)
+        if failure is None:
+            continue
+        if files.setdefault(failure.test, file) != file:
+            why = f"{failure.test!r} is a test of {files[failure.test]} and of {file}: name the file, as in FILE::TEST"
+            raise ExpectedFailuresError(_refusal(path, why))
+        item.add_marker(pytest.mark.xfail(reason=f"{failure.reason} ({failure.issue})", strict=False))
 
 
 def _file_of(suite: Path) -> Path:
@@ -95,7 +102,7 @@ def _entry(path: Path, number: int, entry: object) -> ExpectedFailure:
         or not isinstance(versions, list)
         or not all(isinstance(version, str) and version for version in versions)
         or not isinstance(when, dict)
-        or not when.keys() <= frozenset(_WHEN)
+        or not all(type(value) is _WHEN.get(name) for name, value in when.items())
     ):
         raise ExpectedFailuresError(_refusal(path, f"failure number {number} says something else"))
     return ExpectedFailure(torch=tuple(versions), when=when, **said)

@@ -63,9 +63,13 @@ def with_reruns(item: pytest.Item, terms: Terms) -> Terms:
             "test again together, whatever each of them raised"
         )
         raise MarkerError(item.nodeid, msg)
-    count, delay = plugin.get_reruns_count(item) or 0, plugin.get_reruns_delay(item)
+    try:
+        count, delay = plugin.get_reruns_count(item) or 0, plugin.get_reruns_delay(item)
+    except TypeError:  # it counts with what it is given
+        count = delay = None
     if not isinstance(count, int) or not isinstance(delay, int | float) or not math.isfinite(delay):
-        msg = f"@pytest.mark.flaky: {count!r} reruns after {delay!r} seconds make no sense"
+        said = f"{marker.args} {marker.kwargs}" if marker else "the options"
+        msg = f"@pytest.mark.flaky: reruns and seconds between them make no sense: {said}"
         raise MarkerError(item.nodeid, msg)
     return replace(terms, reruns=count if condition else 0, delay=float(delay))
 

@@ -219,10 +219,11 @@ class Gang:
         if isinstance(happening, Gone):
             self._alive.discard(rank)
             self._ends[rank] = happening
+            self._hold(rank, is_held=False)
         if isinstance(happening, Said):
             report = happening.report
             if report.is_debugging is not None:
-                self._hold(is_held=report.is_debugging)
+                self._hold(rank, is_held=report.is_debugging)
                 return
             self.imported.update(dict.fromkeys(report.imported))
             if report.nodeid != step.nodeid or rank not in self._pending:
@@ -242,9 +243,9 @@ class Gang:
         if arrival.is_final:
             self._pending.discard(rank)
 
-    def _hold(self, *, is_held: bool) -> None:
+    def _hold(self, rank: int, *, is_held: bool) -> None:
         if self._clock is not None and self._may_be_held:
-            self._clock.hold(is_held=is_held)
+            self._clock.hold(rank, is_held=is_held)
 
     def _restart_clock(self) -> None:
         if self._clock is not None:
@@ -301,11 +302,13 @@ class _Clock:
         self._deadline = self._last = time.monotonic() + patience.limit
         self._is_wrong = False
         self._is_skipped = False
-        self._held = False
+        self._held: set[int] = set()
 
-    def hold(self, *, is_held: bool) -> None:
-        """Stand while a debugger has a rank, and count anew when it has let go."""
-        self._held = is_held
+    def hold(self, rank: int, *, is_held: bool) -> None:
+        """Stand while a debugger has a rank, and count anew when it has let go, or the rank has ended."""
+        if is_held == (rank in self._held):
+            return
+        self._held ^= {rank}
         self._is_wrong = self._is_skipped = False
         self._deadline = self._last = time.monotonic() + self._limit
 

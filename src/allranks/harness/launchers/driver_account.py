@@ -36,14 +36,14 @@ class _Told:
         ends: What became of them.
         own: Phases, and errors that pytest hides, that are the launching process's own.
         shares_outcome: The ranks are threads of the launching process, which has one outcome for all.
-        expected: The launching process's own outcome, where the test is marked to fail.
+        expected: The launching process's own phase, where the test is marked to fail.
     """
 
     world_size: int | None
     ends: tuple[Passed | RankEnded, ...]
     own: tuple[Phase, ...]
     shares_outcome: bool
-    expected: Outcome | None
+    expected: Phase | None
 
     @classmethod
     def of(cls, step: Step, nodeid: str) -> "_Told":
@@ -58,7 +58,7 @@ class _Told:
             ends=tuple(end for each in step.launched if (end := _end(each.record, nodeid)) is not None),
             own=(*(phase for phase in phases if phase.when not in repeated), *hidden),
             shares_outcome=any(each.shares_outcome for each in said),
-            expected=next((phase.outcome for phase in phases if phase.outcome in marked), None),
+            expected=next((phase for phase in phases if phase.outcome in marked), None),
         )
 
     @property
@@ -78,7 +78,10 @@ class _Told:
         """What became of the ranks; of a test that is marked to fail, as pytest reads that mark."""
         if self.expected is None or not all(_outcome(end) in _MAY_BE_EXPECTED for end in self.ends):
             return self.ends
-        return tuple(each for end in self.ends for each in _as_expected(end))
+        # Where no rank went wrong, the launching process did what the test is marked to.
+        is_its_own = all(_outcome(end) is Outcome.PASSED for end in self.ends)
+        passed = self.expected if is_its_own else replace(self.expected, outcome=Outcome.XPASSED, message="", text="")
+        return tuple(each for end in self.ends for each in _as_expected(end, passed))
 
 
 def _end(record: str, nodeid: str) -> Passed | RankEnded | None:
@@ -97,19 +100,26 @@ def _ranks(end: Passed | RankEnded) -> tuple[int, ...]:
     return end.ranks if isinstance(end, Passed) else (end.rank,)
 
 
-def _as_expected(end: Passed | RankEnded) -> Sequence[RankEnded]:
-    """A failure that the test is marked to come to, and what that did to the peers of the rank that failed."""
+def _as_expected(end: Passed | RankEnded, passed: Phase) -> Sequence[RankEnded]:
+    """A failure that the test is marked to come to, and what that did to the peers of the rank that failed.
+
+    Args:
+        end: Of a rank, or of some.
+        passed: What the end of a rank that went well becomes.
+    """
     if isinstance(end, RankEnded):
         return [replace(end, outcome=Outcome.XFAILED, consequence=False, text=end.text or end.message)]
     return [
         RankEnded(
             nodeid=end.nodeid,
             rank=rank,
-            outcome=Outcome.XPASSED,
+            outcome=passed.outcome,
             world_size=end.world_size,
             arrived=arrived,
-            phases=(PhaseEnd(when="call", outcome=Outcome.XPASSED, seconds=seconds),),
+            phases=(PhaseEnd(when="call", outcome=passed.outcome, seconds=seconds),),
             phase="call",
+            message=passed.message,
+            text=passed.text,
         )
         for rank, arrived, seconds in zip(end.ranks, end.arrived, end.seconds, strict=True)
     ]
