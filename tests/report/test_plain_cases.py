@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from allranks.report import rank_xml
@@ -72,6 +72,11 @@ PIECES = st.one_of(
 BODIES = st.lists(PIECES, min_size=1, max_size=5).map("".join)
 HEADS = st.sampled_from(["", '<?xml version="1.0" encoding="UTF-8"?>', "\ufeff", "<?xml version='1.0'?><?also this?>"])
 CUTS = st.none() | st.integers(0, 2000)
+CASE = '<testcase classname="t.T" name="test_0" time="0.1" />'
+SKIPPED = (
+    '<testcase classname="t.T" name="test_0" time="0.1">'
+    '<skipped type="pytest.skip" message="no &amp; 0">a &lt; b\n</skipped></testcase>'
+)
 
 
 def read(documents: Sequence[bytes], folder: Path, chunk: int) -> list[RankFile]:
@@ -84,6 +89,12 @@ def read(documents: Sequence[bytes], folder: Path, chunk: int) -> list[RankFile]
     return files
 
 
+@example(
+    heads=["", ""],
+    bodies=(CASE, f'<testcase classname="t" name="outer">{CASE * 3}</testcase>{CASE}{SKIPPED}{CASE}'),
+    cut=516,
+    chunk=344,
+)
 @given(
     heads=st.lists(HEADS, min_size=2, max_size=2), bodies=st.tuples(BODIES, BODIES), cut=CUTS, chunk=st.integers(2, 900)
 )

@@ -155,6 +155,7 @@ class PlainCases(Generic[_T]):
         self._number = 0
         self._last: bytes | None = None
         self._takes = True
+        self._has_lines = False
 
     def see_encoding(self, encoding: str | None) -> None:
         """Learn what the document's declaration says: in others than these, a byte may be another letter."""
@@ -169,6 +170,7 @@ class PlainCases(Generic[_T]):
     def take(self, chunk: bytes) -> bytes:
         """The next chunk, with elements of the tag :attr:`marker` instead of runs."""
         self.see(chunk)
+        self._has_lines = b"\n" in chunk
         return b"".join(self._without_runs(_TIME.split(chunk))) if self._takes else chunk
 
     def _without_runs(self, parts: list[bytes]) -> Iterator[bytes]:
@@ -186,15 +188,19 @@ class PlainCases(Generic[_T]):
             before, after = 2 + 2 * first, 2 + 2 * (first + len(ends))  # the parts of the first and the last of them
             yield parts[done][cut:]
             yield from _rejoined([*parts[done + 1 : before], parts[before][: begins[0].rest]])
-            yield self._leave(Run(list(map(float, parts[before + 1 : after : 2])), begins, ends))
+            taken = (parts[before][begins[0].rest :], *parts[before + 1 : after], parts[after][: ends[-1].rest])
+            lines = sum(part.count(b"\n") for part in taken) if self._has_lines else 0
+            yield self._leave(Run(list(map(float, parts[before + 1 : after : 2])), begins, ends), lines)
             done, cut = after, ends[-1].rest
         yield parts[done][cut:]
         yield from _rejoined(parts[done + 1 :])
 
-    def _leave(self, run: Run[_T]) -> bytes:
+    def _leave(self, run: Run[_T], lines: int) -> bytes:
+        """The element for a run, of so many lines: what comes after it is on the line where expat says it is."""
         self._number += 1
         self._runs[str(self._number)] = run
-        return f'<{self.marker} n="{self._number}"/>'.encode("ascii")
+        newlines = "\n" * lines
+        return f'<{self.marker} n="{self._number}"{newlines}/>'.encode("ascii")
 
     def run(self, attributes: Mapping[str, str]) -> Run[_T]:
         """The testcases that stood where an element with these attributes stands."""
