@@ -124,8 +124,8 @@ def test_a_timeout_names_the_last_test_that_was_heard_of():
     assert "after last" in job_error(records, WELL).what
 
 
-def test_an_agent_that_others_than_the_run_have_ended_is_no_interrupted_run():
-    assert job_error([Interrupted(), FINISHED], JobExit(status=130)).kind == "infrastructure"
+def test_an_interrupted_job_says_so():
+    assert job_error([Interrupted(), FINISHED], JobExit(status=130)).kind == "interrupted"
 
 
 def test_an_agent_that_died_leaves_its_status_and_its_last_words():

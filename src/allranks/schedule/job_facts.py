@@ -143,10 +143,7 @@ class JobFacts:
         if self._all(JobTimedOut) or (ending.timed_out and not has_ended_itself):
             return self._timeout()
         if self._all(Interrupted):
-            # Whoever ends a run has its jobs say so: this was somebody else.
-            why = "It had a SIGTERM or a SIGINT: from whoever stopped it (docker stop, kill), or from a test."
-            what = "The job's agent was told to end, and not by this run."
-            return JobError(kind="infrastructure", what=what, why=why, remedy="Run what is left: --resume.")
+            return JobError(kind="interrupted", what="The job was interrupted.")
         return None if self._all(Finished) else _death(ending)
 
     def _error_before_tests(self) -> JobError | None:
