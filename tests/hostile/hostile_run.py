@@ -27,7 +27,8 @@ COMMON = Path(__file__).parent / "common"
 
 BYSTANDERS = ("bystander_first", "bystander_last")
 
-BAD_ENDS = (1, 3, 4)
+BAD_ENDS = (1, 3, 4, 130)
+"""A test that asks the agent of its job to end has interrupted it."""
 
 SIZE = 700 << 20
 """Bytes that the results of one job may take: allranks brings home 512 MiB of them."""

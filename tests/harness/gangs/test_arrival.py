@@ -130,7 +130,7 @@ def test_what_the_supervisor_knows_is_said_by_the_outcome_that_leads():
     step = Step(arrivals=[SYMPTOM, arrival(1, "failed")])
     step.add("rank 0 called nothing")
     step.add("")
-    assert [each.addition for each in step.arrivals] == ["", "rank 0 called nothing; "]
+    assert [each.addition for each in step.arrivals] == ["", "the ranks' calls differ: rank 0 called nothing; "]
 
 
 def test_a_stopped_rank_says_so():

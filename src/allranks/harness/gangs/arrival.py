@@ -184,11 +184,12 @@ class Step:
             ]
 
     def add(self, what: str) -> None:
-        """Have the outcome that leads say something besides; empty for nothing."""
+        """Have the outcome that leads say how the ranks' calls differ; empty for nothing."""
         leader = self.leader
         if leader is not None and what and what not in leader.message:
             self.arrivals = [
-                replace(arrival, addition=f"{what}; ") if arrival is leader else arrival for arrival in self.arrivals
+                replace(arrival, addition=f"the ranks' calls differ: {what}; ") if arrival is leader else arrival
+                for arrival in self.arrivals
             ]
 
 
