@@ -1,6 +1,5 @@
 """A job of the docker engine while it runs: a container for each node, which is heard, and ended whatever happens."""
 
-import signal
 import socket
 import ssl
 import tarfile
@@ -24,6 +23,7 @@ from allranks.engine.nodes import bring_home
 from allranks.engine.protocol import NodeExit
 from allranks.engine.stream import Damage, RecordStream
 from allranks.errors import EngineError
+from allranks.harness.kernel import signal_name
 from allranks.records import ContainerEnded, Record
 
 FAILURES = (DockerException, requests.RequestException, OSError)
@@ -226,7 +226,7 @@ class Container:
         if how.status is None:
             return "ended before its agent did", "Nobody knows how."
         if how.status > _SIGNALLED:
-            name = _signal_name(how.status - _SIGNALLED)
+            name = signal_name(how.status - _SIGNALLED)
             return (
                 f"was killed ({name})",
                 "Somebody killed or stopped it (docker kill, docker stop), or its daemon ended.",
@@ -343,13 +343,6 @@ class DockerJob(JobOfAgents[Container]):
         for container in self._agents:
             container.close()
         super().close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from allranks.engine.stream import Damage, RecordStream
 from allranks.errors import EngineError
 from allranks.harness.evidence import read
 from allranks.harness.keeper import COMMAND, ISOLATED
-from allranks.harness.kernel import is_readable, variables_of
+from allranks.harness.kernel import is_readable, processes, variables_of
 from allranks.records import Record
 
 _OF_A_RANK = frozenset(
@@ -333,8 +333,7 @@ def _of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
 def _processes_with(variable: tuple[str, str]) -> list[int]:
     """The processes that this user may look at and that have a variable of this value."""
     wanted = "=".join(variable)
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [pid for pid in pids if wanted in variables_of(pid)]
+    return [pid for pid in processes() if wanted in variables_of(pid)]
 
 
 def temporary_folder(scratch: Path) -> tuple[str, str]:

@@ -209,7 +209,7 @@ class ForkServer:
             return "does not end"
         if status < 0:
             where = innermost(self._stacks.added())
-            return f"was killed by {_signal_name(-status)}{f'; it was in {where}' if where else ''}"
+            return f"was killed by {kernel.signal_name(-status)}{f'; it was in {where}' if where else ''}"
         return f"ended with exit status {status}"
 
     def whereabouts(self) -> str:
@@ -279,13 +279,6 @@ def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, st
     # Nobody but this module waits for it.
     process.returncode = 0
     return process.pid
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class Family:

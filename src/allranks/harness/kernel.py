@@ -116,6 +116,19 @@ def reap(pid: int, patience: float) -> int | None:
         time.sleep(0.005)
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal, ``SIGKILL``; a number without one as ``signal 40``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def processes() -> Iterator[int]:
+    """The process ids that ``/proc`` has."""
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
 def children() -> frozenset[int]:
     """The process ids of this process's children, adopted and dead ones included.
 
@@ -128,8 +141,7 @@ def children() -> frozenset[int]:
         if lists:
             return frozenset(int(pid) for pids in lists for pid in pids.split())
     own = os.getpid()
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return frozenset(pid for pid in pids if _parent(pid) == own)
+    return frozenset(pid for pid in processes() if _parent(pid) == own)
 
 
 def _has_children() -> bool:
@@ -157,8 +169,7 @@ def _stat(pid: int) -> list[bytes]:
 
 def members(group: int) -> set[int]:
     """The process ids of a process group."""
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return {pid for pid in pids if (stat := _stat(pid)) and int(stat[2]) == group}
+    return {pid for pid in processes() if (stat := _stat(pid)) and int(stat[2]) == group}
 
 
 def session_of(pid: int) -> int | None:

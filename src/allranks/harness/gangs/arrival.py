@@ -6,6 +6,7 @@ import signal
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
+from allranks.harness import kernel
 from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
 from allranks.harness.gangs.crew import Gone, Said
 from allranks.harness.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
@@ -279,15 +280,8 @@ def describe_end(gone: Gone) -> str:
     if gone.for_want_of_memory:
         return "was killed for want of memory (SIGKILL, by the kernel)"
     if gone.status < 0:
-        return f"was killed by {_signal_name(-gone.status)}"
+        return f"was killed by {kernel.signal_name(-gone.status)}"
     return f"left with exit code {gone.status} in mid-test"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def was_in(stacks: str) -> str:
