@@ -13,7 +13,10 @@ from declaration import Fault
 from fault_run import Seen, differences, run_fault
 
 WIDTH = (os.cpu_count() or 1) + 1
-"""Runs at a time: agents import torch for most of their time, and must not keep each other waiting for the slack."""
+"""Short runs at a time: agents import torch for most of it, and must not keep each other waiting for the slack."""
+
+LONG = 15.0
+"""Seconds from which a run is long: it waits for most of them, and so as many run beside the short ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +48,15 @@ class SideBySide:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pool = ThreadPoolExecutor(WIDTH)
+        self._long = ThreadPoolExecutor(WIDTH)
+        self._short = ThreadPoolExecutor(WIDTH)
         self._one = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pool in (self._pool, self._one):
+        for pool in (self._long, self._short, self._one):
             pool.shutdown(cancel_futures=True)
 
     def start(self, wanted: Iterable[tuple[Fault, str]]) -> list[Future[Outcome]]:
@@ -62,7 +66,9 @@ class SideBySide:
             self._warm_up(planned)
         order = sorted(range(len(planned)), key=lambda index: -planned[index][0].seconds)
         shared = {
-            index: self._pool.submit(self._run, *planned[index]) for index in order if not planned[index][0].is_alone
+            index: self._pool(planned[index][0]).submit(self._run, *planned[index])
+            for index in order
+            if not planned[index][0].is_alone
         }
         before = list(shared.values())
         alone = {
@@ -76,6 +82,9 @@ class SideBySide:
         """Have torch read from the disk once: several cold imports at a time have taken 30 s each, in containers."""
         for engine in {engine for _, engine in planned}:
             run_fault(min((fault for fault, on in planned if on == engine), key=_quickness), engine, self._new_folder())
+
+    def _pool(self, fault: Fault) -> ThreadPoolExecutor:
+        return self._long if fault.seconds >= LONG else self._short
 
     def _new_folder(self, name: str = "warm-up-") -> Path:
         return Path(tempfile.mkdtemp(prefix=name, dir=self._folder))
