@@ -128,10 +128,16 @@ def _of_collected_tests(run: Path, report: Report) -> Iterator[str]:
 
 
 def _of_told_tests(run: Path, report: Report) -> Iterator[str]:
-    """The first bad outcome that a run was told of each rank and test, else the good one, is in the report."""
+    """The first bad outcome that a run was told of each rank and test, else the good one, is in the report.
+
+    What an interrupt has aborted gives way to what it came to when the run was gone on with.
+    """
     for path in run.glob(f"cells/*/*/attempt-1/{JOURNAL}"):
         cell, suite = path.parts[-4], path.parts[-3]
-        for (nodeid, rank), outcome in told(path).items():
+        resumed = path.parents[1] / "attempt-2" / JOURNAL
+        later = told(resumed) if resumed.exists() else {}
+        for (nodeid, rank), first in told(path).items():
+            outcome = later.get((nodeid, rank), first) if first == Outcome.ABORTED else first
             found = report.tests.get((cell, suite, nodeid), {}).get(rank)
             if found != outcome:
                 yield f"{cell}/{suite} {nodeid}: rank {rank} {outcome} by the journal, {found} in the report"
