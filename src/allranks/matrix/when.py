@@ -10,12 +10,12 @@ import operator
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import pairwise
 
-from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, Version, key_of, type_of_axis, written_type
+from packaging.version import Version
+
+from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, comparable, is_version, type_of_axis, written_type
 from allranks.matrix.suggest import did_you_mean, listed, shown
-from allranks.matrix.versions import is_version
 
 LONGEST_CONDITION = 10_000
 DEEPEST_NESTING = 50
@@ -56,16 +56,10 @@ class Comparison:
         """The one or two axes that are compared."""
         return frozenset((self.axis, self.right.name) if isinstance(self.right, Axis) else (self.axis,))
 
-    def test(self, left: AxisValue, right: AxisValue | tuple[AxisValue, ...]) -> bool:
-        """Whether the comparison holds between two plain values, or a value and several."""
-        key = key_of(self.axis)
-        others = tuple(map(key, right)) if isinstance(right, tuple) else key(right)
-        return _TEST_OF[self.operator](key(left), others)
-
     def holds(self, values: Mapping[str, AxisValue]) -> bool:
-        """Whether the comparison holds at one point."""
+        """True if the comparison holds at one point."""
         right = values[self.right.name] if isinstance(self.right, Axis) else self.right
-        return self.test(values[self.axis], right)
+        return _TEST_OF[self.operator](comparable(self.axis, values[self.axis]), comparable(self.axis, right))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +68,20 @@ class Not:
 
     part: "Node"
 
+    def holds(self, values: Mapping[str, AxisValue]) -> bool:
+        """True if the part does not hold at one point."""
+        return not self.part.holds(values)
+
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
     """Holds where all of its parts do."""
 
     parts: tuple["Node", ...]
+
+    def holds(self, values: Mapping[str, AxisValue]) -> bool:
+        """True if all parts hold at one point."""
+        return all(part.holds(values) for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,15 @@ class AnyOf:
 
     parts: tuple["Node", ...]
 
+    def holds(self, values: Mapping[str, AxisValue]) -> bool:
+        """True if a part holds at one point."""
+        return any(part.holds(values) for part in self.parts)
+
 
 Node = Comparison | Not | AllOf | AnyOf
+
+Known = Mapping[str, Collection[AxisValue]]
+"""Every value that a cell of a matrix has, by axis."""
 
 
 @dataclass(frozen=True)
@@ -110,28 +119,9 @@ class Condition:
         named = {name for comparison in comparisons(self.tree) for name in comparison.names}
         return tuple(axis for axis in AXES if axis in named)
 
-    def holds(self, cell_values: Mapping[str, AxisValue]) -> bool:
-        """Whether the condition holds at one point (see :meth:`allranks.matrix.model.Cell.axes`)."""
-        return bool(evaluate(self.tree, lambda comparison: comparison.holds(cell_values), full=1))
-
-
-def evaluate(node: Node, leaf: Callable[[Comparison], int], full: int) -> int:
-    """Evaluates a condition at many points at once, one bit for each.
-
-    Args:
-        node: The condition's tree.
-        leaf: Gives the points at which one comparison holds.
-        full: The set of all points; 1 where there is a single point.
-    """
-    match node:
-        case Comparison():
-            return leaf(node)
-        case Not(part):
-            return full ^ evaluate(part, leaf, full)
-        case AllOf(parts):
-            return reduce(operator.and_, (evaluate(part, leaf, full) for part in parts))
-        case AnyOf(parts):
-            return reduce(operator.or_, (evaluate(part, leaf, full) for part in parts))
+    def holds(self, values: Mapping[str, AxisValue]) -> bool:
+        """True if the condition holds at one point (see :meth:`allranks.matrix.model.Cell.axes`)."""
+        return self.tree.holds(values)
 
 
 def comparisons(node: Node) -> Iterator[Comparison]:
@@ -155,7 +145,7 @@ def parse_condition(text: str) -> Condition:
     return Condition(source=text, tree=_node(_syntax(text), DEEPEST_NESTING))
 
 
-def check_literals(condition: Condition, values: Mapping[str, Collection[AxisValue]]) -> None:
+def check_literals(condition: Condition, values: Known) -> None:
     """Refuses a condition that asks an axis for a value that the axis does not have.
 
     Only equality and ``in`` are looked at: ``world_size > 3`` is right on any axis.
@@ -175,9 +165,9 @@ def check_literals(condition: Condition, values: Mapping[str, Collection[AxisVal
         if comparison.operator in _ORDER or isinstance(comparison.right, Axis):
             continue
         right = comparison.right if isinstance(comparison.right, tuple) else (comparison.right,)
-        key = key_of(comparison.axis)
+        keys = {comparable(comparison.axis, value) for value in known}
         for literal in right:
-            if key(literal) not in map(key, known):
+            if comparable(comparison.axis, literal) not in keys:
                 what = f"asks for {shown(literal)}, which is not on the axis {comparison.axis} ({listed(known)})"
                 raise ConditionError(what, did_you_mean(literal, known))
 
