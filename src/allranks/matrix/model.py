@@ -94,7 +94,7 @@ class Suite:
         files: Further files or folders (relative) that the tests read; copied along.
         pytest_args: Arguments that every run of the suite gives to pytest.
         shards: The number of jobs that its tests are split over in each cell.
-        default: Whether it runs where no suite is named.
+        default: True to run where no suite is named.
     """
 
     name: str
@@ -243,7 +243,7 @@ class RunnerRule:
         group: The runner group that it has to be in; empty for any.
         gpus: How many GPUs such a machine has.
         cores: How many CPU cores; None where the file does not say.
-        hosted: Whether GitHub owns it: no GPUs, and six hours for a job.
+        hosted: True if GitHub owns it: no GPUs, and six hours for a job.
         engine: What runs jobs there; None for whatever is there.
         minutes: What a job of the CI may take at most; None for what the CI allows.
         line: Where in the matrix file it is declared; 0 for the one that counts where the file has none.

@@ -12,7 +12,7 @@ from allranks.matrix.when import Known
 
 HOSTED_MINUTES: Final = 360
 OWN_MINUTES: Final = 5 * 24 * 60
-"""What a job may take: six hours on GitHub's machines; on one's own GitHub allows 35 days, and nobody means them
+"""What a job may take: six hours on GitHub's machines; on one's own five days, where GitHub allows 35
 (https://docs.github.com/actions/reference/limits)."""
 
 HOSTED_CORES: Final = 4
@@ -144,11 +144,11 @@ def runner_for(matrix: Matrix, cell: Cell) -> RunnerRule:
     if rule is None and not matrix.runners and not cell.gpu_count:
         return UBUNTU
     if rule is None:
-        raise _nobodys(matrix, cell)
+        raise _no_machine(matrix, cell)
     return rule
 
 
-def _nobodys(matrix: Matrix, cell: Cell) -> UsageError:
+def _no_machine(matrix: Matrix, cell: Cell) -> UsageError:
     if cell.gpu_count:
         needs = f'when = "gpu_count > 0"  labels = ["self-hosted", "linux", "gpu"]  gpus = {cell.gpu_count}'
     else:

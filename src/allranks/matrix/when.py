@@ -8,7 +8,7 @@ refused: nothing is ever evaluated by Python itself.
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -45,7 +45,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``axis operator right``, with the axis that comes first in :data:`~allranks.matrix.axes.AXES` on the left."""
+    """``axis operator right``."""
 
     axis: str
     operator: str
@@ -74,28 +74,18 @@ class Not:
 
 
 @dataclass(frozen=True, slots=True)
-class AllOf:
-    """Holds where all of its parts do."""
+class Group:
+    """Holds where all, or any, of its parts do."""
 
+    join: Callable[[Iterable[bool]], bool]
     parts: tuple["Node", ...]
 
     def holds(self, values: Mapping[str, AxisValue]) -> bool:
-        """True if all parts hold at one point."""
-        return all(part.holds(values) for part in self.parts)
+        """True if the group holds at one point."""
+        return self.join(part.holds(values) for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    """Holds where one of its parts does."""
-
-    parts: tuple["Node", ...]
-
-    def holds(self, values: Mapping[str, AxisValue]) -> bool:
-        """True if a part holds at one point."""
-        return any(part.holds(values) for part in self.parts)
-
-
-Node = Comparison | Not | AllOf | AnyOf
+Node = Comparison | Not | Group
 
 Known = Mapping[str, Collection[AxisValue]]
 """Every value that a cell of a matrix has, by axis."""
@@ -131,7 +121,7 @@ def comparisons(node: Node) -> Iterator[Comparison]:
             yield node
         case Not(part):
             yield from comparisons(part)
-        case AllOf(parts) | AnyOf(parts):
+        case Group(_, parts):
             for part in parts:
                 yield from comparisons(part)
 
@@ -158,11 +148,13 @@ def check_literals(condition: Condition, values: Known) -> None:
         ConditionError: With the value that may have been meant.
     """
     for comparison in comparisons(condition.tree):
+        if isinstance(comparison.right, Axis):
+            continue
         known = values[comparison.axis]
         if set(known) == {NO_TORCH}:
             what = f"names {comparison.axis}, which is no axis of this matrix"
             raise ConditionError(what, f'Add {comparison.axis} = ["2.13.0", "2.14.1"] to [matrix].')
-        if comparison.operator in _ORDER or isinstance(comparison.right, Axis):
+        if comparison.operator in _ORDER:
             continue
         right = comparison.right if isinstance(comparison.right, tuple) else (comparison.right,)
         keys = {comparable(comparison.axis, value) for value in known}
@@ -231,10 +223,8 @@ def _node(node: ast.expr, room: int) -> Node:
     if room == 0:
         raise ConditionError(what=f"is nested more than {DEEPEST_NESTING} deep", remedy="Split it into several rules.")
     match node:
-        case ast.BoolOp(op=ast.And(), values=values):
-            return AllOf(tuple(_node(value, room - 1) for value in values))
-        case ast.BoolOp(values=values):
-            return AnyOf(tuple(_node(value, room - 1) for value in values))
+        case ast.BoolOp(op=op, values=values):
+            return Group(all if isinstance(op, ast.And) else any, tuple(_node(value, room - 1) for value in values))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return Not(_node(operand, room - 1))
         case ast.Compare():
@@ -254,7 +244,7 @@ def _chain(node: ast.Compare) -> Node:
     terms = [node.left, *node.comparators]
     links = zip(pairwise(terms), node.ops, strict=True)
     parts = tuple(_comparison(left, _operator(op), right) for (left, right), op in links)
-    return parts[0] if len(parts) == 1 else AllOf(parts)
+    return parts[0] if len(parts) == 1 else Group(all, parts)
 
 
 def _operator(op: ast.cmpop) -> str:
@@ -297,9 +287,7 @@ def _between_axes(first: Axis, symbol: str, second: Axis) -> Comparison:
         what = f"compares {first.name} ({_kind(first.name)}) with {second.name} ({_kind(second.name)})"
         raise ConditionError(what, "Compare axes of one kind.")
     _check_order(first.name, symbol)
-    if AXES.index(first.name) < AXES.index(second.name):
-        return Comparison(first.name, symbol, second)
-    return Comparison(second.name, _ORDER.get(symbol, symbol), first)
+    return Comparison(first.name, symbol, second)
 
 
 def _with_literal(axis: str, symbol: str, literal: Axis | AxisValue) -> Comparison:
