@@ -17,8 +17,8 @@ from statistics import mean
 from time import perf_counter
 
 from allranks.matrix.expand import Expansion, expand
+from allranks.matrix.jobs import plan
 from allranks.matrix.model import EnvRule, Image, Limits, Matrix, Rule, RunnerRule, Suite
-from allranks.matrix.plan import plan
 from allranks.matrix.when import parse_condition
 from allranks.report.durations import Durations
 from allranks.report.run_files import Manifest
@@ -50,6 +50,7 @@ def matrix_of_100_000() -> Matrix:
             "gpu_count": (0, 1, 2, 4, 8),
             "init_method": ("env", "tcp", "file"),
             "nodes": (1, 2),
+            "torch": ("",),
         },
         excludes=(Rule(when=parse_condition("nodes > world_size"), reason="a rank for each node", line=1),),
         suites={"tests": Suite(name="tests", path=Path("tests"))},

@@ -97,7 +97,7 @@ def test_a_plan_needs_neither_docker_nor_junitparser():
     program = "import sys; from allranks.cli import main; main(['plan']); print(*sorted(sys.modules), sep='\\n')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.splitlines())
-    assert "allranks.matrix.plan" in loaded
+    assert "allranks.matrix.jobs" in loaded
     assert not {"docker", "junitparser", "requests", "torch"} & loaded
 
 

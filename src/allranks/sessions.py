@@ -8,7 +8,7 @@
 
 nox finds a session by its exact name or exact signature, so there is one parametrized session ``dist`` with every cell,
 and one plain session for every proper prefix of the axes: ``dist(backend='nccl', world_size=4)`` runs the cells under
-it in one run with one report. The standard library and nox are all that is needed here.
+it in one run with one report. The standard library, nox and packaging are all that is needed here.
 """
 
 import importlib.metadata
@@ -24,7 +24,6 @@ import nox
 from allranks.environments import EnvironmentRecipe, ensure_environment
 from allranks.errors import AllranksError
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import expand
 from allranks.matrix.model import Cell
 from allranks.matrix.select import prefixes, signature_axes
 from allranks.schedule.folder import PARTY_VARIABLE, RUN_ID_VARIABLE, new_party, new_run_id
@@ -44,11 +43,11 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
     os.environ.setdefault(RUN_ID_VARIABLE, new_run_id())
     os.environ.setdefault(PARTY_VARIABLE, new_party())
     try:
-        matrix = load(Path(folder))
-        cells = expand(matrix).cells
+        expansion = load(Path(folder))
     except AllranksError as error:
         _refuse(error)
-    of_matrix = f"--matrix={matrix.path}"
+    cells = expansion.cells
+    of_matrix = f"--matrix={expansion.matrix.path}"
     if len(cells) <= MOST_CELLS:
         _register_cells(cells, of_matrix)
     else:

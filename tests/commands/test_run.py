@@ -11,8 +11,7 @@ from allranks.commands import run
 from allranks.errors import ExitCode
 from allranks.image.portable import PortableImage, write_list
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import expand
-from allranks.matrix.plan import plan
+from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
 from allranks.schedule.folder import open_run
 
@@ -147,7 +146,7 @@ def test_a_number_of_jobs_that_is_none_is_refused(allranks, arguments):
 @pytest.fixture
 def earlier(repository):
     """A run of which one job is good and the others have not begun."""
-    expansion = expand(load(repository))
+    expansion = load(repository)
     jobs = plan(expansion.matrix, expansion.cells)
     folder = open_run(repository / "results", "r1", jobs, Manifest(), 7, ("-k", "x"))
     _, attempt = folder.new_attempt(jobs[0])
@@ -184,7 +183,7 @@ def test_a_run_is_not_gone_on_with_under_another_selection(allranks, runs, earli
 
 
 def test_what_a_run_had_not_planned_cannot_be_gone_on_with(allranks, runs, repository):
-    expansion = expand(load(repository))
+    expansion = load(repository)
     [job] = [job for job in plan(expansion.matrix, expansion.cells) if job.id == "gloo-w1-g0-env/tiny"]
     open_run(repository / "results", "r1", [job], Manifest(), 7)
     code, _, err = allranks("run", "--resume", "gloo-w2-g0-env")

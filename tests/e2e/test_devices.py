@@ -22,8 +22,7 @@ from allranks.engine.docker import DockerEngine
 from allranks.engine.ownership import HOST_LABEL, own_run
 from allranks.image.base import DEFAULT, find_base
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import expand
-from allranks.matrix.plan import plan
+from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
 from allranks.schedule.folder import open_run
 from allranks.schedule.host import choose_host
@@ -100,7 +99,7 @@ def run_jobs(tmp_path, docker_client, run_id):
         (tmp_path / "suite").mkdir()
         (tmp_path / "suite" / "test_seen.py").write_text(SUITE)
         (tmp_path / "matrix.toml").write_text(MATRIX.format(gpu_count=gpu_count, suites=tables, nodes=nodes))
-        expansion = expand(load(tmp_path))
+        expansion = load(tmp_path)
         jobs = plan(expansion.matrix, expansion.cells)
         folder = open_run(tmp_path / "results", run_id, jobs, Manifest(), 7)
         host = replace(choose_host("docker", expansion.matrix, print, inventory), cores=64, memory=1 << 20)

@@ -59,7 +59,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def load_text(repository: Path) -> Load:
     def load_written(text: str) -> Matrix:
         (repository / "matrix.toml").write_text(text)
-        return load(repository)
+        return load(repository).matrix
 
     return load_written
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, type_of_axis
-from allranks.matrix.expand import IMPOSSIBLE, cell_at
+from allranks.matrix.expand import IMPOSSIBLE
 from allranks.matrix.model import Cell, Include, Matrix, Rule
 from allranks.matrix.when import parse_condition
 
@@ -70,7 +70,7 @@ def matrices(draw: st.DrawFn) -> Matrix:
         path=Path("matrix.toml"),
         axes=draw(axes()),
         excludes=rules_of(draw(st.lists(condition_texts(), max_size=4))),
-        includes=tuple(Include(cell=cell_at(tuple(point.values())), reason="", line=1) for point in included),
+        includes=tuple(Include(cell=Cell.at(point.values()), reason="", line=1) for point in included),
     )
 
 

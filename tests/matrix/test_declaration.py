@@ -118,7 +118,7 @@ def test_the_matrix_may_be_in_pyproject(repository):
     inner = (AXES_LINES + REST).replace("[matrix]", "[tool.allranks.matrix]")
     inner = inner.replace("[suites", "[tool.allranks.suites").replace("[images", "[tool.allranks.images")
     (repository / "pyproject.toml").write_text("[project]\nname = 'x'\n" + inner)
-    assert load(repository).path == repository / "pyproject.toml"
+    assert load(repository).matrix.path == repository / "pyproject.toml"
     (repository / "pyproject.toml").write_text("[project]\nname = 'x'\n" + inner.replace("[2]", "['2']"))
     with pytest.raises(MatrixError, match=r"^pyproject.toml:5: tool.allranks.matrix.world_size: '2' is not"):
         load(repository)
@@ -138,12 +138,12 @@ def test_tool_in_pyproject_that_is_no_table_is_an_error(repository):
 def test_a_file_may_be_named(load_text, repository):
     load_text(AXES_LINES + REST)
     renamed = (repository / "matrix.toml").rename(repository / "other.toml")
-    assert load(renamed).path == renamed
+    assert load(renamed).matrix.path == renamed
 
 
 def test_the_path_of_the_matrix_is_absolute(load_text, repository):
     load_text(AXES_LINES + REST)
-    assert load(Path()).root == repository
+    assert load(Path()).matrix.root == repository
 
 
 @pytest.mark.parametrize("pyproject", [None, "[project]\nname = 'x'"])
@@ -492,7 +492,7 @@ def scratch(tmp_path_factory):
 def check_that_only_a_matrix_error_comes(folder: Path, content: bytes) -> None:
     (folder / "matrix.toml").write_bytes(content)
     try:
-        cells = expand(load(folder)).cells
+        cells = load(folder).cells
     except MatrixError as error:
         outcome: tuple[object, ...] = (error.what, error.remedy)
     else:

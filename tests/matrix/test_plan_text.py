@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from allranks.commands.plan import MOST_DROPPED_SHOWN, render_explanation, render_json, render_table
 from allranks.matrix.expand import expand
-from allranks.matrix.render import MOST_DROPPED_SHOWN, render_explanation, render_json, render_table
 from allranks.matrix.select import select
 
 

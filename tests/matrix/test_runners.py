@@ -145,7 +145,7 @@ def test_a_cell_that_no_rule_takes_is_an_error_only_when_somebody_asks(load_text
 
 def test_the_rule_that_an_error_suggests_is_right(load_text, repository, document):
     with pytest.raises(UsageError) as caught:
-        runner_for(load_text(document), expand(load(repository)).cells[-1])
+        runner_for(load_text(document), load(repository).cells[-1])
     suggested = caught.value.remedy.partition("[[runners]]")[2].replace("  ", "\n")
     assert load_text(f"{document}\n[[runners]]{suggested}\n").runners[0].gpus == 2
 

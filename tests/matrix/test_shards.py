@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from allranks.commands.plan import render_json, render_table
 from allranks.errors import MatrixError, UsageError
 from allranks.matrix.expand import expand
-from allranks.matrix.plan import plan
-from allranks.matrix.render import render_json, render_table
+from allranks.matrix.jobs import plan
 from allranks.matrix.select import select
 
 PATH = 'path = "suites/collectives"'

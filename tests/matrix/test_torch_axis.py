@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from allranks.commands.plan import render_json, render_table
 from allranks.errors import MatrixError, UsageError
 from allranks.matrix.axes import AXES
 from allranks.matrix.expand import expand
-from allranks.matrix.plan import plan
-from allranks.matrix.render import render_json, render_table
+from allranks.matrix.jobs import plan
 from allranks.matrix.select import prefixes, select, select_id, select_where, signature, signature_axes
 
 MATRIX = """\
@@ -43,6 +43,17 @@ def test_a_version_ends_the_id_of_its_cell(expansion):
     assert select_id(expansion, "gloo-w2-g0-env-t2.14.1") == expansion.cells[1]
 
 
+@pytest.mark.parametrize(
+    "version", ["2", "2.x", "v2.14.1", " 2.14.1", "2.14.1-rc2", "2.14.01", "1!2.14", ">=2.14", "2." + "1" * 5000]
+)
+def test_what_is_not_one_exact_version_is_refused(load_text, version):
+    with pytest.raises(
+        MatrixError, match=r"^matrix.toml:4: matrix.torch: .* is not one exact version in quotes\."
+    ) as error:
+        load_text(MATRIX.replace("2.14.1", version))
+    assert 'torch = ["2.13.0", "2.14.1"]' in error.value.remedy
+
+
 def test_a_version_comes_after_the_nodes(load_text):
     cells = expand(load_text(MATRIX.replace("[2]", "[2]\nnodes = [1, 2]"))).cells
     assert ids(cells) == [
@@ -50,7 +61,7 @@ def test_a_version_comes_after_the_nodes(load_text):
     ]
 
 
-@pytest.mark.parametrize("version", ["2.15.0.dev20261101+cu130", "2.14.1rc2", "2.13.0+cpu"])
+@pytest.mark.parametrize("version", ["2.15.0.dev20261101+cu130", "2.15.0a0+git1a2b3c4", "2.14.1rc2", "2.13.0+cpu"])
 def test_every_version_is_found_by_the_id_and_the_signature_of_its_cell(load_text, version):
     expansion = expand(load_text(MATRIX.replace("2.14.1", version)))
     cell = expansion.cells[-1]

@@ -13,8 +13,8 @@ from scripted_engine import ScriptedEngine
 
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
+from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
-from allranks.matrix.plan import plan
 from allranks.report.run_files import Manifest
 from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.live import LiveView
@@ -72,7 +72,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def matrix(repository: Path) -> Matrix:
-    return load(repository)
+    return load(repository).matrix
 
 
 @pytest.fixture

@@ -17,13 +17,12 @@ JOIN = """
 import sys
 from pathlib import Path
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import expand
-from allranks.matrix.plan import plan
+from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
 from allranks.schedule.folder import open_run
 
-matrix = load(Path(sys.argv[1]))
-jobs = plan(matrix, expand(matrix).cells)
+expansion = load(Path(sys.argv[1]))
+jobs = plan(expansion.matrix, expansion.cells)
 open_run(Path(sys.argv[2]), "r1", [jobs[int(sys.argv[3])]], Manifest(), None)
 """
 
@@ -101,13 +100,12 @@ import sys
 from pathlib import Path
 from allranks.engine import ownership
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import expand
-from allranks.matrix.plan import plan
+from allranks.matrix.jobs import plan
 from allranks.schedule.folder import take_jobs
 
 ownership.lock_folder = lambda: Path(sys.argv[1])
-matrix = load(Path(sys.argv[2]))
-jobs = [job for job in plan(matrix, expand(matrix).cells) if job.cell.id in sys.argv[5:]]
+expansion = load(Path(sys.argv[2]))
+jobs = [job for job in plan(expansion.matrix, expansion.cells) if job.cell.id in sys.argv[5:]]
 with ownership.own_run("r1") as owned:
     try:
         take_jobs(Path(sys.argv[3]), owned, jobs, print, party=sys.argv[4], goes_on=False)

@@ -1,7 +1,6 @@
 """What the manifest of a run says about the matrix it came from."""
 
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import expand
 from allranks.report.run_files import DroppedCells, Policy
 from allranks.schedule.facts import facts_of
 from allranks.schedule.run import _from_here
@@ -27,14 +26,14 @@ torch = "2.13.0"
 def test_every_rule_that_dropped_cells_is_in_the_manifest_with_its_reason(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)
-    facts = facts_of(expand(load(tmp_path)))
+    facts = facts_of(load(tmp_path))
     assert facts.dropped == (DroppedCells(rule="gpu_count > 0", reason="no GPU here", count=2),)
 
 
 def test_a_policy_that_the_matrix_file_does_not_set_stays_open(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)
-    assert facts_of(expand(load(tmp_path))).policy == Policy()
+    assert facts_of(load(tmp_path)).policy == Policy()
 
 
 def test_a_path_below_the_current_folder_is_shown_as_one_types_it(tmp_path, monkeypatch):

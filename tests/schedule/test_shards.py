@@ -14,7 +14,7 @@ from allranks.errors import ExitCode, ResultsError
 from allranks.harness.config import AgentConfig, Share
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
-from allranks.matrix.plan import plan
+from allranks.matrix.jobs import plan
 from allranks.records import Collected, Shared
 from allranks.report.durations_file import render
 from allranks.report.merge import merge
@@ -41,7 +41,7 @@ def split(repository):
     """The matrix with its suite split in two."""
     path = repository / "matrix.toml"
     path.write_text(path.read_text().replace('path = "suite"', 'path = "suite"\nshards = 2'))
-    return load(repository)
+    return load(repository).matrix
 
 
 @pytest.fixture

@@ -32,8 +32,7 @@ from allranks.image.base import find_base
 from allranks.image.build import ensure_image
 from allranks.image.recipe import recipe_of
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import expand
-from allranks.matrix.plan import plan
+from allranks.matrix.jobs import plan
 
 COUNT = 10
 
@@ -84,7 +83,7 @@ def _images() -> Iterator[str]:
     """The project's image and its base, made where they are not there yet: in a world there is no package index."""
     with tempfile.TemporaryDirectory() as scratch, closing(connect()) as client:
         write_project(Path(scratch, "project"))
-        expansion = expand(load(Path(scratch, "project")))
+        expansion = load(Path(scratch, "project"))
         image, root = plan(expansion.matrix, expansion.cells)[0].image, expansion.matrix.root
         yield ensure_image(image, root=root, client=client, progress=print).reference
         yield find_base(client, recipe_of(image, root=root).base, environ=os.environ, progress=print).reference

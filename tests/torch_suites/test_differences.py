@@ -134,7 +134,7 @@ def test_every_suite_has_a_file_and_is_known_by_it():
 def test_the_jobs_of_a_comparison_are_suites_of_a_matrix_file(tmp_path):
     chosen = {"torch-rpc": ("T::x",), "torch-c10d": ()}
     _write_repository(tmp_path, [*jobs_of_suites(chosen), one_job("together", chosen)])
-    suites = load(tmp_path).suites
+    suites = load(tmp_path).matrix.suites
     [nodeid] = [each for each in suites["torch-rpc"].pytest_args if "::" in each]
     assert nodeid == f"{SUITES['torch-rpc'].file}::T::x"
     assert not any("::" in each for each in suites["torch-c10d"].pytest_args)

@@ -12,7 +12,7 @@ from allranks.commands.output import say
 from allranks.commands.selection import chosen_jobs
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import Expansion, expand
+from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _add_destination(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(options: argparse.Namespace) -> ExitCode:
-    expansion = expand(load(options.matrix))
+    expansion = load(options.matrix)
     _build_for(_jobs_to_build_for(expansion, options), expansion.matrix.root, options)
     return ExitCode.OK
 

@@ -1,15 +1,26 @@
 """``allranks plan``: the cells of the matrix, and how their jobs are divided among the machines of a CI."""
 
 import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 
 from allranks.commands.options import add_durations, add_plan_file, add_selection, number, run_id
 from allranks.commands.output import remark, say
 from allranks.commands.selection import chosen_jobs, selected_cells
 from allranks.errors import ExitCode
+from allranks.matrix.axes import AXES, NO_TORCH
+from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import Expansion, expand
-from allranks.matrix.render import render_explanation, render_json, render_table
+from allranks.matrix.expand import Expansion
+from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
+from allranks.matrix.model import Cell, Job, Matrix, Rule
 from allranks.schedule.machines.wishes import MINUTES_PER_ENTRY, MOST_ENTRIES
+
+MOST_DROPPED_SHOWN = 200
+"""Dropped cells that are named one by one; beyond them a count per rule says more than the names."""
+
+SCHEMA = 1
 
 _FORMATS = "json is for programs, github the job matrix of a workflow"
 
@@ -46,7 +57,7 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> ExitCode:
-    expansion = expand(load(options.matrix))
+    expansion = load(options.matrix)
     if options.format == "github":
         return _plan_machines(expansion, options)
     cells, suites = selected_cells(expansion, options), options.suite or None
@@ -93,3 +104,106 @@ def _minutes(text: str) -> int:
         msg = f"{text!r} is no time: take 1 minute or more"
         raise argparse.ArgumentTypeError(msg)
     return minutes
+
+
+def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:
+    """The cells, one a line: id, axes, image and suites."""
+    jobs_of = {cell: plan(matrix, [cell], suite_names) for cell in cells}
+    axes = [axis for axis in AXES if any(axis in cell.told_axes() for cell in cells)]
+    head: tuple[str, ...] = ("cell", *axes, "image", "suites")
+    rows = [head, *(_row(matrix, cell, _names(jobs)) for cell, jobs in jobs_of.items())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    planned = [job.suite.name for jobs in jobs_of.values() for job in jobs]
+    idle = [suite.name for suite in chosen_suites(matrix, suite_names) if suite.name not in planned]
+    notes = [f"The suite {name} runs in none of these cells." for name in idle]
+    unnamed = [suite.name for suite in unnamed_suites(matrix, cells)] if suite_names is None else []
+    notes += [f"Only when --suite names them: {', '.join(unnamed)}."] if unnamed else []
+    total = f"{_counted(len(jobs_of), 'cell')}, {_counted(len(planned), 'job')}"
+    return "\n".join([*(_line(row, widths) for row in rows), "", total, *notes])
+
+
+def render_explanation(expansion: Expansion) -> str:
+    """The dropped points under the rule that dropped them; counts alone where they are very many."""
+    total = sum(map(len, expansion.dropped.values()))
+    points = prod(map(len, expansion.matrix.axes.values()))
+    head = f"{_counted(total, 'dropped cell')} of {_counted(points, 'combination')}"
+    room = MOST_DROPPED_SHOWN
+    lines = [f"{head}{':' if expansion.dropped else '.'}"]
+    for rule, cells in expansion.dropped.items():
+        lines += ["", *_explained(rule, cells, room)]
+        room -= min(room, len(cells))
+    return "\n".join(lines)
+
+
+def render_json(expansion: Expansion, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:
+    """The plan for machines.
+
+    One object with ``schema`` (1; a change that breaks readers raises it), ``file`` (the matrix file's path),
+    ``axes`` (axis → list of values), ``cells`` and ``dropped``. A cell has ``id``, ``axes`` (axis → value), ``image``
+    (a name), ``suites`` (list of names), ``by_name`` (list of the suites that run there when ``--suite`` names them,
+    and not by default), ``environment`` (name → value) and ``jobs`` (list of job ids). An entry of ``dropped`` has
+    ``rule`` (the text of ``when``), ``reason``, ``line``, ``count`` and ``cells`` (ids, the first 200 at most).
+    """
+    document = {
+        "schema": SCHEMA,
+        "file": str(expansion.matrix.path),
+        "axes": {axis: list(values) for axis, values in expansion.matrix.axes.items() if values != (NO_TORCH,)},
+        "cells": [_cell_object(expansion.matrix, cell, suite_names) for cell in cells],
+        "dropped": [_dropped_object(rule, cells) for rule, cells in expansion.dropped.items()],
+    }
+    return json.dumps(document, indent=2)
+
+
+def _row(matrix: Matrix, cell: Cell, suites: Iterable[str]) -> tuple[str, ...]:
+    return (cell.id, *map(str, cell.told_axes().values()), image_for(matrix, cell).name, ", ".join(suites) or "none")
+
+
+def _names(jobs: Iterable[Job]) -> Iterator[str]:
+    """The names of a cell's jobs; all shards of a suite as one: ``torch-rpc@1of4…4of4``."""
+    by_suite: dict[str, list[Job]] = {}
+    for job in jobs:
+        by_suite.setdefault(job.suite.name, []).append(job)
+    for suite_jobs in by_suite.values():
+        first = suite_jobs[0]
+        if first.shard and len(suite_jobs) == first.shard.count:
+            yield f"{first.name}…{first.shard.count}of{first.shard.count}"
+        else:
+            yield from (job.name for job in suite_jobs)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _explained(rule: Rule, cells: Sequence[Cell], room: int) -> Iterator[str]:
+    yield f"{rule.reason}  (line {rule.line}: {rule.when.source})"
+    yield from (f"  {cell.id}" for cell in cells[:room])
+    if len(cells) > room:
+        yield f"  … and {len(cells) - room:,} more" if room else f"  {_counted(len(cells), 'cell')}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _cell_object(matrix: Matrix, cell: Cell, suite_names: Sequence[str] | None) -> Mapping[str, object]:
+    jobs = plan(matrix, [cell], suite_names)
+    return {
+        "id": cell.id,
+        "axes": cell.told_axes(),
+        "image": image_for(matrix, cell).name,
+        "suites": list(dict.fromkeys(job.suite.name for job in jobs)),
+        "by_name": [suite.name for suite in unnamed_suites(matrix, [cell])],
+        "environment": matrix.environment_of(cell),
+        "jobs": [job.id for job in jobs],
+    }
+
+
+def _dropped_object(rule: Rule, cells: Sequence[Cell]) -> Mapping[str, object]:
+    return {
+        "rule": rule.when.source,
+        "reason": rule.reason,
+        "line": rule.line,
+        "count": len(cells),
+        "cells": [cell.id for cell in cells[:MOST_DROPPED_SHOWN]],
+    }

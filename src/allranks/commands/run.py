@@ -25,10 +25,11 @@ from allranks.commands.output import say
 from allranks.commands.selection import chosen_jobs, selected_cells
 from allranks.errors import ExitCode, UsageError
 from allranks.harness.refusals import REFUSED
+from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import Expansion, expand
+from allranks.matrix.expand import Expansion
+from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job
-from allranks.matrix.plan import image_for, plan
 from allranks.schedule.folder import RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _refuse_options(pytest_args: Sequence[str]) -> None:
 
 def _run(options: argparse.Namespace) -> ExitCode:
     _refuse_options(options.pytest_args)
-    expansion = expand(load(options.matrix))
+    expansion = load(options.matrix)
     if options.pdb_rank is not None:
         expansion = _prepare_debugging(expansion, options)
     if options.plan_file or options.pack:

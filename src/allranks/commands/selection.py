@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from allranks.errors import UsageError
 from allranks.matrix.expand import Expansion
+from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
-from allranks.matrix.plan import chosen_suites, plan, suites_holding, unnamed_suites
 from allranks.matrix.select import select, select_where
 
 

@@ -3,36 +3,32 @@
 import os
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import get_args
 
 from allranks.errors import MatrixError, UsageError
-from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, key_of, type_of_axis
-from allranks.matrix.document import LARGEST_NUMBER, PYPROJECT, Table, read
-from allranks.matrix.expand import cell_at, expand
+from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, comparable, is_version, type_of_axis
+from allranks.matrix.cell_images import check_images, read_images
+from allranks.matrix.expand import Expansion, expand
 from allranks.matrix.model import (
-    PROJECT_MODES,
     Cell,
     Docker,
     EnvRule,
-    Image,
     Include,
     Isolation,
     Limits,
     Matrix,
     Policy,
     Process,
-    ProjectMode,
     Rule,
     SeccompName,
     SkipPolicy,
     Suite,
 )
-from allranks.matrix.plan import check_images
-from allranks.matrix.runners import check_runners, runner_rule
-from allranks.matrix.suggest import did_you_mean, listed, shown
-from allranks.matrix.versions import is_version
-from allranks.matrix.when import Condition, ConditionError, check_literals, parse_condition
+from allranks.matrix.runners import check_runners, read_runner
+from allranks.matrix.suggest import did_you_mean, shown
+from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, exists, read
+from allranks.matrix.when import Known
 
 FILE_NAME = "matrix.toml"
 
@@ -43,8 +39,6 @@ MOST_SHARDS = 1000
 """More is a slip of the pen, which would make jobs that take longer to plan than to run."""
 
 INIT_METHODS = ("env", "tcp", "file")
-ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
-SKIP_POLICIES: tuple[SkipPolicy, ...] = get_args(SkipPolicy)
 
 DEFAULTS: Mapping[str, AxisValue] = {"gpu_count": 0, "init_method": "env", "nodes": 1, "torch": NO_TORCH}
 
@@ -70,12 +64,9 @@ EXAMPLE = """\
     torch = "2.13.0"
 """
 
-Known = Mapping[str, Mapping[AxisValue, object]]
-"""Every value that a cell may have, by axis."""
 
-
-def load(start: Path) -> Matrix:
-    """Reads and checks the matrix of a repository.
+def load(start: Path) -> Expansion:
+    """Reads, checks and expands the matrix of a repository.
 
     Args:
         start: The repository's folder, or the file itself.
@@ -83,12 +74,11 @@ def load(start: Path) -> Matrix:
     Raises:
         MatrixError: There is no such file, or something in it is wrong.
     """
-    table = read(_locate(start.absolute()))
-    matrix = _matrix(table)
+    matrix = _matrix(read(_locate(start.absolute())))
     expansion = expand(matrix)
-    check_images(expansion)
-    check_runners(expansion)
-    return matrix
+    check_images(matrix, expansion.cells)
+    check_runners(matrix, expansion.cells)
+    return expansion
 
 
 def _locate(start: Path) -> Path:
@@ -119,18 +109,18 @@ def _matrix(file: Table) -> Matrix:
     includes = tuple(_include(entry, backends, has_torch="torch" in table) for entry in table.tables("include"))
     known = _known(axes, (include.cell for include in includes))
     return Matrix(
-        path=file.document.path,
+        path=file.path,
         axes=axes,
         excludes=tuple(_exclude(entry, known) for entry in table.tables("exclude")),
         includes=includes,
         suites=_suites(file, known),
-        images=_images(file, known),
+        images=read_images(file, known),
         env=tuple(_env(entry, known) for entry in file.tables("env")),
         policy=_policy(file.table("policy")),
         limits=_limits(file.table("limits"), os.environ),
         process=_process(file.table("process")),
         docker=_docker(file.table("docker")),
-        runners=tuple(runner_rule(entry, _optional_condition(entry, known)) for entry in file.tables("runners")),
+        runners=tuple(read_runner(entry, known) for entry in file.tables("runners")),
         durations=_durations(file.table("durations")),
         line=table.line,
     )
@@ -194,44 +184,28 @@ def _torch_version(table: Table, value: object) -> str:
 def _refuse_twice(table: Table, axis: str, values: tuple[AxisValue, ...]) -> None:
     seen: set[object] = set()
     for value in values:
-        if (key := key_of(axis)(value)) in seen:
+        if (key := comparable(axis, value)) in seen:
             raise table.error(axis, f"{shown(value)} is there twice", "Write each value once.")
         seen.add(key)
 
 
 def _include(table: Table, backends: tuple[str, ...], *, has_torch: bool) -> Include:
-    axes = AXES if has_torch else AXES[:-1]
-    table.only(*axes, "reason")
+    table.only(*(axis for axis in AXES if axis != "torch" or has_torch), "reason")
     if has_torch:
         table.needs("torch", 'torch = "2.14.1"')
-    for axis in AXES:
-        if axis not in DEFAULTS:
-            table.needs(axis, f'{axis} = "gloo"' if axis == "backend" else f"{axis} = 2")
-    given = {axis: table.values.get(axis, DEFAULTS.get(axis)) for axis in axes}
-    point = tuple(_axis_value(table, axis, value, backends) for axis, value in given.items())
-    return Include(
-        cell=cell_at(point if has_torch else (*point, NO_TORCH)), reason=table.text("reason", ""), line=table.line
-    )
+    table.needs("backend", 'backend = "gloo"')
+    table.needs("world_size", "world_size = 2")
+    given = [
+        _axis_value(table, axis, table.values[axis], backends) if axis in table else DEFAULTS[axis] for axis in AXES
+    ]
+    return Include(cell=Cell.at(given), reason=table.text("reason", ""), line=table.line)
 
 
 def _exclude(table: Table, known: Known) -> Rule:
     table.only("when", "reason")
     table.needs("when", "when = \"backend == 'gloo' and gpu_count > 0\"")
     table.needs("reason", 'reason = "gloo is tested on CPU tensors"')
-    return Rule(when=_condition(table, known), reason=table.text("reason", ""), line=table.line)
-
-
-def _optional_condition(table: Table, known: Known) -> Condition | None:
-    return _condition(table, known) if "when" in table else None
-
-
-def _condition(table: Table, known: Known) -> Condition:
-    try:
-        condition = parse_condition(table.text("when", "", "backend == 'gloo'"))
-        check_literals(condition, known)
-    except ConditionError as error:
-        raise table.error(name="when", what=f"the condition {error.what}", remedy=error.remedy) from None
-    return condition
+    return Rule(when=table.condition(known), reason=table.text("reason", ""), line=table.line)
 
 
 def _suites(file: Table, known: Known) -> dict[str, Suite]:
@@ -247,9 +221,9 @@ def _suite(name: str, table: Table, known: Known) -> Suite:
     return Suite(
         name=name,
         path=_inside(table, "path", table.text("path", "")),
-        isolation=table.choice("isolation", ISOLATIONS, Suite.isolation),
+        isolation=table.choice("isolation", get_args(Isolation), Suite.isolation),
         overlap=table.whole("overlap", Suite.overlap, 1),
-        when=_optional_condition(table, known),
+        when=table.optional_condition(known),
         files=tuple(_inside(table, "files", text) for text in table.texts("files")),
         pytest_args=table.texts("pytest_args"),
         shards=_shards(table),
@@ -267,120 +241,11 @@ def _shards(table: Table) -> int:
 
 def _inside(table: Table, name: str, text: str) -> Path:
     """A path to something that exists inside the repository, from where it can be copied into a job."""
-    path = _relative(table, name, text)
+    path = table.existing_path(name, text)
     if ".." in path.parts:
         remedy = "Only what is below the matrix file's folder is copied into a job: move it there."
         raise table.error(name, f"{shown(text)} leads out of the repository", remedy)
     return path
-
-
-def _relative(table: Table, name: str, text: str) -> Path:
-    _refuse_absolute(table, name, text)
-    root = table.document.path.parent
-    if not _exists(root / text):
-        raise table.error(name, f"there is no {shown(text)}", f"Create it, or write a path relative to {root}.")
-    return Path(text)
-
-
-def _refuse_absolute(table: Table, name: str, text: str) -> None:
-    if PurePosixPath(text).is_absolute():
-        remedy = "Write it relative to the matrix file, so that it is the same on every machine."
-        raise table.error(name, f"{shown(text)} is an absolute path", remedy)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name that is too long, a folder that may not be entered
-        return False
-
-
-def _images(file: Table, known: Known) -> dict[str, Image]:
-    if NO_TORCH in known["torch"]:
-        for table in file.named_tables("images").values():
-            _check_has_torch(table)
-    images = {name: _image(name, table, known) for name, table in file.named_tables("images").items()}
-    if not images:
-        raise file.error(name="images", what="there is no image", remedy='Add:  [images.cpu]  torch = "2.13.0"')
-    return images
-
-
-BUILD_KEYS = ("base", "torch", "index", "packages", "requirements", "project", "apt", "mode")
-
-DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?")
-"""A name (Debian Policy, 5.6.1), with or without architecture and version, as apt-get install takes it."""
-
-
-def _image(name: str, table: Table, known: Known) -> Image:
-    table.only("when", "image", *BUILD_KEYS)
-    _check_image_kind(table)
-    return Image(
-        name=name,
-        when=_optional_condition(table, known),
-        image=table.text("image", Image.image),
-        base=table.text("base", Image.base),
-        torch=_torch(table),
-        index=table.text("index", Image.index),
-        packages=table.texts("packages"),
-        requirements=_optional_path(table, "requirements"),
-        project=_optional_path(table, "project"),
-        apt=_debian_packages(table),
-        mode=_project_mode(table),
-        line=table.line,
-    )
-
-
-def _project_mode(table: Table) -> ProjectMode:
-    mode = table.choice("mode", PROJECT_MODES, Image.mode)
-    if "mode" in table and "project" not in table:
-        remedy = 'Name the folder of your project (project = "."), or remove mode.'
-        raise table.error(name="mode", what="there is no project that it could be of", remedy=remedy)
-    return mode
-
-
-def _check_image_kind(table: Table) -> None:
-    surplus = [key for key in BUILD_KEYS if key in table]
-    if "image" in table and surplus:
-        remedy = f"Remove image to have one built, or remove {listed(surplus)}."
-        raise table.error(surplus[0], "a finished image is taken as it is, and nothing is built into it", remedy)
-
-
-def _check_has_torch(table: Table) -> None:
-    """See that an image names its torch, where the cells do not.
-
-    Raises:
-        MatrixError: It does not.
-    """
-    if not {"image", "torch", "base"} & table.values.keys():
-        remedy = 'Add torch = "2.13.0", or image = "name@sha256:…" for a finished one, or a base that has torch.'
-        raise table.error(name="", what="nothing says which torch the image has", remedy=remedy)
-
-
-def _torch(table: Table) -> str | None:
-    version = table.text("torch", None, "2.13.0")
-    if version is not None and not re.fullmatch(r"\d+\.\d+[A-Za-z0-9.+]*", version):
-        raise table.error(
-            name="torch",
-            what=f"{shown(version)} is not one exact version",
-            remedy='Write for example torch = "2.13.0".',
-        )
-    return version
-
-
-def _debian_packages(table: Table) -> tuple[str, ...]:
-    names = table.texts("apt")
-    for name in names:
-        if not DEBIAN_PACKAGE.fullmatch(name):
-            remedy = (
-                'Write apt = ["libnuma1"], or with a version "libnuma1=2.0.16-1"; pip\'s packages go into packages.'
-            )
-            raise table.error(name="apt", what=f"{shown(name)} cannot be the name of a Debian package", remedy=remedy)
-    return names
-
-
-def _optional_path(table: Table, name: str) -> Path | None:
-    text = table.text(name, None)
-    return None if text is None else _relative(table, name, text)
 
 
 def _env(table: Table, known: Known) -> EnvRule:
@@ -394,25 +259,25 @@ def _env(table: Table, known: Known) -> EnvRule:
             )
         if name in SET_BY_ALLRANKS:
             raise table.error(name="set", what=f"{name} is set by allranks for each rank", remedy="Remove it.")
-    return EnvRule(set=variables, when=_optional_condition(table, known))
+    return EnvRule(set=variables, when=table.optional_condition(known))
 
 
 def _policy(table: Table) -> Policy:
     table.only("skip", "mixed_skip", "baseline")
-    skip = table.choice("skip", SKIP_POLICIES, SKIP_POLICIES[0]) if "skip" in table.values else None
+    skip = table.choice("skip", get_args(SkipPolicy), Policy.skip)
     return Policy(skip=skip, mixed_skip=table.texts("mixed_skip"), baseline=_baseline(table))
 
 
 def _baseline(table: Table) -> Path | None:
     """A file that is there: a gate that is asked for and absent would be open."""
-    if "baseline" not in table.values:
+    text = table.text("baseline", None, ".allranks-baseline.json")
+    if text is None:
         return None
-    text = table.text("baseline", ".allranks-baseline.json", ".allranks-baseline.json")
-    _refuse_absolute(table, "baseline", text)
-    if _exists(table.document.path.parent) and not _exists(table.document.path.parent / text):
+    path = table.relative_path("baseline", text)
+    if not exists(table.path.parent / path):
         remedy = f"Make it of a good run: allranks merge results/latest --update-baseline {text}"
         raise table.error(name="baseline", what=f"there is no file {shown(text)}", remedy=remedy)
-    return Path(text)
+    return path
 
 
 def _limits(table: Table, environ: Mapping[str, str]) -> Limits:
@@ -471,12 +336,12 @@ def _durations(table: Table) -> Path:
     """Where durations are kept; the first run makes the file, its folder has to be there."""
     table.only("file")
     text = table.text("file", str(Matrix.durations), str(Matrix.durations))
-    _refuse_absolute(table, "file", text)
-    path = table.document.path.parent / text
-    if _exists(path) and path.is_dir():
+    path = table.relative_path("file", text)
+    place = table.path.parent / path
+    if exists(place) and place.is_dir():
         remedy = f'Write file = "{Matrix.durations}", or leave it out.'
         raise table.error(name="file", what=f"{shown(text)} is a folder", remedy=remedy)
-    if not _exists(path.parent):
+    if not exists(place.parent):
         what = f"there is no folder for {shown(text)}"
         raise table.error(name="file", what=what, remedy="Create it, or name another file.")
-    return Path(text)
+    return path

@@ -1,38 +1,16 @@
 """What a matrix file says, as frozen values.
 
-Nothing here reads a file or decides anything: `declaration` makes these values, `expand` and `plan`
+Nothing here reads a file or decides anything: `declaration` makes these values, `expand` and `jobs`
 turn them into cells and jobs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, type_of_axis
+from allranks.matrix.axes import AXES, NO_TORCH, AxisValue
 from allranks.matrix.when import Condition
-
-__all__ = [
-    "AXES",
-    "AxisValue",
-    "Cell",
-    "EngineName",
-    "EnvRule",
-    "Image",
-    "Include",
-    "Isolation",
-    "Job",
-    "Limits",
-    "Matrix",
-    "Policy",
-    "Process",
-    "Rule",
-    "RunnerRule",
-    "Shard",
-    "SkipPolicy",
-    "Suite",
-    "type_of_axis",
-]
 
 Isolation = Literal["test", "file", "job"]
 SkipPolicy = Literal["skip", "pass"]
@@ -61,6 +39,11 @@ class Cell:
     nodes: int = 1
     torch: str = NO_TORCH
 
+    @classmethod
+    def at(cls, values: Iterable[Any]) -> "Cell":
+        """The cell with these values, which are in axis order."""
+        return cls(**dict(zip(AXES, values, strict=True)))
+
     @property
     def id(self) -> str:
         """A slug in axis order, legal in file and artifact names: ``nccl-w4-g4-env``, ``gloo-w2-g0-env-n2-t2.14.1``."""
@@ -71,6 +54,10 @@ class Cell:
     def axes(self) -> dict[str, AxisValue]:
         """The value on each axis, in axis order."""
         return {name: getattr(self, name) for name in AXES}
+
+    def matches(self, when: Condition | None) -> bool:
+        """True if a condition holds for this cell, or there is none."""
+        return when is None or when.holds(vars(self))
 
     def told_axes(self) -> dict[str, AxisValue]:
         """The same for reports and people: without the axis that the matrix does not have."""
@@ -107,7 +94,7 @@ class Suite:
         files: Further files or folders (relative) that the tests read; copied along.
         pytest_args: Arguments that every run of the suite gives to pytest.
         shards: The number of jobs that its tests are split over in each cell.
-        default: Whether it runs where no suite is named.
+        default: True to run where no suite is named.
     """
 
     name: str
@@ -256,7 +243,7 @@ class RunnerRule:
         group: The runner group that it has to be in; empty for any.
         gpus: How many GPUs such a machine has.
         cores: How many CPU cores; None where the file does not say.
-        hosted: Whether GitHub owns it: no GPUs, and six hours for a job.
+        hosted: True if GitHub owns it: no GPUs, and six hours for a job.
         engine: What runs jobs there; None for whatever is there.
         minutes: What a job of the CI may take at most; None for what the CI allows.
         line: Where in the matrix file it is declared; 0 for the one that counts where the file has none.
@@ -284,7 +271,7 @@ class Matrix:
 
     Attributes:
         path: The file it was read from.
-        axes: The values on each axis, in the order of :data:`AXES`; ``torch`` may be absent.
+        axes: The values on each axis, in the order of :data:`AXES`.
         runners: Which CI machines take which cells; of two rules for one cell the earlier wins.
         durations: What tests have taken, for even shards: a file relative to the matrix file, which may not exist yet.
         finished: What cells run in where another machine has built their image, by the image's name; not of the file.
@@ -314,10 +301,9 @@ class Matrix:
 
     def environment_of(self, cell: Cell) -> dict[str, str]:
         """The variables that the file sets for a cell; of two rules for one variable the later wins."""
-        values = cell.axes()
         environment: dict[str, str] = {}
         for rule in self.env:
-            if rule.when is None or rule.when.holds(values):
+            if cell.matches(rule.when):
                 environment.update(rule.set)
         return environment
 

@@ -1,19 +1,18 @@
 """``[[runners]]``: which CI machines take which cells, and whether such a machine can run them at all."""
 
 import re
-from itertools import chain
+from collections.abc import Iterable
 from typing import Final, get_args
 
 from allranks.errors import MatrixError, UsageError
-from allranks.matrix.document import Table, place
-from allranks.matrix.expand import Expansion, cell_at
 from allranks.matrix.model import Cell, EngineName, Matrix, RunnerRule
 from allranks.matrix.suggest import shown
-from allranks.matrix.when import Condition, parse_condition
+from allranks.matrix.toml_file import Table, place
+from allranks.matrix.when import Known
 
 HOSTED_MINUTES: Final = 360
 OWN_MINUTES: Final = 5 * 24 * 60
-"""What a job may take: six hours on GitHub's machines; on one's own GitHub allows 35 days, and nobody means them
+"""What a job may take: six hours on GitHub's machines; on one's own five days, where GitHub allows 35
 (https://docs.github.com/actions/reference/limits)."""
 
 HOSTED_CORES: Final = 4
@@ -31,12 +30,12 @@ _SELF_HOSTED: Final = "self-hosted"
 _LONGEST_NAME: Final = 256
 
 
-def runner_rule(table: Table, when: Condition | None) -> RunnerRule:
+def read_runner(table: Table, known: Known) -> RunnerRule:
     """Reads one ``[[runners]]``.
 
     Args:
         table: The entry.
-        when: Its condition, read already.
+        known: Every value that a cell may have, by axis.
 
     Raises:
         MatrixError: A key is wrong, or two of them contradict each other.
@@ -45,13 +44,13 @@ def runner_rule(table: Table, when: Condition | None) -> RunnerRule:
     labels = _labels(table)
     hosted = _hosted(table, labels)
     return RunnerRule(
-        when=when,
+        when=table.optional_condition(known),
         labels=labels,
         group=_name(table, "group", table.text("group", RunnerRule.group, "gpu-machines")),
         gpus=_gpus(table, hosted=hosted),
         cores=table.whole("cores", RunnerRule.cores, at_least=1),
         hosted=hosted,
-        engine=table.choice("engine", ENGINES, ENGINES[0]) if "engine" in table else None,
+        engine=table.choice("engine", ENGINES, None),
         minutes=_minutes(table, hosted=hosted),
         line=table.line,
     )
@@ -85,7 +84,7 @@ def _hosted(table: Table, labels: tuple[str, ...]) -> bool:
     """What the file says, else what the labels do: GitHub's own machines have labels like ubuntu-24.04."""
     is_own = any(label.lower() == _SELF_HOSTED for label in labels)
     like_github = any(_HOSTED_LABEL.fullmatch(label.lower()) for label in labels)
-    hosted = bool(table.flag("hosted", like_github and not is_own))
+    hosted = table.flag("hosted", like_github and not is_own)
     if hosted and is_own:
         what = f"a machine with the label {shown(_SELF_HOSTED)} is not one of GitHub's"
         raise table.error(name="hosted", what=what, remedy="Remove hosted, or that label.")
@@ -112,22 +111,17 @@ def _minutes(table: Table, *, hosted: bool) -> int | None:
     return minutes
 
 
-def check_runners(expansion: Expansion) -> None:
-    """Sees to it that no rule sends a cell to machines that lack its GPUs.
+def check_runners(matrix: Matrix, cells: Iterable[Cell]) -> None:
+    """Refuses a rule that sends a cell to machines that lack its GPUs.
 
     Raises:
         MatrixError: For the first cell of the first such rule.
     """
-    left, others = expansion.kept, [include.cell for include in expansion.matrix.includes]
-    for rule in expansion.matrix.runners:
-        taken = left & expansion.grid.where(rule.when)
-        bad = taken & expansion.grid.where(parse_condition(f"gpu_count > {rule.gpus}"))
-        included = [cell for cell in others if _takes(rule, cell)]
-        for cell in chain(map(cell_at, expansion.grid.points(bad)), included):
-            if cell.gpu_count > rule.gpus:
-                raise _lacks_gpus(expansion.matrix, rule, cell)
-        left ^= taken
-        others = [cell for cell in others if cell not in included]
+    for rule in matrix.runners:
+        for cell in cells:
+            if cell.matches(rule.when) and cell.gpu_count > rule.gpus:
+                raise _lacks_gpus(matrix, rule, cell)
+        cells = [cell for cell in cells if not cell.matches(rule.when)]
 
 
 def _lacks_gpus(matrix: Matrix, rule: RunnerRule, cell: Cell) -> MatrixError:
@@ -146,20 +140,15 @@ def runner_for(matrix: Matrix, cell: Cell) -> RunnerRule:
     Raises:
         UsageError: No rule does.
     """
-    values = cell.axes()
-    rule = next((rule for rule in matrix.runners if rule.when is None or rule.when.holds(values)), None)
+    rule = next((rule for rule in matrix.runners if cell.matches(rule.when)), None)
     if rule is None and not matrix.runners and not cell.gpu_count:
         return UBUNTU
     if rule is None:
-        raise _nobodys(matrix, cell)
+        raise _no_machine(matrix, cell)
     return rule
 
 
-def _takes(rule: RunnerRule, cell: Cell) -> bool:
-    return rule.when is None or rule.when.holds(cell.axes())
-
-
-def _nobodys(matrix: Matrix, cell: Cell) -> UsageError:
+def _no_machine(matrix: Matrix, cell: Cell) -> UsageError:
     if cell.gpu_count:
         needs = f'when = "gpu_count > 0"  labels = ["self-hosted", "linux", "gpu"]  gpus = {cell.gpu_count}'
     else:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 from allranks.errors import UsageError
 from allranks.matrix.axes import ALWAYS_NAMED, AXES, NO_TORCH, AxisValue, written_type
-from allranks.matrix.document import place
-from allranks.matrix.expand import Cells, Expansion, cell_at
-from allranks.matrix.grid import Point
+from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Cell, Rule
 from allranks.matrix.suggest import did_you_mean, listed, nearest
+from allranks.matrix.toml_file import place
 
 SESSION = "dist"
 """The name of the nox session whose parameters are a cell's axes."""
@@ -47,7 +46,7 @@ class Prefix:
     cells: tuple[Cell, ...]
 
 
-def select(expansion: Expansion, text: str) -> Sequence[Cell]:
+def select(expansion: Expansion, text: str) -> tuple[Cell, ...]:
     """The cells that a text names, in whichever of the three forms it is written.
 
     Raises:
@@ -60,7 +59,7 @@ def select(expansion: Expansion, text: str) -> Sequence[Cell]:
     return (select_id(expansion, text),)
 
 
-def select_where(expansion: Expansion, *texts: str) -> Sequence[Cell]:
+def select_where(expansion: Expansion, *texts: str) -> tuple[Cell, ...]:
     """The cells that have the wanted values: ``backend=nccl,world_size=2|4``.
 
     An axis that comes more than once, in one text or in several, may have any of the values given for it.
@@ -75,7 +74,7 @@ def select_where(expansion: Expansion, *texts: str) -> Sequence[Cell]:
     return _cells(expansion, wanted)
 
 
-def select_signature(expansion: Expansion, text: str) -> Sequence[Cell]:
+def select_signature(expansion: Expansion, text: str) -> tuple[Cell, ...]:
     """The cells under a nox signature; its axes may come in any order, and any of them may be absent.
 
     Raises:
@@ -96,8 +95,8 @@ def select_id(expansion: Expansion, cell_id: str) -> Cell:
         remedy = f"Did you mean {close}?" if close else f"An id looks like {expansion.cells[0].id}."
         raise UsageError(what=f"There is no cell {cell_id!r}.", remedy=f"{remedy} `allranks plan` lists them.")
     backend, world_size, gpu_count, init_method, nodes, torch = parts.groups()
-    point: Point = (backend, int(world_size), int(gpu_count), init_method, int(nodes or 1), torch or NO_TORCH)
-    return _cells(expansion, {axis: (value,) for axis, value in zip(AXES, point, strict=True)})[0]
+    values = (backend, int(world_size), int(gpu_count), init_method, int(nodes or 1), torch or NO_TORCH)
+    return _cells(expansion, {axis: (value,) for axis, value in zip(AXES, values, strict=True)})[0]
 
 
 def signature_axes(cells: Iterable[Cell]) -> tuple[str, ...]:
@@ -190,23 +189,21 @@ def _literal(keyword: ast.keyword) -> AxisValue:
 
 
 def _has_no_torch(expansion: Expansion) -> bool:
-    return expansion.grid.axes["torch"] == (NO_TORCH,)
+    return expansion.matrix.axes["torch"] == (NO_TORCH,)
 
 
-def _cells(expansion: Expansion, wanted: Wanted) -> Sequence[Cell]:
+def _cells(expansion: Expansion, wanted: Wanted) -> tuple[Cell, ...]:
     """The wanted cells, or the reason why there is none."""
     for axis, values in wanted.items():
         _check_values(expansion, axis, values)
-    chosen = expansion.grid.restricted(wanted)
-    included = tuple(include.cell for include in expansion.matrix.includes if _fits(include.cell, wanted))
-    cells = Cells(expansion.grid, chosen & expansion.kept, included)
+    cells = tuple(cell for cell in expansion.cells if _fits(cell, wanted))
     if not cells:
         raise _none_left(expansion, wanted)
     return cells
 
 
 def _check_values(expansion: Expansion, axis: str, values: Iterable[AxisValue]) -> None:
-    known = dict.fromkeys(expansion.grid.axes[axis])
+    known = dict.fromkeys(expansion.matrix.axes[axis])
     known |= dict.fromkeys(include.cell.axes()[axis] for include in expansion.matrix.includes)
     if set(known) == {NO_TORCH} and set(values) != {NO_TORCH}:
         remedy = f'Leave it away, or add {axis} = ["2.13.0", "2.14.1"] to [matrix].'
@@ -225,8 +222,7 @@ def _fits(cell: Cell, wanted: Wanted) -> bool:
 
 def _none_left(expansion: Expansion, wanted: Wanted) -> UsageError:
     """Why no cell has values that are all on their axes: the rules that dropped those points."""
-    chosen = expansion.grid.restricted(wanted)
-    rules = [dropped.rule for dropped in expansion.removed if dropped.points & chosen]
+    rules = [rule for rule, cells in expansion.dropped.items() if any(_fits(cell, wanted) for cell in cells)]
     if not rules:
         why = "No included cell has these values together, and they are on no point of the axes."
         return UsageError(f"The matrix does not have {_asked(wanted)}.", why=why, remedy=LIST_CELLS)
@@ -238,7 +234,7 @@ def _none_left(expansion: Expansion, wanted: Wanted) -> UsageError:
 def _asked(wanted: Wanted) -> str:
     """What was asked for, as the object of a sentence."""
     if len(wanted) == len(AXES) and all(len(values) == 1 for values in wanted.values()):
-        return f"the cell {cell_at(tuple(wanted[axis][0] for axis in AXES)).id}"
+        return f"the cell {Cell.at(wanted[axis][0] for axis in AXES).id}"
     return "the cells with " + ", ".join(f"{axis}={'|'.join(map(str, values))}" for axis, values in wanted.items())
 
 

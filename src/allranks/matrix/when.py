@@ -8,14 +8,14 @@ refused: nothing is ever evaluated by Python itself.
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import pairwise
 
-from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, Version, key_of, type_of_axis, written_type
+from packaging.version import Version
+
+from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, comparable, is_version, type_of_axis, written_type
 from allranks.matrix.suggest import did_you_mean, listed, shown
-from allranks.matrix.versions import is_version
 
 LONGEST_CONDITION = 10_000
 DEEPEST_NESTING = 50
@@ -45,7 +45,7 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``axis operator right``, with the axis that comes first in :data:`~allranks.matrix.axes.AXES` on the left."""
+    """``axis operator right``."""
 
     axis: str
     operator: str
@@ -56,16 +56,10 @@ class Comparison:
         """The one or two axes that are compared."""
         return frozenset((self.axis, self.right.name) if isinstance(self.right, Axis) else (self.axis,))
 
-    def test(self, left: AxisValue, right: AxisValue | tuple[AxisValue, ...]) -> bool:
-        """Whether the comparison holds between two plain values, or a value and several."""
-        key = key_of(self.axis)
-        others = tuple(map(key, right)) if isinstance(right, tuple) else key(right)
-        return _TEST_OF[self.operator](key(left), others)
-
     def holds(self, values: Mapping[str, AxisValue]) -> bool:
-        """Whether the comparison holds at one point."""
+        """True if the comparison holds at one point."""
         right = values[self.right.name] if isinstance(self.right, Axis) else self.right
-        return self.test(values[self.axis], right)
+        return _TEST_OF[self.operator](comparable(self.axis, values[self.axis]), comparable(self.axis, right))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +68,27 @@ class Not:
 
     part: "Node"
 
-
-@dataclass(frozen=True, slots=True)
-class AllOf:
-    """Holds where all of its parts do."""
-
-    parts: tuple["Node", ...]
+    def holds(self, values: Mapping[str, AxisValue]) -> bool:
+        """True if the part does not hold at one point."""
+        return not self.part.holds(values)
 
 
 @dataclass(frozen=True, slots=True)
-class AnyOf:
-    """Holds where one of its parts does."""
+class Group:
+    """Holds where all, or any, of its parts do."""
 
+    join: Callable[[Iterable[bool]], bool]
     parts: tuple["Node", ...]
 
+    def holds(self, values: Mapping[str, AxisValue]) -> bool:
+        """True if the group holds at one point."""
+        return self.join(part.holds(values) for part in self.parts)
 
-Node = Comparison | Not | AllOf | AnyOf
+
+Node = Comparison | Not | Group
+
+Known = Mapping[str, Collection[AxisValue]]
+"""Every value that a cell of a matrix has, by axis."""
 
 
 @dataclass(frozen=True)
@@ -110,28 +109,9 @@ class Condition:
         named = {name for comparison in comparisons(self.tree) for name in comparison.names}
         return tuple(axis for axis in AXES if axis in named)
 
-    def holds(self, cell_values: Mapping[str, AxisValue]) -> bool:
-        """Whether the condition holds at one point (see :meth:`allranks.matrix.model.Cell.axes`)."""
-        return bool(evaluate(self.tree, lambda comparison: comparison.holds(cell_values), full=1))
-
-
-def evaluate(node: Node, leaf: Callable[[Comparison], int], full: int) -> int:
-    """Evaluates a condition at many points at once, one bit for each.
-
-    Args:
-        node: The condition's tree.
-        leaf: Gives the points at which one comparison holds.
-        full: The set of all points; 1 where there is a single point.
-    """
-    match node:
-        case Comparison():
-            return leaf(node)
-        case Not(part):
-            return full ^ evaluate(part, leaf, full)
-        case AllOf(parts):
-            return reduce(operator.and_, (evaluate(part, leaf, full) for part in parts))
-        case AnyOf(parts):
-            return reduce(operator.or_, (evaluate(part, leaf, full) for part in parts))
+    def holds(self, values: Mapping[str, AxisValue]) -> bool:
+        """True if the condition holds at one point (see :meth:`allranks.matrix.model.Cell.axes`)."""
+        return self.tree.holds(values)
 
 
 def comparisons(node: Node) -> Iterator[Comparison]:
@@ -141,7 +121,7 @@ def comparisons(node: Node) -> Iterator[Comparison]:
             yield node
         case Not(part):
             yield from comparisons(part)
-        case AllOf(parts) | AnyOf(parts):
+        case Group(_, parts):
             for part in parts:
                 yield from comparisons(part)
 
@@ -155,7 +135,7 @@ def parse_condition(text: str) -> Condition:
     return Condition(source=text, tree=_node(_syntax(text), DEEPEST_NESTING))
 
 
-def check_literals(condition: Condition, values: Mapping[str, Collection[AxisValue]]) -> None:
+def check_literals(condition: Condition, values: Known) -> None:
     """Refuses a condition that asks an axis for a value that the axis does not have.
 
     Only equality and ``in`` are looked at: ``world_size > 3`` is right on any axis.
@@ -168,16 +148,18 @@ def check_literals(condition: Condition, values: Mapping[str, Collection[AxisVal
         ConditionError: With the value that may have been meant.
     """
     for comparison in comparisons(condition.tree):
+        if isinstance(comparison.right, Axis):
+            continue
         known = values[comparison.axis]
         if set(known) == {NO_TORCH}:
             what = f"names {comparison.axis}, which is no axis of this matrix"
             raise ConditionError(what, f'Add {comparison.axis} = ["2.13.0", "2.14.1"] to [matrix].')
-        if comparison.operator in _ORDER or isinstance(comparison.right, Axis):
+        if comparison.operator in _ORDER:
             continue
         right = comparison.right if isinstance(comparison.right, tuple) else (comparison.right,)
-        key = key_of(comparison.axis)
+        keys = {comparable(comparison.axis, value) for value in known}
         for literal in right:
-            if key(literal) not in map(key, known):
+            if comparable(comparison.axis, literal) not in keys:
                 what = f"asks for {shown(literal)}, which is not on the axis {comparison.axis} ({listed(known)})"
                 raise ConditionError(what, did_you_mean(literal, known))
 
@@ -241,10 +223,8 @@ def _node(node: ast.expr, room: int) -> Node:
     if room == 0:
         raise ConditionError(what=f"is nested more than {DEEPEST_NESTING} deep", remedy="Split it into several rules.")
     match node:
-        case ast.BoolOp(op=ast.And(), values=values):
-            return AllOf(tuple(_node(value, room - 1) for value in values))
-        case ast.BoolOp(values=values):
-            return AnyOf(tuple(_node(value, room - 1) for value in values))
+        case ast.BoolOp(op=op, values=values):
+            return Group(all if isinstance(op, ast.And) else any, tuple(_node(value, room - 1) for value in values))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return Not(_node(operand, room - 1))
         case ast.Compare():
@@ -264,7 +244,7 @@ def _chain(node: ast.Compare) -> Node:
     terms = [node.left, *node.comparators]
     links = zip(pairwise(terms), node.ops, strict=True)
     parts = tuple(_comparison(left, _operator(op), right) for (left, right), op in links)
-    return parts[0] if len(parts) == 1 else AllOf(parts)
+    return parts[0] if len(parts) == 1 else Group(all, parts)
 
 
 def _operator(op: ast.cmpop) -> str:
@@ -307,9 +287,7 @@ def _between_axes(first: Axis, symbol: str, second: Axis) -> Comparison:
         what = f"compares {first.name} ({_kind(first.name)}) with {second.name} ({_kind(second.name)})"
         raise ConditionError(what, "Compare axes of one kind.")
     _check_order(first.name, symbol)
-    if AXES.index(first.name) < AXES.index(second.name):
-        return Comparison(first.name, symbol, second)
-    return Comparison(second.name, _ORDER.get(symbol, symbol), first)
+    return Comparison(first.name, symbol, second)
 
 
 def _with_literal(axis: str, symbol: str, literal: Axis | AxisValue) -> Comparison:

@@ -21,7 +21,7 @@ def facts_of(expansion: Expansion) -> Manifest:
             baseline=read_baseline(matrix.root / policy.baseline) if policy.baseline else {},
         ),
         dropped=tuple(
-            DroppedCells(rule=rule.when.source, reason=rule.reason, count=count)
-            for rule, count in expansion.dropped_by.items()
+            DroppedCells(rule=rule.when.source, reason=rule.reason, count=len(cells))
+            for rule, cells in expansion.dropped.items()
         ),
     )

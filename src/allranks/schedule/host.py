@@ -13,8 +13,8 @@ from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine
 from allranks.engine.spec import FileCopy
 from allranks.errors import AllranksError, EngineError, MatrixError
+from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import EngineName, Image, Job, Matrix
-from allranks.matrix.plan import image_for
 from allranks.schedule.interpreter import surroundings_of
 from allranks.schedule.inventory import Inventory, take_inventory
 from allranks.schedule.request import Surroundings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from allranks.matrix.declaration import load
-from allranks.matrix.expand import Expansion, expand
+from allranks.matrix.expand import Expansion
 
 DOCUMENT = """\
 [matrix]
@@ -56,7 +56,7 @@ def load_text(tmp_path: Path) -> LoadText:
 
     def load_written(text: str) -> Expansion:
         (tmp_path / "matrix.toml").write_text(text)
-        return expand(load(tmp_path))
+        return load(tmp_path)
 
     return load_written
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import expand
+from allranks.matrix.jobs import plan
 from allranks.matrix.model import Image, Limits, Matrix, Rule, RunnerRule, Suite
-from allranks.matrix.plan import plan
 from allranks.matrix.runners import minutes_of, runner_for
 from allranks.matrix.when import parse_condition
 from allranks.report.run_files import Manifest
@@ -42,6 +42,7 @@ def matrices(draw):
             "gpu_count": (0, 1, 2, 4, 8),
             "init_method": ("env", "tcp"),
             "nodes": draw(st.sampled_from([(1,), (1, 2)])),
+            "torch": ("",),
         },
         excludes=(
             Rule(when=parse_condition("nodes > world_size"), reason="a rank for each", line=1),
@@ -135,6 +136,7 @@ GUESSED = 60.0
 
 def small_matrix(**changes):
     axes = {"backend": ("gloo",), "world_size": (1,), "gpu_count": (0,), "init_method": ("env",), "nodes": (1,)}
+    axes |= {"torch": ("",)}
     suites = {f"s{number}": Suite(name=f"s{number}", path=Path("s")) for number in range(changes.pop("suites", 40))}
     return Matrix(path=Path("matrix.toml"), axes=axes, suites=suites, images={"cpu": Image(name="cpu")}, **changes)
 

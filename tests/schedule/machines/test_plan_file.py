@@ -5,7 +5,7 @@ import json
 import pytest
 
 from allranks.errors import ExitCode, UsageError
-from allranks.matrix.plan import plan
+from allranks.matrix.jobs import plan
 from allranks.report.folder import read_manifest
 from allranks.schedule.machines.planning import PlanOptions, own_part, plan_machines
 from allranks.schedule.machines.wishes import Wishes

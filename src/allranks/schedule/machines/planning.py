@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.errors import UsageError
-from allranks.matrix.axes import AXES, NO_TORCH
-from allranks.matrix.expand import Expansion, cell_at
+from allranks.matrix.expand import Expansion
+from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job
-from allranks.matrix.plan import plan
 from allranks.report.durations import Durations
 from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RUN_ID_VARIABLE
@@ -136,9 +135,9 @@ def _jobs(expansion: Expansion, pack: PlannedPack) -> tuple[Job, ...]:
     Raises:
         UsageError: It has no such job.
     """
-    cells = [cell_at(tuple(axes.get(axis, NO_TORCH) for axis in AXES)) for axes in pack.cells.values()]
+    cells = [expansion.by_id[cell_id] for cell_id in pack.cells if cell_id in expansion.by_id]
     suites = tuple(dict.fromkeys(job_id.partition("/")[2] for job_id in pack.jobs))
-    there = {job.id: job for job in plan(expansion.matrix, [cell for cell in cells if cell in expansion.cells], suites)}
+    there = {job.id: job for job in plan(expansion.matrix, cells, suites)}
     if lost := [job_id for job_id in pack.jobs if job_id not in there]:
         msg = f"The pack {pack.slug} has the job {lost[0]}, and {expansion.matrix.path.name} has no such job here."
         raise UsageError(msg, remedy="Check out the same commit on all machines.")

@@ -2,7 +2,7 @@ import tomllib
 
 import pytest
 
-from allranks.matrix.lines import key_lines, line_of
+from allranks.matrix.toml_file import key_lines, line_of
 
 TEXT = '''\
 # a comment with [brackets] and = signs

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import MatrixError, UsageError
+from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
+from allranks.matrix.jobs import plan, suites_holding, unnamed_suites
 from allranks.matrix.model import Image, Matrix, Suite
-from allranks.matrix.plan import image_for, plan, suites_holding, unnamed_suites
 from allranks.matrix.select import select, select_id
 from allranks.matrix.when import parse_condition
 
@@ -129,19 +130,19 @@ def test_cell_without_exactly_one_image_is_an_error(load_text, document, kept, w
 def test_the_matrix_of_this_repository_is_what_its_documentation_says(tmp_path):
     (tmp_path / "matrix.toml").write_bytes((ROOT / "matrix.toml").read_bytes())
     shutil.copytree(ROOT / "suites", tmp_path / "suites")
-    matrix = load(tmp_path)
-    expansion = expand(matrix)
+    expansion = load(tmp_path)
     assert len(expansion.cells) == 18
     gloo, nccl = "dist(backend='gloo', world_size=2)", "dist(backend='nccl', world_size=4)"
     assert [cell.id for cell in select(expansion, gloo)] == ["gloo-w2-g0-env", "gloo-w2-g0-tcp", "gloo-w2-g0-file"]
     assert [cell.id for cell in select(expansion, nccl)] == ["nccl-w4-g4-env", "nccl-w4-g4-tcp", "nccl-w4-g4-file"]
-    assert {job.image.name for job in plan(matrix, select(expansion, gloo))} == {"cpu"}
-    assert {job.suite.name for job in plan(matrix, expansion.cells)} == {"collectives"}
+    assert {job.image.name for job in plan(expansion.matrix, select(expansion, gloo))} == {"cpu"}
+    assert {job.suite.name for job in plan(expansion.matrix, expansion.cells)} == {"collectives"}
 
 
 def test_torchs_suites_run_where_they_have_something_to_test():
-    matrix = load(ROOT)
-    jobs = plan(matrix, expand(matrix).cells, [name for name in matrix.suites if name.startswith("torch-")])
+    expansion = load(ROOT)
+    matrix = expansion.matrix
+    jobs = plan(matrix, expansion.cells, [name for name in matrix.suites if name.startswith("torch-")])
     assert {job.cell.world_size for job in jobs if job.suite.name == "torch-c10d"} == {2, 4}
     assert {job.cell.id for job in jobs if job.suite.name == "torch-rpc"} == {"gloo-w2-g0-tcp", "gloo-w2-g0-file"}
     assert all(job.cell.gpu_count > 0 for job in jobs if job.suite.name == "torch-rpc-cuda")

@@ -1,22 +1,17 @@
 """From cells to jobs: which suite runs where, in which image and with which environment."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import chain, pairwise
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
-from allranks.errors import MatrixError, UsageError
-from allranks.matrix.axes import NO_TORCH
-from allranks.matrix.document import place
-from allranks.matrix.expand import Expansion, cell_at
-from allranks.matrix.grid import PointSet
-from allranks.matrix.model import Cell, Image, Job, Matrix, Shard, Suite
+from allranks.errors import UsageError
+from allranks.matrix.cell_images import image_for
+from allranks.matrix.model import Cell, Job, Matrix, Shard, Suite
 from allranks.matrix.suggest import did_you_mean
-from allranks.matrix.versions import version_key
-from allranks.matrix.when import Condition
 
 Shards = Sequence[tuple[Suite, Sequence[Shard | None]]]
 """The suites to run, each with those of its shards that are to run."""
+
 NO_PATHS_AFTER = ("-k", "-m", "-c", "--deselect", "--ignore", "--ignore-glob")
 """Options of pytest whose value can look like a path, and asks for no test."""
 
@@ -79,11 +74,10 @@ def _suite_called(matrix: Matrix, name: str) -> str:
     return suite.name
 
 
-def unnamed_suites(matrix: Matrix, cells: Iterable[Cell]) -> tuple[Suite, ...]:
+def unnamed_suites(matrix: Matrix, cells: Sequence[Cell]) -> tuple[Suite, ...]:
     """The suites that would run in one of these cells if they were named, and do not run by default."""
-    points = [cell.axes() for cell in cells]
     waiting = [suite for suite in matrix.suites.values() if not suite.default]
-    return tuple(suite for suite in waiting if any(_holds(suite.when, values) for values in points))
+    return tuple(suite for suite in waiting if any(cell.matches(suite.when) for cell in cells))
 
 
 def suites_holding(matrix: Matrix, pytest_args: Sequence[str]) -> tuple[str, ...]:
@@ -101,89 +95,11 @@ def suites_holding(matrix: Matrix, pytest_args: Sequence[str]) -> tuple[str, ...
     return tuple(suite.name for suite in held)
 
 
-def image_for(matrix: Matrix, cell: Cell) -> Image:
-    """The one image of a cell; where it has no torch of its own, one for each version, which is in its name too.
-
-    Raises:
-        MatrixError: No ``[images.NAME]`` holds for the cell, more than one does, or it has another torch.
-    """
-    values = cell.axes()
-    images = [image for image in matrix.images.values() if _holds(image.when, values)]
-    if len(images) != 1:
-        raise _image_error(matrix, cell, images)
-    image = _with_torch(images[0], matrix, cell)
-    return replace(image, image=matrix.finished.get(image.name, image.image))
-
-
-def _with_torch(image: Image, matrix: Matrix, cell: Cell) -> Image:
-    if image.image is not None or not cell.torch:
-        return image
-    if image.torch is not None and version_key(image.torch) != version_key(cell.torch):
-        raise _torch_error(matrix, cell, image)
-    return image if image.torch else replace(image, name=f"{image.name}-t{cell.torch}", torch=cell.torch)
-
-
-def check_images(expansion: Expansion) -> None:
-    """Sees to it that each cell has exactly one image.
-
-    Raises:
-        MatrixError: For the first cell that has none, or more than one.
-    """
-    some = several = other_torch = 0
-    for image in expansion.matrix.images.values():
-        points = expansion.grid.where(image.when)
-        several |= some & points
-        some |= points
-        other_torch |= points & _points_of_other_torch(expansion, image)
-    bad = (several | ~some | other_torch) & expansion.kept
-    wrong = (cell_at(point) for point in expansion.grid.points(bad))
-    for cell in chain(wrong, (include.cell for include in expansion.matrix.includes)):
-        image_for(expansion.matrix, cell)
-
-
-def _points_of_other_torch(expansion: Expansion, image: Image) -> PointSet:
-    """The points whose torch is not the image's own."""
-    if image.torch is None:
-        return 0
-    same = (NO_TORCH, image.torch)
-    return expansion.grid.full & ~expansion.grid.restricted({"torch": same})
-
-
-def _torch_error(matrix: Matrix, cell: Cell, image: Image) -> MatrixError:
-    where = place(matrix.path, image.line, f"images.{image.name}")
-    what = f"{where}: the cell {cell.id} would run in an image with torch {image.torch}."
-    remedy = f"""Leave torch away, to have an image for each version, or add when = "torch == '{image.torch}'"."""
-    return MatrixError(what, remedy=remedy)
-
-
 def _jobs(matrix: Matrix, cell: Cell, shards_of_suites: Shards) -> list[Job]:
-    values = cell.axes()
     image, environment = image_for(matrix, cell), matrix.environment_of(cell)
     return [
         Job(cell=cell, suite=suite, image=image, environment=environment, shard=shard)
         for suite, shards in shards_of_suites
-        if _holds(suite.when, values)
+        if cell.matches(suite.when)
         for shard in shards
     ]
-
-
-def _holds(condition: Condition | None, values: Mapping[str, str | int]) -> bool:
-    return condition is None or condition.holds(values)
-
-
-def _image_error(matrix: Matrix, cell: Cell, images: Sequence[Image]) -> MatrixError:
-    candidates = images or list(matrix.images.values())
-    rules = "; ".join(_described(image) for image in candidates) or "there is no [images.NAME]"
-    where = place(matrix.path, candidates[-1].line if candidates else matrix.line, "images")
-    if images:
-        what = f"{where}: the cell {cell.id} has {len(images)} images."
-        return MatrixError(what, why=f"All of these hold: {rules}.", remedy="Make their conditions exclude each other.")
-    remedy = "Add an image whose condition holds there, or widen one of these."
-    return MatrixError(
-        f"{where}: the cell {cell.id} has no image.", why=f"None of these holds: {rules}.", remedy=remedy
-    )
-
-
-def _described(image: Image) -> str:
-    rule = f"when = {image.when.source!r}" if image.when else "for every cell"
-    return f"images.{image.name} in line {image.line}, {rule}"
