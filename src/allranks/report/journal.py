@@ -28,7 +28,7 @@ from allranks.records import (
 )
 from allranks.report.columns import ABSENT, Key, RankFile
 from allranks.report.model import RankResult, Rerun
-from allranks.report.rank_xml import MOST_SECONDS
+from allranks.report.plausible import duration
 from allranks.report.untrusted import open_regular
 from allranks.report.xml_text import cut
 
@@ -63,7 +63,7 @@ class _Column:
         """Take in that a test has passed; a second time says nothing new."""
         self.reach(place + 1)
         if math.isnan(self.seconds[place]):
-            self.seconds[place], self.at[place] = _plausible(seconds), at
+            self.seconds[place], self.at[place] = duration(seconds), at
 
     def begin_again(self, place: int) -> None:
         """Put the result of a test away that runs once more."""
@@ -94,11 +94,6 @@ def _try(ended: RankEnded | None, seconds: float, at: float) -> Rerun:
     if math.isnan(seconds):
         return Rerun(outcome=Outcome.MISSING, message=NOTHING_CAME, text=NOTHING_CAME)
     return Rerun(outcome=Outcome.PASSED, at=at)
-
-
-def _plausible(seconds: float) -> float:
-    """How long something took: nothing where no clock can have said so."""
-    return seconds if 0 < seconds <= MOST_SECONDS else 0.0
 
 
 def _weight(ended: RankEnded) -> int:
@@ -217,7 +212,7 @@ class _Reader:
             details[place] = _missing(share.keys[place], rank, self._tests.world_sizes.get(place))
         for place, ended in column.ends.items():
             if _weight(ended) or math.isnan(column.seconds[place]):
-                column.seconds[place], column.at[place] = _plausible(ended.seconds), ended.arrived
+                column.seconds[place], column.at[place] = duration(ended.seconds), ended.arrived
                 details[place] = _result(share.keys[place], ended, self._texts)
         for place, count in self._tests.further_tries.items():
             if not math.isnan(seconds := column.seconds[place]):
@@ -324,7 +319,7 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
         phase=legal(ended.phase),
         message=one(cut(message)) if told else "",
         text=one(cut(legal(ended.text) or message)) if told else "",
-        duration=_plausible(ended.seconds),
+        duration=duration(ended.seconds),
         stdout=one(cut(legal(ended.stdout))),
         stderr=one(cut(legal(ended.stderr))),
         world_size=ended.world_size,
