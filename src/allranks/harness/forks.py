@@ -28,7 +28,8 @@ from allranks.harness.program import LINE_LIMIT, Asked, Finish, Muster, Mustered
 from allranks.harness.room import is_full
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
-from allranks.records import Imported, Record, RecordError
+from allranks.records import Imported, Record
+from allranks.typed_json import RecordError
 
 MUSTER_PATIENCE = 60.0
 """Seconds for ranks to be forked: hooks of the suite may run in that, and hang."""

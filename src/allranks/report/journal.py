@@ -23,7 +23,6 @@ from allranks.records import (
     Passed,
     RankEnded,
     Record,
-    RecordError,
     TestStarted,
     decode,
 )
@@ -32,6 +31,7 @@ from allranks.report.model import RankResult, Rerun
 from allranks.report.plausible import duration
 from allranks.report.untrusted import open_regular
 from allranks.report.xml_text import cut
+from allranks.typed_json import RecordError
 
 _T = TypeVar("_T")
 
