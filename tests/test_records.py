@@ -22,11 +22,10 @@ from allranks.records import (
     PhaseEnd,
     RankEnded,
     Record,
-    RecordError,
     decode,
     encode,
-    told,
 )
+from allranks.typed_json import RecordError, told
 
 KINDS = list({kind.__name__: kind for kind in Record.__subclasses__()}.values())  # a dataclass with slots is made twice
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)

@@ -4,17 +4,14 @@ A line is a JSON array of the record's name and an object of those of its fields
 standard library alone is needed: agents write records inside a job, the orchestrator and ``merge`` read them.
 """
 
-import dataclasses
-import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from json import dumps, loads
-from types import NoneType, UnionType
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Final
 
 from allranks.harness.outcome import Outcome, SkipKind
+from allranks.typed_json import RecordError, build, told
 
 SCHEMA: Final = 2
 """Changes when a reader of before could misread what is written now."""
@@ -30,10 +27,6 @@ TESTS_IN_ONE: Final = 2_000
 
 MOST_RANKS: Final = 16_384
 """Ranks that a test may have: whoever claims more would have a reader account for a billion of them."""
-
-
-class RecordError(ValueError):
-    """A line is no record of this version; the message says why, as in "is no JSON"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -343,14 +336,12 @@ class ContainerEnded(Record):
     memory_kills: int
 
 
-T = TypeVar("T")
 _KINDS: Final[Mapping[str, type[Record]]] = {kind.__name__: kind for kind in Record.__subclasses__()}
-_Read = Callable[[Any], Any]
 
 
 def encode(record: Record) -> bytes:
     """The line of a record, without its line feed."""
-    return dumps([type(record).__name__, _told(record)], separators=(",", ":")).encode()
+    return dumps([type(record).__name__, told(record)], separators=(",", ":")).encode()
 
 
 def decode(line: bytes) -> Record:
@@ -375,120 +366,3 @@ def decode(line: bytes) -> Record:
         msg = f"is of a kind that this version does not know: {value[0][:40]!r}"
         raise RecordError(msg)
     return build(kind, value[1])
-
-
-def build(kind: type[T], told: object) -> T:
-    """A frozen dataclass out of an object of JSON's types, every field of which is looked at.
-
-    Raises:
-        RecordError: A field is missing, unknown, or of another type.
-    """
-    if not isinstance(told, dict):
-        msg = f"has no object as its {kind.__name__}"
-        raise RecordError(msg)
-    key: Any = kind
-    readers, required = _fields(key)
-    if unknown := told.keys() - readers.keys():
-        msg = f"has a field that {kind.__name__} has not: {min(unknown)[:40]!r}"
-        raise RecordError(msg)
-    if missing := required - told.keys():
-        msg = f"lacks {min(missing)} of {kind.__name__}"
-        raise RecordError(msg)
-    values = {}
-    for name, value in told.items():
-        try:
-            values[name] = readers[name](value)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, RecordError):
-                raise
-            msg = f"has {str(value)[:40]!r} as {name} of {kind.__name__}"
-            raise RecordError(msg) from error
-    return kind(**values)
-
-
-def told(value: object) -> Any:  # noqa: ANN401 - any JSON value
-    """A value of a record's field in JSON's types; a dataclass without the fields that have their defaults."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _told(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, tuple):
-        return [told(each) for each in value] if value and not isinstance(value[0], str | int | float) else value
-    return value
-
-
-def _told(record: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
-    key: Any = type(record)
-    defaults = _defaults(key)
-    found = ((name, getattr(record, name)) for name in defaults)
-    return {name: told(value) for name, value in found if value is not defaults[name] and value != defaults[name]}
-
-
-@cache
-def _defaults(kind: Hashable) -> Mapping[str, object]:
-    return {field.name: field.default for field in _all_fields(kind)}
-
-
-def _all_fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:  # noqa: ANN401 - a dataclass, which no type says
-    return dataclasses.fields(kind)
-
-
-@cache
-def _fields(kind: Hashable) -> tuple[Mapping[str, _Read], frozenset[str]]:
-    """How each field is read, and those that have to be there."""
-    hints = get_type_hints(kind)
-    fields = _all_fields(kind)
-    required = frozenset(field.name for field in fields if field.default is dataclasses.MISSING)
-    return {field.name: _reader(hints[field.name]) for field in fields}, required
-
-
-def _reader(hint: Any) -> _Read:  # noqa: ANN401 - any annotation
-    if get_origin(hint) is UnionType:
-        (other,) = (each for each in get_args(hint) if each is not NoneType)
-        read = _reader(other)
-        return lambda value: None if value is None else read(value)
-    if get_origin(hint) is tuple:
-        return _list_of(_reader(get_args(hint)[0]))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        nested: type = hint
-        return lambda value: build(nested, value)
-    return _SIMPLE[hint]
-
-
-def _list_of(read: _Read) -> _Read:
-    def read_all(value: object) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise TypeError
-        return tuple(map(read, value))
-
-    return read_all
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or not -(2**53) < value < 2**53:
-        raise TypeError
-    return value
-
-
-def _number(value: object) -> float:
-    """Seconds, since the epoch or since something: what no clock can say is no number of them."""
-    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e12:  # type: ignore[arg-type]
-        raise TypeError
-    return float(value)  # type: ignore[arg-type]
-
-
-def _truth(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError
-    return value
-
-
-_SIMPLE: Final[Mapping[type, _Read]] = {str: _text, int: _whole, float: _number, bool: _truth}

@@ -29,7 +29,7 @@ from allranks.harness.channel import (
 )
 from allranks.harness.outcome import Outcome, SkipKind
 from allranks.harness.phases import Phase
-from allranks.records import RecordError
+from allranks.typed_json import RecordError
 
 
 def test_a_patched_json_changes_no_report(monkeypatch):

@@ -14,7 +14,14 @@ from allranks.harness import keeper as keeper_module
 from allranks.records import ContainerEnded
 
 SOURCE = Path(__file__).parents[2] / "src" / "allranks"
-KEPT = ("records.py", "harness/keeper.py", "harness/kernel.py", "harness/outcome.py", "harness/stream.py")
+KEPT = (
+    "records.py",
+    "typed_json.py",
+    "harness/keeper.py",
+    "harness/kernel.py",
+    "harness/outcome.py",
+    "harness/stream.py",
+)
 COMMAND = """
 import sys
 from pathlib import Path

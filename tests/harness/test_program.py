@@ -17,7 +17,8 @@ from allranks.harness.program import (
     line_of,
     told_by,
 )
-from allranks.records import Imported, Notice, Record, RecordError
+from allranks.records import Imported, Notice, Record
+from allranks.typed_json import RecordError
 
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)

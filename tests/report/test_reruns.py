@@ -97,6 +97,22 @@ def test_the_last_try_decides_and_the_others_are_told(run_folder, tries, code, e
     assert [each.number for each in test.earlier] == list(range(1, len(tries)))
 
 
+def test_a_pass_that_ran_again_keeps_its_world_size(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[TEST])
+    failed, passed = (
+        RankEnded(nodeid=TEST, rank=0, outcome=outcome, world_size=1, arrived=8.0)
+        for outcome in (Outcome.FAILED, Outcome.PASSED)
+    )
+    records = (START, TestStarted(nodeid=TEST), failed, TestStarted(nodeid=TEST, number=2), passed, Finished(status=0))
+    journal = run_folder.attempt(JOB) / JOURNAL
+    journal.write_bytes(b"".join(encode(each) + b"\n" for each in records))
+    test, found = only_test(run_folder)
+    assert [rank.rank for rank in test.ranks] == [0]
+    assert found is ExitCode.OK
+    assert test.is_flaky
+
+
 @pytest.mark.parametrize("continues", [0, 1])
 @pytest.mark.parametrize("last", ["skipped", "passed"])
 def test_a_skip_in_a_further_attempt_settles_no_try_that_failed(run_folder, continues, last):

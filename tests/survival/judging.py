@@ -13,7 +13,8 @@ from world import HostDaemon
 
 from allranks.engine import ownership
 from allranks.harness.outcome import Outcome
-from allranks.records import JOURNAL, Collected, Passed, RankEnded, Record, RecordError, decode
+from allranks.records import JOURNAL, Collected, Passed, RankEnded, Record, decode
+from allranks.typed_json import RecordError
 
 Ranks = dict[int, str]
 

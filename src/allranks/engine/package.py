@@ -7,7 +7,7 @@ from pathlib import Path
 import allranks
 from allranks.engine.spec import FileCopy
 
-_NEEDED = ("__init__.py", "records.py", "harness", "testing")
+_NEEDED = ("__init__.py", "records.py", "typed_json.py", "harness", "testing")
 
 
 def package_folder() -> Path:

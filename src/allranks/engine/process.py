@@ -1,12 +1,13 @@
 """The embedded engine: a job is a process on this host, in a session and a scratch folder of its own."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,14 +32,9 @@ from allranks.harness.keeper import COMMAND, ISOLATED
 from allranks.harness.kernel import is_readable, processes, variables_of
 from allranks.records import Record
 
-_OF_A_RANK = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
-        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME"),
-        *("MASTER_ADDR", "MASTER_PORT"),
-    }
+_OF_A_RANK = re.compile(
+    "((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*)", re.DOTALL
 )
-_OF_TORCHRUN = "TORCHELASTIC_"
 
 _SCRATCH_PREFIX = "allranks-job-"
 
@@ -95,7 +91,7 @@ class ProcessEngine:
 
     def _start_agent(self, spec: JobSpec, python: str, scratch: Path, held: Sequence[int]) -> "_Agent":
         """Start the agent of the node that the spec's config names."""
-        own = folder_of(spec.agent.node, scratch)
+        own = scratch / f"node-{spec.agent.node}" if spec.agent.node else scratch
         for name in ("results", "tmp"):
             (own / name).mkdir(parents=True)
         for copy in spec.carried:
@@ -115,26 +111,23 @@ class ProcessEngine:
 
     def remains(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.remains`."""
-        dead = [pid for pid, owner in _processes_of_runs() if owner.is_dead]
-        left = [folder for folder, owner in _scratch_folders() if owner.is_dead]
-        return _names(dead, left)
+        return [name for name, owner in _owned() if owner.is_dead]
 
     def unjudged(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.unjudged`."""
-        processes = [pid for pid, owner in _processes_of_runs() if not owner.is_here]
-        return _names(processes, [folder for folder, owner in _scratch_folders() if not owner.is_here])
+        return [name for name, owner in _owned() if not owner.is_here]
 
     def vacate(self, gpus: Sequence[str]) -> None:
         """See :meth:`allranks.engine.protocol.Engine.vacate`: a lease lasts as long as the processes that have it."""
 
     def reap(self) -> list[str]:
         """Kill the processes of this host whose run has no owner any more, and remove its scratch folders."""
-        dead = list(_kill_the_dead())
+        dead = [f"process {pid}" for pid in _kill_the_dead()]
         left = [folder for folder, owner in _scratch_folders() if owner.is_dead]
         for folder in left:
             remove_tree(folder)
         forget_dead_runs()
-        return _names(dead, left)
+        return [*dead, *(f"folder {folder}" for folder in left)]
 
 
 class _Agent:
@@ -144,7 +137,8 @@ class _Agent:
         self.process = process
         self.folder = folder
         self.pidfd = os.pidfd_open(process.pid)
-        self.output = _descriptor(process.stdout)
+        self._stdin, self._stdout = _pipe(process.stdin), _pipe(process.stdout)
+        self.output = self._stdout.fileno()
         self.stream = RecordStream()
         self.has_ended = False
 
@@ -161,15 +155,12 @@ class _Agent:
 
     def go(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.go`."""
-        try:
-            os.write(_descriptor(self.process.stdin), b"go\n")
-        except BrokenPipeError:
-            # It has ended already; `wait` finds out how.
-            return
+        with suppress(BrokenPipeError):  # it has ended already; `wait` finds out how
+            os.write(self._stdin.fileno(), b"go\n")
 
     def hang_up(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.hang_up`."""
-        _close(self.process.stdin)
+        self._stdin.close()
 
     def resume(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.resume`."""
@@ -184,11 +175,12 @@ class _Agent:
             self.process.kill()
             is_readable(self.pidfd, None)
         # The agent is dead but not yet reaped, so its number still names this group and no other.
-        _kill_group(self.process.pid)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         if self.process.wait() != 0:
             # It may not have seen to its ranks: they died with it, and what they had started did not.
             variable = temporary_folder(self.folder)
-            for pid in _processes_with(variable):
+            for pid in [pid for pid in processes() if "=".join(variable) in variables_of(pid)]:
                 _kill(pid, variable)
 
     def exit(self) -> NodeExit:
@@ -197,8 +189,8 @@ class _Agent:
 
     def close(self) -> None:
         """Let go of an agent that has ended."""
-        _close(self.process.stdin)
-        _close(self.process.stdout)
+        self._stdin.close()
+        self._stdout.close()
         os.close(self.pidfd)
 
 
@@ -245,21 +237,11 @@ def _make_scratch(spec: JobSpec) -> Path:
     return scratch
 
 
-def _close(file: IO[bytes] | None) -> None:
-    if file is not None:
-        file.close()
-
-
-def _descriptor(file: IO[bytes] | None) -> int:
+def _pipe(file: IO[bytes] | None) -> IO[bytes]:
     if file is None:
         msg = "the agent was started without pipes"
         raise ValueError(msg)
-    return file.fileno()
-
-
-def folder_of(node: int, scratch: Path) -> Path:
-    """The folder that the agent of one node has for itself."""
-    return scratch / f"node-{node}" if node else scratch
+    return file
 
 
 def remove_tree(folder: Path) -> None:
@@ -327,13 +309,7 @@ def _of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
 
     With ``TORCHELASTIC_USE_AGENT_STORE``, for one, torch's rank 0 would wait for a store that another process hosts.
     """
-    return {name: value for name, value in host.items() if name not in _OF_A_RANK and not name.startswith(_OF_TORCHRUN)}
-
-
-def _processes_with(variable: tuple[str, str]) -> list[int]:
-    """The processes that this user may look at and that have a variable of this value."""
-    wanted = "=".join(variable)
-    return [pid for pid in processes() if wanted in variables_of(pid)]
+    return {name: value for name, value in host.items() if not _OF_A_RANK.fullmatch(name)}
 
 
 def temporary_folder(scratch: Path) -> tuple[str, str]:
@@ -364,8 +340,10 @@ class _Owner:
         return self.is_here and is_dead(self.run_id)
 
 
-def _names(processes: Iterable[int], folders: Iterable[Path]) -> list[str]:
-    return [*(f"process {pid}" for pid in processes), *(f"folder {folder}" for folder in folders)]
+def _owned() -> Iterator[tuple[str, _Owner]]:
+    """What runs of this host have, by names for people."""
+    yield from ((f"process {pid}", owner) for pid, owner in _processes_of_runs())
+    yield from ((f"folder {folder}", owner) for folder, owner in _scratch_folders())
 
 
 def _processes_of_runs() -> Iterator[tuple[int, _Owner]]:
@@ -374,9 +352,9 @@ def _processes_of_runs() -> Iterator[tuple[int, _Owner]]:
     None where ``/proc`` is another pid namespace's (``unshare --pid`` alone): its numbers name other processes here.
     """
     is_own = Path("/proc/self").readlink() == Path(str(os.getpid()))
-    for entry in Path("/proc").iterdir() if is_own else ():
-        if entry.name.isdigit() and (owner := _owner_of(entry)):
-            yield int(entry.name), owner
+    for pid in processes() if is_own else ():
+        if owner := _owner_of(pid):
+            yield pid, owner
 
 
 def _kill_the_dead() -> Iterator[int]:
@@ -389,15 +367,14 @@ def _kill_the_dead() -> Iterator[int]:
         tried |= found.keys()
 
 
-def _owner_of(process: Path) -> _Owner | None:
+def _owner_of(pid: int) -> _Owner | None:
     """The owner of a process; None where it has none, and for a container's: the docker engine sees to those."""
-    variables = dict(item.partition("=")[::2] for item in variables_of(int(process.name)))
+    variables = dict(item.partition("=")[::2] for item in variables_of(pid))
     run_id, host = variables.get(RUN_VARIABLE, ""), variables.get(HOST_VARIABLE, "")
-    try:
-        is_of_container = process_namespace(process) != process_namespace(Path("/proc/self")) and not host
-    except OSError:
-        return None
-    return _Owner(run_id, host) if run_id and not is_of_container else None
+    with suppress(OSError):
+        is_of_here = process_namespace(Path(f"/proc/{pid}")) == process_namespace(Path("/proc/self"))
+        return _Owner(run_id, host) if run_id and (is_of_here or host) else None
+    return None
 
 
 def _scratch_folders() -> Iterator[tuple[Path, _Owner]]:
@@ -420,11 +397,3 @@ def _kill(pid: int, variable: tuple[str, str]) -> None:
                 is_readable(descriptor, STOP_GRACE)
         finally:
             os.close(descriptor)
-
-
-def _kill_group(group: int) -> None:
-    """Kill what an agent left in its process group."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from allranks.records import LINE_LIMIT, Record, RecordError, decode
+from allranks.records import LINE_LIMIT, Record, decode
+from allranks.typed_json import RecordError
 
 SEPARATOR: Final = b"\x1e"
 """Begins the line of a record (RFC 7464). It cannot be inside of one: JSON escapes control characters."""

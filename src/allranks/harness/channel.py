@@ -15,7 +15,7 @@ from typing import Final
 
 from allranks.harness.outcome import Outcome
 from allranks.harness.phases import Phase
-from allranks.records import RecordError, build, told
+from allranks.typed_json import RecordError, build, told
 
 MESSAGE_LIMIT: Final = 4 << 20
 """Bytes of one message: a phase with its texts has a fifth of it at the most."""

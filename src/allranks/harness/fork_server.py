@@ -26,7 +26,8 @@ from allranks.harness.gangs.rank_process import BeRank, fork_rank
 from allranks.harness.program import Asked, Mustered, Told, asked_by, line_of
 from allranks.harness.ranks import leaving
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
-from allranks.records import AgentFailed, FailureKind, Imported, RecordError
+from allranks.records import AgentFailed, FailureKind, Imported
+from allranks.typed_json import RecordError
 
 
 class Supervisor:

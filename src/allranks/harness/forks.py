@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from json import dumps
 from pathlib import Path
 
@@ -28,7 +28,8 @@ from allranks.harness.program import LINE_LIMIT, Asked, Finish, Muster, Mustered
 from allranks.harness.room import is_full
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
-from allranks.records import Imported, Record, RecordError
+from allranks.records import Imported, Record
+from allranks.typed_json import RecordError
 
 MUSTER_PATIENCE = 60.0
 """Seconds for ranks to be forked: hooks of the suite may run in that, and hang."""
@@ -180,8 +181,13 @@ class ForkServer:
             self._control.settimeout(MUSTER_PATIENCE)
             self._control.sendall(line_of(asked))
 
-    def _as_gone(self) -> "_Gone":
-        return _Gone(self)
+    @contextmanager
+    def _as_gone(self) -> Iterator[None]:
+        """Have what goes wrong with the connection mean that the fork server is gone."""
+        try:
+            yield
+        except OSError as error:
+            raise ForkServerError(self.ended()) from error
 
     def finish(
         self, finish: Finish, end: JobEnd, patience: float = SESSION_END_PATIENCE
@@ -239,20 +245,6 @@ class ForkServer:
         with suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self.close()
-
-
-class _Gone:
-    """Has what goes wrong with the connection mean that the fork server is gone."""
-
-    def __init__(self, server: ForkServer) -> None:
-        self._server = server
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, OSError):
-            raise ForkServerError(self._server.ended()) from error
 
 
 def _request(config: AgentConfig, folders: Folders) -> str:
@@ -325,10 +317,11 @@ class Family:
         return {pid for pid in found - others if is_last or kernel.session_of(pid) in pids}
 
 
+@dataclass(eq=False, repr=False)
 class LocalNode:
     """Has this node's fork server start the ranks of gangs.
 
-    Args:
+    Attributes:
         server: The fork server.
         config: The job.
         folders: Its folders.
@@ -338,44 +331,26 @@ class LocalNode:
         records_flights: Ranks have torch's flight recorder.
     """
 
-    def __init__(  # noqa: PLR0913 - what a node needs
-        self,
-        server: ForkServer,
-        config: AgentConfig,
-        folders: Folders,
-        *,
-        family: Family,
-        end: JobEnd,
-        echo: Echo | None,
-        records_flights: bool,
-    ) -> None:
-        self._server = server
-        self._config = config
-        self._folders = folders
-        self._family = family
-        self._end = end
-        self._echo = echo
-        self._records_flights = records_flights
-        self._shared: Path | None = None
+    server: ForkServer
+    config: AgentConfig
+    folders: Folders
+    _: KW_ONLY
+    family: Family
+    end: JobEnd
+    echo: Echo | None
+    records_flights: bool
+    _shared: Path | None = field(default=None, init=False)
 
     def of_lane(self, results: Path) -> "LocalNode":
         """The same node, for ranks whose files are in another folder."""
-        return LocalNode(
-            self._server,
-            self._config,
-            replace(self._folders, results=results),
-            family=self._family,
-            end=self._end,
-            echo=self._echo,
-            records_flights=self._records_flights,
-        )
+        return replace(self, folders=replace(self.folders, results=results))
 
     def _shared_folder(self, gang: int) -> Path:
         """The folder that a gang's ranks share; the one of the gang before goes where that has left no room."""
-        if self._shared is not None and is_full(self._folders.shared):
+        if self._shared is not None and is_full(self.folders.shared):
             with suppress(RecursionError):  # a thousand folders in each other
                 shutil.rmtree(self._shared, ignore_errors=True)
-        self._shared = self._folders.shared / f"gang-{gang}"
+        self._shared = self.folders.shared / f"gang-{gang}"
         self._shared.mkdir(exist_ok=True)
         return self._shared
 
@@ -388,17 +363,17 @@ class LocalNode:
             JobLimitError: The job's time is up.
         """
         shared = self._shared_folder(orders.gang)
-        results, numbers, recorder = self._folders.results, [*self._config.local_ranks], None
+        results, numbers, recorder = self.folders.results, [*self.config.local_ranks], None
         if orders.launches:
-            results, numbers = driver_folder(self._folders.results), [DRIVER]
+            results, numbers = driver_folder(self.folders.results), [DRIVER]
             results.mkdir(exist_ok=True)
-        elif self._records_flights:
+        elif self.records_flights:
             recorder = FlightRecorder(results=results, shared=shared, gang=orders.gang)
-        recording = recorder.environment(self._server.torch, os.environ) if recorder else {}
+        recording = recorder.environment(self.server.torch, os.environ) if recorder else {}
         stacks = stack_files(results, numbers)
-        with self._family.expecting(), ExitStack() as undo:
-            ends = [open_ends(number, None if orders.launches else self._echo, undo) for number in numbers]
-            ranks = self._server.muster(
+        with self.family.expecting(), ExitStack() as undo:
+            ends = [open_ends(number, None if orders.launches else self.echo, undo) for number in numbers]
+            ranks = self.server.muster(
                 Muster(
                     ranks=tuple(numbers),
                     gang=orders.gang,
@@ -407,11 +382,11 @@ class LocalNode:
                     launches=orders.launches,
                     preload=tuple(orders.preload),
                     has_many_forks=orders.has_many_forks,
-                    results=str(self._folders.results),
+                    results=str(self.folders.results),
                 ),
                 ends,
-                self._end,
+                self.end,
             )
-            self._family.join([rank.pid for rank in ranks])
+            self.family.join([rank.pid for rank in ranks])
             undo.pop_all()
-        return LocalCrew(ranks, results, self._family.left_by, recorder, stacks=stacks, echo=self._echo)
+        return LocalCrew(ranks, results, self.family.left_by, recorder, stacks=stacks, echo=self.echo)

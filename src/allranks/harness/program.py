@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from json import dumps, loads
 from typing import Final
 
-from allranks.records import Record, RecordError, build, decode, encode, told
+from allranks.records import Record, decode, encode
+from allranks.typed_json import RecordError, build, told
 
 LINE_LIMIT: Final = 256 << 20
 """Bytes of one line: the names of a million tests."""

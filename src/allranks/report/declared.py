@@ -92,13 +92,13 @@ def counted(elements: Collection[Outcome], said: Collection[Outcome], reruns: in
         said: What its attributes say besides.
         reruns: How many tries came before.
     """
-    kinds = Counter(map(_kind, elements))
+    kinds = Counter(map(count_of, elements))
     found = Counter(kinds)
     for kind, number in kinds.items():
         found[f"fewer {kind}"] += number - 1 if len(kinds) == 1 else number
     if kinds["errors"]:
         found.update(("more tests", "fewer tests"))
-    for kind in map(_kind, said):
+    for kind in map(count_of, said):
         found.update((kind, f"fewer {kind}"))
     for kind in ("tests", "errors", "failures") if reruns else ():
         found[f"more {kind}"] += reruns
@@ -201,7 +201,7 @@ class Declarations:
         self.problem = self.problem or problem
 
 
-def _kind(outcome: Outcome) -> str:
+def count_of(outcome: Outcome) -> str:
     """The count of a suite in which a testcase of this outcome is."""
     match outcome:
         case Outcome.FAILED:

@@ -6,10 +6,11 @@ reported of a rank whose node is lost gives way to whatever that node has report
 
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 from allranks.harness.outcome import Outcome
 from allranks.harness.rank_xml import legal, split_nodeid, xml_id
@@ -22,15 +23,17 @@ from allranks.records import (
     Passed,
     RankEnded,
     Record,
-    RecordError,
     TestStarted,
     decode,
 )
 from allranks.report.columns import ABSENT, Key, RankFile
 from allranks.report.model import RankResult, Rerun
-from allranks.report.rank_xml import MOST_SECONDS
+from allranks.report.plausible import duration
 from allranks.report.untrusted import open_regular
 from allranks.report.xml_text import cut
+from allranks.typed_json import RecordError
+
+_T = TypeVar("_T")
 
 _NONE: Final = math.nan
 """Stands in a column of numbers for what nothing says."""
@@ -63,7 +66,7 @@ class _Column:
         """Take in that a test has passed; a second time says nothing new."""
         self.reach(place + 1)
         if math.isnan(self.seconds[place]):
-            self.seconds[place], self.at[place] = _plausible(seconds), at
+            self.seconds[place], self.at[place] = duration(seconds), at
 
     def begin_again(self, place: int) -> None:
         """Put the result of a test away that runs once more."""
@@ -94,11 +97,6 @@ def _try(ended: RankEnded | None, seconds: float, at: float) -> Rerun:
     if math.isnan(seconds):
         return Rerun(outcome=Outcome.MISSING, message=NOTHING_CAME, text=NOTHING_CAME)
     return Rerun(outcome=Outcome.PASSED, at=at)
-
-
-def _plausible(seconds: float) -> float:
-    """How long something took: nothing where no clock can have said so."""
-    return seconds if 0 < seconds <= MOST_SECONDS else 0.0
 
 
 def _weight(ended: RankEnded) -> int:
@@ -133,7 +131,7 @@ class _Reader:
         self._texts = texts
         self._job: JobStarted | None = None
         self._tests = _Tests()
-        self._columns: dict[int, _Column] = {}
+        self._columns: defaultdict[int, _Column] = defaultdict(_Column)
         self._is_finished = False
 
     def take(self, record: Record) -> None:
@@ -177,11 +175,11 @@ class _Reader:
             _check_rank(rank, passed.world_size)
         place = self._place(passed)
         for rank, at, seconds in zip(passed.ranks, passed.arrived, passed.seconds, strict=True):
-            self._column(rank).put(place, seconds, at)
+            self._columns[rank].put(place, seconds, at)
 
     def _end(self, ended: RankEnded) -> None:
         _check_rank(ended.rank, ended.world_size)
-        place, column = self._place(ended), self._column(ended.rank)
+        place, column = self._place(ended), self._columns[ended.rank]
         if ended.outcome is Outcome.PASSED:
             column.put(place, ended.seconds, ended.arrived)
         else:
@@ -191,12 +189,6 @@ class _Reader:
         place = self._tests.place_of(end.nodeid)
         self._tests.world_sizes[place] = end.world_size
         return place
-
-    def _column(self, rank: int) -> _Column:
-        column = self._columns.get(rank)
-        if column is None:
-            column = self._columns[rank] = _Column()
-        return column
 
     def files(self, problem: str) -> list[RankFile]:
         """What each rank came to; ``problem`` becomes a file of its own, since it is no rank's."""
@@ -209,25 +201,20 @@ class _Reader:
         return [*(self._file(rank, self._job, share) for rank in ranks), *troubled]
 
     def _file(self, rank: int, job: JobStarted, share: "_Shares") -> RankFile:
-        column = self._columns.get(rank) or _Column()
+        column = self._columns[rank]
         column.reach(len(share.keys))
         details: dict[int, RankResult] = {}
-        for place in self._unanswered(rank, column, job):
+        missing = dict.fromkeys(self._unanswered(rank, column, job), NOTHING_CAME)
+        for place in missing:
             column.seconds[place] = 0.0
-            details[place] = _missing(share.keys[place], rank, self._tests.world_sizes.get(place))
         for place, ended in column.ends.items():
             if _weight(ended) or math.isnan(column.seconds[place]):
-                column.seconds[place], column.at[place] = _plausible(ended.seconds), ended.arrived
+                column.seconds[place], column.at[place] = duration(ended.seconds), ended.arrived
                 details[place] = _result(share.keys[place], ended, self._texts)
-        for place, count in self._tests.further_tries.items():
-            if not math.isnan(seconds := column.seconds[place]):
-                passed = _passed(share.keys[place], rank, seconds, column.at[place])
-                told = column.reruns.get(place, [])
-                # Nothing came of this rank before the first of these.
-                reruns = (*[_try(None, _NONE, ABSENT)] * (count - len(told)), *told)
-                details[place] = replace(details.get(place, passed), reruns=reruns)
         part = share.of(column)
-        return RankFile(
+        reruns = part.renumbered(column.reruns)
+        details = part.renumbered(details)
+        file = RankFile(
             path=self._path,
             rank=rank,
             properties={
@@ -240,9 +227,17 @@ class _Reader:
             seconds=part.take(column.seconds),
             at=part.take(column.at),
             world_sizes=part.world_sizes,
-            details=part.renumbered(details),
+            details=details,
             is_unfinished=not self._is_finished,
         )
+        for place, text in part.renumbered(missing).items():
+            details[place] = replace(file.result(place), outcome=Outcome.MISSING, message=text, text=text)
+        for place, count in part.renumbered(self._tests.further_tries).items():
+            told = reruns.get(place, [])
+            # Nothing came of this rank before the first of these.
+            earlier = (*[_try(None, _NONE, ABSENT)] * (count - len(told)), *told)
+            details[place] = replace(file.result(place), reruns=earlier)
+        return file
 
     def _unanswered(self, rank: int, column: _Column, job: JobStarted) -> list[int]:
         """The tests that were started, also on this rank, and of which nothing came back."""
@@ -270,11 +265,11 @@ class _Part:
         """What a column has of them."""
         return column if self.places is None else array("d", (column[place] for place in self.places))
 
-    def renumbered(self, details: dict[int, RankResult]) -> dict[int, RankResult]:
-        """Results by their places among these tests."""
-        if self.places is None:
-            return details
-        return {new: details[old] for new, old in enumerate(self.places) if old in details}
+    def renumbered(self, values: dict[int, _T]) -> dict[int, _T]:
+        """Values by their places among these tests."""
+        if self.places is None or not values:
+            return values
+        return {new: values[old] for new, old in enumerate(self.places) if old in values}
 
 
 class _Shares:
@@ -324,35 +319,10 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
         phase=legal(ended.phase),
         message=one(cut(message)) if told else "",
         text=one(cut(legal(ended.text) or message)) if told else "",
-        duration=_plausible(ended.seconds),
+        duration=duration(ended.seconds),
         stdout=one(cut(legal(ended.stdout))),
         stderr=one(cut(legal(ended.stderr))),
         world_size=ended.world_size,
-    )
-
-
-def _passed(key: Key, rank: int, seconds: float, at: float) -> RankResult:
-    return RankResult(
-        nodeid=key.nodeid,
-        classname=key.classname,
-        name=key.name,
-        rank=rank,
-        outcome=Outcome.PASSED,
-        at=at,
-        duration=seconds,
-    )
-
-
-def _missing(key: Key, rank: int, world_size: int | None) -> RankResult:
-    return RankResult(
-        nodeid=key.nodeid,
-        classname=key.classname,
-        name=key.name,
-        rank=rank,
-        outcome=Outcome.MISSING,
-        message=NOTHING_CAME,
-        text=NOTHING_CAME,
-        world_size=world_size,
     )
 
 

@@ -10,11 +10,10 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
+from allranks.report.case_details import CaseDetails
 from allranks.report.columns import ABSENT, Key
-
-_T = TypeVar("_T")
 
 _TEXT: Final = r"[ !#-%'-;=-~]*+"  # printable, ASCII, and neither quote nor ampersand nor angle
 _NUMBER: Final = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
@@ -40,7 +39,7 @@ _MOST_BYTES: Final = 16 << 20
 _MOST_SEEN: Final = 1 << 16
 
 
-class Piece(NamedTuple, Generic[_T]):
+class Piece(NamedTuple):
     """What stands between the times of two testcases: the rest of the first one, and the beginning of the second.
 
     Attributes:
@@ -56,11 +55,11 @@ class Piece(NamedTuple, Generic[_T]):
     said: str
     world_size: int
     at: float
-    more: _T | None
+    more: CaseDetails | None
     key: Key
 
 
-class KnownPieces(Generic[_T]):
+class KnownPieces:
     """The pieces of the files so far.
 
     Args:
@@ -68,20 +67,20 @@ class KnownPieces(Generic[_T]):
             all of it. None where it is none.
     """
 
-    def __init__(self, parse: Callable[[bytes], tuple[str, _T] | None]) -> None:
+    def __init__(self, parse: Callable[[bytes], tuple[str, CaseDetails] | None]) -> None:
         self._parse = parse
-        self._known: dict[bytes, Piece[_T]] = {}
+        self._known: dict[bytes, Piece] = {}
         self._bytes = 0
         self._seen: set[int] = set()
 
-    def read(self, pieces: Sequence[bytes]) -> list[Piece[_T] | None]:
+    def read(self, pieces: Sequence[bytes]) -> list[Piece | None]:
         """What each piece says; None where expat has to read it."""
         found = list(map(self._known.get, pieces))
         if None in found:
             found = [piece or self._with_arrival(text) for piece, text in zip(found, pieces, strict=True)]
         return found
 
-    def _with_arrival(self, piece: bytes) -> Piece[_T] | None:
+    def _with_arrival(self, piece: bytes) -> Piece | None:
         """A piece that is not known as it is: that may be for a time of arrival, which no two have in common."""
         arrival = _ARRIVAL.search(piece)
         if arrival is None:
@@ -93,7 +92,7 @@ class KnownPieces(Generic[_T]):
         rest = found.rest + len(arrival[1])
         return Piece(rest, found.said, found.world_size, float(arrival[1]), None, found.key)
 
-    def _learn(self, piece: bytes) -> Piece[_T] | None:
+    def _learn(self, piece: bytes) -> Piece | None:
         match = _PIECE.fullmatch(piece)
         if match is None:
             return None
@@ -109,7 +108,7 @@ class KnownPieces(Generic[_T]):
         self._remember(piece, found)
         return found
 
-    def _inside(self, rest: bytes) -> tuple[str, _T] | None:
+    def _inside(self, rest: bytes) -> tuple[str, CaseDetails] | None:
         """What a testcase says that says more than that it passed: worth to be known if another rank says the same."""
         seen = hash(rest)
         if seen in self._seen:
@@ -119,7 +118,7 @@ class KnownPieces(Generic[_T]):
         self._seen.add(seen)
         return None
 
-    def _remember(self, piece: bytes, found: Piece[_T]) -> None:
+    def _remember(self, piece: bytes, found: Piece) -> None:
         self._bytes += len(piece)
         if self._bytes > _MOST_BYTES:
             self._known.clear()
@@ -127,7 +126,7 @@ class KnownPieces(Generic[_T]):
         self._known[piece] = found
 
 
-class Run(NamedTuple, Generic[_T]):
+class Run(NamedTuple):
     """Testcases that follow each other.
 
     Attributes:
@@ -137,21 +136,21 @@ class Run(NamedTuple, Generic[_T]):
     """
 
     times: list[float]
-    begins: list[Piece[_T]]
-    ends: list[Piece[_T]]
+    begins: list[Piece]
+    ends: list[Piece]
 
 
-class PlainCases(Generic[_T]):
+class PlainCases:
     """Takes runs of known testcases out of one document.
 
     Attributes:
         marker: The tag of the elements that stand where a run stood. No document can know it beforehand.
     """
 
-    def __init__(self, known: KnownPieces[_T]) -> None:
+    def __init__(self, known: KnownPieces) -> None:
         self.marker = f"run-{secrets.token_hex(8)}"
         self._known = known
-        self._runs: dict[str, Run[_T]] = {}
+        self._runs: dict[str, Run] = {}
         self._number = 0
         self._last: bytes | None = None
         self._takes = True
@@ -195,14 +194,14 @@ class PlainCases(Generic[_T]):
         yield parts[done][cut:]
         yield from _rejoined(parts[done + 1 :])
 
-    def _leave(self, run: Run[_T], lines: int) -> bytes:
+    def _leave(self, run: Run, lines: int) -> bytes:
         """The element for a run, of so many lines: what comes after it is on the line where expat says it is."""
         self._number += 1
         self._runs[str(self._number)] = run
         newlines = "\n" * lines
         return f'<{self.marker} n="{self._number}"{newlines}/>'.encode("ascii")
 
-    def run(self, attributes: Mapping[str, str]) -> Run[_T]:
+    def run(self, attributes: Mapping[str, str]) -> Run:
         """The testcases that stood where an element with these attributes stands."""
         return self._runs.pop(attributes["n"])
 
@@ -212,7 +211,7 @@ def _rejoined(parts: Sequence[bytes]) -> Iterator[bytes]:
     return (part if place % 2 else b' time="%b"' % part for place, part in enumerate(parts))
 
 
-def _stretches(pieces: Sequence[Piece[_T] | None]) -> Iterator[tuple[int, list[Piece[_T]]]]:
+def _stretches(pieces: Sequence[Piece | None]) -> Iterator[tuple[int, list[Piece]]]:
     """Pieces that are known and follow each other, two at least, with the place of the first of them."""
     unknown = [place for place, piece in enumerate(pieces) if piece is None]
     for before, after in pairwise((-1, *unknown, len(pieces))):

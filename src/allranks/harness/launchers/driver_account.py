@@ -13,7 +13,8 @@ from allranks.harness.gangs.gang import Gang
 from allranks.harness.gangs.output import Output
 from allranks.harness.outcome import Outcome, disagree, may_disagree
 from allranks.harness.phases import Phase, shorten
-from allranks.records import Passed, PhaseEnd, RankEnded, RecordError, decode
+from allranks.records import Passed, PhaseEnd, RankEnded, decode
+from allranks.typed_json import RecordError
 
 DRIVER = 0
 """The number of the driver in its crew of one."""

@@ -19,7 +19,7 @@ from allranks.harness.nodes.node import Node, Orders
 from allranks.harness.nodes.roll import Roll
 from allranks.harness.nodes.wire import Message, Wire, WireError
 from allranks.harness.phases import shorten
-from allranks.records import told
+from allranks.typed_json import told
 
 _SENT = 16_000
 """Characters of a text that the leader is sent: all of it is in files of this node."""

@@ -20,7 +20,7 @@ from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.timer import Timer
 from allranks.harness.nodes.node import NodeLostError, Orders
 from allranks.harness.nodes.wire import Message, Wire, WireError
-from allranks.records import build, told
+from allranks.typed_json import build, told
 
 _BEATS = 4
 """Signs of life that are asked for in the time that one may take."""

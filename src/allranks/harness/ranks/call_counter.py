@@ -18,8 +18,6 @@ import itertools
 import re
 import unittest
 import weakref
-import zlib
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, cast
@@ -30,31 +28,26 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from allranks.harness.gangs.call_board import CallBoard, LastCall
-from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, Calls, GroupCalls, Messages
+from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, Calls, GroupCalls
+from allranks.harness.ranks.counted_group import ANY, UNEVEN, CountedGroup, sequence_of
 
 _COLLECTIVES: Mapping[str, tuple[str, int]] = {
-    "_allgather_base": ("all_gather", 1),
-    "_reduce_scatter_base": ("reduce_scatter", 0),
-    "all_gather_single": ("all_gather", 1),
-    "all_gather_single_coalesced": ("all_gather", 1),
-    "all_to_all_single": ("all_to_all", 1),
-    "allgather": ("all_gather", 1),
-    "allgather_coalesced": ("all_gather", 1),
-    "allgather_into_tensor_coalesced": ("all_gather", 1),
-    "allreduce": ("all_reduce", 0),
-    "allreduce_coalesced": ("all_reduce", 0),
-    "alltoall": ("all_to_all", 1),
-    "alltoall_base": ("all_to_all", 1),
-    "barrier": ("barrier", 0),
-    "broadcast": ("broadcast", 0),
-    "gather": ("gather", 1),
-    "monitored_barrier": ("monitored_barrier", 0),
-    "reduce": ("reduce", 0),
-    "reduce_scatter": ("reduce_scatter", 0),
-    "reduce_scatter_single": ("reduce_scatter", 0),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", 0),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0),
-    "scatter": ("scatter", 0),
+    method: (kind, place)
+    for kind, place, methods in (
+        ("all_gather", 1, "_allgather_base all_gather_single all_gather_single_coalesced"),
+        ("all_gather", 1, "allgather allgather_coalesced allgather_into_tensor_coalesced"),
+        ("all_reduce", 0, "allreduce allreduce_coalesced"),
+        ("all_to_all", 1, "all_to_all_single alltoall alltoall_base"),
+        ("barrier", 0, "barrier"),
+        ("broadcast", 0, "broadcast"),
+        ("gather", 1, "gather"),
+        ("monitored_barrier", 0, "monitored_barrier"),
+        ("reduce", 0, "reduce"),
+        ("reduce_scatter", 0, "_reduce_scatter_base reduce_scatter reduce_scatter_single"),
+        ("reduce_scatter", 0, "reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced"),
+        ("scatter", 0, "scatter"),
+    )
+    for method in methods.split()
 }
 """Methods of torch 2.6 to 2.14, which have not all of them: what they count as, and which argument has one shape on all
 ranks. Forms of one collective count as one kind: a backend may pair them."""
@@ -67,9 +60,6 @@ _MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "recv_anysource": ("recv", _ANY_SOURCE),
 }
 """Methods, what they count as, and the names of their parameters."""
-
-_UNEVEN = "monitored_barrier"
-"""Takes more of torch's sequence numbers on the first rank of a group than on the others (torch 2.13)."""
 
 _WAITS = (
     (distributed.Work, "wait"),
@@ -92,13 +82,10 @@ _EXPECTATIONS: tuple[type, ...] = (
     type(pytest.raises(KeyError)),
     type(unittest.TestCase().assertRaises(KeyError)),  # noqa: PT027 - the class is wanted
 )
-"""What ``pytest.raises`` and ``assertRaises`` return."""
+"""What ``pytest.raises`` and ``assertRaises`` return: a failure that their blocks expect was no wait in vain."""
 
 _IN_VAIN = 3
 """Answers, one after another, that a call has not ended or a key is not there: whoever asks so often polls."""
-
-_ANY = -1
-"""The peer of a receive from any source."""
 
 _MOST_GROUPS = 200
 """Groups of one test: a report of more would not fit into a pipe."""
@@ -106,91 +93,6 @@ _MOST_GROUPS = 200
 _UNMET: Any = object()
 
 _Method = Callable[..., Any]
-
-_Counters = defaultdict[tuple[str, int | None, int], "itertools.count[int]"]
-"""By kind, peer in the group (None for a collective), and tag."""
-
-
-class _Group:
-    """One process group of the gang's world.
-
-    Attributes:
-        name: As in :class:`~allranks.harness.gangs.unmatched_calls.GroupCalls`.
-        members: The same, in the order of their ranks in the group.
-        reference: To torch's object, whose life it does not prolong.
-        slot: On the board.
-        begun: Collectives since the group was made.
-    """
-
-    def __init__(self, name: str, members: tuple[int, ...], group: distributed.ProcessGroup, slot: int | None) -> None:
-        self.name = name
-        self.members = members
-        self.reference = weakref.ref(group)
-        self.slot = slot
-        self.begun = 0
-        # NCCL ignores tags.
-        self._is_gloo = distributed.get_backend(group) == distributed.Backend.GLOO
-        self._counters: _Counters = defaultdict(itertools.count)
-        self._sequence = 0
-
-    def count(self, kind: str, peer: int | None = None, tag: int = 0) -> None:
-        """Count a call."""
-        # With += two threads that use one group could count their calls as one; next() cannot be interrupted.
-        next(self._counters[kind, peer, tag if self._is_gloo else 0])
-
-    @property
-    def has_calls(self) -> bool:
-        """Whether there were any since the last :meth:`take`."""
-        return bool(self._counters)
-
-    def rank_of(self, peer: int | None) -> int | None:
-        """The rank in the gang of a rank in this group; None if there is none."""
-        return dict(enumerate(self.members)).get(peer) if peer is not None else None
-
-    def take(self) -> GroupCalls:
-        """The calls since the last time."""
-        counters, self._counters = self._counters, defaultdict(itertools.count)
-        counts = {key: next(counter) for key, counter in counters.items()}
-        received = self._messages("recv", counts)
-        return GroupCalls(
-            name=self.name,
-            members=self.members,
-            collectives={kind: count for (kind, peer, _), count in counts.items() if peer is None},
-            sent=self._messages("send", counts),
-            received_from_any=received.pop(_ANY, Messages()),
-            received=received,
-            unseen=self._advance() - sum(count for key, count in counts.items() if self._is_numbered(*key)),
-        )
-
-    def _is_numbered(self, kind: str, peer: int | None, _tag: int) -> bool:
-        """Whether calls of this kind take a sequence number, which NCCL does not give to messages."""
-        return kind != _UNEVEN and (peer is None or self._is_gloo)
-
-    def skip(self, numbers: int) -> None:
-        """Leave out some of torch's sequence numbers."""
-        self._sequence += numbers
-
-    def _messages(self, kind: str, counts: Mapping[tuple[str, int | None, int], int]) -> dict[int, Messages]:
-        messages: dict[int, Messages] = defaultdict(Messages)
-        for (of_kind, peer, tag), count in counts.items():
-            if of_kind == kind and peer is not None:
-                rank = self.rank_of(peer)
-                messages[_ANY if rank is None else rank] += Messages(number=count, tags=count * _hash(tag))
-        return messages
-
-    def _advance(self) -> int:
-        """By how much torch's sequence number has grown since the last time."""
-        before = self._sequence
-        self._sequence = _sequence_of(self.reference())
-        return self._sequence - before
-
-
-def _sequence_of(group: distributed.ProcessGroup | None) -> int:
-    """The number of calls in a group that torch has counted; 0 if the backend does not count."""
-    try:
-        return 0 if group is None else int(cast("Any", group)._get_sequence_number_for_group())  # noqa: SLF001
-    except (RuntimeError, NotImplementedError):
-        return 0
 
 
 class CallCounter:
@@ -206,9 +108,9 @@ class CallCounter:
         self._own_world = own_world
         self._world: distributed.ProcessGroup | None = None
         # By the identity of torch's object; None for a group that does not count.
-        self._groups: dict[int, _Group | None] = {}
+        self._groups: dict[int, CountedGroup | None] = {}
         self._closed: list[str] = []
-        self._from_any: dict[int, tuple[_Group, int, distributed.Work]] = {}
+        self._from_any: dict[int, tuple[CountedGroup, int, distributed.Work]] = {}
         self._failures = itertools.count()
         self._order = itertools.count(1)
         self._refusals = 0
@@ -217,13 +119,14 @@ class CallCounter:
             _wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=place))
         for method, (kind, names) in _MESSAGES.items():
             _wrap(distributed.ProcessGroup, method, functools.partial(self._counted, kind=kind, place=0, names=names))
-        _wrap(distributed.ProcessGroup, _UNEVEN, self._unnumbered)
+        _wrap(distributed.ProcessGroup, UNEVEN, self._unnumbered)
         for owner, method in _WAITS:
             _wrap(owner, method, self._waited)
-        _wrap(distributed.Work, "is_completed", self._polled)
-        _wrap(torch._C._distributed_c10d.Store, "check", self._polled)  # noqa: SLF001
+        polled = functools.partial(self._asked, refusals=1)
+        _wrap(distributed.Work, "is_completed", polled)
+        _wrap(torch._C._distributed_c10d.Store, "check", polled)  # noqa: SLF001
         for expectation in _EXPECTATIONS:
-            _wrap(expectation, "__exit__", self._expected)
+            _wrap(expectation, "__exit__", functools.partial(self._asked, refusals=0))
         for method in _STORE_WAITS:
             _wrap(torch._C._distributed_c10d.Store, method, _passed_on)  # noqa: SLF001
 
@@ -266,7 +169,7 @@ class CallCounter:
             return Calls(failures=failures + 1)
         return Calls(groups=tuple(groups), closed=tuple(closed), failures=failures)
 
-    def _find(self, group: distributed.ProcessGroup) -> _Group | None:
+    def _find(self, group: distributed.ProcessGroup) -> CountedGroup | None:
         """What is known of a group; None if it does not count."""
         identity = id(group)
         if identity in self._groups:
@@ -276,7 +179,7 @@ class CallCounter:
         # Another thread may have met it meanwhile.
         return self._groups.setdefault(identity, known)
 
-    def _meet(self, group: distributed.ProcessGroup) -> _Group | None:
+    def _meet(self, group: distributed.ProcessGroup) -> CountedGroup | None:
         world = distributed_c10d._world  # noqa: SLF001 - see above
         own = world.default_pg if self._own_world is not None else None
         if own is not None and len(world.pg_group_ranks.get(own, ())) == self._own_world:
@@ -286,7 +189,7 @@ class CallCounter:
         name = DEFAULT_GROUP if group is self._world else world.pg_names[group]
         ranks = world.pg_group_ranks[group]
         slot = self._board.open() if self._board else None
-        return _Group(name, tuple(sorted(ranks, key=ranks.__getitem__)), group, slot)
+        return CountedGroup(name, tuple(sorted(ranks, key=ranks.__getitem__)), group, slot)
 
     def _forget(self, identity: int) -> None:
         """The object is gone, and another may take its identity."""
@@ -333,7 +236,7 @@ class CallCounter:
                 known.begun -= peer is None
                 self._note_failure(error)
                 raise
-            if peer == _ANY:
+            if peer == ANY:
                 self._from_any[id(work)] = (known, tag, work)
             else:
                 known.count(kind, peer, tag)
@@ -346,13 +249,13 @@ class CallCounter:
 
         def call(group: distributed.ProcessGroup, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
-            before = _sequence_of(group)
+            before = sequence_of(group)
             try:
                 return original(group, *arguments, **options)
             finally:
                 known = self._find(group)
                 if known is not None:
-                    known.skip(_sequence_of(group) - before)
+                    known.skip(sequence_of(group) - before)
 
         return call
 
@@ -373,8 +276,13 @@ class CallCounter:
 
         return call
 
-    def _polled(self, original: _Method) -> _Method:
-        """A method that notices how often it has said no."""
+    def _asked(self, original: _Method, *, refusals: int) -> _Method:
+        """A method after whose true answer no wait has been in vain.
+
+        Args:
+            original: The method.
+            refusals: How many any other answer counts as.
+        """
 
         def call(asked: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
@@ -382,7 +290,7 @@ class CallCounter:
             if answer:
                 self._settle_wait()
             else:
-                self._refusals += 1
+                self._refusals += refusals
             return answer
 
         return call
@@ -397,18 +305,6 @@ class CallCounter:
         self._refusals = 0
         self._has_missed_a_peer = False
 
-    def _expected(self, original: _Method) -> _Method:
-        """The end of a block that has to fail; who expects that has not waited in vain."""
-
-        def __exit__(context: Any, *arguments: Any) -> Any:  # noqa: ANN401, N807 - of any kind
-            __tracebackhide__ = True
-            is_expected = original(context, *arguments)
-            if is_expected:
-                self._settle_wait()
-            return is_expected
-
-        return __exit__
-
     def _settle_receive(self, identity: int) -> None:
         """Count a receive from any source, which has ended, for its source."""
         known, tag, work = self._from_any.pop(identity, (None, 0, None))
@@ -421,7 +317,7 @@ class CallCounter:
             if work.is_completed():
                 self._settle_receive(identity)
             else:
-                known.count("recv", _ANY, tag)
+                known.count("recv", ANY, tag)
         self._from_any.clear()
 
 
@@ -455,12 +351,8 @@ def _wrap(owner: type, name: str, wrapper: Callable[[_Method], _Method]) -> None
 
 def _peer_and_tag(names: Sequence[str], arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[int, int]:
     values = {**dict(zip(names, arguments, strict=False)), **options}
-    peer = _ANY if names is _ANY_SOURCE else values.get(names[1], _ANY)
+    peer = ANY if names is _ANY_SOURCE else values.get(names[1], ANY)
     return peer, values.get(names[-1], 0)
-
-
-def _hash(tag: int) -> int:
-    return zlib.crc32(str(tag).encode())
 
 
 def _tensor(arguments: Sequence[Any]) -> tuple[str, str]:

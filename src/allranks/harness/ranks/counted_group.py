@@ -1,0 +1,103 @@
+"""Counts the calls of one rank in one process group: collectives by kind, messages by peer and tag."""
+
+import itertools
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, cast
+from zlib import crc32
+
+from torch import distributed
+
+from allranks.harness.gangs.unmatched_calls import GroupCalls, Messages
+
+UNEVEN = "monitored_barrier"
+"""Takes more of torch's sequence numbers on the first rank of a group than on the others (torch 2.13)."""
+
+ANY = -1
+"""The peer of a receive from any source."""
+
+_Counters = defaultdict[tuple[str, int | None, int], "itertools.count[int]"]
+"""By kind, peer in the group (None for a collective), and tag."""
+
+
+class CountedGroup:
+    """One process group of the gang's world.
+
+    Attributes:
+        name: As in :class:`~allranks.harness.gangs.unmatched_calls.GroupCalls`.
+        members: The same, in the order of their ranks in the group.
+        reference: To torch's object, whose life it does not prolong.
+        slot: On the board.
+        begun: Collectives since the group was made.
+    """
+
+    def __init__(self, name: str, members: tuple[int, ...], group: distributed.ProcessGroup, slot: int | None) -> None:
+        self.name = name
+        self.members = members
+        self.reference = weakref.ref(group)
+        self.slot = slot
+        self.begun = 0
+        # NCCL ignores tags.
+        self._is_gloo = distributed.get_backend(group) == distributed.Backend.GLOO
+        self._counters: _Counters = defaultdict(itertools.count)
+        self._sequence = 0
+
+    def count(self, kind: str, peer: int | None = None, tag: int = 0) -> None:
+        """Count a call."""
+        # With += two threads that use one group could count their calls as one; next() cannot be interrupted.
+        next(self._counters[kind, peer, tag if self._is_gloo else 0])
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there were any since the last :meth:`take`."""
+        return bool(self._counters)
+
+    def rank_of(self, peer: int | None) -> int | None:
+        """The rank in the gang of a rank in this group; None if there is none."""
+        return dict(enumerate(self.members)).get(peer) if peer is not None else None
+
+    def take(self) -> GroupCalls:
+        """The calls since the last time."""
+        counters, self._counters = self._counters, defaultdict(itertools.count)
+        counts = {key: next(counter) for key, counter in counters.items()}
+        received = self._messages("recv", counts)
+        return GroupCalls(
+            name=self.name,
+            members=self.members,
+            collectives={kind: count for (kind, peer, _), count in counts.items() if peer is None},
+            sent=self._messages("send", counts),
+            received_from_any=received.pop(ANY, Messages()),
+            received=received,
+            unseen=self._advance() - sum(count for key, count in counts.items() if self._is_numbered(*key)),
+        )
+
+    def _is_numbered(self, kind: str, peer: int | None, _tag: int) -> bool:
+        """Whether calls of this kind take a sequence number, which NCCL does not give to messages."""
+        return kind != UNEVEN and (peer is None or self._is_gloo)
+
+    def skip(self, numbers: int) -> None:
+        """Leave out some of torch's sequence numbers."""
+        self._sequence += numbers
+
+    def _messages(self, kind: str, counts: Mapping[tuple[str, int | None, int], int]) -> dict[int, Messages]:
+        messages: dict[int, Messages] = defaultdict(Messages)
+        for (of_kind, peer, tag), count in counts.items():
+            if of_kind == kind and peer is not None:
+                rank = self.rank_of(peer)
+                messages[ANY if rank is None else rank] += Messages(number=count, tags=count * crc32(str(tag).encode()))
+        return messages
+
+    def _advance(self) -> int:
+        """By how much torch's sequence number has grown since the last time."""
+        before = self._sequence
+        self._sequence = sequence_of(self.reference())
+        return self._sequence - before
+
+
+def sequence_of(group: distributed.ProcessGroup | None) -> int:
+    """The number of calls in a group that torch has counted; 0 if the backend does not count."""
+    try:
+        return 0 if group is None else int(cast("Any", group)._get_sequence_number_for_group())  # noqa: SLF001
+    except (RuntimeError, NotImplementedError):
+        return 0

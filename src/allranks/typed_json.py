@@ -1,0 +1,115 @@
+"""Dataclasses as values of JSON's types, and back, every field of which is looked at."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+_Read = Callable[[Any], Any]
+
+
+class RecordError(ValueError):
+    """A line is no record of this version; the message says why, as in "is no JSON"."""
+
+
+def build(kind: type[T], told: object) -> T:
+    """A frozen dataclass out of an object of JSON's types, every field of which is looked at.
+
+    Raises:
+        RecordError: A field is missing, unknown, or of another type.
+    """
+    if not isinstance(told, dict):
+        msg = f"has no object as its {kind.__name__}"
+        raise RecordError(msg)
+    key: Any = kind
+    readers, required = _fields(key)
+    if unknown := told.keys() - readers.keys():
+        msg = f"has a field that {kind.__name__} has not: {min(unknown)[:40]!r}"
+        raise RecordError(msg)
+    if missing := required - told.keys():
+        msg = f"lacks {min(missing)} of {kind.__name__}"
+        raise RecordError(msg)
+    values = {}
+    for name, value in told.items():
+        try:
+            values[name] = readers[name](value)
+        except RecordError:
+            raise
+        except (TypeError, ValueError) as error:
+            msg = f"has {str(value)[:40]!r} as {name} of {kind.__name__}"
+            raise RecordError(msg) from error
+    return kind(**values)
+
+
+def told(value: object) -> Any:  # noqa: ANN401 - any JSON value
+    """A value of a record's field in JSON's types; a dataclass without the fields that have their defaults."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        key: Any = type(value)
+        defaults = _defaults(key)
+        found = ((name, getattr(value, name)) for name in defaults)
+        return {name: told(each) for name, each in found if each is not defaults[name] and each != defaults[name]}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [told(each) for each in value] if value and not isinstance(value[0], str | int | float) else value
+    return value
+
+
+@cache
+def _defaults(kind: Any) -> Mapping[str, object]:  # noqa: ANN401 - a dataclass, which no type says
+    return {field.name: field.default for field in dataclasses.fields(kind)}
+
+
+@cache
+def _fields(kind: Any) -> tuple[Mapping[str, _Read], frozenset[str]]:  # noqa: ANN401 - as above
+    """How each field is read, and those that have to be there."""
+    hints, defaults = get_type_hints(kind), _defaults(kind)
+    required = frozenset(name for name, default in defaults.items() if default is dataclasses.MISSING)
+    return {name: _reader(hints[name]) for name in defaults}, required
+
+
+def _reader(hint: Any) -> _Read:  # noqa: ANN401 - any annotation
+    if get_origin(hint) is UnionType:
+        (other,) = (each for each in get_args(hint) if each is not NoneType)
+        read = _reader(other)
+        return lambda value: None if value is None else read(value)
+    if get_origin(hint) is tuple:
+        read, read_list = _reader(get_args(hint)[0]), _reader_of(list)
+        return lambda value: tuple(map(read, read_list(value)))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        nested: type = hint
+        return lambda value: build(nested, value)
+    return _SIMPLE[hint]
+
+
+def _reader_of(kind: type) -> _Read:
+    """What reads a value that JSON has as one of this type."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, kind):
+            raise TypeError
+        return value
+
+    return read
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not -(2**53) < value < 2**53:
+        raise TypeError
+    return value
+
+
+def _number(value: object) -> float:
+    """Seconds, since the epoch or since something: what no clock can say is no number of them."""
+    if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e12:  # type: ignore[arg-type]
+        raise TypeError
+    return float(value)  # type: ignore[arg-type]
+
+
+_SIMPLE: Final[Mapping[type, _Read]] = {str: _reader_of(str), int: _whole, float: _number, bool: _reader_of(bool)}
