@@ -53,7 +53,7 @@ def test_a_debugger_gets_the_terminal_and_no_limit_ends_it(allranks, runs, termi
     assert (code, err) == (0, "")
     [(_, options)] = runs
     assert options.engine == "process"
-    assert (options.rules.pdb.rank, options.rules.pdb.terminal) == (1, terminal)
+    assert (options.policy.pdb.rank, options.policy.pdb.terminal) == (1, terminal)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,11 @@ def test_a_run_gets_the_shards_and_the_durations_that_it_is_told(allranks, runs)
     assert options.durations == Path("mine.json")
 
 
-def test_a_run_gets_the_rules_of_its_jobs(allranks, runs):
+def test_a_run_gets_the_policy_of_its_jobs(allranks, runs):
     allranks("run", "--jobs", "3", "--retries", "2", "--fail-fast", "--shuffle", "7")
     [(_, options)] = runs
-    rules = options.rules
-    assert (rules.most, rules.retries, rules.fail_fast, rules.shuffle) == (3, 2, True, 7)
+    policy = options.policy
+    assert (policy.most, policy.retries, policy.fail_fast, policy.shuffle) == (3, 2, True, 7)
     assert options.left is None
 
 
@@ -218,7 +218,7 @@ def test_a_pack_is_run_as_it_was_planned(plan_machines, allranks, runs):
     assert (options.run_id, options.seed) == (document["run_id"], document["seed"])
     assert (options.engine, options.pytest_args) == ("process", ("-k", "x"))
     assert options.planned_gpus == 2
-    assert (options.rules.seconds, options.known) == (gpu["limit_seconds"], {})
+    assert (options.policy.seconds, options.known) == (gpu["limit_seconds"], {})
 
 
 def test_a_machine_of_a_plan_runs_in_containers_unless_its_rule_says_otherwise(plan_machines, allranks, runs):

@@ -24,11 +24,12 @@ from allranks.image.base import DEFAULT, find_base
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
+from allranks.schedule.attempt_runner import AttemptRunner
+from allranks.schedule.dispatcher import Dispatcher
 from allranks.schedule.folder import open_run
 from allranks.schedule.host import choose_host
 from allranks.schedule.inventory import Inventory
 from allranks.schedule.live import LiveView
-from allranks.schedule.runner import Runner
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("leases")]
 
@@ -104,7 +105,7 @@ def run_jobs(tmp_path, docker_client, run_id):
         folder = open_run(tmp_path / "results", run_id, jobs, Manifest(), 7)
         host = replace(choose_host("docker", expansion.matrix, print, inventory), cores=64, memory=1 << 20)
         with own_run(run_id), lives(docker_client, run_id, len(jobs) * nodes) as seen:
-            Runner(expansion.matrix, host, folder, LiveView(print), ()).run(jobs)
+            Dispatcher(AttemptRunner(expansion.matrix, host, folder, LiveView(print), ())).run(jobs)
         return found_of(folder.path), seen
 
     return run

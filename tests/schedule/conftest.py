@@ -16,10 +16,13 @@ from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
 from allranks.report.run_files import Manifest
+from allranks.schedule.attempt_runner import AttemptRunner
+from allranks.schedule.dispatcher import Dispatcher
 from allranks.schedule.folder import RunFolder, open_run
+from allranks.schedule.host import Host
 from allranks.schedule.live import LiveView
 from allranks.schedule.request import Surroundings
-from allranks.schedule.runner import Host, Rules, Runner
+from allranks.schedule.retry_policy import RunPolicy
 
 DOCUMENT = """\
 [matrix]
@@ -105,10 +108,11 @@ def engine():
 
 
 @pytest.fixture
-def runner(matrix, make_folder, engine, lines):
-    def make(wanted, *, gpus=(), cores=1, surroundings=lambda job: Surroundings(image=job.image.name), **rules):
+def dispatcher(matrix, make_folder, engine, lines):
+    def make(wanted, *, gpus=(), cores=1, surroundings=lambda job: Surroundings(image=job.image.name), **policy):
         host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, surroundings=surroundings)
-        return Runner(matrix, host, make_folder(wanted), LiveView(lines), ("-k", "x"), Rules(**rules))
+        folder = make_folder(wanted)
+        return Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ("-k", "x"), RunPolicy(**policy)))
 
     return make
 

@@ -16,9 +16,9 @@ from allranks import cli
 from allranks.engine import ownership
 from allranks.records import Collected
 from allranks.schedule import leases, line, run
+from allranks.schedule.host import Host
 from allranks.schedule.inventory import Inventory
 from allranks.schedule.request import Surroundings
-from allranks.schedule.runner import Host
 
 ONE, TWO, THREE = "gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"
 BAD = failed("suite/test_a.py::test_b[x]", 1, "no [bold]good")

@@ -99,91 +99,91 @@ def done(make_folder, jobs):
     return done
 
 
-def test_only_what_failed_is_tried_again_and_the_rest_counts_as_it_was(runner, engine, play, pair, done):
+def test_only_what_failed_is_tried_again_and_the_rest_counts_as_it_was(dispatcher, engine, play, pair, done):
     play(ONE, ALL, {BAD: "failed", FLAKY: "passed"})
-    runner(pair[:1], retries=1).run(pair[:1])
+    dispatcher(pair[:1], retries=1).run(pair[:1])
     assert engine.specs[ONE][0].agent.only == (BAD, FLAKY)
     assert done() == {GOOD: ("passed", []), BAD: ("failure", [1]), FLAKY: ("passed", [1])}
 
 
-def test_each_retry_goes_on_with_the_one_before(runner, engine, play, pair, done):
+def test_each_retry_goes_on_with_the_one_before(dispatcher, engine, play, pair, done):
     play(ONE, ALL, {BAD: "failed", FLAKY: "passed"}, {BAD: "passed"})
-    runner(pair[:1], retries=2).run(pair[:1])
+    dispatcher(pair[:1], retries=2).run(pair[:1])
     assert engine.specs[ONE][0].agent.only == (BAD,)
     assert done() == {GOOD: ("passed", []), BAD: ("passed", [1, 2]), FLAKY: ("passed", [1])}
 
 
-def test_a_job_that_is_good_is_not_tried_again(runner, engine, play, pair):
+def test_a_job_that_is_good_is_not_tried_again(dispatcher, engine, play, pair):
     play(ONE, {GOOD: "passed"})
-    runner(pair[:1], retries=3).run(pair[:1])
+    dispatcher(pair[:1], retries=3).run(pair[:1])
     assert engine.log.count(f"start {ONE}") == 1
 
 
-def test_infrastructure_has_retries_of_its_own_and_runs_all_of_the_job(runner, engine, play, pair, done):
+def test_infrastructure_has_retries_of_its_own_and_runs_all_of_the_job(dispatcher, engine, play, pair, done):
     play(ONE, EngineError("Lost."), ALL, {BAD: "passed", FLAKY: "passed"})
-    runner(pair[:1], retries=1).run(pair[:1])
+    dispatcher(pair[:1], retries=1).run(pair[:1])
     assert engine.log.count(f"start {ONE}") == 3
     assert done() == {GOOD: ("passed", []), BAD: ("passed", [2]), FLAKY: ("passed", [2])}
 
 
-def test_without_retries_nothing_is_judged_before_the_run_is_over(runner, engine, play, pair):
+def test_without_retries_nothing_is_judged_before_the_run_is_over(dispatcher, engine, play, pair):
     play(ONE, ALL)
-    runner(pair[:1]).run(pair[:1])
+    dispatcher(pair[:1]).run(pair[:1])
     assert engine.log.count(f"start {ONE}") == 1
 
 
 @pytest.mark.parametrize("cores", [1, 8])
-def test_fail_fast_ends_what_runs_and_says_of_the_rest_why_it_did_not(runner, play, pair, records, cores):
+def test_fail_fast_ends_what_runs_and_says_of_the_rest_why_it_did_not(dispatcher, play, pair, records, cores):
     play(ONE, ALL)
     play(TWO, None)
-    runner(pair, fail_fast=True, cores=cores).run(pair)
+    dispatcher(pair, fail_fast=True, cores=cores).run(pair)
     errors = {cell: record["error"] for cell, record in records().items()}
     assert (errors[ONE], errors[TWO]["kind"]) == (None, "stopped")
     assert f"{ONE}/tiny was not good" in errors[TWO]["what"]
 
 
-def test_fail_fast_waits_for_retries(runner, play, pair, records):
+def test_fail_fast_waits_for_retries(dispatcher, play, pair, records):
     play(ONE, ALL, {BAD: "passed", FLAKY: "passed"})
-    runner(pair, fail_fast=True, retries=1).run(pair)
+    dispatcher(pair, fail_fast=True, retries=1).run(pair)
     assert records()[TWO]["error"] is None
 
 
-def test_a_run_that_ended_early_is_gone_on_with(runner, play, pair, tmp_path):
+def test_a_run_that_ended_early_is_gone_on_with(dispatcher, play, pair, tmp_path):
     play(ONE, ALL)
-    runner(pair, fail_fast=True, most=1).run(pair)
+    dispatcher(pair, fail_fast=True, most=1).run(pair)
     earlier = earlier_run(tmp_path / "results", None)
     left = earlier.left(pair, "failed")
     assert left[pair[0].id] == Again(tests=(BAD, FLAKY), base=1)
     assert set(left) - {pair[0].id} == set(earlier.left(pair, "missing"))
 
 
-def test_what_is_left_of_a_job_is_all_that_runs(runner, play, pair, done):
+def test_what_is_left_of_a_job_is_all_that_runs(dispatcher, play, pair, done):
     play(ONE, ALL)
-    runner(pair[:1]).run(pair[:1])
+    dispatcher(pair[:1]).run(pair[:1])
     play(ONE, {FLAKY: "passed"})
-    runner(pair[:1]).run(pair[:1], {pair[0].id: Again(tests=(FLAKY,), base=1)})
+    dispatcher(pair[:1]).run(pair[:1], {pair[0].id: Again(tests=(FLAKY,), base=1)})
     assert done() == {GOOD: ("passed", []), BAD: ("failure", []), FLAKY: ("passed", [1])}
 
 
-def test_a_gone_base_is_an_error(runner, play, pair, done):
+def test_a_gone_base_is_an_error(dispatcher, play, pair, done):
     play(ONE, ALL)
-    runner(pair[:1]).run(pair[:1], {pair[0].id: Again(tests=(FLAKY,), base=7)})
+    dispatcher(pair[:1]).run(pair[:1], {pair[0].id: Again(tests=(FLAKY,), base=7)})
     assert done()["allranks::job"][0] == "error"
 
 
-def test_jobs_that_never_began_are_stopped_ones_also_when_a_run_is_gone_on_with(runner, play, pair, records):
+def test_jobs_that_never_began_are_stopped_ones_also_when_a_run_is_gone_on_with(dispatcher, play, pair, records):
     play(ONE, ALL)
-    runner(pair, fail_fast=True, most=1).run(pair, {job.id: WHOLE for job in pair})
+    dispatcher(pair, fail_fast=True, most=1).run(pair, {job.id: WHOLE for job in pair})
     assert records()[TWO]["error"]["kind"] == "stopped"
 
 
-def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(runner, engine, pair, records):
+def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(dispatcher, engine, pair, records):
     broken = CollectionFailed(nodeid="t.py", text="SyntaxError")
     engine.records[ONE] = (broken, COLLECTED, FINISHED)
     engine.endless.add(ONE)
     engine.acts["wait", ONE] = interrupt
     with pytest.raises(KeyboardInterrupt), interruptible():
-        runner(pair[:1]).run(pair[:1])
+        dispatcher(pair[:1]).run(pair[:1])
     assert records()[ONE]["error"]["kind"] == "collection"
 
 
@@ -296,12 +296,12 @@ def test_a_plan_that_cannot_be_read_is_said(tmp_path, text, message):
         earlier_run(tmp_path, None)
 
 
-def test_shuffled_jobs_have_an_order_of_their_own(runner, engine, jobs):
+def test_shuffled_jobs_have_an_order_of_their_own(dispatcher, engine, jobs):
     wanted = [job for job in jobs.values() if not job.cell.gpu_count]
     begun = []
     for seed in range(6):
         engine.log.clear()
-        runner(wanted, most=1, shuffle=seed).run(wanted)
+        dispatcher(wanted, most=1, shuffle=seed).run(wanted)
         begun.append(tuple(line for line in engine.log if line.startswith("go")))
     assert len(set(begun)) == 2
     assert {engine.specs[cell][0].agent.shuffle for cell in engine.specs} == {5}

@@ -13,9 +13,11 @@ from allranks.engine.stream import SEPARATOR, RecordStream
 from allranks.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
 from allranks.report.exit_code import exit_code
 from allranks.report.merge import merge
+from allranks.schedule.attempt_runner import AttemptRunner
+from allranks.schedule.dispatcher import Dispatcher
+from allranks.schedule.host import Host
 from allranks.schedule.live import LiveView
 from allranks.schedule.request import Surroundings
-from allranks.schedule.runner import Host, Runner
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -103,7 +105,7 @@ def green(matrix, jobs, make_folder, lines):
         engine = StreamingEngine(dict(zip(names, streams, strict=True)))
         host = Host(engine=engine, gpus=(), cores=16, memory=99999, surroundings=lambda _: Surroundings(image="i"))
         folder = make_folder(several, run_id=f"r{runs}")
-        Runner(matrix, host, folder, LiveView(lines), ()).run(several)
+        Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ())).run(several)
         merged = merge(folder.path, environ={})
         return [not suite.counts.bad for suite in merged.suites]
 

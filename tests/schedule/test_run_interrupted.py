@@ -7,8 +7,8 @@ import pytest
 from allranks.errors import ExitCode
 from allranks.matrix.expand import expand
 from allranks.schedule import run as schedule_run
+from allranks.schedule.host import Host
 from allranks.schedule.run import RunOptions, run
-from allranks.schedule.runner import Host
 
 pytestmark = pytest.mark.usefixtures("locks")
 

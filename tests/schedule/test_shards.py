@@ -18,11 +18,13 @@ from allranks.matrix.jobs import plan
 from allranks.records import Collected, Shared
 from allranks.report.durations_file import render
 from allranks.report.merge import merge
+from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.cache import keep_cache_of_shard
+from allranks.schedule.dispatcher import Dispatcher
+from allranks.schedule.host import Host
 from allranks.schedule.live import LiveView
 from allranks.schedule.request import Attempt, Surroundings, job_spec
 from allranks.schedule.run import RunOptions, run
-from allranks.schedule.runner import Host, Runner
 from allranks.schedule.snapshot import cache_to_start_with, take_snapshot
 
 pytestmark = pytest.mark.usefixtures("locks")
@@ -358,7 +360,7 @@ def test_a_shard_may_run_alone(run_pair, pair, tmp_path):
 
 def test_a_planned_shard_that_was_never_run_is_missed(split, pair, host, make_folder, lines):
     folder = make_folder(pair)
-    Runner(split, host, folder, LiveView(lines), ()).run(pair[:1])
+    Dispatcher(AttemptRunner(split, host, folder, LiveView(lines), ())).run(pair[:1])
     absent = merge(folder.path).suites[1]
     assert absent.name == f"{CELL} / tiny@2of2"
     assert "left no results" in absent.failures[0].message

@@ -225,15 +225,15 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
     from allranks.schedule.earlier import setting_of  # noqa: PLC0415
     from allranks.schedule.request import Pdb  # noqa: PLC0415
+    from allranks.schedule.retry_policy import RunPolicy  # noqa: PLC0415
     from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
-    from allranks.schedule.runner import Rules  # noqa: PLC0415
 
     if options.images and options.engine != "process":
         matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
         expansion = replace(expansion, matrix=matrix)
         jobs = [replace(job, image=image_for(matrix, job.cell)) for job in jobs]
     setting, left = of.going_on or (setting_of(expansion.matrix), None)
-    rules = Rules(
+    policy = RunPolicy(
         most=options.jobs,
         retries=options.retries,
         fail_fast=options.fail_fast,
@@ -251,7 +251,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         nothing_ran_allowed=options.allow_nothing_ran,
         durations=options.durations,
         known=of.own.plan.durations if of.own else None,
-        rules=rules,
+        policy=policy,
         left=left,
         gpus=options.gpus,
         gpu_mode=options.gpu_mode,

@@ -1,7 +1,7 @@
 """Chooses where a run's jobs go: the engine, the GPUs, and the Python of each job."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +17,8 @@ from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import EngineName, Image, Job, Matrix
 from allranks.schedule.interpreter import surroundings_of
 from allranks.schedule.inventory import Inventory, take_inventory
+from allranks.schedule.packing.task import Room
 from allranks.schedule.request import Surroundings
-from allranks.schedule.runner import Host
 from allranks.user_cache import cache_folder
 
 if TYPE_CHECKING:
@@ -28,6 +28,53 @@ Say = Callable[[str], None]
 MakeSurroundings = Callable[[Image], Surroundings]
 
 _SOCKET = Path("/var/run/docker.sock")
+_NO_GPUS = Inventory()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Where the jobs of a run are run.
+
+    Attributes:
+        gpus: Ids of the GPUs that jobs may lease.
+        inventory: How containers are given them.
+        cores: CPU cores that ranks share.
+        memory: MiB.
+        surroundings: Where each job's Python comes from, made on first use.
+        other_engines: Those by which other runs may have used the GPUs.
+    """
+
+    engine: Engine
+    gpus: tuple[str, ...]
+    cores: int
+    memory: int
+    surroundings: Callable[[Job], Surroundings]
+    inventory: Inventory = _NO_GPUS
+    other_engines: tuple[Engine, ...] = ()
+
+    def vacate(self, gpus: Sequence[str]) -> None:
+        """Have nothing else use GPUs that have just been leased.
+
+        Raises:
+            EngineError: The engine cannot tell what uses them.
+        """
+        self.engine.vacate(gpus)
+        for engine in self.other_engines:
+            with suppress(EngineError):  # it has nothing to do with this run
+                engine.vacate(gpus)
+
+    @property
+    def room(self) -> Room:
+        """All that jobs share."""
+        return Room(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
+
+    def name_of(self, gpu: str) -> str:
+        """What people call one of its GPUs."""
+        return replace(self.inventory, gpus=self.gpus).name_of(gpu)
+
+    def places(self, gpus: Sequence[str]) -> tuple[int, ...]:
+        """The numbers by which people know some of its GPUs: their places among all that it has."""
+        return tuple(map((self.inventory.everything or self.gpus).index, gpus))
 
 
 def choose_host(

@@ -18,14 +18,16 @@ from allranks.report.judged import MergedRun
 from allranks.report.merge import Observer, merge
 from allranks.report.table import render_table
 from allranks.schedule.again import Again
+from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.console import Annotate, Console, annotate_all, console_for
 from allranks.schedule.coverage import combine
 from allranks.schedule.descriptors import make_room_for_descriptors
+from allranks.schedule.dispatcher import Dispatcher
 from allranks.schedule.facts import facts_of
 from allranks.schedule.folder import RunFolder, open_run, own_party, take_jobs
 from allranks.schedule.host import choose_host, engines
 from allranks.schedule.inventory import GpuMode, Inventory, take_inventory
-from allranks.schedule.runner import NOTHING_BEFORE, Rules, Runner
+from allranks.schedule.retry_policy import RunPolicy
 from allranks.schedule.snapshot import take_snapshot
 
 MEANING: Mapping[ExitCode, str] = {
@@ -52,7 +54,7 @@ class RunOptions:
         nothing_ran_allowed: Whether a run in which no test executed is good.
         durations: The file of durations; None for the one that the matrix names.
         known: What the shards of its suites go by; None for what the file of durations knows.
-        rules: How its jobs follow each other.
+        policy: How its jobs follow each other.
         left: What is left of the jobs of a run that is gone on with, by their ids; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
         gpu_mode: Whose GPUs, and how containers are given them.
@@ -68,7 +70,7 @@ class RunOptions:
     nothing_ran_allowed: bool
     durations: Path | None = None
     known: Durations | None = None
-    rules: Rules = field(default_factory=Rules)
+    policy: RunPolicy = field(default_factory=RunPolicy)
     left: Mapping[str, Again] | None = None
     gpus: str | None = None
     gpu_mode: GpuMode = "auto"
@@ -90,7 +92,7 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     """
     make_room_for_descriptors()
     pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
-    if options.rules.pdb:
+    if options.policy.pdb:
         pytest_args = [("-s",)]  # the terminal is the debugger's
     with console_for(say, pytest_args) as console:
         return _run(expansion, jobs, options, console)
@@ -116,8 +118,8 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             host = choose_host(options.engine, expansion.matrix, say, inventory, uses)
             with console.watch([job.id for job in to_do]) as live:
-                runner = Runner(expansion.matrix, host, folder, live, options.pytest_args, options.rules)
-                runner.run(to_do, again)
+                attempts = AttemptRunner(expansion.matrix, host, folder, live, options.pytest_args, options.policy)
+                Dispatcher(attempts).run(to_do, again)
             combine(expansion.matrix, folder.path, jobs, options.pytest_args, say)
             return _conclude(folder, jobs, options, durations, console)
         except KeyboardInterrupt:
@@ -149,7 +151,7 @@ def _remove_remains() -> None:
 
 def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Sequence[Job], Mapping[str, Again]]:
     if left is None:
-        return jobs, NOTHING_BEFORE
+        return jobs, {}
     return [job for job in jobs if job.id in left], left
 
 

@@ -1,4 +1,4 @@
-"""The runner against an engine that is a script: what happens in which order, and what is written down."""
+"""The dispatcher against an engine that is a script: what happens in which order, and what is recorded."""
 
 import errno
 import json
@@ -52,50 +52,50 @@ class Together:
         self._barrier.wait(20)
 
 
-def test_the_next_job_is_started_while_the_current_one_runs_and_goes_when_that_is_over(runner, engine, pair):
+def test_the_next_job_is_started_while_the_current_one_runs_and_goes_when_that_is_over(dispatcher, engine, pair):
     is_started = threading.Event()
     engine.acts["start", TWO] = is_started.set
     engine.acts["wait", ONE] = lambda: is_started.wait(20)
-    runner(pair).run(pair)
+    dispatcher(pair).run(pair)
     assert engine.log[0] == f"start {ONE}"
     assert engine.log.index(f"start {TWO}") < engine.log.index(f"collect {ONE}")
     assert engine.log.index(f"wait {ONE}") < engine.log.index(f"go {TWO}")
     assert engine.log.index(f"start {TWO}") < engine.log.index(f"go {TWO}") < engine.log.index(f"collect {TWO}")
 
 
-def test_jobs_run_side_by_side_where_there_are_cores_for_all_ranks(runner, engine, pair):
+def test_jobs_run_side_by_side_where_there_are_cores_for_all_ranks(dispatcher, engine, pair):
     engine.acts["wait", ONE] = engine.acts["wait", TWO] = Together(2)
-    runner(pair, cores=3).run(pair)
+    dispatcher(pair, cores=3).run(pair)
     assert engine.log.count(f"close {ONE}") == engine.log.count(f"close {TWO}") == 1
 
 
 @pytest.mark.parametrize("room", [{"cores": 2}, {"cores": 8, "most": 1}])
-def test_jobs_run_one_by_one_where_there_is_no_room_for_both_or_that_is_asked_for(runner, engine, pair, room):
-    runner(pair, **room).run(pair)
+def test_jobs_run_one_by_one_where_there_is_no_room_for_both_or_that_is_asked_for(dispatcher, engine, pair, room):
+    dispatcher(pair, **room).run(pair)
     assert engine.log.index(f"wait {ONE}") < engine.log.index(f"go {TWO}")
 
 
-def test_no_jobs_are_no_trouble(runner, engine):
-    runner([]).run([])
+def test_no_jobs_are_no_trouble(dispatcher, engine):
+    dispatcher([]).run([])
     assert engine.log == []
 
 
-def test_a_job_that_needs_the_current_ones_gpus_waits_for_it(runner, engine, jobs):
+def test_a_job_that_needs_the_current_ones_gpus_waits_for_it(dispatcher, engine, jobs):
     wanted = [jobs["nccl-w1-g1-env"], jobs["nccl-w2-g2-env"]]
-    runner(wanted, gpus=("GPU-a", "GPU-b"), cores=8).run(wanted)
+    dispatcher(wanted, gpus=("GPU-a", "GPU-b"), cores=8).run(wanted)
     first, second = "nccl-w2-g2-env", "nccl-w1-g1-env"  # who needs more GPUs finds them free at the beginning
     assert engine.log.index(f"close {first}") < engine.log.index(f"start {second}")
     assert [engine.specs[job.cell.id][0].gpus for job in wanted] == [("GPU-a",), ("GPU-a", "GPU-b")]
 
 
-def test_jobs_that_fit_on_the_gpus_together_overlap(runner, engine, jobs):
+def test_jobs_that_fit_on_the_gpus_together_overlap(dispatcher, engine, jobs):
     wanted = [jobs["nccl-w1-g1-env"], replace(jobs["nccl-w1-g1-env"], environment={"A": "1"})]
     engine.acts["wait", "nccl-w1-g1-env"] = Together(2)
-    runner(wanted, gpus=("GPU-a", "GPU-b"), cores=2).run(wanted)
+    dispatcher(wanted, gpus=("GPU-a", "GPU-b"), cores=2).run(wanted)
     assert engine.log.count("close nccl-w1-g1-env") == 2
 
 
-def test_a_job_waits_for_gpus_that_another_run_holds(runner, engine, jobs, lines):
+def test_a_job_waits_for_gpus_that_another_run_holds(dispatcher, engine, jobs, lines):
     wanted = [jobs["nccl-w1-g1-env"], jobs["gloo-w1-g0-env"]]
     lease = try_lease(("GPU-a",), 1)
 
@@ -106,7 +106,7 @@ def test_a_job_waits_for_gpus_that_another_run_holds(runner, engine, jobs, lines
         lease.__exit__(None, None, None)
 
     engine.acts["close", "gloo-w1-g0-env"] = release
-    runner(wanted, gpus=("GPU-a",), cores=8).run(wanted)
+    dispatcher(wanted, gpus=("GPU-a",), cores=8).run(wanted)
     assert engine.log.index("close gloo-w1-g0-env") < engine.log.index("start nccl-w1-g1-env")
     assert [line for line in lines if "waiting for 1 of 1 GPUs: another run holds them" in line]
 
@@ -119,73 +119,73 @@ def well(*gpus):
     return (GpusChecked(gpus=gpus, seconds=1.0), *WELL)
 
 
-def test_a_gpu_that_is_sick_is_leased_no_more_and_its_job_runs_elsewhere(runner, engine, jobs, lines):
+def test_a_gpu_that_is_sick_is_leased_no_more_and_its_job_runs_elsewhere(dispatcher, engine, jobs, lines):
     engine.records[FIRST] = SICK
     engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: WELL})
-    runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b"), retries=1).run([jobs[FIRST]])
+    dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b"), retries=1).run([jobs[FIRST]])
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
     assert f"{FIRST}/tiny: the whole job again (1 of 1)" in lines
     assert "GPU 0 (GPU-a) is sick: no job of this run gets it any more" in lines
 
 
-def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_go_on(runner, engine, jobs, records):
+def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_go_on(dispatcher, engine, jobs, records):
     other = replace(jobs[FIRST], suite=replace(jobs[FIRST].suite, name="other"))
     engine.records[FIRST] = SICK
     engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: WELL})
-    runner([jobs[FIRST], other], gpus=("GPU-a", "GPU-b"), most=1).run([jobs[FIRST], other])
+    dispatcher([jobs[FIRST], other], gpus=("GPU-a", "GPU-b"), most=1).run([jobs[FIRST], other])
     error = records()[FIRST]["error"]
     assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is sick: it hangs.")
     spec, _ = engine.specs[FIRST]
     assert (spec.job_id, spec.gpus) == (other.id, ("GPU-b",))
 
 
-def test_a_gpu_that_proves_to_be_sick_just_before_it_is_leased_goes_to_no_job(runner, engine, jobs, monkeypatch):
-    work = runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b"))
+def test_a_gpu_that_proves_to_be_sick_just_before_it_is_leased_goes_to_no_job(dispatcher, engine, jobs, monkeypatch):
+    work = dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b"))
 
     def lease_after_its_last_job(gpus, *rest):
-        work._sick.add("GPU-a")
+        work._pool.report_sick(["GPU-a"])
         return try_lease(gpus, *rest)
 
-    monkeypatch.setattr("allranks.schedule.runner.try_lease", lease_after_its_last_job)
+    monkeypatch.setattr("allranks.schedule.gpu_pool.try_lease", lease_after_its_last_job)
     work.run([jobs[FIRST]])
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
 
 
 def test_a_gpu_of_another_node_that_is_sick_is_known_though_the_leading_agent_only_says_that_it_failed(
-    runner, engine, jobs, records
+    dispatcher, engine, jobs, records
 ):
     broken = CollectionFailed(nodeid="", text="node 1: GPU 0 (GPU-a) is sick: it hangs")
     engine.records[FIRST] = (broken, *SICK)
-    runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b")).run([jobs[FIRST]])
+    dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b")).run([jobs[FIRST]])
     error = records()[FIRST]["error"]
     assert (error["kind"], error["what"]) == ("infrastructure", "GPU 0 (GPU-a) is sick: it hangs.")
 
 
-def test_a_job_that_needs_more_gpus_than_are_well_says_so_and_is_not_skipped(runner, engine, jobs, records):
+def test_a_job_that_needs_more_gpus_than_are_well_says_so_and_is_not_skipped(dispatcher, engine, jobs, records):
     wanted = [jobs[BOTH], replace(jobs[FIRST], suite=replace(jobs[FIRST].suite, name="other"))]
     again = replace(jobs[BOTH], suite=replace(jobs[BOTH].suite, name="third"))
     engine.records[BOTH] = SICK
-    runner([*wanted, again], gpus=("GPU-a", "GPU-b"), most=1).run([wanted[0], again, wanted[1]])
+    dispatcher([*wanted, again], gpus=("GPU-a", "GPU-b"), most=1).run([wanted[0], again, wanted[1]])
     assert records()[BOTH]["error"]["what"] == "GPU 0 (GPU-a) is sick: it hangs."
     assert engine.log.count(f"start {BOTH}") == 1
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
 
 
-def test_each_gpu_is_tried_once_in_each_image(runner, engine, jobs):
+def test_each_gpu_is_tried_once_in_each_image(dispatcher, engine, jobs):
     several = [replace(jobs[BOTH], suite=replace(jobs[BOTH].suite, name=name)) for name in "abc"]
     asked = []
     engine.records[BOTH] = well("GPU-a", "GPU-b")
     engine.acts["go", BOTH] = lambda: asked.append([each.gpu for each in engine.specs[BOTH][0].agent.check_gpus])
     images = iter(["one", "one", "two"])
-    runner(
+    dispatcher(
         several, gpus=("GPU-a", "GPU-b"), cores=2, most=1, surroundings=lambda _: Surroundings(image=next(images))
     ).run(several)
     assert asked == [["GPU-a", "GPU-b"], [], ["GPU-a", "GPU-b"]]
 
 
-def test_a_run_that_waits_for_gpus_stands_in_line_and_leaves_it_when_it_has_them(runner, engine, jobs, locks):
+def test_a_run_that_waits_for_gpus_stands_in_line_and_leaves_it_when_it_has_them(dispatcher, engine, jobs, locks):
     lease = try_lease(("GPU-a",), 1)
-    runner_of_both = runner([jobs[BOTH]], gpus=("GPU-a", "GPU-b"))
+    dispatcher_of_both = dispatcher([jobs[BOTH]], gpus=("GPU-a", "GPU-b"))
     seen = []
 
     def look_at_line():
@@ -199,12 +199,12 @@ def test_a_run_that_waits_for_gpus_stands_in_line_and_leaves_it_when_it_has_them
     engine.acts["start", BOTH] = lambda: seen.append(list(locks.glob("line-*")))
     with ThreadPoolExecutor() as pool:
         other = pool.submit(look_at_line)
-        runner_of_both.run([jobs[BOTH]])
+        dispatcher_of_both.run([jobs[BOTH]])
         other.result()
     assert seen == [{"GPU-a", "GPU-b"}, 0, None, []]
 
 
-def test_a_run_leaves_gpus_to_whoever_waited_before(runner, engine, jobs):
+def test_a_run_leaves_gpus_to_whoever_waited_before(dispatcher, engine, jobs):
     ticket = stand_in_line(("GPU-a", "GPU-b"))
     acts = []
 
@@ -213,34 +213,34 @@ def test_a_run_leaves_gpus_to_whoever_waited_before(runner, engine, jobs):
             acts.append(list(engine.log))
             ticket.leave()
 
-    work = runner([jobs[FIRST]], gpus=("GPU-a", "GPU-b"))
+    work = dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b"))
     work._live.say = say
     work.run([jobs[FIRST]])
     assert acts == [[]]
     assert engine.log[:2] == ["vacate GPU-a", f"start {FIRST}"]
 
 
-def test_a_job_holds_its_gpus_until_it_is_put_away(runner, engine, jobs):
+def test_a_job_holds_its_gpus_until_it_is_put_away(dispatcher, engine, jobs):
     [job] = wanted = [jobs["nccl-w2-g2-env"]]
     held = []
     engine.records[job.cell.id] = WELL
     engine.note = lambda *_: held.append(try_lease(("GPU-a",), 1) is None)
-    runner(wanted, gpus=("GPU-a", "GPU-b")).run(wanted)
+    dispatcher(wanted, gpus=("GPU-a", "GPU-b")).run(wanted)
     assert held == [True] * 5
     assert len(engine.specs[job.cell.id][1]) == 2
     with try_lease(("GPU-a", "GPU-b"), 2) as lease:
         assert lease is not None
 
 
-def test_a_host_without_the_gpus_runs_the_job_without_a_lease(runner, engine, jobs, records):
+def test_a_host_without_the_gpus_runs_the_job_without_a_lease(dispatcher, engine, jobs, records):
     wanted = [jobs["nccl-w2-g2-env"]]
-    runner(wanted, gpus=("GPU-a",)).run(wanted)
+    dispatcher(wanted, gpus=("GPU-a",)).run(wanted)
     assert engine.specs["nccl-w2-g2-env"][0].gpus == ()
     assert records()["nccl-w2-g2-env"]["gpus"] == []
 
 
-def test_a_record_says_all_about_its_attempt(runner, pair, records, tmp_path):
-    runner(pair[:1]).run(pair[:1])
+def test_a_record_says_all_about_its_attempt(dispatcher, pair, records, tmp_path):
+    dispatcher(pair[:1]).run(pair[:1])
     record = records()[ONE]
     spec = record.pop("spec")
     started, finished = record.pop("started"), record.pop("finished")
@@ -256,46 +256,46 @@ def test_a_record_says_all_about_its_attempt(runner, pair, records, tmp_path):
     assert 0 < started <= finished
 
 
-def test_a_second_run_of_a_job_is_another_attempt(runner, pair, tmp_path):
+def test_a_second_run_of_a_job_is_another_attempt(dispatcher, pair, tmp_path):
     for _ in range(2):
-        runner(pair[:1]).run(pair[:1])
+        dispatcher(pair[:1]).run(pair[:1])
     folder = tmp_path / "results" / "r1" / "cells" / ONE / "tiny"
     assert sorted(path.name for path in folder.iterdir()) == ["attempt-1", "attempt-2"]
 
 
 @pytest.mark.parametrize("step", ["start", "wait", "collect"])
-def test_a_job_that_the_engine_loses_has_a_record_and_the_rest_goes_on(runner, engine, pair, records, step):
+def test_a_job_that_the_engine_loses_has_a_record_and_the_rest_goes_on(dispatcher, engine, pair, records, step):
     engine.failures[step, ONE] = EngineError("Lost.", why="Because.", remedy="Look.")
-    runner(pair).run(pair)
+    dispatcher(pair).run(pair)
     assert records()[ONE]["error"] == {"kind": "infrastructure", "what": "Lost.", "why": "Because.", "remedy": "Look."}
     assert records()[TWO]["error"] is None
     assert ("close" in " ".join(engine.log[:-1])) or step == "start"
 
 
-def test_an_image_that_cannot_be_made_is_an_error_of_its_job(runner, pair, records):
+def test_an_image_that_cannot_be_made_is_an_error_of_its_job(dispatcher, pair, records):
     def surroundings(job):
         if job is pair[1]:
             msg = "No base."
             raise ImageError(msg)
         return Surroundings(image="i")
 
-    runner(pair, surroundings=surroundings).run(pair)
+    dispatcher(pair, surroundings=surroundings).run(pair)
     assert records()[ONE]["error"] is None
     assert records()[TWO]["error"]["what"] == "No base."
     assert records()[TWO]["spec"] is None
 
 
-def test_an_agent_that_died_is_an_error_of_its_job(runner, engine, pair, records):
+def test_an_agent_that_died_is_an_error_of_its_job(dispatcher, engine, pair, records):
     engine.records[ONE] = (COLLECTED,)
-    runner(pair).run(pair)
+    dispatcher(pair).run(pair)
     assert records()[ONE]["error"]["kind"] == "agent"
 
 
 @pytest.fixture
-def run_interrupted(runner):
+def run_interrupted(dispatcher):
     def run(wanted, **room):
         with pytest.raises(KeyboardInterrupt), interruptible():
-            runner(wanted, **room).run(wanted)
+            dispatcher(wanted, **room).run(wanted)
 
     return run
 
@@ -330,7 +330,7 @@ def test_a_job_that_was_only_started_ahead_leaves_no_attempt(run_interrupted, en
     assert list((tmp_path / "results" / "r1" / "cells" / TWO / "tiny").iterdir()) == []
 
 
-def test_an_interrupt_while_an_image_is_made_ends_the_current_job_well(runner, engine, jobs, records, tmp_path):
+def test_an_interrupt_while_an_image_is_made_ends_the_current_job_well(dispatcher, engine, jobs, records, tmp_path):
     wanted = [jobs[ONE], jobs["nccl-w1-g1-env"]]
 
     def surroundings(job):
@@ -340,7 +340,7 @@ def test_an_interrupt_while_an_image_is_made_ends_the_current_job_well(runner, e
 
     engine.endless.add("nccl-w1-g1-env")
     with pytest.raises(KeyboardInterrupt), interruptible():
-        runner(wanted, cores=8, gpus=("GPU-a",), surroundings=surroundings).run(wanted)
+        dispatcher(wanted, cores=8, gpus=("GPU-a",), surroundings=surroundings).run(wanted)
     assert list(records()) in ([], ["nccl-w1-g1-env"])  # the thread may not even have started its job
     assert not (tmp_path / "results" / "r1" / "cells" / ONE).exists()
     assert engine.log.count("start nccl-w1-g1-env") == engine.log.count("close nccl-w1-g1-env")
@@ -348,7 +348,7 @@ def test_an_interrupt_while_an_image_is_made_ends_the_current_job_well(runner, e
         assert lease is not None
 
 
-def test_a_thread_that_cannot_be_started_ends_the_run_and_leaves_nothing(runner, jobs, tmp_path, monkeypatch):
+def test_a_thread_that_cannot_be_started_ends_the_run_and_leaves_nothing(dispatcher, jobs, tmp_path, monkeypatch):
     def refuse(_thread):
         msg = "can't start new thread"
         raise RuntimeError(msg)
@@ -356,20 +356,20 @@ def test_a_thread_that_cannot_be_started_ends_the_run_and_leaves_nothing(runner,
     wanted = [jobs["nccl-w1-g1-env"]]
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError):
-        runner(wanted, gpus=("GPU-a",)).run(wanted)
+        dispatcher(wanted, gpus=("GPU-a",)).run(wanted)
     assert list((tmp_path / "results" / "r1" / "cells" / "nccl-w1-g1-env" / "tiny").iterdir()) == []
     with try_lease(("GPU-a",), 1) as lease:
         assert lease is not None
 
 
-def test_an_interrupt_that_comes_just_before_a_job_goes_is_not_undone_by_it(runner, engine, pair, records):
+def test_an_interrupt_that_comes_just_before_a_job_goes_is_not_undone_by_it(dispatcher, engine, pair, records):
     """Its time begins when it goes, and with it a limit that is far away."""
-    work = runner(pair[:1])
+    work = dispatcher(pair[:1])
     said = work._live.job_started
 
     def interrupted_meanwhile(*told):
         said(*told)
-        next(iter(work._seats.values())).turn.interrupt()
+        work._active[0].cancel()
 
     engine.endless.add(ONE)
     work._live.job_started = interrupted_meanwhile
@@ -378,11 +378,11 @@ def test_an_interrupt_that_comes_just_before_a_job_goes_is_not_undone_by_it(runn
     assert records()[ONE]["error"]["kind"] == "interrupted"
 
 
-def test_a_job_that_was_done_when_it_was_told_to_end_is_not_called_interrupted(runner, engine, pair, records):
-    work = runner(pair[:1])
+def test_a_job_that_was_done_when_it_was_told_to_end_is_not_called_interrupted(dispatcher, engine, pair, records):
+    work = dispatcher(pair[:1])
 
     def interrupt_it():
-        next(iter(work._seats.values())).turn.interrupt()
+        work._active[0].cancel()
 
     engine.acts["wait", ONE] = interrupt_it
     work.run(pair[:1])
@@ -414,9 +414,9 @@ def journal_of(attempt):
     return [decode(line) for line in (attempt / JOURNAL).read_bytes().splitlines()]
 
 
-def test_all_that_a_job_reports_but_what_its_ranks_print_is_in_its_journal(runner, engine, pair, tmp_path):
+def test_all_that_a_job_reports_but_what_its_ranks_print_is_in_its_journal(dispatcher, engine, pair, tmp_path):
     engine.records[ONE] = (COLLECTED, Printed(rank=0, line="half way"), PASSED, FINISHED)
-    runner(pair[:1]).run(pair[:1])
+    dispatcher(pair[:1]).run(pair[:1])
     first, *rest = journal_of(attempt_of(tmp_path))
     assert replace(first, at=0.0) == JobStarted(
         schema=SCHEMA, run_id="r1", cell=ONE, suite="tiny", attempt=1, world_size=1
@@ -424,29 +424,29 @@ def test_all_that_a_job_reports_but_what_its_ranks_print_is_in_its_journal(runne
     assert rest == [BEGUN, COLLECTED, PASSED, FINISHED]
 
 
-def test_a_record_is_in_the_journal_before_the_next_one_comes(runner, engine, pair, tmp_path):
+def test_a_record_is_in_the_journal_before_the_next_one_comes(dispatcher, engine, pair, tmp_path):
     seen = []
     engine.acts["wait", ONE] = lambda: seen.extend(journal_of(attempt_of(tmp_path)))
-    runner(pair[:1]).run(pair[:1])
+    dispatcher(pair[:1]).run(pair[:1])
     assert seen[1:] == [BEGUN, *WELL]
 
 
-def test_the_xml_of_ranks_is_made_of_the_journal_whatever_the_job_left(runner, engine, pair, tmp_path):
+def test_the_xml_of_ranks_is_made_of_the_journal_whatever_the_job_left(dispatcher, engine, pair, tmp_path):
     engine.records[ONE] = (COLLECTED, failed("t", message="no"), FINISHED)
     engine.files[ONE] = {"rank-0.xml": "the job's", "job.json": "the job's"}
-    runner(pair[:1]).run(pair[:1])
+    dispatcher(pair[:1]).run(pair[:1])
     [result] = read_rank_xml(attempt_of(tmp_path) / "rank-0.xml").results
     assert (result.outcome, result.message) == ("failed", "no")
     assert json.loads((attempt_of(tmp_path) / "job.json").read_text())["attempt"] == 1
 
 
-def test_a_job_whose_journal_cannot_be_written_is_ended_and_says_so(runner, engine, pair, records, monkeypatch):
+def test_a_job_whose_journal_cannot_be_written_is_ended_and_says_so(dispatcher, engine, pair, records, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     engine.endless.add(ONE)
     monkeypatch.setattr("allranks.schedule.journal.os.write", full)
-    runner(pair[:1]).run(pair[:1])
+    dispatcher(pair[:1]).run(pair[:1])
     error = records()[ONE]["error"]
     assert (error["kind"], error["what"]) == (
         "infrastructure",
@@ -454,7 +454,7 @@ def test_a_job_whose_journal_cannot_be_written_is_ended_and_says_so(runner, engi
     )
 
 
-def test_a_record_that_cannot_be_written_ends_the_run_and_closes_everything(runner, engine, pair, tmp_path):
+def test_a_record_that_cannot_be_written_ends_the_run_and_closes_everything(dispatcher, engine, pair, tmp_path):
     def put_a_folder_in_the_way(cell):
         engine.log.append(f"collect {cell}")
         (tmp_path / "results" / "r1" / "cells" / cell / "tiny" / "attempt-1" / "job.json").mkdir()
@@ -463,13 +463,13 @@ def test_a_record_that_cannot_be_written_ends_the_run_and_closes_everything(runn
         put_a_folder_in_the_way(cell) if step == "collect" else engine.log.append(f"{step} {cell}")
     )
     with pytest.raises(ResultsError):
-        runner(pair).run(pair)
+        dispatcher(pair).run(pair)
     assert [line for line in engine.log if "start" in line and line.replace("start", "close") not in engine.log] == []
     assert not [thread for thread in threading.enumerate() if thread.name.endswith("/tiny")]
 
 
-def test_the_user_is_told_where_each_job_runs_and_what_came_of_it(runner, pair, lines):
-    runner(pair[:1]).run(pair[:1])
+def test_the_user_is_told_where_each_job_runs_and_what_came_of_it(dispatcher, pair, lines):
+    dispatcher(pair[:1]).run(pair[:1])
     assert lines[0] == f"{ONE}/tiny: running in cpu"
     assert lines[1].startswith(f"{ONE}/tiny: 1 passed (")
 
@@ -485,11 +485,11 @@ def test_the_user_is_told_where_each_job_runs_and_what_came_of_it(runner, pair, 
     ids=["damage", "a test of nobody's", "a rank of nobody's", "another beginning"],
 )
 def test_a_job_that_contradicts_itself_is_ended_alone_and_what_it_said_before_stands(  # noqa: PLR0917
-    runner, engine, pair, records, tmp_path, said, why
+    dispatcher, engine, pair, records, tmp_path, said, why
 ):
     engine.records[ONE] = (COLLECTED, failed("t", message="no"), said, PASSED, FINISHED)
     engine.endless.add(ONE)
-    runner(pair).run(pair)
+    dispatcher(pair).run(pair)
     error = records()[ONE]["error"]
     assert (error["kind"], error["what"].startswith("What the job reports cannot be true")) == ("agent", True)
     assert why in error["why"]
@@ -497,21 +497,21 @@ def test_a_job_that_contradicts_itself_is_ended_alone_and_what_it_said_before_st
     assert records()[TWO]["error"] is None
 
 
-def test_a_record_after_the_last_one_is_a_contradiction_though_all_was_done(runner, engine, pair, records):
+def test_a_record_after_the_last_one_is_a_contradiction_though_all_was_done(dispatcher, engine, pair, records):
     engine.records[ONE] = (*WELL, PASSED)
-    runner(pair[:1]).run(pair[:1])
+    dispatcher(pair[:1]).run(pair[:1])
     assert "reports Passed after Finished" in records()[ONE]["error"]["why"]
 
 
-def test_a_journal_has_an_end(runner, pair, records, monkeypatch):
-    monkeypatch.setattr("allranks.schedule.turn.MOST_BYTES", 200)
-    runner(pair[:1]).run(pair[:1])
+def test_a_journal_has_an_end(dispatcher, pair, records, monkeypatch):
+    monkeypatch.setattr("allranks.schedule.attempt_runner.MOST_BYTES", 200)
+    dispatcher(pair[:1]).run(pair[:1])
     assert "and no job's has more than 200" in records()[ONE]["error"]["why"]
 
 
-def test_a_run_whose_time_is_over_ends_in_order_and_says_so_of_each_job(runner, engine, pair, records, lines):
+def test_a_run_whose_time_is_over_ends_in_order_and_says_so_of_each_job(dispatcher, engine, pair, records, lines):
     engine.endless.add(ONE)
-    runner(pair, most=1, seconds=0.2).run(pair)
+    dispatcher(pair, most=1, seconds=0.2).run(pair)
     errors = {cell: record["error"] for cell, record in records().items()}
     assert [errors[cell]["kind"] for cell in (ONE, TWO)] == ["stopped", "stopped"]
     assert errors[TWO]["what"] == "Not run to its end: the run's limit of 0.2 s is over."
@@ -519,7 +519,7 @@ def test_a_run_whose_time_is_over_ends_in_order_and_says_so_of_each_job(runner, 
     assert f"go {TWO}" not in engine.log
 
 
-def test_a_run_that_is_done_in_time_is_not_ended(runner, pair, records, lines):
-    runner(pair, seconds=60.0).run(pair)
+def test_a_run_that_is_done_in_time_is_not_ended(dispatcher, pair, records, lines):
+    dispatcher(pair, seconds=60.0).run(pair)
     assert {record["error"] for record in records().values()} == {None}
     assert not [line for line in lines if "limit" in line]

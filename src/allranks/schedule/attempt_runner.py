@@ -1,0 +1,283 @@
+"""Prepares attempts at jobs, and sees each through, from its start to its record."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from allranks.engine.protocol import RunningJob
+from allranks.engine.spec import JobSpec
+from allranks.engine.stream import Damage
+from allranks.errors import AllranksError
+from allranks.matrix.model import Image, Job, Matrix
+from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
+from allranks.report.rank_document import write_rank_files
+from allranks.report.run_files import JobError, as_json
+from allranks.schedule.again import WHOLE, Again, newest_attempt, to_run_again
+from allranks.schedule.cache import carried_files, earlier_coverage, keep_cache, keep_cache_of_shard
+from allranks.schedule.folder import RunFolder, as_results_error, write_json
+from allranks.schedule.gpu_pool import GpuPool
+from allranks.schedule.host import Host
+from allranks.schedule.job_attempt import JobAttempt
+from allranks.schedule.journal import Journal
+from allranks.schedule.leases import Lease
+from allranks.schedule.ledger import MOST_BYTES, ContradictionError, Ledger
+from allranks.schedule.live import LiveView
+from allranks.schedule.packing.task import Room, Task
+from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
+from allranks.schedule.retry_policy import RunPolicy
+from allranks.schedule.snapshot import cache_to_start_with
+
+
+@dataclass(eq=False)
+class AttemptRunner:
+    """Runs the attempts of a run.
+
+    Attributes:
+        pytest_args: Arguments of this run for pytest.
+        pool: Where it leases GPUs.
+    """
+
+    matrix: Matrix
+    host: Host
+    folder: RunFolder
+    live: LiveView
+    pytest_args: tuple[str, ...]
+    policy: RunPolicy = field(default_factory=RunPolicy)
+    pool: GpuPool = field(init=False)
+    _images: set[Image] = field(default_factory=set)
+    _caches: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        """Fill the pool with the host's GPUs."""
+        self.pool = GpuPool(self.host.gpus, self.folder.run_id)
+
+    def room_of(self, job: Job) -> Room:
+        """What a job takes: no GPUs if the host has too few, since all its tests will be skipped."""
+        gpus = job.cell.gpu_count
+        return room_of(self.matrix, job, gpus=gpus if gpus <= len(self.host.gpus) else 0)
+
+    def has_image(self, job: Job) -> bool:
+        """Whether :meth:`prepare` need not make the job's image, which may take minutes."""
+        return job.image in self._images
+
+    def prepare(self, task: Task, job: Job, again: Again, undo: ExitStack) -> JobAttempt | None:
+        """A new attempt, its lease and folder entered in `undo`; None if another run took its GPUs first.
+
+        Whatever else keeps the job from being started is the attempt's error.
+
+        Raises:
+            ResultsError: The folder cannot be made.
+        """
+        self.live.job_is(job.id, "preparing")
+        made = self._surroundings(job)  # before the lease, since no job could use the GPUs meanwhile
+        lease = self.pool.lease(task.room.gpus, job.id)
+        if lease is None:
+            self.live.job_is(job.id, "waiting")
+            return None
+        undo.enter_context(lease)
+        self.live.job_is(job.id, "preparing", self.host.places(lease.gpus))
+        attempt = self._new(task, job, lease, again)
+        undo.callback(_remove_if_empty, attempt.folder)
+        try:
+            if isinstance(made, AllranksError):
+                raise made
+            if lease.gpus:
+                # If their last owner was killed, its container may still use them.
+                self.host.vacate(lease.gpus)
+            attempt.spec = self._spec(attempt, made)
+        except AllranksError as error:
+            attempt.error = JobError.from_exception(error)
+        return attempt
+
+    def record_unstarted(self, task: Task, job: Job, why: JobError) -> None:
+        """Record why a job did not run; one that was to run again has results already.
+
+        Raises:
+            ResultsError: Nothing can be written any more.
+        """
+        if newest_attempt(self.folder.path, job) is None:
+            attempt = self._new(task, job, Lease(), WHOLE)
+            attempt.error = why
+            self._write_record(attempt)
+
+    def _surroundings(self, job: Job) -> Surroundings | AllranksError:
+        """The job's Python, or why there is none."""
+        try:
+            return self.host.surroundings(job)
+        except AllranksError as error:
+            return error
+        finally:
+            self._images.add(job.image)
+
+    def _new(self, task: Task, job: Job, lease: Lease, again: Again) -> JobAttempt:
+        number, path = self.folder.new_attempt(job)
+        run_id = self.folder.run_id
+        return JobAttempt(run_id=run_id, job=job, task=task, number=number, folder=path, lease=lease, again=again)
+
+    def _spec(self, attempt: JobAttempt, surroundings: Surroundings) -> JobSpec:
+        job, gpus, base = attempt.job, attempt.lease.gpus, attempt.again.base
+        coverage = earlier_coverage(attempt.folder.with_name(f"attempt-{base}")) if base else ()
+        request = Attempt(
+            run_id=attempt.run_id,
+            number=attempt.number,
+            seed=self.folder.seed,
+            gpus=gpus,
+            passthrough=self.host.inventory.of(gpus),
+            pytest_args=self.pytest_args,
+            carried=(*carried_files(cache_to_start_with(self.folder, job, attempt.number)), *coverage),
+            seconds=self.folder.seconds_of(job),
+            only=attempt.again.tests,
+            shuffle=self.policy.shuffle,
+            pdb=self.policy.pdb,
+            unchecked={gpu: self.host.name_of(gpu) for gpu in self.pool.unchecked(gpus, surroundings)},
+        )
+        return job_spec(self.matrix, job, surroundings, request)
+
+    def run(self, attempt: JobAttempt, agent_has_ended: Callable[[], None]) -> None:
+        """Start a job, let it go when it is released, wait for it, and put it away with its record; end its lease.
+
+        Args:
+            attempt: The attempt.
+            agent_has_ended: Called when the job needs no more cores: putting it away takes a while.
+
+        Raises:
+            ResultsError: Nothing can be written any more.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(attempt.lease)
+            stack.callback(_remove_if_empty, attempt.folder)
+            if attempt.spec is not None:
+                self._start(attempt, attempt.spec, stack)
+            if not attempt.wait_for_release():
+                return
+            if attempt.running is not None and attempt.spec is not None:
+                self.live.job_started(attempt.job.id, _place(attempt.spec))
+                attempt.started = time.time()
+                attempt.go()
+                self._wait(attempt, attempt.running)
+                self._report_gpus(attempt, attempt.spec)
+            agent_has_ended()
+            self._put_away(attempt)
+        self.live.job_ended(attempt.job.id, attempt.facts.tests, time.time() - attempt.started, attempt.error)
+
+    def _start(self, attempt: JobAttempt, spec: JobSpec, stack: ExitStack) -> None:
+        try:
+            attempt.attach(stack.enter_context(self.host.engine.start(spec, attempt.lease.descriptors)))
+            stack.callback(attempt.detach)
+        except AllranksError as error:
+            attempt.error = JobError.from_exception(error)
+
+    def _wait(self, attempt: JobAttempt, running: RunningJob) -> None:
+        ledger = Ledger(attempt.job.cell.world_size, attempt.job.cell.nodes)
+        try:
+            with closing(Journal(attempt.folder / JOURNAL)) as journal:
+                _write(attempt, journal, _first_record(attempt))
+                attempt.ending = running.wait(partial(self._take, attempt, ledger, journal))
+        except AllranksError as error:
+            attempt.error = JobError.from_exception(error)
+        if attempt.fault is None:
+            try:
+                ledger.close()
+            except ContradictionError as error:
+                attempt.fault = _not_believed(f"The agent of a node {error}")
+        if attempt.cancelled and not attempt.facts.is_done:
+            attempt.error = attempt.cancelled
+
+    def _take(self, attempt: JobAttempt, ledger: Ledger, journal: Journal, node: int, report: Record | Damage) -> None:
+        """Check, keep and show what the agent of a node reports; nothing of a job that has contradicted itself."""
+        if attempt.fault is not None:
+            return
+        try:
+            is_news = ledger.take(node, report)
+        except ContradictionError as error:
+            attempt.break_off(_not_believed(f"The agent of node {node} {error}"))
+            return
+        if isinstance(report, Damage) or not is_news:
+            return
+        if not isinstance(report, Printed):
+            _write(attempt, journal, report)
+            attempt.facts.take(report)
+        self.live.take(attempt.job.id, report)
+
+    def _report_gpus(self, attempt: JobAttempt, spec: JobSpec) -> None:
+        """Tell the pool which GPUs compute, before the lease ends: the next one must not hold a sick GPU."""
+        python = Surroundings(image=spec.image, python=spec.python, python_path=spec.python_path)
+        self.pool.report_checked(attempt.facts.well_gpus, python)
+        self.pool.report_sick(attempt.facts.sick_gpus.intersection(attempt.lease.gpus))
+
+    def _put_away(self, attempt: JobAttempt) -> None:
+        """Copy the job's files, and record what it came to."""
+        if attempt.running is not None:
+            try:
+                attempt.running.collect(attempt.folder)
+            except AllranksError as error:
+                attempt.error = attempt.error or JobError.from_exception(error)
+        with as_results_error(attempt.folder):
+            if (journal := attempt.folder / JOURNAL).exists():
+                attempt.rank_files = write_rank_files(attempt.folder, journal)
+            with self._caches:
+                self._keep_cache(attempt)
+            self._write_record(attempt)
+            if self.policy.retries > 0 or self.policy.fail_fast:
+                newest = newest_attempt(self.folder.path, attempt.job)
+                attempt.left = to_run_again(newest, self.policy.judges, "failed")
+
+    def _keep_cache(self, attempt: JobAttempt) -> None:
+        job, cache = attempt.job, self.folder.cache_of(attempt.job)
+        if job.shard:
+            began_with = self.folder.cache_for(job, attempt.number)
+            keep_cache_of_shard(attempt.folder, cache, began_with, frozenset(attempt.facts.collected or ()))
+        else:
+            keep_cache(attempt.folder, cache)
+
+    def _write_record(self, attempt: JobAttempt) -> None:
+        with as_results_error(attempt.folder):
+            write_json(attempt.folder / "job.json", as_json(attempt.record(self.host.engine.name)))
+
+
+def _first_record(attempt: JobAttempt) -> JobStarted:
+    job = attempt.job
+    return JobStarted(
+        at=time.time(),
+        schema=SCHEMA,
+        run_id=attempt.run_id,
+        cell=job.cell.id,
+        suite=job.name,
+        attempt=attempt.number,
+        world_size=job.cell.world_size,
+    )
+
+
+def _write(attempt: JobAttempt, journal: Journal, record: Record) -> None:
+    """Append a record to the job's journal; a job whose journal cannot be written is ended: its end would be lost."""
+    try:
+        journal.write(record)
+    except OSError as error:
+        what = f"The journal of the job could not be written: {error.strerror}."
+        remedy = "Free space where the results folder is, then go on: allranks run --resume."
+        attempt.break_off(JobError(kind="infrastructure", what=what, why="The job was stopped.", remedy=remedy))
+    if journal.size > MOST_BYTES:
+        why = f"Its journal has {journal.size} bytes, and no job's has more than {MOST_BYTES}."
+        attempt.break_off(_not_believed(why))
+
+
+def _not_believed(why: str) -> JobError:
+    what = "What the job reports cannot be true, and the job was stopped; what it had reported before stands."
+    remedy = "See agent.log in the job's results folder: something in the job may write to its agent's output."
+    return JobError(kind="agent", what=what, why=why, remedy=remedy)
+
+
+def _place(spec: JobSpec) -> str:
+    """Where a job runs, in words."""
+    where = spec.image or f"processes of {spec.python}"
+    return where if spec.agent.nodes == 1 else f"{spec.agent.nodes} nodes of {where}"
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove the folder of an attempt that left nothing: its job counts as not started."""
+    with suppress(OSError):
+        folder.rmdir()

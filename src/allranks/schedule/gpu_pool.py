@@ -1,0 +1,75 @@
+"""The GPUs that a run may lease: which are free, leased or sick, and its place in the host-wide queue for them."""
+
+import os
+import time
+from collections.abc import Iterable
+
+from allranks.schedule.leases import Holder, Lease, count_free, try_lease
+from allranks.schedule.line import Ticket, stand_in_line
+from allranks.schedule.request import Surroundings
+
+
+class GpuPool:
+    """Leases GPUs to the jobs of one run.
+
+    Args:
+        gpus: Ids of the GPUs that the run may lease.
+        run_id: The run.
+    """
+
+    def __init__(self, gpus: tuple[str, ...], run_id: str) -> None:
+        self._gpus = gpus
+        self._run_id = run_id
+        self._sick: set[str] = set()
+        self._checked: set[tuple[str, Surroundings]] = set()
+        self._queue_entry: Ticket | None = None
+        self._queued_job = ""
+
+    @property
+    def healthy(self) -> tuple[str, ...]:
+        """The GPUs that are not known to be sick."""
+        return tuple(gpu for gpu in self._gpus if gpu not in self._sick)
+
+    def sick_among(self, gpus: Iterable[str]) -> list[str]:
+        """Those of the GPUs that are leased no more, sorted."""
+        return sorted(self._sick.intersection(gpus))
+
+    def count_free(self) -> int:
+        """How many GPUs no run holds at this moment, nor waits for ahead of this run."""
+        return count_free(self.healthy, self._queue_entry)
+
+    def lease(self, count: int, job_id: str) -> Lease | None:
+        """Lease GPUs to a job, all of them or none; None if too few are free or another run is ahead in the queue."""
+        holder = Holder(run_id=self._run_id, job_id=job_id, pid=os.getpid(), since=time.time())
+        lease = try_lease(self.healthy, count, holder, self._queue_entry)
+        if lease is not None and self.sick_among(lease.gpus):
+            with lease:  # its previous job reported it sick and released it after `healthy` was read
+                return None
+        if lease is not None and lease.gpus and job_id == self._queued_job:
+            self.leave_queue()  # runs that joined meanwhile are ahead of this run's next job
+        return lease
+
+    def wait_in_queue(self, job_id: str) -> None:
+        """Hold a place in the host-wide queue for a job; call it at each poll, or the place expires."""
+        self._queued_job = job_id
+        if self._queue_entry is None:
+            self._queue_entry = stand_in_line(self.healthy)
+        self._queue_entry.touch()
+
+    def leave_queue(self) -> None:
+        """Give up the place in the queue, if there is one."""
+        if self._queue_entry is not None:
+            self._queue_entry.leave()
+            self._queue_entry = None
+
+    def report_sick(self, gpus: Iterable[str]) -> None:
+        """Lease these GPUs no more. From any thread, before the lease ends that showed it."""
+        self._sick.update(gpus)
+
+    def report_checked(self, gpus: Iterable[str], surroundings: Surroundings) -> None:
+        """Record that these GPUs have computed with this Python: later jobs need not check them. From any thread."""
+        self._checked.update((gpu, surroundings) for gpu in gpus)
+
+    def unchecked(self, gpus: Iterable[str], surroundings: Surroundings) -> list[str]:
+        """Those of the GPUs that have not been seen to compute with this Python."""
+        return [gpu for gpu in gpus if (gpu, surroundings) not in self._checked]

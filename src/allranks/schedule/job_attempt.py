@@ -1,0 +1,165 @@
+"""One attempt at a job: its state, which any thread may change, and what job.json records of it."""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from allranks.engine.protocol import JobExit, RunningJob
+from allranks.engine.spec import JobSpec
+from allranks.matrix.model import Job
+from allranks.report.judged import Share
+from allranks.report.run_files import JobError, JobRecord
+from allranks.schedule.again import WHOLE, Again
+from allranks.schedule.job_facts import JobFacts
+from allranks.schedule.leases import Lease
+from allranks.schedule.packing.task import Room, Task
+
+_UNKNOWN_EXIT = JobExit(status=None)
+_INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
+
+
+@dataclass(kw_only=True, eq=False)
+class JobAttempt:
+    """The state of one attempt.
+
+    standby ──────────> running ──────────> closing
+            cores free          agent ended
+
+    On standby its agent imports torch and collects; while it closes, its results are copied and recorded.
+
+    Attributes:
+        task: What it takes of the host.
+        folder: Where its results go.
+        again: What of the job it runs.
+        lease: Its GPUs, until it is closed.
+        spec: The request to the engine; None if it could not be made, for the reason in `error`.
+        running: None if the job has not been started, or could not be.
+        facts: What the job has reported about itself.
+        fault: Why the rest of what it reports is ignored.
+        cancelled: Why it was told to end; None if it was not.
+        began: When it left standby, on the monotonic clock.
+        started: When it left standby, in seconds since the epoch.
+        rank_files: Digests of its rank XML.
+        left: What would have to run again, known when it is closed; None if all is well.
+    """
+
+    run_id: str
+    job: Job
+    task: Task
+    number: int
+    folder: Path
+    lease: Lease
+    again: Again = WHOLE
+    spec: JobSpec | None = None
+    error: JobError | None = None
+    running: RunningJob | None = None
+    ending: JobExit = _UNKNOWN_EXIT
+    facts: JobFacts = field(default_factory=JobFacts)
+    fault: JobError | None = None
+    cancelled: JobError | None = None
+    state: Literal["standby", "running", "closing"] = "standby"
+    began: float = 0.0
+    started: float = field(default_factory=time.time)
+    left: Again | None = None
+    rank_files: Mapping[str, str] = field(default_factory=dict)
+    thread: threading.Thread = field(init=False)
+    _may_run: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def held(self) -> Room:
+        """What it holds of the host: cores only while it runs."""
+        return self.task.room if self.state == "running" else self.task.room._replace(cores=0)
+
+    def release(self) -> None:
+        """Let it run."""
+        self.state, self.began = "running", time.monotonic()
+        self._may_run.set()
+
+    def free_cores(self) -> None:
+        """Note that its agent has ended."""
+        self.state = "closing"
+
+    def cancel(self, why: JobError = _INTERRUPTED) -> None:
+        """Have it end now, in whatever state; from any thread."""
+        with self._lock:
+            self.cancelled = why
+            if self.running is not None:
+                self.running.hang_up()
+        self._may_run.set()
+
+    def break_off(self, why: JobError) -> None:
+        """Ignore the rest of what the job reports, and have it end; what it has reported stands."""
+        with self._lock:
+            self.fault = why
+            if self.running is not None:
+                self.running.hang_up()
+
+    def attach(self, running: RunningJob) -> None:
+        """Note that the engine has started the job."""
+        with self._lock:
+            self.running = running
+            if self.cancelled:
+                running.hang_up()
+
+    def detach(self) -> None:
+        """Note that the engine removes the job: from now on, :meth:`cancel` must not touch it."""
+        with self._lock:
+            self.running = None
+
+    def go(self) -> None:
+        """Let the started job begin, unless it is cancelled at this moment."""
+        with self._lock:
+            if self.running is not None and not self.cancelled:
+                self.running.go()
+
+    def wait_for_release(self) -> bool:
+        """Wait until it may run; False if it is cancelled instead."""
+        self._may_run.wait()
+        return not self.cancelled
+
+    def record(self, engine: str) -> JobRecord:
+        """What job.json says; if the job ran and has no error yet, its reports may hold one."""
+        facts, spec, job = self.facts, self.spec, self.job
+        if self.running is not None:
+            found = facts.error(self.ending)
+            # What cannot be collected stays so, however the job ended, and so does a sick GPU, which may have ended it.
+            comes_first = found and (found.kind == "collection" or facts.sick_gpus)
+            self.error = self.fault or (found if comes_first else self.error or found)
+        return JobRecord(
+            id=job.id,
+            run_id=self.run_id,
+            cell=job.cell.id,
+            suite=job.name,
+            attempt=self.number,
+            continues=self.again.base,
+            engine=engine,
+            image=(spec.image or "") if spec else "",
+            spec=spec.to_json() if spec else None,
+            gpus=self.lease.gpus,
+            world_size=job.cell.world_size,
+            nodes=job.cell.nodes,
+            exit_status=self.ending.status,
+            error=self.error,
+            started=self.started,
+            finished=time.time(),
+            collected=facts.collected,
+            deselected=facts.deselected,
+            not_run=facts.not_run.tests if facts.not_run else (),
+            stop_reason=facts.not_run.reason if facts.not_run else "",
+            notes=facts.notes,
+            share=self._share,
+            rank_files=self.rank_files,
+        )
+
+    @property
+    def _share(self) -> Share | None:
+        """Of a shard: which one it is, and how its agent split the suite."""
+        shard, shared = self.job.shard, self.facts.shared
+        if shard is None:
+            return None
+        split, elsewhere = (shared.split, shared.elsewhere) if shared else ("", 0)
+        return Share(suite=self.job.suite.name, **asdict(shard), split=split, elsewhere=elsewhere)
