@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from allranks.interruption import interruptible, put_off, uninterrupted
+from allranks.interruption import Interrupted, interruptible, put_off, uninterrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -30,6 +30,37 @@ def test_further_signals_change_nothing():
     with pytest.raises(KeyboardInterrupt):
         clean_up_under_fire()
     assert done == [True]
+
+
+def test_an_interrupt_that_python_drops_in_a_finalizer_comes_again():
+    class Finalized:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def run():
+        with interruptible():
+            Finalized()
+            for _ in range(1000):
+                time.sleep(0.01)
+
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        run()
+    assert time.monotonic() - began < 9
+
+
+def test_what_else_is_dropped_goes_to_the_hook_of_before(monkeypatch):
+    class Finalized:
+        def __del__(self):
+            raise ZeroDivisionError
+
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+    hook = sys.unraisablehook
+    with interruptible():
+        Finalized()
+    assert [each.exc_type for each in dropped] == [ZeroDivisionError]
+    assert sys.unraisablehook is hook
 
 
 def test_handlers_are_as_before_afterwards():

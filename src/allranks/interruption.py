@@ -1,6 +1,9 @@
 """Ctrl-C and TERM: the first one ends the run in good order, further ones change nothing."""
 
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -30,7 +33,10 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn the first of the signals into :class:`Interrupted`, and ignore the rest while things are put away."""
+    """Turn the first of the signals into :class:`Interrupted`, and ignore the rest while things are put away.
+
+    Python drops what is raised in a finalizer, or in a callback of a weak reference: there the signal comes again.
+    """
 
     def interrupt(told: int, _frame: FrameType | None) -> None:
         if put_off(told):
@@ -39,10 +45,20 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         raise Interrupted
 
+    def repeat(dropped: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(dropped.exc_value, Interrupted):
+            hook(dropped)
+            return
+        for number in _SIGNALS:
+            signal.signal(number, interrupt)
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    hook, sys.unraisablehook = sys.unraisablehook, repeat
     before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
 

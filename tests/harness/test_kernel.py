@@ -1,8 +1,11 @@
+import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -123,3 +126,30 @@ def has_collapse():
 def test_memory_is_gathered_into_huge_pages_and_stays_what_it_was():
     kilobytes = subprocess.run([sys.executable, "-c", GATHER], capture_output=True, text=True, check=True)
     assert int(kilobytes.stdout) >= 2048
+
+
+def test_a_signal_is_coming_until_it_has_been_taken():
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    try:
+        assert not kernel.is_coming(child.pid, signal.SIGUSR1)
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        child.send_signal(signal.SIGUSR1)
+        assert kernel.is_coming(child.pid, signal.SIGUSR1)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_signal_that_is_blocked_is_not_coming():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        assert not kernel.is_coming(os.getpid(), signal.SIGUSR1)
+        assert signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
+def test_nothing_is_coming_to_a_process_that_is_gone():
+    assert not kernel.is_coming(2**22 + 1, signal.SIGUSR1)

@@ -222,7 +222,7 @@ class ForkServer:
         """Where it stands, in words, as in "; it is in file:line in name"; empty where that cannot be told."""
         with suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, STACKS_SIGNAL)
-            where = innermost(wait_for_stacks({0: self._stacks}).get(0, ""))
+            where = innermost(wait_for_stacks({0: self._stacks}, {0: self.pid}).get(0, ""))
             return f"; it is in {where}" if where else ""
         return ""
 

@@ -208,6 +208,16 @@ class Process:
 _EXITING = 0x4  # PF_EXITING of the kernel
 
 
+def is_coming(pid: int, number: int) -> bool:
+    """Whether a process has been sent a signal that it does not block, and has not got it yet."""
+    try:
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+        return bool(pending & ~int(status["SigBlk"], 16) & 1 << (number - 1))
+    except (OSError, ValueError, KeyError):
+        return False
+
+
 def describe(pid: int) -> Process | None:
     """What a process is; None for one that is dead, or about to be."""
     stat = _stat(pid)

@@ -98,7 +98,8 @@ class RunFolder:
         suite = self.path / "cells" / job.cell.id / job.name
         with as_results_error(suite):
             suite.mkdir(parents=True, exist_ok=True)
-            numbers = [path.name.removeprefix("attempt-") for path in suite.glob("attempt-*")]
+            # An interrupt in the middle of a listing by pathlib would leave its descriptor open.
+            numbers = [name.removeprefix("attempt-") for name in os.listdir(suite)]  # noqa: PTH208
             number = max((int(each) for each in numbers if each.isdecimal()), default=0) + 1
             while True:
                 folder = suite / f"attempt-{number}"

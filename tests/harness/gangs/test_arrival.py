@@ -55,6 +55,22 @@ def test_after_a_symptom_the_rank_that_did_not_come_is_timed_out_and_who_waits_i
     assert "its peers waited for it in vain; it was in /home/me/test_a.py:7 in loop" in settled[0].message
 
 
+REPORTING = Stuck(stacks=f'{HEAD}  File "/x/site-packages/_pytest/_code/code.py", line 9 in repr_excinfo\n')
+
+
+@pytest.mark.parametrize("stuck", [Stuck(), REPORTING])
+def test_a_rank_of_unknown_place_is_to_blame_unless_it_has_called_what_its_peers_have(stuck):
+    unknown = {1: stuck}
+    assert outcomes(give_up([SYMPTOM], unknown)) == {1: ("timed_out", None)}
+    assert outcomes(give_up([SYMPTOM], unknown, calls={0: all_reduce(2), 1: all_reduce(1)})) == {1: ("timed_out", None)}
+    assert outcomes(give_up([SYMPTOM], unknown, calls={0: all_reduce(2), 1: all_reduce(2)})) == {1: ("aborted", 0)}
+
+
+def test_a_rank_without_a_stack_that_called_in_another_group_is_to_blame():
+    calls = {0: all_reduce(2), 1: all_reduce(1, group="7"), 2: all_reduce(2)}
+    assert outcomes(give_up([SYMPTOM], {1: Stuck()}, calls=calls)) == {1: ("timed_out", None)}
+
+
 def test_where_all_wait_in_collectives_the_symptom_leads():
     settled = give_up([SYMPTOM], {1: IN_A_COLLECTIVE, 2: IN_A_COLLECTIVE})
     assert outcomes(settled) == {1: ("aborted", 0), 2: ("aborted", 0)}

@@ -92,7 +92,24 @@ def test_a_stack_file_need_not_be_there(tmp_path):
 
 
 def test_a_rank_that_writes_nothing_is_not_waited_for_for_long(tmp_path):
-    assert wait_for_stacks({0: StackFile(tmp_path / "none")}) == {0: ""}
+    assert wait_for_stacks({0: StackFile(tmp_path / "none")}, {0: os.getpid()}) == {0: ""}
+
+
+def test_stacks_that_are_written_in_pieces_are_waited_for(tmp_path):
+    path = tmp_path / "rank-0.stacks.txt"
+    path.write_text("")
+    whole = dump(("/home/me/suite/conftest.py", 1, "<module>"), USER, ("<frozen runpy>", 88, "_run_module_as_main"))
+
+    class InPieces(StackFile):
+        looks = 0
+
+        def added(self):
+            self.looks += 1
+            if self.looks % 5 == 0 or self.looks == 1:  # a piece comes, and for four looks none does
+                path.write_text(whole[: 20 * self.looks])
+            return super().added()
+
+    assert wait_for_stacks({0: InPieces(path)}, {0: os.getpid()}) == {0: whole}
 
 
 OUTSIDE = "\nSeen from outside by py-spy:\n"

@@ -9,7 +9,7 @@ from allranks.harness.gangs.call_board import MESSAGES, LastCall
 from allranks.harness.gangs.crew import Stuck
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, words_for_ranks
 from allranks.harness.outcome import Outcome
-from allranks.harness.stacks.stacks import waits_in_distributed
+from allranks.harness.stacks.stacks import innermost, waits_in_distributed
 
 _Calls = Mapping[int, Sequence[LastCall]]
 """What each rank called last in its process groups, the newest call first."""
@@ -46,9 +46,11 @@ def _to_blame(step: Step, stuck: Mapping[int, Stuck], calls: _Calls) -> Sequence
     """The ranks that others wait for.
 
     Who waits in a collective is not to blame, unless it waits in another one than most, or nobody else can be. Of those
-    who do something else, the ones to blame are behind their peers, if any are.
+    who do something else, the ones to blame are behind their peers, if any are. A rank whose stacks
+    show none of the user's code, or that has none, is taken to wait in its last call or to report it, unless it is
+    behind: on a busy host that takes seconds.
     """
-    absent = [rank for rank in stuck if not waits_for_peers(stuck[rank])]
+    absent = [rank for rank, each in stuck.items() if not (waits_for_peers(each) or _has_called(rank, each, calls))]
     if absent:
         return [rank for rank in absent if _is_behind(rank, calls)] or absent
     if step.has_gone_wrong:
@@ -59,6 +61,11 @@ def _to_blame(step: Step, stuck: Mapping[int, Stuck], calls: _Calls) -> Sequence
 def waits_for_peers(stuck: Stuck) -> bool:
     """Whether a rank does nothing but wait in torch.distributed."""
     return not stuck.held and waits_in_distributed(stuck.stacks)
+
+
+def _has_called(rank: int, stuck: Stuck, calls: _Calls) -> bool:
+    """Whether all that is known of a rank is that it has called what its peers have."""
+    return not (innermost(stuck.stacks) or stuck.held) and bool(calls.get(rank)) and not _is_behind(rank, calls)
 
 
 def _is_behind(rank: int, calls: _Calls) -> bool:

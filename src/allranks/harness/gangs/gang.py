@@ -181,9 +181,11 @@ class Gang:
     def _explain(self, step: Step, skipper: Arrival | None) -> None:
         """Find what the ranks' calls say of a step that went wrong."""
         calls = self._last_calls()
-        has_no_cause = step.cause is None
-        step.explain_symptoms(skipper, odd_ones_out(calls))
-        step.add(name_crossing(calls) or (name_parting(calls) if has_no_cause else ""))
+        odd, cause = odd_ones_out(calls), step.cause
+        # A rank that had to be stopped in another group's call is a cause because of that call.
+        may_part = cause is None or (cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd)
+        step.explain_symptoms(skipper, odd)
+        step.add(name_crossing(calls) or (name_parting(calls) if may_part else ""))
 
     def _last_calls(self) -> dict[int, Sequence[LastCall]]:
         return {rank: calls for crew in self._crews for rank, calls in crew.calls().items()}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from allranks.harness import evidence
+from allranks.harness import evidence, kernel
 from allranks.harness.stacks import py_spy
 from allranks.harness.stacks.py_spy import View
 
@@ -21,7 +21,12 @@ _MOST = 64 << 20
 """Bytes that one stack file may grow to."""
 
 _PATIENCE = 0.5
+_LONGEST = 2.0
+_QUIET = 0.25
 _LAST_PATIENCE = 1.0
+_END_OF_STACKS = re.compile(r"(?: in (?:<module>|_run_module_as_main)|^  \.\.\.)\n\Z", re.MULTILINE)
+"""The outermost frame of the oldest thread, which is written last, or the mark of frames that are left out."""
+
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
 _CURRENT_THREAD = "Current thread 0x"
 _MACHINERY = ("/_pytest/", "/pluggy/", "/allranks/harness/", "-packages/torch/")
@@ -72,7 +77,7 @@ def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mappi
     asked = set(pids) - stopped
     for rank in asked:
         os.kill(pids[rank], STACKS_SIGNAL)
-    own = wait_for_stacks({rank: files[rank] for rank in asked})
+    own = wait_for_stacks({rank: files[rank] for rank in asked}, pids)
     silent = {rank for rank in pids if not own.get(rank)}
     seen = {rank: _append(files[rank], view) for rank, view in _look(pids, stopped, silent).items()}
     return {rank: own.get(rank, "") + seen.get(rank, "") for rank in pids}
@@ -94,23 +99,30 @@ def _append(file: StackFile, view: View) -> str:
     return text
 
 
-def wait_for_stacks(files: Mapping[int, StackFile]) -> dict[int, str]:
+def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> dict[int, str]:
     """What each rank has added to its stack file.
 
-    The rank writes from a signal handler and tells nobody when it is done, so this looks until nothing has
-    been added for a moment; a stopped rank writes nothing, which is why it stops looking after half a second.
+    The rank writes from a signal handler, piece by piece, and tells nobody when it is done. On a busy host it may get
+    no processor for a while: before its handler runs, when the kernel still has the signal for it, and between two
+    pieces. A rank that can write nothing is given up after half a second.
 
     Args:
         files: The stack file of each rank that was asked.
+        pids: Its process id.
     """
-    deadline = time.monotonic() + _PATIENCE
+    began = changed = time.monotonic()
     before: dict[int, str] = {}
-    while time.monotonic() < deadline:
+    while (now := time.monotonic()) < began + _LONGEST:
         time.sleep(0.02)
-        now = {rank: file.added() for rank, file in files.items()}
-        if now == before and all(now.values()):
+        added = {rank: file.added() for rank, file in files.items()}
+        if added != before:
+            before, changed = added, now
+            continue
+        if all(map(_END_OF_STACKS.search, added.values())):
             break
-        before = now
+        is_over = now > changed + (_QUIET if all(added.values()) else _PATIENCE)
+        if is_over and not any(kernel.is_coming(pids[rank], STACKS_SIGNAL) for rank in files):
+            break
     return before
 
 
