@@ -40,10 +40,10 @@ from typing import Any, Protocol
 
 import allranks
 from allranks.errors import AllranksError
-from allranks.harness.kernel import is_readable
+from allranks.harness.linux import is_readable
 from allranks.records import JOURNAL, Passed, RankEnded, TestStarted, decode
 from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
+from allranks.report.merging import merge
 
 
 class Fault(Protocol):

@@ -35,7 +35,7 @@ from pathlib import Path
 
 from allranks.engine.ownership import own_run
 from allranks.engine.process import ProcessEngine
-from allranks.engine.spec import JobSpec, resources
+from allranks.engine.protocol import JobSpec, resources
 from allranks.harness.config import AgentConfig, Isolation, TimeLimits
 from allranks.records import Finished, Passed, RankEnded, Record, Went
 

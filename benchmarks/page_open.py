@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "tests" / "report" / "page"), str(ROOT / "src")]
 from chromium import Browser, chromium, find_chromium  # noqa: E402 - the tests' own browser
 from runs import case, job, passed, rank, write_page  # noqa: E402
 
-from allranks.report.model import TestVerdict  # noqa: E402
+from allranks.report.results import TestVerdict  # noqa: E402
 
 MEGABYTES: Final = 2
 SECONDS: Final = 2

@@ -22,21 +22,17 @@ from allranks.matrix.model import EnvRule, Image, Limits, Matrix, Rule, RunnerRu
 from allranks.matrix.when import parse_condition
 from allranks.report.durations import Durations
 from allranks.report.run_files import Manifest
-from allranks.schedule.machines.github import render_entries
-from allranks.schedule.machines.groups import Group, groups_of
-from allranks.schedule.machines.packs import divide_jobs
+from allranks.schedule.machines.packs import PackGroup, PackOptions, divide_jobs, groups_of
 from allranks.schedule.machines.plan_file import plan_document, read_plan, write_plan
-from allranks.schedule.machines.wishes import Wishes
+from allranks.schedule.machines.planning import render_entries
+from allranks.schedule.packing.backlog import makespan, ordered, simulate
 from allranks.schedule.packing.division import divide
-from allranks.schedule.packing.estimate import expected, packed_seconds
-from allranks.schedule.packing.order import ordered
-from allranks.schedule.packing.simulation import makespan, simulate
-from allranks.schedule.packing.task import Room, Task
+from allranks.schedule.packing.estimate import Capacity, Task, expected, packed_seconds
 
 SIMULATED = 6
 """Packs that the scheduler's own simulator runs too: it takes a second for each."""
 
-Way = Callable[[Sequence[Task], Room, int], list[list[Task]]]
+Way = Callable[[Sequence[Task], Capacity, int], list[list[Task]]]
 
 
 def matrix_of_100_000() -> Matrix:
@@ -71,12 +67,12 @@ def durations_of(matrix: Matrix) -> Durations:
     return {"tests": {str(backend): {"t": chance.lognormvariate(2, 1)} for backend in matrix.axes["backend"]}}
 
 
-def round_robin(tasks: Sequence[Task], _total: Room, count: int) -> list[list[Task]]:
+def round_robin(tasks: Sequence[Task], _total: Capacity, count: int) -> list[list[Task]]:
     """In their order, one for each pack in turn."""
     return [list(islice(tasks, number, None, count)) for number in range(count)]
 
 
-def longest_first(tasks: Sequence[Task], _total: Room, count: int) -> list[list[Task]]:
+def longest_first(tasks: Sequence[Task], _total: Capacity, count: int) -> list[list[Task]]:
     """The longest first, each to the pack that has the smallest sum."""
     packs: list[list[Task]] = [[] for _ in range(count)]
     sums = [(0.0, number) for number in range(count)]
@@ -93,7 +89,7 @@ def described(seconds: Sequence[float]) -> str:
     return f"{min(seconds) / 60:6.1f} to {max(seconds) / 60:6.1f} min, spread {100 * spread:5.1f} %"
 
 
-def packs_of(groups: Sequence[Group], counts: Sequence[int], way: Way) -> list[tuple[Group, list[Task]]]:
+def packs_of(groups: Sequence[PackGroup], counts: Sequence[int], way: Way) -> list[tuple[PackGroup, list[Task]]]:
     """What a way makes of all groups."""
     return [
         (group, tasks)
@@ -107,7 +103,7 @@ def timed_plan(expansion: Expansion, durations: Durations) -> None:
     begun = perf_counter()
     jobs = plan(expansion.matrix, expansion.cells)
     planned = perf_counter()
-    division = divide_jobs(expansion.matrix, jobs, durations, Wishes())
+    division = divide_jobs(expansion.matrix, jobs, durations, PackOptions())
     divided = perf_counter()
     document = plan_document(
         run_id="benchmark",

@@ -21,7 +21,7 @@ from merge_speed import EXPAT  # type: ignore[import-not-found]  # it is beside 
 from record_cost import MEGABYTES, OWN, Cost, Size  # type: ignore[import-not-found]  # it is beside this file
 from record_cost import _medians as medians  # beside this file
 
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.records import (
     JOURNAL,
     SCHEMA,

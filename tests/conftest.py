@@ -17,7 +17,7 @@ from allranks.engine import ownership
 from allranks.engine.docker import connect
 from allranks.engine.ownership import own_run
 from allranks.engine.package import package_folder
-from allranks.engine.spec import JobSpec, resources
+from allranks.engine.protocol import JobSpec, resources
 from allranks.errors import EngineError
 from allranks.harness.config import AgentConfig, TimeLimits
 
@@ -120,10 +120,10 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "locks"
     folder.mkdir()
     monkeypatch.setattr(ownership, "lock_folder", lambda: folder)
-    monkeypatch.setattr("allranks.schedule.leases.lock_folder", lambda: folder)
+    monkeypatch.setattr("allranks.schedule.gpu_leases.lock_folder", lambda: folder)
     for module in ("docker", "builds"):
         monkeypatch.setattr(f"allranks.engine.{module}.host_id", lambda: f"test-{os.getpid()}")
-    monkeypatch.setattr("allranks.schedule.line.lock_folder", lambda: folder)
+    monkeypatch.setattr("allranks.schedule.gpu_leases.lock_folder", lambda: folder)
     return folder
 
 

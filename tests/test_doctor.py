@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks import doctor
-from allranks.doctor import Finding, examine, examine_daemon, examine_folders, examine_gpus, examine_images
+from allranks import host_checks
 from allranks.errors import DeviceError, EngineError
-from allranks.schedule.inventory import Inventory
+from allranks.host_checks import Finding, examine, examine_daemon, examine_folders, examine_gpus, examine_images
+from allranks.schedule.gpus import Inventory
 
 NOW = datetime(2026, 11, 22, 1, 6, 41, tzinfo=UTC).timestamp()
 WELL = {
@@ -48,7 +48,7 @@ def test_a_driver_that_does_not_answer_is_a_problem_and_the_rest_is_looked_at(tm
         msg = "NVML cannot."
         raise DeviceError(msg, why="It says: lost.", remedy="Restart.")
 
-    monkeypatch.setattr(doctor, "take_inventory", fail)
+    monkeypatch.setattr(host_checks, "take_inventory", fail)
     found = list(examine("process", "auto", tmp_path))
     assert problems(found)["GPUs"] == Finding("GPUs", "NVML cannot. It says: lost.", "Restart.")
     assert {"results", "Docker"} <= {finding.subject for finding in found}
@@ -108,12 +108,12 @@ def test_a_daemon_whose_time_is_no_utc_says_nothing_of_clocks(said):
 
 
 def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 30))
+    monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 30))
     assert not problems(examine_folders(tmp_path / "not/yet", tmp_path))
     assert not problems(examine_images(tmp_path, Inventory()))
     assert "Make room for 24 GiB" in problems(examine_images(tmp_path, NVIDIA))["images"].remedy
     assert not list(examine_images(None, NVIDIA))
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
+    monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     found = problems(examine_folders(tmp_path / "not/yet", tmp_path))
     assert set(found) == {"results", "cache", "shared memory"}
     assert "remount" in found["shared memory"].remedy
@@ -123,7 +123,7 @@ def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tm
 def dead_run(monkeypatch):
     """A run that is dead and has left a process."""
     engine = SimpleNamespace(name="process", remains=lambda: ["process 7"])
-    monkeypatch.setattr(doctor, "ProcessEngine", lambda _: engine)
+    monkeypatch.setattr(host_checks, "ProcessEngine", lambda _: engine)
     return engine
 
 
@@ -159,5 +159,5 @@ def test_this_machines_engine_is_well(tmp_path):
 
 
 def test_a_folder_that_is_not_writable_is_a_problem(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor.os, "access", lambda path, _: path != tmp_path)  # root may write everywhere
+    monkeypatch.setattr(host_checks.os, "access", lambda path, _: path != tmp_path)  # root may write everywhere
     assert "not writable" in problems(examine_folders(tmp_path))["results"].text

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from allranks.interruption import Interrupted, interruptible, put_off, uninterrupted
+from allranks.interruption import RunInterrupted, interruptible, put_off, uninterrupted
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -44,7 +44,7 @@ def test_an_interrupt_that_python_drops_in_a_finalizer_comes_again():
                 time.sleep(0.01)
 
     began = time.monotonic()
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         run()
     assert time.monotonic() - began < 9
 

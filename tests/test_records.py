@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.harness.outcome import Outcome, SkipKind
+from allranks.outcomes import Outcome, SkipKind
 from allranks.records import (
     LINE_LIMIT,
     Collected,

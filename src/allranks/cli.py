@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 import allranks
-from allranks.commands import build, clean, doctor, images, leases, merge, plan, run
+from allranks.commands import build, doctor, host_state, images, merge, plan, run
 from allranks.errors import AllranksError, ExitCode
 
 
@@ -77,8 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     build.add(commands.add_parser("build", help="build the images of cells, for this machine or for others"))
     merge.add(commands.add_parser("merge", help="make one report of results, from this machine or from many"))
     merge.add_report(commands.add_parser("report", help="make the report of the newest run again, and show it"))
-    leases.add(commands.add_parser("leases", help="show which run and which job holds each GPU of this host"))
+    host_state.add_leases(
+        commands.add_parser("leases", help="show which run and which job holds each GPU of this host")
+    )
     images.add(commands.add_parser("images", help="show the images that runs have built, and remove old ones"))
     doctor.add(commands.add_parser("doctor", help="see whether this host can run jobs, and what is to be done"))
-    clean.add(commands.add_parser("clean", help="remove what dead runs left behind on this host"))
+    host_state.add_clean(commands.add_parser("clean", help="remove what dead runs left behind on this host"))
     return parser

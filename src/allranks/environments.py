@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.errors import EnvironmentBuildError
-from allranks.locking import hold
-from allranks.user_cache import cache_folder
+from allranks.user_cache import cache_folder, hold
 
 _COMPLETE = ".complete"
 

@@ -11,7 +11,7 @@ from types import FrameType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(KeyboardInterrupt):
+class RunInterrupted(KeyboardInterrupt):
     """One of the signals has come.
 
     A class of its own: a plain :class:`KeyboardInterrupt` that passes through ``exec``, as within the import of a
@@ -33,7 +33,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn the first of the signals into :class:`Interrupted`, and ignore the rest while things are put away.
+    """Turn the first of the signals into :class:`RunInterrupted`, and ignore the rest while things are put away.
 
     Python drops what is raised in a finalizer, or in a callback of a weak reference: there the signal comes again.
     """
@@ -43,10 +43,10 @@ def interruptible() -> Iterator[None]:
             return
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        raise Interrupted
+        raise RunInterrupted
 
     def repeat(dropped: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(dropped.exc_value, Interrupted):
+        if not isinstance(dropped.exc_value, RunInterrupted):
             hook(dropped)
             return
         for number in _SIGNALS:

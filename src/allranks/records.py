@@ -10,7 +10,7 @@ from enum import Enum
 from json import dumps, loads
 from typing import Final
 
-from allranks.harness.outcome import Outcome, SkipKind
+from allranks.outcomes import Outcome, SkipKind
 from allranks.typed_json import RecordError, build, told
 
 SCHEMA: Final = 2

@@ -1,10 +1,70 @@
-"""Where allranks keeps what it can make again. The standard library alone: noxfiles import this."""
+"""The user's cache on this host, and locks between the processes that use it."""
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from allranks.errors import ImageError
 
 
 def cache_folder() -> Path:
     """The user's cache folder of allranks (XDG Base Directory Specification), which may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "allranks"
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Hold the exclusive lock (flock(2)) of a file in an existing folder; wait while another process holds it.
+
+    The kernel frees the lock when its holder ends, however it ends. The file stays: removing it would let a third
+    process lock a new file of that name beside the second one.
+
+    Raises:
+        OSError: The file cannot be opened for writing.
+    """
+    # O_RDWR does not wait for the other end of a FIFO, and a link would name a file of somebody else.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def made_cache_folder(name: str) -> Path:
+    """A folder of the user's cache (XDG Base Directory Specification), made if it is not there.
+
+    Args:
+        name: What is kept in it, such as ``wheels``.
+
+    Raises:
+        ImageError: The folder cannot be made.
+    """
+    folder = cache_folder() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"The cache folder {folder} cannot be made."
+        raise ImageError(
+            what,
+            why=f"{error.strerror or error}.",
+            remedy="Set XDG_CACHE_HOME to a folder that can be written.",
+        ) from error
+    return folder
+
+
+def keep(file: Path, text: str) -> None:
+    """Write a file of the cache so that no other run ever reads half of it."""
+    private = file.with_suffix(f".{os.getpid()}")
+    private.write_text(text, encoding="utf-8")
+    private.replace(file)
+
+
+@contextmanager
+def locked(key: str) -> Iterator[None]:
+    """Hold the host-wide lock of one key, so that two runs never make the same thing twice."""
+    with hold(made_cache_folder("locks") / f"{key}.lock"):
+        yield

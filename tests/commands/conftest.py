@@ -31,7 +31,7 @@ def runs(monkeypatch):
         asked.append(([job.id for job in jobs], options))
         return ExitCode.OK
 
-    monkeypatch.setattr("allranks.schedule.run.run", run)
+    monkeypatch.setattr("allranks.schedule.run_jobs.run", run)
     return asked
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.report.junit_form import JUnitForm
+from allranks.report.junit_case import JUnitForm
 
 RANK = """<testsuites><testsuite name="pytest"><testcase classname="t" name="{name}" time="0.1">{result}</testcase>
 </testsuite></testsuites>"""
@@ -51,7 +51,7 @@ def test_merge_names_every_file_of_a_split_report(allranks, ranks, monkeypatch):
     (folder / "rank-0.xml").write_text(f"<testsuite>{many}</testsuite>")
     allranks("merge", str(folder))  # whatever takes the form from its module has it now
     usual = JUnitForm
-    monkeypatch.setattr("allranks.report.junit_form.JUnitForm", lambda **said: usual(file_limit=10_000, **said))
+    monkeypatch.setattr("allranks.report.junit_case.JUnitForm", lambda **said: usual(file_limit=10_000, **said))
     _, out, _ = allranks("merge", str(folder))
     assert f"report: {folder}/junit.xml\n        {folder}/junit-2.xml\n" in out
 

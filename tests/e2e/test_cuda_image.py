@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.builds import builder_of
+from allranks.engine.leftovers import builder_of
 from allranks.image import ensure_image
 from allranks.matrix.model import Image
 

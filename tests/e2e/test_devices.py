@@ -26,10 +26,10 @@ from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
 from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.dispatcher import Dispatcher
-from allranks.schedule.folder import open_run
+from allranks.schedule.gpus import Inventory
 from allranks.schedule.host import choose_host
-from allranks.schedule.inventory import Inventory
-from allranks.schedule.live import LiveView
+from allranks.schedule.log_lines import LiveView
+from allranks.schedule.results_folder import open_run
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("leases")]
 
@@ -88,7 +88,7 @@ def leases(tmp_path, monkeypatch):
     """
     folder = tmp_path / "locks"
     folder.mkdir()
-    monkeypatch.setattr("allranks.schedule.leases.lock_folder", lambda: folder)
+    monkeypatch.setattr("allranks.schedule.gpu_leases.lock_folder", lambda: folder)
 
 
 @pytest.fixture

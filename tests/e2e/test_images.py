@@ -15,9 +15,8 @@ from allranks.errors import ExitCode, ImageError
 from allranks.image.base import DEFAULT, find_base
 from allranks.image.daemon import Site
 from allranks.image.layers import with_debian_packages
-from allranks.image.pruning import Limits, remove, to_remove
 from allranks.image.recipe import Recipe
-from allranks.image.stock import OTHERS, take_stock
+from allranks.image.stock import OTHERS, StockLimits, remove, take_stock, to_remove
 
 pytestmark = pytest.mark.docker
 
@@ -104,7 +103,7 @@ def test_pruning_takes_what_nobody_needs_and_that_alone(docker_client, pile):
         users = {image.title: image.users for image in mine()}
         name = api.inspect_container(container["Id"])["Name"].lstrip("/")
         assert users == {pile["packages"]: (name,), pile["torch"]: (OTHERS, name), pile["other"]: ()}
-        chosen = to_remove(mine(), Limits(unused=-1, size=0), 0)
+        chosen = to_remove(mine(), StockLimits(unused=-1, size=0), 0)
         assert [image.title for image in chosen] == [pile["other"]]
         assert list(remove(api, chosen, pytest.fail)) == list(chosen)
         assert {image.title for image in mine()} == {pile["packages"], pile["torch"]}
@@ -116,6 +115,6 @@ def test_pruning_takes_what_nobody_needs_and_that_alone(docker_client, pile):
     finally:
         api.remove_container(container["Id"], force=True)
     api.remove_image(pile["theirs"])
-    for image in to_remove(mine(), Limits(size=0), 0):
+    for image in to_remove(mine(), StockLimits(size=0), 0):
         assert list(remove(api, [image], pytest.fail)) == [image]
     assert mine() == []

@@ -15,7 +15,7 @@ import trustme
 
 from allranks.engine.docker import DockerEngine, connect
 from allranks.engine.package import package_files
-from allranks.engine.spec import FileCopy
+from allranks.engine.protocol import FileCopy
 from allranks.image import ensure_image
 from allranks.matrix.model import Image
 from allranks.records import Finished, Passed, RankEnded

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import requests
 from docker.errors import APIError
 
-from allranks.engine.builds import LABEL
+from allranks.engine.agent_output import SEPARATOR
 from allranks.engine.docker import DockerEngine
-from allranks.engine.stream import SEPARATOR
+from allranks.engine.leftovers import LABEL
 from allranks.records import ContainerEnded, Record, encode
 
 ID = "c0ffee"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from allranks.engine import intake
 from allranks.engine.archive import ArchiveBuilder, unpack, walk
-from allranks.engine.spec import FileCopy
+from allranks.engine.protocol import FileCopy
 from allranks.errors import EngineError
 
 OWNER = 10001

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.engine.builds import LABEL, builder_of, dead_builders, end_step, reap_builders
+from allranks.engine.leftovers import LABEL, builder_of, dead_builders, end_step, reap_builders
 from allranks.engine.ownership import image_lock, shared
 from allranks.image.base import DEFAULT, find_base
 from allranks.image.builders import BuildRequest, build_with_sdk

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from allranks.engine.bytecode import bytecode_of
-from allranks.engine.spec import FileCopy
+from allranks.engine.package import bytecode_of
+from allranks.engine.protocol import FileCopy
 
 PROGRAM = """
 import sys

@@ -17,8 +17,7 @@ from allranks.engine import agents
 from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_files, package_folder
 from allranks.engine.process import ProcessEngine
-from allranks.engine.protocol import Engine
-from allranks.engine.spec import FileCopy, JobSpec, Passthrough
+from allranks.engine.protocol import Engine, FileCopy, JobSpec, Passthrough
 from allranks.errors import EngineError
 from allranks.image import ensure_image
 from allranks.matrix.model import Image

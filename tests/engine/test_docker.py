@@ -15,11 +15,11 @@ from fake_daemon import ID, end_agent, engine_of, frame, ignore, refusal, say
 
 from allranks.engine import agents, ownership
 from allranks.engine import docker as docker_engine
+from allranks.engine.agent_output import Damage
 from allranks.engine.docker import connect
 from allranks.engine.docker_requests import container_title, volume_names
 from allranks.engine.ownership import own_run
-from allranks.engine.spec import FileCopy, Resources
-from allranks.engine.stream import Damage
+from allranks.engine.protocol import FileCopy, Resources
 from allranks.errors import EngineError
 from allranks.records import Notice
 

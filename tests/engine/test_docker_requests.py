@@ -25,7 +25,7 @@ from allranks.engine.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
-from allranks.engine.spec import Passthrough, resources
+from allranks.engine.protocol import Passthrough, resources
 from allranks.harness.config import GpuToCheck
 
 DAEMON = Daemon(cpus=8, limits_cpus=True, has_seccomp=True)

@@ -7,10 +7,10 @@ from itertools import chain
 
 import pytest
 
-from allranks.engine import nodes
+from allranks.engine import agents
+from allranks.engine.agents import bring_home
 from allranks.engine.archive import unpack
-from allranks.engine.drafts import draft_of
-from allranks.engine.nodes import bring_home
+from allranks.engine.intake import draft_of
 
 
 def fails(*_):
@@ -39,7 +39,7 @@ def test_a_file_takes_the_place_of_another_at_the_end(home):
 def test_a_full_disk_cuts_nothing_that_a_copied_folder_brings_anew(home, tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "events-agent.jsonl").write_text("own")
-    monkeypatch.setattr(nodes, "_pieces", fails)
+    monkeypatch.setattr(agents, "_pieces", fails)
     with pytest.raises(OSError, match="No space left"):
         bring_home([tmp_path / "results"], home)
     assert {path.name: path.read_text() for path in home.iterdir()} == {"events-agent.jsonl": "heard"}

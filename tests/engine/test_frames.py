@@ -4,7 +4,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.engine.frames import STDOUT, FrameReader
+from allranks.engine.agent_output import STDOUT, FrameReader
 
 
 def frame(stream: int, payload: bytes) -> bytes:

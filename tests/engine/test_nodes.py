@@ -14,13 +14,13 @@ import pytest
 
 from allranks.engine import intake
 from allranks.engine import process as engine_process
-from allranks.engine.nodes import arrange_meeting, bring_home, gpus_of, name_of
+from allranks.engine.agents import arrange_meeting, bring_home, gpus_of, name_of
 from allranks.engine.package import package_folder
 from allranks.engine.process import ProcessEngine, environment, remove_tree
 from allranks.engine.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
 from allranks.harness.config import PYTEST_CACHE, AgentConfig, Post
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.records import NodeLost, Notice, Passed, RankEnded
 
 SUITE = """

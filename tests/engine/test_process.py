@@ -15,7 +15,7 @@ from allranks.engine import agents
 from allranks.engine import process as engine_process
 from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, host_id, lock_folder, own_run
 from allranks.engine.process import ProcessEngine, command, environment
-from allranks.engine.spec import Passthrough, Resources
+from allranks.engine.protocol import Passthrough, Resources
 from allranks.errors import EngineError
 
 SCRATCH = Path("/scratch")

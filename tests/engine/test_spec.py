@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.spec import FileCopy, resources
+from allranks.engine.protocol import FileCopy, resources
 
 MIB = 1 << 20
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.engine import stream as stream_module
-from allranks.engine.stream import SEPARATOR, Damage, RecordStream
+from allranks.engine import agent_output as stream_module
+from allranks.engine.agent_output import SEPARATOR, Damage, RecordReader
 from allranks.records import Finished, Notice, Printed, encode
 
 HELLO = Notice(text="hello")
@@ -18,7 +18,7 @@ def framed(record) -> bytes:
 
 
 def read(*pieces: bytes):
-    stream = RecordStream()
+    stream = RecordReader()
     return [said for piece in pieces for said in stream.feed(piece)]
 
 
@@ -44,33 +44,33 @@ def test_any_bytes_at_all_give_the_same_however_they_are_cut(data, places):
 
 
 def test_a_record_is_given_out_as_soon_as_its_line_is_complete():
-    stream = RecordStream()
+    stream = RecordReader()
     data = framed(HELLO)
     assert list(stream.feed(data[:-1])) == []
     assert list(stream.feed(data[-1:])) == [HELLO]
 
 
 def test_what_is_no_record_is_kept_as_output():
-    stream = RecordStream()
+    stream = RecordReader()
     assert list(stream.feed(b"Traceback\n" + framed(HELLO) + b"ImportError: x")) == [HELLO]
     assert stream.output == "Traceback\nImportError: x"
 
 
 def test_a_line_that_something_else_has_begun_hides_no_record():
-    stream = RecordStream()
+    stream = RecordReader()
     assert list(stream.feed(b"half a line" + framed(HELLO))) == [HELLO]
     assert stream.output == "half a line"
 
 
 def test_notes_join_the_output():
-    stream = RecordStream()
+    stream = RecordReader()
     list(stream.feed(b"out\n"))
     stream.note(b"err\n")
     assert stream.output == "out\nerr"
 
 
 def test_only_the_end_of_a_long_output_is_kept():
-    stream = RecordStream()
+    stream = RecordReader()
     for number in range(10_000):
         list(stream.feed(b"line %d\n" % number))
     assert len(stream.output) <= 8000
@@ -78,7 +78,7 @@ def test_only_the_end_of_a_long_output_is_kept():
 
 
 def test_output_that_is_no_text_is_readable_all_the_same():
-    stream = RecordStream()
+    stream = RecordReader()
     list(stream.feed(b"\xff\xfe\n"))
     assert stream.output == "\ufffd\ufffd"
 
@@ -122,7 +122,7 @@ def test_a_record_without_an_end_is_told_as_soon_as_it_is_too_long_and_what_foll
 
 
 def test_a_stream_keeps_no_more_than_a_line_and_its_last_words():
-    stream = RecordStream()
+    stream = RecordReader()
     for _ in range(64):
         assert list(stream.feed(b"x" * (1 << 20))) == []
     assert len(stream._output) <= 16_000

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from allranks import records
 from allranks.harness.config import AgentConfig, TimeLimits
-from allranks.harness.outcome import Outcome
-from allranks.harness.rank_xml import split_nodeid
+from allranks.outcomes import Outcome
 from allranks.records import Passed, RankEnded, TestStarted
+from allranks.xml_text import split_nodeid
 
 PATIENCE = 90.0
 """Seconds that any wait may take: only a broken harness uses them up."""

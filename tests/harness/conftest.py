@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the two helpers, which pytest'
 from agent_nursery import Nursery
 from agent_run import AgentRun
 
-from allranks.harness.keeper import COMMAND, ISOLATED
+from allranks.harness.container_init import COMMAND, ISOLATED
 
 
 @pytest.fixture(scope="session")

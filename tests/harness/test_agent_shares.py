@@ -5,7 +5,7 @@ import json
 import pytest
 from agent_run import AgentRun
 
-from allranks.harness.config import Share
+from allranks.harness.config import JobShard
 from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, Finished, Shared, TestStarted
 
 FILES = {
@@ -22,7 +22,7 @@ def run_share(launch_fork, tmp_path_factory):
     """Runs the agent of one share to its end."""
 
     def run(files, number, count, **changes):
-        share = Share(number=number, count=count)
+        share = JobShard(number=number, count=count)
         folder = tmp_path_factory.mktemp("share")
         agent = AgentRun(folder, files, launch_fork, share=share, **{"world_size": 1, **changes}).go()
         assert agent.wait() == 0, agent.log
@@ -96,7 +96,7 @@ def test_an_agent_with_the_whole_suite_says_nothing_of_shares(run_agent):
 
 
 def test_stepwise_is_refused_in_a_share_with_what_to_do_instead(start_agent):
-    share = Share(number=1, count=2)
+    share = JobShard(number=1, count=2)
     agent = start_agent(FILES, world_size=1, share=share, pytest_args=("--sw",)).go()
     agent.wait()
     [failure] = agent.all(AgentFailed)
@@ -107,7 +107,7 @@ def test_stepwise_is_refused_in_a_share_with_what_to_do_instead(start_agent):
 
 def test_a_marker_that_makes_no_sense_fails_the_collection_of_a_share(run_agent):
     source = "import pytest\n@pytest.mark.isolation('tests')\ndef test_1(): pass\n"
-    agent = run_agent({"test_a.py": source}, world_size=1, share=Share(number=1, count=2))
+    agent = run_agent({"test_a.py": source}, world_size=1, share=JobShard(number=1, count=2))
     [failure] = agent.all(CollectionFailed)
     assert failure.nodeid == A1
     assert not agent.ends

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.harness import kernel
+from allranks.harness import linux
 from allranks.harness.channel import (
     MESSAGE_LIMIT,
     DriverSays,
@@ -21,14 +21,13 @@ from allranks.harness.channel import (
     Leaving,
     RankEnd,
     Report,
-    Run,
+    RunTest,
     decode_command,
     encode_message,
     link_pair,
     receive,
 )
-from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import Phase
+from allranks.outcomes import Outcome, Phase, SkipKind
 from allranks.typed_json import RecordError
 
 
@@ -68,7 +67,11 @@ REPORTS = st.builds(
     leaving=st.none() | st.builds(Leaving, status=st.integers(-100, 255)),
 )
 COMMANDS = st.builds(
-    Run, index=st.integers(0, 9), nodeid=TEXT, following=st.none() | st.integers(0, 9), seed=st.integers(0, 2**32 - 1)
+    RunTest,
+    index=st.integers(0, 9),
+    nodeid=TEXT,
+    following=st.none() | st.integers(0, 9),
+    seed=st.integers(0, 2**32 - 1),
 ) | st.builds(End, is_condemned=st.booleans())
 PASSED, FAILED = Report(nodeid="t"), Report(nodeid="t", outcome=Outcome.FAILED, message="why")
 END = End(is_condemned=True)
@@ -136,7 +139,7 @@ def test_a_command_arrives_as_it_was_sent(command):
 
 
 def test_commands_arrive_in_their_order_and_then_no_more(pair):
-    sent = [Run(index=0, nodeid="t", following=1), END]
+    sent = [RunTest(index=0, nodeid="t", following=1), END]
     for command in sent:
         pair.link.send(command)
     pair.link.close()
@@ -150,7 +153,7 @@ def test_a_command_to_a_dead_rank_is_lost_silently(pair):
 
 def test_a_command_to_a_rank_that_reads_nothing_keeps_nobody_waiting(pair):
     for _ in range(10):
-        pair.link.send(Run(index=0, nodeid="x" * 100_000, following=None))
+        pair.link.send(RunTest(index=0, nodeid="x" * 100_000, following=None))
 
 
 @pytest.mark.parametrize("line", [b'["Report", {}]', b"[]", b'["Run", {}]', b'["End", {"is_condemned": 1}]', b'"End"'])
@@ -253,7 +256,7 @@ def test_a_report_of_much_text_arrives_whole(pair):
         pair.rank.report(report)
         os._exit(0)
     pair.link.pid = sender
-    while not arrived and kernel.is_readable(pair.link.descriptor, 20):
+    while not arrived and linux.is_readable(pair.link.descriptor, 20):
         arrived += pair.link.read()
     os.waitpid(sender, 0)
     assert arrived == [report]
@@ -269,7 +272,7 @@ def test_a_message_that_is_too_long_is_garbage_and_is_not_kept(pair):
         finally:
             os._exit(0)
     pair.link.pid = sender
-    while not pair.link.is_garbled and kernel.is_readable(pair.link.descriptor, 20):
+    while not pair.link.is_garbled and linux.is_readable(pair.link.descriptor, 20):
         assert pair.link.read() == []
     assert pair.link.is_garbled
     pair.link.close()
@@ -286,7 +289,7 @@ def test_one_look_at_a_flood_has_an_end(pair):
         finally:
             os._exit(0)
     pair.link.pid = sender
-    assert kernel.is_readable(pair.link.descriptor, 20)
+    assert linux.is_readable(pair.link.descriptor, 20)
     assert pair.link.read()
     assert not pair.link.at_end
     pair.link.close()

@@ -7,8 +7,8 @@ from agent_run import CONFIG
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.collection.markers import MarkerError, read_terms
-from allranks.harness.conductor import first_assembly
+from allranks.harness.collection.marker_options import MarkerError, read_terms
+from allranks.harness.test_loop import first_assembly
 
 
 @dataclass(frozen=True)

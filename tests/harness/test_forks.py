@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 from agent_run import CONFIG
 
-from allranks.harness import forks, kernel
+from allranks.harness import forks, linux
 from allranks.harness.config import Folders
 from allranks.harness.forks import Family, ForkServer, ForkServerError
 from allranks.harness.gangs.rank_process import open_ends
@@ -24,8 +24,8 @@ class Nation:
 
     def __init__(self, monkeypatch):
         self.sessions = {}
-        monkeypatch.setattr(kernel, "children", lambda: frozenset(self.sessions))
-        monkeypatch.setattr(kernel, "session_of", self.sessions.get)
+        monkeypatch.setattr(linux, "children", lambda: frozenset(self.sessions))
+        monkeypatch.setattr(linux, "session_of", self.sessions.get)
 
     def add(self, pid, session):
         self.sessions[pid] = session
@@ -274,14 +274,14 @@ def test_what_a_fork_server_says_before_it_ends_instead_of_its_session_is_heard(
 def test_whoever_asks_how_it_ended_gets_the_same_answer(start_server, end, monkeypatch):
     server = start_server("os._exit(5)")
     list(server.told(end))
-    reap, both, told = kernel.reap, threading.Barrier(2), []
+    reap, both, told = linux.reap, threading.Barrier(2), []
 
     def reap_at_once(*arguments):
         with suppress(threading.BrokenBarrierError):
             both.wait(0.3)
         return reap(*arguments)
 
-    monkeypatch.setattr(kernel, "reap", reap_at_once)
+    monkeypatch.setattr(linux, "reap", reap_at_once)
     threads = [threading.Thread(target=lambda: told.append(server.ended())) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from allranks.harness import kernel
+from allranks.harness import linux
 from allranks.harness.config import GpuToCheck
 from allranks.harness.gpu_check import check_gpus, compute, troubles_of
 from allranks.records import AgentFailed, Collected, FailureKind, GpuFailed, GpusChecked
@@ -31,9 +31,9 @@ def one_thread():
 
 @pytest.fixture
 def no_child_is_left():
-    before = kernel.children()  # another test's, in this process
+    before = linux.children()  # another test's, in this process
     yield
-    assert kernel.children() <= before
+    assert linux.children() <= before
 
 
 def on_b(act):
@@ -95,7 +95,7 @@ def test_which_gpus_compute_is_written_down():
 
 def test_a_check_that_the_kernel_ends_for_want_of_memory_says_nothing_of_the_device(monkeypatch):
     journal, kills = Journal(), iter((0, 1))
-    monkeypatch.setattr(kernel, "killed_for_memory", lambda: next(kills))
+    monkeypatch.setattr(linux, "killed_for_memory", lambda: next(kills))
     assert not check_gpus(GPUS, "cpu", 60, journal)
     [failed] = journal
     assert isinstance(failed, AgentFailed)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from allranks.harness.stacks import py_spy
+from allranks.harness.stacks import stacks
 
 HANGS = """
 import os, signal, threading
@@ -31,7 +31,7 @@ def test_after(): pass
 """
 
 pytestmark = [
-    pytest.mark.skipif(py_spy.find_py_spy() is None, reason="py-spy is not installed"),
+    pytest.mark.skipif(stacks.find_py_spy() is None, reason="py-spy is not installed"),
     # An agent waits for py-spy for two and a half seconds, and py-spy takes most of them on a host with nothing to do.
     pytest.mark.alone,
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.harness import kernel
+from allranks.harness import linux
 from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
 
 SUPERVISOR = """
@@ -124,13 +124,13 @@ def end():
 def test_a_job_without_a_limit_goes_on(end):
     end.check()
     assert end.remaining() == float("inf")
-    assert not kernel.is_readable(end.fileno(), 0)
+    assert not linux.is_readable(end.fileno(), 0)
 
 
 def test_an_end_stays_readable_for_every_loop_that_waits_for_it(end):
     end.hang_up()
     for _ in range(2):
-        assert kernel.is_readable(end.fileno(), 0)
+        assert linux.is_readable(end.fileno(), 0)
         assert end.has_hung_up
         with pytest.raises(HangupError):
             end.check()
@@ -146,7 +146,7 @@ def test_to_hang_up_again_changes_nothing(end):
 def test_any_thread_may_hang_up(end):
     thread = threading.Thread(target=end.hang_up)
     thread.start()
-    assert kernel.is_readable(end.fileno(), 20)
+    assert linux.is_readable(end.fileno(), 20)
     thread.join()
 
 
@@ -187,7 +187,7 @@ def wait_interrupted_at(end, step):
 def test_a_handler_may_hang_up_wherever_the_wait_for_the_turn_is(step):
     end = JobEnd()
     thread, raised = wait_interrupted_at(end, step)
-    if not kernel.is_readable(end.fileno(), 0.2):
+    if not linux.is_readable(end.fileno(), 0.2):
         end.hang_up()  # the wait has fewer steps
     thread.join(5)
     assert raised == [step]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.harness import kernel
+from allranks.harness import linux
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def child():
 
 
 def test_a_child_is_among_the_children_until_it_is_reaped(child):
-    assert child.pid in kernel.children()
+    assert child.pid in linux.children()
     child.kill()
-    assert child.pid in kernel.children()
+    assert child.pid in linux.children()
     child.wait()
-    assert child.pid not in kernel.children()
+    assert child.pid not in linux.children()
 
 
 def run(script):
@@ -131,11 +131,11 @@ def test_memory_is_gathered_into_huge_pages_and_stays_what_it_was():
 def test_a_signal_is_coming_until_it_has_been_taken():
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
-        assert not kernel.is_coming(child.pid, signal.SIGUSR1)
+        assert not linux.is_coming(child.pid, signal.SIGUSR1)
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         child.send_signal(signal.SIGUSR1)
-        assert kernel.is_coming(child.pid, signal.SIGUSR1)
+        assert linux.is_coming(child.pid, signal.SIGUSR1)
     finally:
         child.kill()
         child.wait()
@@ -145,11 +145,11 @@ def test_a_signal_that_is_blocked_is_not_coming():
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
-        assert not kernel.is_coming(os.getpid(), signal.SIGUSR1)
+        assert not linux.is_coming(os.getpid(), signal.SIGUSR1)
         assert signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def test_nothing_is_coming_to_a_process_that_is_gone():
-    assert not kernel.is_coming(2**22 + 1, signal.SIGUSR1)
+    assert not linux.is_coming(2**22 + 1, signal.SIGUSR1)

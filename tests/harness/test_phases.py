@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.outcome import Outcome
-from allranks.harness.phases import Phase, overall, shorten
+from allranks.outcomes import Outcome, Phase, overall, shorten
 
 
 def phases(**outcomes):

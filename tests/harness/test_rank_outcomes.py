@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from allranks import skip_codes
 from allranks.records import Collected, Finished, GangStarted, LeftBehind, TestStarted
-from allranks.testing.skips import skipcodes
 
 ZOO = {
     "conftest.py": """
@@ -310,9 +310,9 @@ def test_an_exit_of_one_rank_leaves_the_other_its_own_outcome(zoo):
 @pytest.mark.parametrize(
     ("test", "kind", "code", "reason"),
     [
-        ("test_sys_exit_76", "environment", "76", skipcodes.reason_of_exit(76)),
-        ("test_os_exit_77", "hardware", "77", skipcodes.reason_of_exit(77)),
-        ("test_os_exit_77_on_rank_0", "hardware", "77", skipcodes.reason_of_exit(77)),
+        ("test_sys_exit_76", "environment", "76", skip_codes.reason_of_exit(76)),
+        ("test_os_exit_77", "hardware", "77", skip_codes.reason_of_exit(77)),
+        ("test_os_exit_77_on_rank_0", "hardware", "77", skip_codes.reason_of_exit(77)),
         ("test_environment_skip", "environment", "87", "this test needs an even number of ranks: 2 ranks"),
         ("test_skips", "plain", None, "not today"),
         ("test_marked_skip", "plain", None, "never"),

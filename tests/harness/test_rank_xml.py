@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.rank_xml import legal, split_nodeid
+from allranks.xml_text import legal, split_nodeid
 
 
 @pytest.mark.parametrize(

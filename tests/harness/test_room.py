@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness import room
-from allranks.harness.room import Room
+from allranks.harness import evidence
+from allranks.harness.evidence import DiskUse
 
 MIB = 1 << 20
 VOLUME = 512 * MIB
@@ -34,11 +34,11 @@ def looks(monkeypatch, folders):
 
         def look(free, count):
             seen.update(zip(folders, free, strict=True))
-            monkeypatch.setattr(room, "_space_of", lambda folder: (size, seen[folder]))
-            monkeypatch.setattr(room, "_written", lambda: count)
+            monkeypatch.setattr(evidence, "_space_of", lambda folder: (size, seen[folder]))
+            monkeypatch.setattr(evidence, "_written", lambda: count)
 
         look(before, 1000)
-        watched = Room(*folders)
+        watched = DiskUse(*folders)
         watched.begin()
         look(after, 1000 + written)
         return watched.overrun()
@@ -84,9 +84,9 @@ def test_no_test_is_blamed_unless_something_has_become_full(free, written, size)
     with pytest.MonkeyPatch.context() as patch:
         spaces = iter([(size, each) for each in free])
         counts = iter([0, written])
-        patch.setattr(room, "_space_of", lambda _folder: next(spaces))
-        patch.setattr(room, "_written", lambda: next(counts))
-        watched = Room("a", "b")
+        patch.setattr(evidence, "_space_of", lambda _folder: next(spaces))
+        patch.setattr(evidence, "_written", lambda: next(counts))
+        watched = DiskUse("a", "b")
         overrun = watched.overrun()
     became_full = any(has < MIB <= had for had, has in zip(free[:2], free[2:], strict=True))
     assert overrun is None or became_full
@@ -95,8 +95,8 @@ def test_no_test_is_blamed_unless_something_has_become_full(free, written, size)
 
 
 def test_results_over_the_limit_are_told_where_no_volume_limits_them(monkeypatch, folders):
-    monkeypatch.setattr(room, "RESULTS_BYTES", MIB)
-    watched = Room(*folders)
+    monkeypatch.setattr(evidence, "RESULTS_BYTES", MIB)
+    watched = DiskUse(*folders)
     watched.begin()
     (folders[0] / "deep").mkdir()
     (folders[0] / "deep" / "dump").write_bytes(b"x" * 2 * MIB)
@@ -108,25 +108,25 @@ def test_results_over_the_limit_are_told_where_no_volume_limits_them(monkeypatch
 
 
 def test_what_a_child_that_has_ended_wrote_counts(folders):
-    before = room._written()
+    before = evidence._written()
     subprocess.run([sys.executable, "-c", f"open({str(folders[0] / 'x')!r}, 'wb').write(b'x' * {4 * MIB})"], check=True)
-    assert room._written() - before >= 4 * MIB
+    assert evidence._written() - before >= 4 * MIB
 
 
 def test_a_file_system_without_inodes_has_no_room(monkeypatch, tmp_path):
     found = {"f_blocks": 10, "f_frsize": 4096, "f_bavail": 10, "f_files": 5}
     for left, free in ((0, 0), (3, 40960)):
         monkeypatch.setattr(os, "statvfs", lambda _, left=left: SimpleNamespace(**found, f_favail=left))
-        assert room._space_of(tmp_path) == (40960, free)
+        assert evidence._space_of(tmp_path) == (40960, free)
 
 
 def test_a_folder_that_is_gone_is_not_full(folders):
-    watched = Room(*folders)
+    watched = DiskUse(*folders)
     folders[0].rmdir()
     assert watched.overrun() is None
 
 
 @pytest.mark.parametrize(("free", "is_full"), [(0, True), (MIB, False)])
 def test_a_folder_without_room_for_a_line_is_full(monkeypatch, tmp_path, free, is_full):
-    monkeypatch.setattr(room, "_space_of", lambda _folder: (VOLUME, free))
-    assert room.is_full(tmp_path) == is_full
+    monkeypatch.setattr(evidence, "_space_of", lambda _folder: (VOLUME, free))
+    assert evidence.is_full(tmp_path) == is_full

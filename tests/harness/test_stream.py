@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from allranks import records
-from allranks.harness import kernel, stream
-from allranks.harness.outcome import Outcome
-from allranks.harness.stream import RECORD_SEPARATOR, RecordStream
+from allranks.harness import linux, record_stream
+from allranks.harness.record_stream import RECORD_SEPARATOR, RecordWriter
+from allranks.outcomes import Outcome
 from allranks.records import Collected, Finished, Notice, Passed, Printed, RankEnded, Went
 
 TEXT = "x" * 2000
@@ -27,12 +27,12 @@ class Trial:
 
     def __init__(self):
         self._reading, self._writing = os.pipe()
-        self.stream = RecordStream(self._writing)
+        self.stream = RecordWriter(self._writing)
 
     def block(self):
         """Have the stream's thread wait for a reader, with all that was written so far in its hands."""
         self.stream.write(MORE_THAN_A_PIPE_HOLDS)
-        assert kernel.is_readable(self._reading, 20)
+        assert linux.is_readable(self._reading, 20)
 
     def hang_up(self):
         os.close(self._reading)
@@ -103,7 +103,7 @@ def test_what_threads_write_at_once_comes_whole_and_each_threads_in_its_order(tr
 
 
 def test_a_reader_that_reads_nothing_keeps_nobody_waiting_and_memory_is_bounded(trial, monkeypatch):
-    monkeypatch.setattr(stream, "WAITING_LIMIT", 1 << 20)
+    monkeypatch.setattr(record_stream, "WAITING_LIMIT", 1 << 20)
     trial.block()
     for _ in range(10_000):
         trial.stream.write(ENDED)
@@ -114,7 +114,7 @@ def test_a_reader_that_reads_nothing_keeps_nobody_waiting_and_memory_is_bounded(
 
 
 def test_texts_are_left_out_first_and_then_what_is_only_shown(trial, monkeypatch):
-    monkeypatch.setattr(stream, "WAITING_LIMIT", 1 << 20)
+    monkeypatch.setattr(record_stream, "WAITING_LIMIT", 1 << 20)
     trial.block()
     sent = [ENDED, PASSED, Printed(rank=0, line="said"), Notice(text="noted")]
     for _ in range(150):
@@ -133,7 +133,7 @@ def test_texts_are_left_out_first_and_then_what_is_only_shown(trial, monkeypatch
 
 
 def test_there_is_room_again_when_somebody_reads(trial, monkeypatch):
-    monkeypatch.setattr(stream, "WAITING_LIMIT", 1 << 20)
+    monkeypatch.setattr(record_stream, "WAITING_LIMIT", 1 << 20)
     trial.block()
     found = []
     reader = threading.Thread(target=lambda: found.extend(trial.written()))

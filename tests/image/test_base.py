@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import docker.errors
 import pytest
 
-from allranks.engine.builds import builder_of
+from allranks.engine.leftovers import builder_of
 from allranks.engine.ownership import image_lock, is_held
 from allranks.errors import ImageError
 from allranks.image.base import DEFAULT, LOCAL, Base, find_base, platform_tags, python_of, read_probe

@@ -11,7 +11,7 @@ from allranks.engine.ownership import image_lock, is_held
 from allranks.errors import ImageError
 from allranks.image import ensure_image, layers
 from allranks.image.base import DEFAULT, Base
-from allranks.image.build import BuiltImage, repository
+from allranks.image.built_image import BuiltImage, repository
 from allranks.image.sources import changed, has_changed
 from allranks.matrix.model import Image
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from allranks.image.child import child, lines_of
+from allranks.image.child_process import child, lines_of
 
 
 def test_output_and_errors_come_as_lines():

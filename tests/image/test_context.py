@@ -1,7 +1,7 @@
 import io
 import tarfile
 
-from allranks.image.context import layer_files, stream
+from allranks.image.layers import layer_files, stream
 
 
 def unpacked(files):

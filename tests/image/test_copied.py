@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import ImageError
-from allranks.image import host_pip, project
-from allranks.image.copied import project_files, without_project
+from allranks.image import project, wheels
+from allranks.image.project import project_files, without_project
 from allranks.matrix.model import Image
 
 IMAGE = Image(name="cpu", torch="2.13.0", packages=("numpy",), project=Path(), mode="copy")
@@ -108,9 +108,9 @@ def test_a_wheel_that_is_kept_needs_no_pip(repository, progress, monkeypatch):
     def refuse(*_, **__):
         pytest.fail("a Python was started, to see whether it has pip")
 
-    monkeypatch.setattr(host_pip, "_has_pip", lambda: False)
+    monkeypatch.setattr(wheels, "_has_pip", lambda: False)
     first = project_files(IMAGE, repository, progress)
-    monkeypatch.setattr(host_pip.subprocess, "run", refuse)
+    monkeypatch.setattr(wheels.subprocess, "run", refuse)
     assert project_files(IMAGE, repository, progress) == first
 
 

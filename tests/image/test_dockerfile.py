@@ -1,7 +1,7 @@
 import re
 
-from allranks.image import dockerfile
-from allranks.image.dockerfile import dockerfile_path
+from allranks.image import base
+from allranks.image.base import dockerfile_path
 
 
 def test_a_checkout_has_the_dockerfile():
@@ -10,7 +10,7 @@ def test_a_checkout_has_the_dockerfile():
 
 def test_an_installed_package_has_it_beside_the_module(tmp_path, monkeypatch):
     (tmp_path / "Dockerfile.cuda").touch()
-    monkeypatch.setattr(dockerfile, "__file__", str(tmp_path / "dockerfile.py"))
+    monkeypatch.setattr(base, "__file__", str(tmp_path / "dockerfile.py"))
     assert dockerfile_path() == tmp_path / "Dockerfile.cuda"
 
 

@@ -3,8 +3,8 @@ import sys
 import pytest
 
 from allranks.errors import ImageError
-from allranks.image import host_pip
-from allranks.image.host_pip import PipRequest, cause, run_pip, without_configuration
+from allranks.image import wheels
+from allranks.image.wheels import PipRequest, cause, run_pip, without_configuration
 
 
 def request(tmp_path, *arguments, markers=None):
@@ -45,17 +45,17 @@ def test_a_module_in_the_working_folder_cannot_take_pips_place(tmp_path, progres
 
 
 def test_an_environment_without_pip_uses_the_python_of_the_path(monkeypatch, tmp_path):
-    monkeypatch.setattr(host_pip.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda _: None)
     (tmp_path / "python3").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "python3").unlink()
     (tmp_path / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tmp_path / "python3").chmod(0o755)
-    assert host_pip._python_with_pip() == str(tmp_path / "python3")
+    assert wheels._python_with_pip() == str(tmp_path / "python3")
 
 
 def test_no_pip_anywhere_is_an_error_with_a_remedy(monkeypatch, tmp_path):
-    monkeypatch.setattr(host_pip.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ImageError, match="Install pip"):
-        host_pip._python_with_pip()
+        wheels._python_with_pip()

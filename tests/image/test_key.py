@@ -3,8 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.image.key import image_key, layer_key
-from allranks.image.recipe import Recipe
+from allranks.image.recipe import Recipe, image_key, layer_key
 
 RECIPE = Recipe(name="cpu", base="debian", torch="2.13.0")
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.engine import ownership
-from allranks.engine.builds import builder_of
+from allranks.engine.leftovers import builder_of
 from allranks.engine.ownership import image_lock, is_held
 from allranks.errors import ImageError, SourceChangedError
 from allranks.image import layers
@@ -15,7 +15,7 @@ from allranks.image.builders import build_with_sdk
 from allranks.image.daemon import Site
 from allranks.image.layers import build_layers
 from allranks.image.recipe import Recipe
-from allranks.image.wheelhouse import Wheelhouse
+from allranks.image.wheels import Wheelhouse
 
 BASE = Base(reference="debian", id="sha256:base")
 RECIPE = Recipe(name="cpu", base="debian", torch="2.13.0")

@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.image.local_path import names_local_path, requirement_lines
+from allranks.image.recipe import names_local_path, requirement_lines
 
 
 @pytest.mark.parametrize(

@@ -12,20 +12,21 @@ import docker.errors
 import pytest
 
 from allranks.errors import ImageError
-from allranks.image import portable
-from allranks.image.build import BuiltImage
+from allranks.image import sharing
+from allranks.image.built_image import BuiltImage
 from allranks.image.daemon import Site, find
-from allranks.image.portable import (
+from allranks.image.sharing import (
     PortableImage,
     Shelf,
     as_archive,
+    by_push,
     export_images,
     in_no_registry,
+    look_up,
     read_images,
     take_images,
     write_list,
 )
-from allranks.image.registry import by_push, look_up
 from allranks.matrix.model import Image
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helper, which pytest's importlib mode does not find
@@ -45,8 +46,8 @@ def tiny(docker_client, monkeypatch):
     name, _, tag = KEY.partition(":")
     docker_client.api.import_image_from_data(content.getvalue(), repository=name, tag=tag)
     built = BuiltImage(reference=KEY, id=docker_client.images.get(KEY).id, built=True)
-    monkeypatch.setattr(portable, "image_reference", lambda _image, _site: KEY)
-    monkeypatch.setattr(portable, "ensure_image", lambda *_args, **_named: built)
+    monkeypatch.setattr(sharing, "image_reference", lambda _image, _site: KEY)
+    monkeypatch.setattr(sharing, "ensure_image", lambda *_args, **_named: built)
     yield built
     remove(docker_client, built.id)
 
@@ -89,7 +90,7 @@ def test_what_was_exported_before_stays_until_the_key_changes(site, shelf, progr
     assert export_images([CPU], shelf, site) == (first,)
     assert (shelf.folder / "cpu.tar").stat().st_mtime_ns == stamp
     assert progress[-1] == f"{KEY} is in {shelf.folder} already"
-    monkeypatch.setattr(portable, "image_reference", lambda _image, _site: "allranks/portable-test:other")
+    monkeypatch.setattr(sharing, "image_reference", lambda _image, _site: "allranks/portable-test:other")
     export_images([CPU], shelf, site)
     assert (shelf.folder / "cpu.tar").stat().st_mtime_ns != stamp
 
@@ -126,8 +127,8 @@ def test_an_export_that_ends_early_leaves_no_list_that_names_another_images_arch
     tmp_path, shelf, daemon, progress, monkeypatch
 ):
     keys = iter(("allranks/cpu:one", "allranks/cpu:two", "allranks/cpu:one"))
-    monkeypatch.setattr(portable, "image_reference", lambda *_: next(keys))
-    monkeypatch.setattr(portable, "ensure_image", lambda *_, **__: BuiltImage(reference="x", id="sha256:x", built=True))
+    monkeypatch.setattr(sharing, "image_reference", lambda *_: next(keys))
+    monkeypatch.setattr(sharing, "ensure_image", lambda *_, **__: BuiltImage(reference="x", id="sha256:x", built=True))
     site = Site(client=daemon, root=tmp_path, progress=progress)
 
     def put(image, _built, shelf, _site):

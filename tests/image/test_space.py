@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.errors import ExitCode, ImageError
-from allranks.image.builders import build_with_buildkit, build_with_sdk
-from allranks.image.space import check_room, images_folder, room_for
+from allranks.image.builders import build_with_buildkit, build_with_sdk, check_room, images_folder, room_for
 
 MB = 1_000_000
 LOCAL = "http+docker://localhost"

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from allranks.image.listing import render
+from allranks.commands.stored_images import render
 from allranks.image.stock import OTHERS, RUN, take_stock
 
 GB = 10**9

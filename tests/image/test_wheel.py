@@ -1,4 +1,4 @@
-from allranks.image.wheel import identity, requirements
+from allranks.image.wheels import identity, requirements
 
 
 def test_the_identity_of_a_wheel_does_not_depend_on_when_it_was_built(tmp_path, make_wheel):

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import ImageError
-from allranks.image import wheelhouse
+from allranks.image import wheels
 from allranks.image.base import ImagePython
 from allranks.image.recipe import Recipe
-from allranks.image.wheelhouse import Wanted, requirements_of, resolve, target_flags
+from allranks.image.wheels import Wanted, requirements_of, resolve, target_flags
 
 PYTHON = ImagePython(
     version=(3, 11),
@@ -95,7 +95,7 @@ def test_a_faster_run_wins(tmp_path):
         (scratch / part).mkdir(parents=True)
     folder.mkdir()
     (folder / "torch").mkdir()
-    wheelhouse._publish(scratch, folder)
+    wheels._publish(scratch, folder)
     assert [path.name for path in folder.iterdir()] == ["torch"]
 
 
@@ -110,7 +110,7 @@ def test_the_index_of_an_image_adds_to_the_hosts_configuration(wanted):
 
 def test_the_kernel_of_the_host_does_not_name_the_wheelhouse(wanted):
     moved = replace(wanted, python=replace(PYTHON, markers={**PYTHON.markers, "platform_release": "6.2"}))
-    assert wheelhouse._key(moved) == wheelhouse._key(wanted)
+    assert wheels._key(moved) == wheels._key(wanted)
 
 
 def test_a_requirements_file_is_given_by_its_full_path(wanted, tmp_path):

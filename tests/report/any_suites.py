@@ -2,10 +2,10 @@
 
 from hypothesis import strategies as st
 
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.report.judged import CellSuite
-from allranks.report.junit_form import JUnitForm
-from allranks.report.model import EarlierAttempt, RankResult, Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.junit_case import JUnitForm
+from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule
 
 HOSTILE = (
     "]]>", "<![CDATA[", "</testcase>", "&#10;", "&amp;", "a\r\nb", "\x1b[31mred", "\x00", "\ud800", "\ufffe", "\"'",
@@ -22,7 +22,7 @@ BAD = st.sampled_from([VerdictKind.FAILURE, VerdictKind.ERROR])
 
 
 def verdicts(kinds: st.SearchStrategy[VerdictKind]) -> st.SearchStrategy[Verdict]:
-    return st.builds(Verdict, kind=kinds, rule=st.sampled_from(list(Rule)), reason=TEXT, message=TEXT, text=TEXT)
+    return st.builds(Verdict, kind=kinds, rule=st.sampled_from(list(VerdictRule)), reason=TEXT, message=TEXT, text=TEXT)
 
 
 RANKS = st.builds(

@@ -6,10 +6,9 @@ import pytest
 
 from allranks.errors import ExitCode
 from allranks.records import JOURNAL, SCHEMA, AgentFailed, Finished, JobStarted, Passed, TestStarted, encode
-from allranks.report.exit_code import exit_code
-from allranks.report.judged import CellSuite, MergedRun
-from allranks.report.merge import merge
-from allranks.report.model import TestVerdict
+from allranks.report.judged import CellSuite, MergedRun, exit_code
+from allranks.report.merging import merge
+from allranks.report.results import TestVerdict
 
 JOB = "gloo-w2-g0-env/collectives"
 A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"

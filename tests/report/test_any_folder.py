@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import AllranksError
-from allranks.report.exit_code import exit_code
-from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
+from allranks.report.judged import CellSuite, exit_code
+from allranks.report.merging import merge
 from allranks.report.table import render_table
 
 GOOD, OTHER = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from allranks.cli import main
 from allranks.errors import ExitCode, UsageError
 from allranks.report.baseline import BaselineWatch, read_baseline, renewed_baseline, update_baseline
-from allranks.report.exit_code import exit_code
-from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
-from allranks.report.model import Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.judged import CellSuite, exit_code
+from allranks.report.merging import merge
+from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 
 CELL = "gloo-w2-g0-env"
 JOB = f"{CELL}/collectives"
@@ -26,7 +25,7 @@ def job(executed, skipped=0, **changes):
             nodeid=f"t.py::test_{number}",
             classname="t",
             name=f"test_{number}",
-            verdict=Verdict(kind=VerdictKind.PASSED, rule=Rule.PASSED, executed=number < executed),
+            verdict=Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED, executed=number < executed),
         )
         for number in range(executed + skipped)
     ]
@@ -108,7 +107,7 @@ def test_the_command_makes_the_baseline_and_holds_a_run_against_it(run_folder, t
 
 def test_only_suites_in_which_all_is_well_renew_the_baseline():
     known = {CELL: {"collectives": 5, "other": 7}}
-    failed = Verdict(kind=VerdictKind.FAILURE, rule=Rule.LEADING_OUTCOME)
+    failed = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME)
     bad = job(0, tests=(TestVerdict(nodeid="t", classname="c", name="n", verdict=failed),))
     assert renewed_baseline(known, [bad.row]) == known
     assert renewed_baseline(known, [job(3).row]) == {CELL: {"collectives": 3, "other": 7}}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.report.blame import Axes, Blame, blame
+from allranks.report.axis_correlation import Axes, Blame, blame
 
 MATRIX: list[Axes] = [
     {"backend": backend, "world_size": size, "init_method": init}

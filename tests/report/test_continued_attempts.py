@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from allranks.report.exit_code import exit_code
-from allranks.report.merge import merge
+from allranks.report.judged import exit_code
+from allranks.report.merging import merge
 from allranks.report.untrusted import digest
 
 JOB = "gloo-w2-g0-env/s"

@@ -3,9 +3,8 @@
 import shutil
 
 from allranks.errors import ExitCode
-from allranks.report.exit_code import exit_code
-from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
+from allranks.report.judged import CellSuite, exit_code
+from allranks.report.merging import merge
 
 CELL = "gloo-w2-g0-env"
 JOB = f"{CELL}/collectives"

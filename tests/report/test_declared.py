@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.report.declared import outcome_of
-from allranks.report.merge import merge
+from allranks.report.merging import merge
 from allranks.report.rank_xml import read_rank_xml
 
 GOOD = '<testcase classname="t" name="a"/>'

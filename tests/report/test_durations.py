@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.report.durations import CHANGE, NOTICEABLE, Durations, Meter, renewed, rounded
 from allranks.report.judged import CellSuite, Share
-from allranks.report.model import RankResult, Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.results import RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule
 
 TEST = "s/test_a.py::test_one"
 
@@ -16,7 +16,7 @@ NAMES = st.sampled_from("abcd")
 DURATIONS = st.dictionaries(NAMES, st.dictionaries(NAMES, st.dictionaries(NAMES, SECONDS, max_size=4)), max_size=3)
 
 
-def verdict_of(nodeid, seconds, kind=VerdictKind.PASSED, *, rule=Rule.PASSED, executed=True):
+def verdict_of(nodeid, seconds, kind=VerdictKind.PASSED, *, rule=VerdictRule.PASSED, executed=True):
     """A testcase whose slowest rank took so many seconds."""
     ranks = tuple(
         RankResult(nodeid=nodeid, classname="c", name="n", rank=rank, outcome=Outcome.PASSED, duration=duration)
@@ -38,7 +38,7 @@ def measured(jobs) -> Durations:
 
 
 def skipped(nodeid, seconds):
-    return verdict_of(nodeid, seconds, VerdictKind.SKIPPED, rule=Rule.SKIPPED, executed=False)
+    return verdict_of(nodeid, seconds, VerdictKind.SKIPPED, rule=VerdictRule.SKIPPED, executed=False)
 
 
 def test_a_test_took_what_its_slowest_rank_took_in_its_slowest_cell():
@@ -73,7 +73,7 @@ def test_what_failed_says_nothing_about_how_long_it_takes(kind):
 
 
 def test_what_stands_for_no_test_has_no_duration():
-    of_job = verdict_of("allranks::job", 9.0, VerdictKind.SKIPPED, rule=Rule.JOB)
+    of_job = verdict_of("allranks::job", 9.0, VerdictKind.SKIPPED, rule=VerdictRule.JOB)
     assert measured([job(of_job, verdict_of(TEST, 1.0))]) == {"rpc": {"gloo": {TEST: 1.0}}}
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.report.columns import compact
-from allranks.report.exit_code import exit_code
-from allranks.report.merge import merge
+from allranks.report.judged import exit_code
+from allranks.report.merging import merge
+from allranks.report.results import compact
 
 RECORDED = Path(__file__).with_name("earlier_schemas")
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from allranks.errors import ExitCode
-from allranks.report.exit_code import exit_code
-from allranks.report.judged import MergedRun
-from allranks.report.merge import merge
+from allranks.report.judged import MergedRun, exit_code
+from allranks.report.merging import merge
 
 ENV, TCP = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
 SKIP = {"outcome": "skipped", "message": "no NCCL", "skip_kind": "environment", "skip_code": 76}

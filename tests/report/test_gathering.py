@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from allranks.errors import ResultsError
-from allranks.report.merge import merge
+from allranks.report.merging import merge
 
 A, B = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
 SPEC = {"run_id": "r1"}

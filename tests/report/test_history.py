@@ -5,10 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
-from allranks.report.exit_code import exit_code
-from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
-from allranks.report.model import VerdictKind
+from allranks.report.judged import CellSuite, exit_code
+from allranks.report.merging import merge
+from allranks.report.results import VerdictKind
 
 JOB = "gloo-w2-g0-env/collectives"
 A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"

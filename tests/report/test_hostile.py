@@ -10,9 +10,8 @@ from pathlib import Path
 import junitparser
 import pytest
 
-from allranks.report.exit_code import exit_code
-from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
+from allranks.report.judged import CellSuite, exit_code
+from allranks.report.merging import merge
 
 CORPUS = Path(__file__).with_name("hostile")
 FILES = sorted(CORPUS.glob("*.xml"))

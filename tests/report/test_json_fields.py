@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.report.exit_code import exit_code
-from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
+from allranks.report.judged import CellSuite, exit_code
+from allranks.report.merging import merge
 from allranks.report.table import render_table
 
 JOB = "gloo-w2-g0-env/s"

@@ -7,7 +7,7 @@ import junitparser
 import pytest
 
 from allranks.report.judged import MergedRun
-from allranks.report.merge import merge
+from allranks.report.merging import merge
 
 ENV, TCP = "gloo-w2-g0-env/collectives", "gloo-w2-g0-tcp/collectives"
 HOSTILE = "a/test_h.py::test_h[<&\"']"

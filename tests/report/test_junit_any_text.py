@@ -9,12 +9,12 @@ from any_suites import FORMS, SUITES, TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.report.judged import CellSuite
 from allranks.report.junit import JUnitWriter
-from allranks.report.junit_form import JUnitForm
-from allranks.report.model import EarlierAttempt, RankResult, Rule, TestVerdict, Verdict, VerdictKind
-from allranks.report.xml_text import TEXT_LIMIT, clean_cut, readable
+from allranks.report.junit_case import JUnitForm
+from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.xml_text import TEXT_LIMIT, clean_cut, readable
 
 
 def roots(form: JUnitForm, *suites: CellSuite) -> list[ET.Element]:
@@ -28,7 +28,7 @@ def roots(form: JUnitForm, *suites: CellSuite) -> list[ET.Element]:
 
 def one(**said: object) -> TestVerdict:
     judged = {name: said.pop(name) for name in ("kind", "message", "text", "reason") if name in said}
-    verdict = Verdict(**{"kind": VerdictKind.FAILURE, "rule": Rule.LEADING_OUTCOME, **judged})
+    verdict = Verdict(**{"kind": VerdictKind.FAILURE, "rule": VerdictRule.LEADING_OUTCOME, **judged})
     return TestVerdict(**{"nodeid": "n", "classname": "c", "name": "x", "verdict": verdict, **said})
 
 
@@ -94,7 +94,7 @@ def test_any_output_comes_back_readable_under_its_rank(text: str):
 
 @pytest.mark.parametrize("kind", [VerdictKind.FAILURE, VerdictKind.SKIPPED])
 def test_a_reason_that_stands_for_an_empty_message_is_readable_too(kind: VerdictKind):
-    bad = Verdict(kind=VerdictKind.FAILURE, rule=Rule.JOB, reason="\x00")
+    bad = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.JOB, reason="\x00")
     case = case_of(one(kind=kind, reason="\x00", earlier=(EarlierAttempt(number=1, verdict=bad),)))
     outcome = next(child for child in case if child.tag in {"failure", "skipped"})
     assert (outcome.get("message"), outcome.get("type")) == ("#x00", "#x00")
@@ -104,7 +104,7 @@ def test_a_reason_that_stands_for_an_empty_message_is_readable_too(kind: Verdict
 def test_messages_names_and_output_of_50_megabytes_leave_a_small_file(schema: str):
     huge = "é\x1b[31m<\x00" * 6_000_000
     rank = RankResult(nodeid=huge, classname="c", name="x", rank=0, outcome=Outcome.FAILED, stdout=huge, stderr=huge)
-    earlier = (EarlierAttempt(number=1, verdict=Verdict(kind=VerdictKind.ERROR, rule=Rule.JOB, text=huge)),)
+    earlier = (EarlierAttempt(number=1, verdict=Verdict(kind=VerdictKind.ERROR, rule=VerdictRule.JOB, text=huge)),)
     test = one(message=huge, text=huge, name=huge, classname=huge, nodeid=huge, ranks=(rank,), earlier=earlier)
     (root,) = roots(JUnitForm(schema=schema), CellSuite(cell="c", suite="s", tests=(test,)))
     assert len(ET.tostring(root)) < 3_000_000

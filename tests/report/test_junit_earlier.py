@@ -6,13 +6,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.report.judged import CellSuite
 from allranks.report.junit import JUnitWriter
-from allranks.report.junit_case import RETRIES
-from allranks.report.junit_form import JUnitForm, Schema
-from allranks.report.model import EarlierAttempt, RankResult, TestVerdict
-from allranks.report.verdict import Setting, verdict
+from allranks.report.junit_case import RETRIES, JUnitForm, Schema
+from allranks.report.results import EarlierAttempt, RankResult, TestVerdict
+from allranks.report.verdict import VerdictPolicy, verdict
 
 SCHEMAS = pytest.mark.parametrize("schema", ["wide", "narrow"])
 
@@ -22,13 +21,13 @@ def rank(outcome: Outcome, number: int = 0, **said: str) -> RankResult:
 
 
 def attempt(number: int, *ranks: RankResult) -> EarlierAttempt:
-    return EarlierAttempt(number=number, verdict=verdict(ranks, Setting()), ranks=ranks)
+    return EarlierAttempt(number=number, verdict=verdict(ranks, VerdictPolicy()), ranks=ranks)
 
 
 def written(tmp_path: Path, now: Outcome, *earlier: EarlierAttempt, schema: Schema = "wide") -> ET.Element:
     ranks = (rank(now, message="now"),)
     test = TestVerdict(
-        nodeid="t.py::a", classname="t", name="a", verdict=verdict(ranks, Setting()), ranks=ranks, earlier=earlier
+        nodeid="t.py::a", classname="t", name="a", verdict=verdict(ranks, VerdictPolicy()), ranks=ranks, earlier=earlier
     )
     path = tmp_path / "junit.xml"
     with JUnitWriter(path, JUnitForm(schema=schema)) as writer:

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.report.judged import JobFacts
-from allranks.report.junit_form import JUnitForm
-from allranks.report.junit_names import NAME_LIMIT, NAMELESS, unique_names
-from allranks.report.model import Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.judged import JobSummary
+from allranks.report.junit_case import NAME_LIMIT, NAMELESS, JUnitForm, unique_names
+from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 
-JOB = JobFacts(cell="gloo-w2-g0-env", suite="s")
-PASSED = Verdict(kind=VerdictKind.PASSED, rule=Rule.PASSED)
+JOB = JobSummary(cell="gloo-w2-g0-env", suite="s")
+PASSED = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
 USUAL = JUnitForm()
 HAS_NO_NAME = [NAMELESS, f"{NAMELESS} #2"]
 
@@ -76,7 +75,7 @@ def test_no_two_names_have_one_hash_or_differ_by_white_space_alone(tests: list[t
 
 @given(st.text(min_size=1, max_size=400))
 def test_the_hash_is_that_of_javascript(text: str):
-    from allranks.report.junit_names import _hash
+    from allranks.report.junit_case import _hash
 
     clean = text.encode("utf-16-le", "replace").decode("utf-16-le")
     assert _hash(clean) % 2**32 == javascript_hash(clean)

@@ -9,8 +9,8 @@ import pytest
 from allranks.errors import ResultsError
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import MergedRun
-from allranks.report.junit_form import FILE_LIMIT, JUnitForm, Schema
-from allranks.report.merge import merge
+from allranks.report.junit_case import FILE_LIMIT, JUnitForm, Schema
+from allranks.report.merging import merge
 
 JOB, OTHER = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
 LIMIT = 12_000

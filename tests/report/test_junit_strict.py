@@ -16,8 +16,8 @@ from lxml import etree
 
 from allranks.report.judged import CellSuite, MergedRun
 from allranks.report.junit import JUnitWriter
-from allranks.report.junit_form import JUnitForm
-from allranks.report.merge import merge
+from allranks.report.junit_case import JUnitForm
+from allranks.report.merging import merge
 
 ENV, TCP = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
 NARROW = JUnitForm(schema="narrow")

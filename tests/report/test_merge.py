@@ -9,7 +9,7 @@ import pytest
 
 from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.report.junit import JUnitWriter
-from allranks.report.merge import LOCK_NAME, merge
+from allranks.report.merging import LOCK_NAME, merge
 
 JOB = "gloo-w2-g0-env/s"
 SKIP = {"outcome": "skipped", "message": "no NCCL", "skip_kind": "environment", "skip_code": 76}

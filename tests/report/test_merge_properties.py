@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
+from allranks.report.merging import merge
 
 ELEMENTS = {
     "passed": "",

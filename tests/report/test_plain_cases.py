@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from allranks.report import rank_xml
-from allranks.report.columns import RankFile
 from allranks.report.plain_cases import KnownPieces, PlainCases
 from allranks.report.rank_xml import RankReader
+from allranks.report.results import RankFile
 
 PLAIN = '<testcase classname="t.T" name="test_{}" time="0.{}" />'
 OWN = (

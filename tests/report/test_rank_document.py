@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.harness.outcome import Outcome, SkipKind
+from allranks.outcomes import Outcome, SkipKind
 from allranks.records import JOURNAL, SCHEMA, JobStarted, Passed, PhaseEnd, RankEnded, TestStarted, encode
 from allranks.report.journal import read_journal
 from allranks.report.rank_document import write_rank_files

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.harness.outcome import Outcome, SkipKind
+from allranks.outcomes import Outcome, SkipKind
 from allranks.report.rank_xml import read_rank_xml
 
 Write = Callable[[str, Sequence[str]], Path]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from allranks.errors import ResultsError
-from allranks.report.merge import merge
+from allranks.report.merging import merge
 
 JOB = "gloo-w2-g0-env/collectives"
 A, B, C = (f"s/test_a.py::test_{name}" for name in "abc")

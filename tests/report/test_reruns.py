@@ -8,12 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, RankEnded, TestStarted, encode
-from allranks.report.exit_code import exit_code
 from allranks.report.journal import read_journal
-from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
+from allranks.report.judged import CellSuite, exit_code
+from allranks.report.merging import merge
 from allranks.report.rank_document import write_rank_files
 from allranks.report.rank_xml import read_rank_xml
 

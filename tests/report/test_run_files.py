@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.report.folder import read_attempts_at, read_manifest
-from allranks.report.json_fields import Fields
 from allranks.report.judged import Share
-from allranks.report.run_files import DroppedCells, JobError, JobRecord, Manifest, PlannedJob, Policy, as_json
+from allranks.report.run_files import DroppedCells, JobError, JobRecord, JudgingPolicy, Manifest, PlannedJob, as_json
+from allranks.report.untrusted import Fields
 
 texts = st.text(alphabet="aé &<>\"'/:-\n", max_size=8)
 many = st.lists(texts, max_size=3).map(tuple)
@@ -21,7 +21,7 @@ manifests = st.builds(
     **dict.fromkeys(("run_id", "allranks", "python", "started", "command", "matrix"), texts),
     seed=st.integers(-(2**40), 2**40),
     policy=st.builds(
-        Policy,
+        JudgingPolicy,
         skip=st.sampled_from([None, "skip", "pass"]),
         mixed_skip=many,
         baseline=st.dictionaries(texts, st.dictionaries(texts, counts, max_size=2), max_size=2),

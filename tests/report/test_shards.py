@@ -3,9 +3,8 @@
 import pytest
 
 from allranks.errors import ExitCode
-from allranks.report.exit_code import exit_code
-from allranks.report.judged import CellSuite, MergedRun
-from allranks.report.merge import merge
+from allranks.report.judged import CellSuite, MergedRun, exit_code
+from allranks.report.merging import merge
 
 CELL = "gloo-w2-g0-env"
 ONE, TWO = f"{CELL}/rpc@1of2", f"{CELL}/rpc@2of2"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from allranks.report.merge import merge
+from allranks.report.merging import merge
 from allranks.report.summary import render_summary
 from allranks.report.table import WIDTH, render_table, seconds
 

@@ -8,9 +8,8 @@ import subprocess
 import pytest
 
 from allranks.errors import ExitCode
-from allranks.report.exit_code import exit_code
-from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
+from allranks.report.judged import CellSuite, exit_code
+from allranks.report.merging import merge
 from allranks.report.untrusted import head, leads_out, open_regular, special, walk
 
 JOB = "gloo-w2-g0-env/s"

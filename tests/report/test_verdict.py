@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
-from allranks.harness.outcome import Outcome, SkipKind
-from allranks.report.model import RankResult, Rule, VerdictKind
-from allranks.report.severity import SEVERITY, fold, severity
-from allranks.report.verdict import Setting, leading, verdict
+from allranks.outcomes import Outcome, SkipKind
+from allranks.report.results import RankResult, VerdictKind, VerdictRule
+from allranks.report.verdict import SEVERITY, VerdictPolicy, fold, leading, severity, verdict
 
-PLAIN = Setting()
-PASSING = Setting(skip="pass")
+PLAIN = VerdictPolicy()
+PASSING = VerdictPolicy(skip="pass")
 
 
 def result(outcome: Outcome | str, rank: int = 0, **said: Any) -> RankResult:
@@ -41,7 +40,7 @@ results = st.builds(
     text=st.sampled_from(["", "trace"]),
 )
 settings = st.builds(
-    Setting,
+    VerdictPolicy,
     skip=st.sampled_from(["skip", "pass"]),
     mixed_skip=st.sampled_from([(), ("*",)]),
     gpus=st.integers(0, 8),
@@ -50,7 +49,9 @@ GOODNESS = {VerdictKind.PASSED: 0, VerdictKind.SKIPPED: 1, VerdictKind.FAILURE: 
 
 
 @given(st.lists(results, max_size=6), settings, st.randoms())
-def test_the_order_of_ranks_makes_no_difference(given_ranks: list[RankResult], setting: Setting, rng: random.Random):
+def test_the_order_of_ranks_makes_no_difference(
+    given_ranks: list[RankResult], setting: VerdictPolicy, rng: random.Random
+):
     shuffled = list(given_ranks)
     rng.shuffle(shuffled)
     assert verdict(shuffled, setting) == verdict(given_ranks, setting)
@@ -58,7 +59,7 @@ def test_the_order_of_ranks_makes_no_difference(given_ranks: list[RankResult], s
 
 @given(st.lists(results, min_size=1, max_size=6, unique_by=lambda r: r.rank), results, settings)
 def test_a_rank_that_did_worse_never_makes_a_verdict_better(
-    given_ranks: list[RankResult], worse: RankResult, setting: Setting
+    given_ranks: list[RankResult], worse: RankResult, setting: VerdictPolicy
 ):
     if severity(worse.outcome) < max(severity(rank.outcome) for rank in given_ranks):
         return
@@ -76,7 +77,7 @@ KINDS = [
 @pytest.mark.parametrize("mixed_skip", [(), ("*",)])
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_of_few_ranks_none_that_did_worse_makes_a_verdict_better_also_where_it_speaks_twice(skip, mixed_skip, gpus):
-    setting = Setting(skip=skip, mixed_skip=mixed_skip, gpus=gpus)
+    setting = VerdictPolicy(skip=skip, mixed_skip=mixed_skip, gpus=gpus)
     for given_kinds in chain(product(KINDS, repeat=1), product(KINDS, repeat=2)):
         given_ranks = [result(outcome, rank, skip_kind=kind) for rank, (outcome, kind) in enumerate(given_kinds)]
         before = verdict(given_ranks, setting)
@@ -88,18 +89,20 @@ def test_of_few_ranks_none_that_did_worse_makes_a_verdict_better_also_where_it_s
 
 
 def test_a_rank_that_says_two_things_hides_no_disagreement():
-    assert verdict(ranks("passed", "skipped"), PLAIN).rule is Rule.RANKS_DISAGREE
-    assert verdict([*ranks("passed", "skipped"), result("skipped", 0)], PLAIN).rule is Rule.RANKS_DISAGREE
+    assert verdict(ranks("passed", "skipped"), PLAIN).rule is VerdictRule.RANKS_DISAGREE
+    assert verdict([*ranks("passed", "skipped"), result("skipped", 0)], PLAIN).rule is VerdictRule.RANKS_DISAGREE
 
 
 @given(st.lists(results, min_size=1, max_size=6), settings)
-def test_a_bad_rank_is_never_in_a_good_verdict(given_ranks: list[RankResult], setting: Setting):
+def test_a_bad_rank_is_never_in_a_good_verdict(given_ranks: list[RankResult], setting: VerdictPolicy):
     if any(rank.outcome.is_bad for rank in given_ranks):
         assert verdict(given_ranks, setting).is_bad
 
 
 @given(st.lists(results, min_size=1, max_size=6), settings)
-def test_a_bad_verdict_always_has_a_message_a_text_and_an_exit_code(given_ranks: list[RankResult], setting: Setting):
+def test_a_bad_verdict_always_has_a_message_a_text_and_an_exit_code(
+    given_ranks: list[RankResult], setting: VerdictPolicy
+):
     judged = verdict(given_ranks, setting)
     if judged.is_bad:
         assert judged.message
@@ -121,7 +124,11 @@ def test_every_outcome_has_a_severity():
 
 def test_rule_1_a_missing_rank_is_an_error_that_still_names_the_first_to_go_wrong():
     judged = verdict([result("missing"), result("failed", 1, message="boom", at=1.0)], PLAIN)
-    assert (judged.kind, judged.rule, judged.exit_code) == (VerdictKind.ERROR, Rule.UNACCOUNTED, ExitCode.UNACCOUNTED)
+    assert (judged.kind, judged.rule, judged.exit_code) == (
+        VerdictKind.ERROR,
+        VerdictRule.UNACCOUNTED,
+        ExitCode.UNACCOUNTED,
+    )
     assert judged.message == "rank 0 is missing: nothing came back. First to go wrong: rank 1 failed: boom"
     assert judged.leading == 1
 
@@ -132,7 +139,7 @@ def test_rule_1_no_rank_at_all_is_an_error():
 
 def test_rule_1_an_abort_that_no_rank_explains_is_an_error_of_supervision():
     judged = verdict(ranks("passed", "aborted"), PLAIN)
-    assert (judged.rule, judged.exit_code) == (Rule.UNACCOUNTED, ExitCode.UNACCOUNTED)
+    assert (judged.rule, judged.exit_code) == (VerdictRule.UNACCOUNTED, ExitCode.UNACCOUNTED)
     assert "supervision" in judged.message
 
 
@@ -157,7 +164,7 @@ def test_rule_1_the_message_stays_short_however_much_the_aborted_ranks_say():
 )
 def test_rule_2_the_leading_outcome_decides_the_kind(outcome: str, kind: VerdictKind):
     judged = verdict(ranks("passed", outcome), PLAIN)
-    assert (judged.kind, judged.rule, judged.leading, judged.reason) == (kind, Rule.LEADING_OUTCOME, 1, outcome)
+    assert (judged.kind, judged.rule, judged.leading, judged.reason) == (kind, VerdictRule.LEADING_OUTCOME, 1, outcome)
 
 
 def test_rule_2_the_first_to_arrive_leads_however_bad_the_later_ones_are():
@@ -236,32 +243,32 @@ def test_rule_2_long_texts_of_peers_leave_the_leading_rank_its_room():
 def test_rule_3_ranks_that_skip_beside_ranks_that_ran_disagree(others: str):
     judged = verdict(ranks("skipped", others), PLAIN)
     assert (judged.kind, judged.rule, judged.exit_code) == (
-        VerdictKind.ERROR, Rule.RANKS_DISAGREE, ExitCode.TESTS_FAILED,
+        VerdictKind.ERROR, VerdictRule.RANKS_DISAGREE, ExitCode.TESTS_FAILED,
     )  # fmt: skip
 
 
 def test_rule_3_an_environment_skip_on_one_rank_alone_disagrees_under_either_policy():
     mixed = [result("skipped", 0, skip_kind=SkipKind.ENVIRONMENT), result("passed", 1)]
-    assert verdict(mixed, PASSING).rule is Rule.RANKS_DISAGREE
+    assert verdict(mixed, PASSING).rule is VerdictRule.RANKS_DISAGREE
 
 
 def test_rule_3_passes_beside_expected_failures_disagree():
-    assert verdict(ranks("passed", "xfailed"), PLAIN).rule is Rule.RANKS_DISAGREE
+    assert verdict(ranks("passed", "xfailed"), PLAIN).rule is VerdictRule.RANKS_DISAGREE
 
 
 def test_rule_3_a_mix_that_the_policy_names_is_a_pass():
-    setting = Setting(mixed_skip=("t.py::*",))
+    setting = VerdictPolicy(mixed_skip=("t.py::*",))
     assert verdict(ranks("skipped", "passed"), setting).kind is VerdictKind.PASSED
 
 
 def test_rule_3_a_policy_that_names_another_test_allows_nothing():
-    setting = Setting(mixed_skip=("u.py::*",))
-    assert verdict(ranks("skipped", "passed"), setting).rule is Rule.RANKS_DISAGREE
+    setting = VerdictPolicy(mixed_skip=("u.py::*",))
+    assert verdict(ranks("skipped", "passed"), setting).rule is VerdictRule.RANKS_DISAGREE
 
 
 def test_rule_4_all_skipped_is_a_skip_that_did_not_execute():
     judged = verdict(ranks("skipped", "skipped", message="not today"), PLAIN)
-    assert (judged.kind, judged.rule, judged.executed) == (VerdictKind.SKIPPED, Rule.SKIPPED, False)
+    assert (judged.kind, judged.rule, judged.executed) == (VerdictKind.SKIPPED, VerdictRule.SKIPPED, False)
     assert (judged.message, judged.reason) == ("not today", "pytest.skip")
 
 
@@ -302,18 +309,18 @@ def test_rule_2_peers_that_ended_at_about_the_same_time_are_not_mentioned():
 def test_rule_3_a_rank_that_was_aborted_by_one_that_skipped_disagrees_with_it():
     waited = result("aborted", 1, caused_by=0, message="aborted by rank 0, which skipped")
     judged = verdict([result("skipped", 0, message="not here"), waited], PLAIN)
-    assert (judged.kind, judged.rule) == (VerdictKind.ERROR, Rule.RANKS_DISAGREE)
+    assert (judged.kind, judged.rule) == (VerdictKind.ERROR, VerdictRule.RANKS_DISAGREE)
     assert "aborted by rank 0, which skipped" in judged.message
 
 
 def test_rule_3_what_may_be_skipped_on_one_rank_may_not_hang_on_another():
     waited = result("aborted", 1, caused_by=0)
-    judged = verdict([result("skipped", 0), waited], Setting(mixed_skip=("*",)))
-    assert judged.rule is Rule.RANKS_DISAGREE
+    judged = verdict([result("skipped", 0), waited], VerdictPolicy(mixed_skip=("*",)))
+    assert judged.rule is VerdictRule.RANKS_DISAGREE
 
 
-@pytest.mark.parametrize("setting", [Setting(gpus=2), Setting(skip="pass", gpus=2)])
-def test_rule_4_a_hardware_skip_where_the_hardware_was_given_is_lost_coverage(setting: Setting):
+@pytest.mark.parametrize("setting", [VerdictPolicy(gpus=2), VerdictPolicy(skip="pass", gpus=2)])
+def test_rule_4_a_hardware_skip_where_the_hardware_was_given_is_lost_coverage(setting: VerdictPolicy):
     judged = verdict(ranks("skipped", "skipped", skip_kind=SkipKind.HARDWARE, skip_code=77), setting)
     assert (judged.kind, judged.reason, judged.exit_code) == (
         VerdictKind.ERROR, "hardware skip", ExitCode.TESTS_FAILED,
@@ -321,19 +328,19 @@ def test_rule_4_a_hardware_skip_where_the_hardware_was_given_is_lost_coverage(se
 
 
 def test_rule_4_a_skip_for_more_gpus_than_were_given_loses_nothing():
-    judged = verdict(ranks("skipped", skip_kind=SkipKind.HARDWARE, skip_code=81), Setting(gpus=2))
+    judged = verdict(ranks("skipped", skip_kind=SkipKind.HARDWARE, skip_code=81), VerdictPolicy(gpus=2))
     assert judged.kind is VerdictKind.SKIPPED
 
 
 def test_rule_4_an_environment_skip_where_gpus_were_given_loses_nothing():
-    judged = verdict(ranks("skipped", skip_kind=SkipKind.ENVIRONMENT, skip_code=73), Setting(gpus=2))
+    judged = verdict(ranks("skipped", skip_kind=SkipKind.ENVIRONMENT, skip_code=73), VerdictPolicy(gpus=2))
     assert judged.kind is VerdictKind.SKIPPED
 
 
 @pytest.mark.parametrize("mix", [("passed", "passed"), ("xpassed", "xpassed"), ("passed", "xpassed")])
 def test_rule_5_all_passed_is_a_pass(mix: tuple[str, ...]):
     judged = verdict(ranks(*mix), PLAIN)
-    assert (judged.kind, judged.rule, judged.exit_code) == (VerdictKind.PASSED, Rule.PASSED, ExitCode.OK)
+    assert (judged.kind, judged.rule, judged.exit_code) == (VerdictKind.PASSED, VerdictRule.PASSED, ExitCode.OK)
 
 
 def test_two_results_of_one_rank_count_as_the_worse():

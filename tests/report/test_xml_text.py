@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.report.xml_text import cut, first_line, readable
+from allranks.xml_text import cut, first_line, readable
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=50))

@@ -18,10 +18,10 @@ from allranks.matrix.model import Job, Matrix
 from allranks.report.run_files import Manifest
 from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.dispatcher import Dispatcher
-from allranks.schedule.folder import RunFolder, open_run
 from allranks.schedule.host import Host
-from allranks.schedule.live import LiveView
-from allranks.schedule.request import Surroundings
+from allranks.schedule.log_lines import LiveView
+from allranks.schedule.request import JobEnvironment
+from allranks.schedule.results_folder import RunFolder, open_run
 from allranks.schedule.retry_policy import RunPolicy
 
 DOCUMENT = """\
@@ -109,7 +109,7 @@ def engine():
 
 @pytest.fixture
 def dispatcher(matrix, make_folder, engine, lines):
-    def make(wanted, *, gpus=(), cores=1, surroundings=lambda job: Surroundings(image=job.image.name), **policy):
+    def make(wanted, *, gpus=(), cores=1, surroundings=lambda job: JobEnvironment(image=job.image.name), **policy):
         host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, surroundings=surroundings)
         folder = make_folder(wanted)
         return Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ("-k", "x"), RunPolicy(**policy)))

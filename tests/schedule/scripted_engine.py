@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from allranks.engine.protocol import JobExit
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.records import SCHEMA, Begun, Collected, Finished, Interrupted, Passed, RankEnded
 
 BEGUN = Begun(schema=SCHEMA)

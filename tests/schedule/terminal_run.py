@@ -15,10 +15,10 @@ from scripted_engine import FINISHED, PASSED, ScriptedEngine, failed
 from allranks import cli
 from allranks.engine import ownership
 from allranks.records import Collected
-from allranks.schedule import leases, line, run
+from allranks.schedule import gpu_leases, run_jobs
+from allranks.schedule.gpus import Inventory
 from allranks.schedule.host import Host
-from allranks.schedule.inventory import Inventory
-from allranks.schedule.request import Surroundings
+from allranks.schedule.request import JobEnvironment
 
 ONE, TWO, THREE = "gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"
 BAD = failed("suite/test_a.py::test_b[x]", 1, "no [bold]good")
@@ -38,7 +38,7 @@ class Engine(ScriptedEngine):
 def main():
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # from here on Ctrl-C on this terminal is for this process
     locks, words, *arguments = sys.argv[1:]
-    ownership.lock_folder = leases.lock_folder = line.lock_folder = lambda: Path(locks)
+    ownership.lock_folder = gpu_leases.lock_folder = gpu_leases.lock_folder = lambda: Path(locks)
     engine = Engine(int(words))
     if "--endless" in arguments:
         arguments.remove("--endless")
@@ -47,11 +47,11 @@ def main():
 
     def choose_host(_name, _matrix, say, *_):
         say("engine: scripted")
-        surroundings = Surroundings(image="image:1")
+        surroundings = JobEnvironment(image="image:1")
         return Host(engine=engine, gpus=GPUS, cores=8, memory=99999, surroundings=lambda _: surroundings)
 
-    run.choose_host = choose_host
-    run.take_inventory = lambda _: Inventory(gpus=GPUS)
+    run_jobs.choose_host = choose_host
+    run_jobs.take_inventory = lambda _: Inventory(gpus=GPUS)
     return cli.main(["run", "--seed", "1", *arguments])
 
 

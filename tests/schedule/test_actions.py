@@ -6,12 +6,12 @@ from scripted_engine import failed
 from allranks.cli import main
 from allranks.records import Printed
 from allranks.report.judged import Failure
-from allranks.report.merge import merge
-from allranks.report.model import VerdictKind
+from allranks.report.merging import merge
+from allranks.report.results import VerdictKind
 from allranks.report.run_files import JobError
-from allranks.schedule import actions
-from allranks.schedule.actions import ActionsConsole, ActionsView, Commands, annotate, is_on_actions
+from allranks.schedule import log_lines
 from allranks.schedule.console import console_for, leave_to_the_merge
+from allranks.schedule.log_lines import ActionsConsole, ActionsView, Commands, annotate, is_on_actions
 from allranks.schedule.progress import Tests
 
 NOTHING = "cell/s: no test ran (1.0 s)"
@@ -83,7 +83,7 @@ def test_no_test_can_give_commands_or_guess_the_word_that_switches_them_on(live,
 
 
 def test_a_flood_is_cut(live, lines, monkeypatch):
-    monkeypatch.setattr(actions, "_KEPT", 2)
+    monkeypatch.setattr(log_lines, "_KEPT", 2)
     for number in range(5):
         live.take("cell/s", output(str(number)))
     live.job_ended("cell/s", Tests(), 1.0, None)
@@ -125,7 +125,7 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
         place="gloo-w2 / s", nodeid="suite/test_a.py::test_x[a,b::c]", kind=VerdictKind.FAILURE,
         message="rank 0 failed: 50%\n::error::x", alike=2,
     )  # fmt: skip
-    assert actions._annotation(failure) == (
+    assert log_lines._annotation(failure) == (
         "::error title=gloo-w2 / s%3A suite/test_a.py%3A%3Atest_x[a%2Cb%3A%3Ac],file=suite/test_a.py"
         "::rank 0 failed: 50%25%0A::error::x (and 2 more like it)"
     )
@@ -133,7 +133,7 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
 
 def test_what_befell_a_job_has_no_file():
     failure = Failure(place="c / s", nodeid="allranks::job", kind=VerdictKind.ERROR, message="lost")
-    assert actions._annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"
+    assert log_lines._annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"
 
 
 def test_a_step_has_its_commands_again_when_the_run_is_over_whatever_happened(lines, merged):

@@ -12,12 +12,12 @@ from allranks.engine.ownership import own_run
 from allranks.errors import EngineError, UsageError
 from allranks.interruption import interruptible
 from allranks.records import Collected, CollectionFailed
-from allranks.report.merge import merge
-from allranks.report.run_files import Manifest, Policy
-from allranks.report.verdict import Setting
-from allranks.schedule.again import WHOLE, Again, newest_attempt, to_run_again
-from allranks.schedule.earlier import earlier_run, setting_of
-from allranks.schedule.folder import open_run
+from allranks.report.merging import merge
+from allranks.report.run_files import JudgingPolicy, Manifest
+from allranks.report.verdict import VerdictPolicy
+from allranks.schedule.earlier_runs import earlier_run, setting_of
+from allranks.schedule.results_folder import open_run
+from allranks.schedule.retry_policy import WHOLE, Again, newest_attempt, to_run_again
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -195,8 +195,8 @@ def test_a_folder_of_another_name_is_not_gone_on_with(tmp_path, pair):
 
 
 def test_a_run_goes_on_with_the_policy_that_it_began_with(tmp_path, pair):
-    open_run(tmp_path, "r1", pair, Manifest(policy=Policy(skip="pass", mixed_skip=("x",))), 7)
-    assert earlier_run(tmp_path, "r1").setting == Setting(skip="pass", mixed_skip=("x",))
+    open_run(tmp_path, "r1", pair, Manifest(policy=JudgingPolicy(skip="pass", mixed_skip=("x",))), 7)
+    assert earlier_run(tmp_path, "r1").setting == VerdictPolicy(skip="pass", mixed_skip=("x",))
 
 
 ENDED = {"schema": 1, "world_size": 1, "collected": list(ALL), "error": None}

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from allranks.engine.spec import FileCopy
-from allranks.schedule.cache import carried_files, keep_cache
+from allranks.engine.protocol import FileCopy
+from allranks.schedule.earlier_runs import carried_files, keep_cache
 
 
 def write(path, text):

@@ -4,10 +4,9 @@ import io
 
 import pytest
 
-from allranks.report.merge import merge
-from allranks.schedule.actions import ActionsConsole
+from allranks.report.merging import merge
 from allranks.schedule.console import PlainConsole, console_for, is_streamed
-from allranks.schedule.live import LiveView
+from allranks.schedule.log_lines import ActionsConsole, LiveView
 from allranks.schedule.terminal import TerminalConsole
 
 XTERM = {"TERM": "xterm-256color"}

@@ -8,16 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted_engine import BEGUN, FINISHED, failed
 
+from allranks.engine.agent_output import SEPARATOR, RecordReader
 from allranks.engine.protocol import JobExit
-from allranks.engine.stream import SEPARATOR, RecordStream
 from allranks.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
-from allranks.report.exit_code import exit_code
-from allranks.report.merge import merge
+from allranks.report.judged import exit_code
+from allranks.report.merging import merge
 from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.dispatcher import Dispatcher
 from allranks.schedule.host import Host
-from allranks.schedule.live import LiveView
-from allranks.schedule.request import Surroundings
+from allranks.schedule.log_lines import LiveView
+from allranks.schedule.request import JobEnvironment
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -81,7 +81,7 @@ class StreamingJob:
         pass
 
     def wait(self, sink):
-        stream = RecordStream()
+        stream = RecordReader()
         for place in range(0, len(self.data), 97):
             for said in stream.feed(self.data[place : place + 97]):
                 sink(0, said)
@@ -103,7 +103,7 @@ def green(matrix, jobs, make_folder, lines):
         job = jobs["gloo-w2-g0-env"]
         several = [replace(job, suite=replace(job.suite, name=name)) for name in names]
         engine = StreamingEngine(dict(zip(names, streams, strict=True)))
-        host = Host(engine=engine, gpus=(), cores=16, memory=99999, surroundings=lambda _: Surroundings(image="i"))
+        host = Host(engine=engine, gpus=(), cores=16, memory=99999, surroundings=lambda _: JobEnvironment(image="i"))
         folder = make_folder(several, run_id=f"r{runs}")
         Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ())).run(several)
         merged = merge(folder.path, environ={})

@@ -1,11 +1,11 @@
 import subprocess
 import sys
 
-from allranks.schedule.descriptors import ENOUGH
+from allranks.schedule.run_jobs import ENOUGH
 
 PROGRAM = """
 import resource, sys
-from allranks.schedule.descriptors import make_room_for_descriptors
+from allranks.schedule.run_jobs import make_room_for_descriptors
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 make_room_for_descriptors(int(sys.argv[3]))

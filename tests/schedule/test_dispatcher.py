@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
 
-from allranks.engine.stream import Damage
+from allranks.engine.agent_output import Damage
 from allranks.errors import EngineError, ImageError, ResultsError
 from allranks.interruption import interruptible
 from allranks.records import (
@@ -27,9 +27,8 @@ from allranks.records import (
 )
 from allranks.report.rank_xml import read_rank_xml
 from allranks.report.untrusted import digest
-from allranks.schedule.leases import count_free, try_lease
-from allranks.schedule.line import claimed, stand_in_line
-from allranks.schedule.request import Surroundings
+from allranks.schedule.gpu_leases import claimed, count_free, stand_in_line, try_lease
+from allranks.schedule.request import JobEnvironment
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -178,7 +177,7 @@ def test_each_gpu_is_tried_once_in_each_image(dispatcher, engine, jobs):
     engine.acts["go", BOTH] = lambda: asked.append([each.gpu for each in engine.specs[BOTH][0].agent.check_gpus])
     images = iter(["one", "one", "two"])
     dispatcher(
-        several, gpus=("GPU-a", "GPU-b"), cores=2, most=1, surroundings=lambda _: Surroundings(image=next(images))
+        several, gpus=("GPU-a", "GPU-b"), cores=2, most=1, surroundings=lambda _: JobEnvironment(image=next(images))
     ).run(several)
     assert asked == [["GPU-a", "GPU-b"], [], ["GPU-a", "GPU-b"]]
 
@@ -277,7 +276,7 @@ def test_an_image_that_cannot_be_made_is_an_error_of_its_job(dispatcher, pair, r
         if job is pair[1]:
             msg = "No base."
             raise ImageError(msg)
-        return Surroundings(image="i")
+        return JobEnvironment(image="i")
 
     dispatcher(pair, surroundings=surroundings).run(pair)
     assert records()[ONE]["error"] is None
@@ -336,7 +335,7 @@ def test_an_interrupt_while_an_image_is_made_ends_the_current_job_well(dispatche
     def surroundings(job):
         if job is wanted[0]:
             interrupt()
-        return Surroundings(image="i")
+        return JobEnvironment(image="i")
 
     engine.endless.add("nccl-w1-g1-env")
     with pytest.raises(KeyboardInterrupt), interruptible():
@@ -445,7 +444,7 @@ def test_a_job_whose_journal_cannot_be_written_is_ended_and_says_so(dispatcher, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     engine.endless.add(ONE)
-    monkeypatch.setattr("allranks.schedule.journal.os.write", full)
+    monkeypatch.setattr("allranks.schedule.ledger.os.write", full)
     dispatcher(pair[:1]).run(pair[:1])
     error = records()[ONE]["error"]
     assert (error["kind"], error["what"]) == (

@@ -10,8 +10,8 @@ import allranks
 from allranks.engine.ownership import own_run
 from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.report.run_files import Manifest
-from allranks.schedule import folder as schedule_folder
-from allranks.schedule.folder import new_run_id, open_run, own_party, take_jobs, write_json
+from allranks.schedule import results_folder as schedule_folder
+from allranks.schedule.results_folder import new_run_id, open_run, own_party, take_jobs, write_json
 
 JOIN = """
 import sys
@@ -19,7 +19,7 @@ from pathlib import Path
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
-from allranks.schedule.folder import open_run
+from allranks.schedule.results_folder import open_run
 
 expansion = load(Path(sys.argv[1]))
 jobs = plan(expansion.matrix, expansion.cells)
@@ -101,7 +101,7 @@ from pathlib import Path
 from allranks.engine import ownership
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan
-from allranks.schedule.folder import take_jobs
+from allranks.schedule.results_folder import take_jobs
 
 ownership.lock_folder = lambda: Path(sys.argv[1])
 expansion = load(Path(sys.argv[2]))

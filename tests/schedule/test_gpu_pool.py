@@ -2,10 +2,9 @@
 
 import pytest
 
+from allranks.schedule.gpu_leases import claimed, holders
 from allranks.schedule.gpu_pool import GpuPool
-from allranks.schedule.leases import holders
-from allranks.schedule.line import claimed
-from allranks.schedule.request import Surroundings
+from allranks.schedule.request import JobEnvironment
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -52,6 +51,6 @@ def test_a_pool_that_leaves_the_queue_leaves_the_gpus_to_others(pool):
 
 
 def test_a_gpu_is_checked_once_for_each_python(pool):
-    one, two = Surroundings(image="one"), Surroundings(image="two")
+    one, two = JobEnvironment(image="one"), JobEnvironment(image="two")
     pool.report_checked(["GPU-a"], one)
     assert (pool.unchecked(GPUS, one), pool.unchecked(GPUS, two)) == (["GPU-b"], ["GPU-a", "GPU-b"])

@@ -9,7 +9,7 @@ from allranks.engine import docker as engine_docker
 from allranks.errors import EngineError, ImageError
 from allranks.schedule import host as schedule_host
 from allranks.schedule.host import _ForHost, choose_host, engines
-from allranks.schedule.request import Surroundings
+from allranks.schedule.request import JobEnvironment
 
 
 @dataclass
@@ -141,7 +141,7 @@ def for_host(matrix, lines, made):
     def build(*gpus):
         def make(image):
             made.append(image.name)
-            return Surroundings(image=image.name)
+            return JobEnvironment(image=image.name)
 
         return _ForHost(gpus, matrix, lines, make)
 

@@ -4,8 +4,8 @@ import pytest
 
 from allranks.errors import EngineError
 from allranks.matrix.model import Image, Process
-from allranks.schedule import interpreter
-from allranks.schedule.interpreter import surroundings_of
+from allranks.schedule import host
+from allranks.schedule.host import surroundings_of
 
 NO_PYTHON = Process()
 
@@ -19,7 +19,7 @@ def recipes(monkeypatch):
         asked.append(recipe)
         return Path("/env/bin/python")
 
-    monkeypatch.setattr(interpreter, "ensure_environment", ensure)
+    monkeypatch.setattr(host, "ensure_environment", ensure)
     return asked
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from allranks.report.run_files import JobError
+from allranks.schedule.gpu_leases import Lease
 from allranks.schedule.job_attempt import JobAttempt
-from allranks.schedule.leases import Lease
-from allranks.schedule.packing.task import Room, Task
+from allranks.schedule.packing.estimate import Capacity, Task
 
 WHY = JobError(kind="stopped", what="Enough.")
 
@@ -25,16 +25,16 @@ class Running:
 
 @pytest.fixture
 def attempt(pair):
-    task = Task(0, Room(gpus=1, cores=2, memory=3), 1.0)
+    task = Task(0, Capacity(gpus=1, cores=2, memory=3), 1.0)
     return JobAttempt(run_id="r1", job=pair[0], task=task, number=1, folder=Path("unused"), lease=Lease())
 
 
 def test_cores_are_held_only_while_the_agent_runs(attempt):
-    assert (attempt.state, attempt.held) == ("standby", Room(gpus=1, cores=0, memory=3))
+    assert (attempt.state, attempt.held) == ("standby", Capacity(gpus=1, cores=0, memory=3))
     attempt.release()
-    assert (attempt.state, attempt.held) == ("running", Room(gpus=1, cores=2, memory=3))
+    assert (attempt.state, attempt.held) == ("running", Capacity(gpus=1, cores=2, memory=3))
     attempt.free_cores()
-    assert (attempt.state, attempt.held) == ("closing", Room(gpus=1, cores=0, memory=3))
+    assert (attempt.state, attempt.held) == ("closing", Capacity(gpus=1, cores=0, memory=3))
 
 
 def test_a_released_attempt_goes(attempt):

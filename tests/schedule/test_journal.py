@@ -9,7 +9,7 @@ from scripted_engine import COLLECTED, PASSED, failed
 from allranks.engine.ownership import own_run
 from allranks.records import JOURNAL, SCHEMA, JobStarted, decode
 from allranks.report.rank_xml import read_rank_xml
-from allranks.schedule.journal import Journal, complete_dead_runs
+from allranks.schedule.ledger import JournalWriter, complete_dead_runs
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -19,7 +19,7 @@ WHOLE = (STARTED, COLLECTED, PASSED, failed("t", 1, "assert 1 == 2", world_size=
 
 
 def write(path, *records):
-    with closing(Journal(path)) as journal:
+    with closing(JournalWriter(path)) as journal:
         for record in records:
             journal.write(record)
 
@@ -41,7 +41,7 @@ def told(path):
 
 
 def test_each_record_is_there_as_soon_as_it_is_written(tmp_path):
-    with closing(Journal(tmp_path / JOURNAL)) as journal:
+    with closing(JournalWriter(tmp_path / JOURNAL)) as journal:
         journal.write(STARTED)
         journal.write(COLLECTED)
         assert read(tmp_path / JOURNAL) == (STARTED, COLLECTED)
@@ -55,7 +55,7 @@ def test_a_journal_only_ever_grows(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
-    with closing(Journal(tmp_path / "gone" / JOURNAL)) as journal, pytest.raises(OSError, match="gone"):
+    with closing(JournalWriter(tmp_path / "gone" / JOURNAL)) as journal, pytest.raises(OSError, match="gone"):
         journal.write(STARTED)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.schedule.leases import Holder, count_free, holders, try_lease
+from allranks.schedule.gpu_leases import Holder, count_free, holders, try_lease
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))
 

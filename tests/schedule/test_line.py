@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.schedule import line
-from allranks.schedule.leases import count_free, try_lease
-from allranks.schedule.line import claimed, stand_in_line
+from allranks.schedule import gpu_leases
+from allranks.schedule.gpu_leases import claimed, count_free, stand_in_line, try_lease
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))
 LIMIT = 60.0
@@ -162,7 +161,7 @@ def test_the_line_ends_with_the_life_of_who_waits(waiter, locks):
 
 
 def test_who_is_stopped_holds_nobody_up_and_has_its_place_again_when_it_goes_on(waiter, monkeypatch):
-    monkeypatch.setattr(line, "PATIENCE", 0.2)
+    monkeypatch.setattr(gpu_leases, "PATIENCE", 0.2)
     wait_until(lambda: claimed() == {"GPU-0"})
     os.kill(waiter.pid, signal.SIGSTOP)
     wait_until(lambda: claimed() == frozenset())

@@ -1,11 +1,11 @@
 import pytest
 from scripted_engine import FINISHED, PASSED, failed
 
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.records import Collected, Passed, Printed
 from allranks.report.run_files import JobError
 from allranks.schedule.job_facts import JobFacts
-from allranks.schedule.live import LiveView
+from allranks.schedule.log_lines import LiveView
 from allranks.schedule.progress import Tests
 
 

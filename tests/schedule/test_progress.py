@@ -1,7 +1,7 @@
 import pytest
 from scripted_engine import failed
 
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.records import Collected, Passed, TestStarted
 from allranks.schedule.progress import Board
 

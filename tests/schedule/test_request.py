@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.spec import Passthrough
-from allranks.schedule.request import Attempt, Surroundings, files_of, job_spec
+from allranks.engine.protocol import Passthrough
+from allranks.schedule.request import AttemptOptions, JobEnvironment, files_of, job_spec
 
-ATTEMPT = Attempt(run_id="r", number=2, seed=5, gpus=("GPU-a", "GPU-b"), pytest_args=("-k", "x"))
+ATTEMPT = AttemptOptions(run_id="r", number=2, seed=5, gpus=("GPU-a", "GPU-b"), pytest_args=("-k", "x"))
 
 
 @pytest.fixture
 def spec(matrix, jobs):
-    surroundings = Surroundings(image="ref", python="/py", python_path=(Path("/project"),))
+    surroundings = JobEnvironment(image="ref", python="/py", python_path=(Path("/project"),))
     return job_spec(matrix, jobs["nccl-w2-g2-env"], surroundings, ATTEMPT)
 
 
@@ -39,7 +39,7 @@ def test_agent_is_told_the_cell_and_the_limits_of_the_file(spec):
 def test_agent_is_told_which_torch_the_cell_stands_for(matrix, jobs, spec):
     job = jobs["nccl-w2-g2-env"]
     job = replace(job, cell=replace(job.cell, torch="2.14.1"))
-    assert job_spec(matrix, job, Surroundings(), ATTEMPT).agent.torch == "2.14.1"
+    assert job_spec(matrix, job, JobEnvironment(), ATTEMPT).agent.torch == "2.14.1"
     assert spec.agent.torch == ""
 
 
@@ -80,14 +80,14 @@ def test_a_suite_that_is_one_file_is_copied_as_one(tmp_path):
 @pytest.mark.parametrize(
     ("where", "passthrough", "visible"),
     [
-        (Surroundings(python="python"), Passthrough(), ["GPU-a", "x"]),
-        (Surroundings(image="i"), Passthrough(), ["GPU-a", "1"]),
-        (Surroundings(python="python"), Passthrough(driver="rocm", numbers=(4, 6)), ["4", "6"]),
-        (Surroundings(image="i"), Passthrough(driver="rocm", numbers=(4, 6)), ["0", "1"]),
+        (JobEnvironment(python="python"), Passthrough(), ["GPU-a", "x"]),
+        (JobEnvironment(image="i"), Passthrough(), ["GPU-a", "1"]),
+        (JobEnvironment(python="python"), Passthrough(driver="rocm", numbers=(4, 6)), ["4", "6"]),
+        (JobEnvironment(image="i"), Passthrough(driver="rocm", numbers=(4, 6)), ["0", "1"]),
     ],
 )
 def test_gpus_that_nobody_has_seen_computing_are_tried(matrix, jobs, where, passthrough, visible):
-    attempt = Attempt(run_id="r", number=1, seed=1, gpus=("GPU-a", "x"), passthrough=passthrough)
+    attempt = AttemptOptions(run_id="r", number=1, seed=1, gpus=("GPU-a", "x"), passthrough=passthrough)
     job = jobs["nccl-w2-g2-env"]
     before = job_spec(matrix, job, where, attempt)
     spec = job_spec(matrix, job, where, replace(attempt, unchecked={"GPU-a": "GPU 0", "x": "GPU 1"}))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from allranks.schedule.again import WHOLE, Again
-from allranks.schedule.retry_policy import RetryPolicy
+from allranks.schedule.retry_policy import WHOLE, Again, RetryPolicy
 
 SOME = Again(tests=("a", "b"), base=1)
 ONE = Again(tests=("b",), base=2)

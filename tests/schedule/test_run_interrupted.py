@@ -6,9 +6,9 @@ import pytest
 
 from allranks.errors import ExitCode
 from allranks.matrix.expand import expand
-from allranks.schedule import run as schedule_run
+from allranks.schedule import run_jobs as schedule_run
 from allranks.schedule.host import Host
-from allranks.schedule.run import RunOptions, run
+from allranks.schedule.run_jobs import RunOptions, run
 
 pytestmark = pytest.mark.usefixtures("locks")
 

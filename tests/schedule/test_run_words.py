@@ -1,9 +1,9 @@
 """What the manifest of a run says about the matrix it came from."""
 
 from allranks.matrix.declaration import load
-from allranks.report.run_files import DroppedCells, Policy
-from allranks.schedule.facts import facts_of
-from allranks.schedule.run import _from_here
+from allranks.report.run_files import DroppedCells, JudgingPolicy
+from allranks.schedule.results_folder import facts_of
+from allranks.schedule.run_jobs import _from_here
 
 MATRIX = """
 [matrix]
@@ -33,7 +33,7 @@ def test_every_rule_that_dropped_cells_is_in_the_manifest_with_its_reason(tmp_pa
 def test_a_policy_that_the_matrix_file_does_not_set_stays_open(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "matrix.toml").write_text(MATRIX)
-    assert facts_of(load(tmp_path)).policy == Policy()
+    assert facts_of(load(tmp_path)).policy == JudgingPolicy()
 
 
 def test_a_path_below_the_current_folder_is_shown_as_one_types_it(tmp_path, monkeypatch):

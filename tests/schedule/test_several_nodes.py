@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from allranks.engine.protocol import JobExit, NodeExit
-from allranks.engine.spec import resources
+from allranks.engine.protocol import JobExit, NodeExit, resources
 from allranks.records import Finished, NodeLost, NodesFailed
 from allranks.schedule.job_facts import JobFacts
-from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
+from allranks.schedule.request import AttemptOptions, JobEnvironment, job_spec, room_of
 
-ATTEMPT = Attempt(run_id="r", number=1, seed=1)
+ATTEMPT = AttemptOptions(run_id="r", number=1, seed=1)
 
 
 @pytest.fixture
@@ -20,16 +19,16 @@ def wide(jobs):
 
 
 def test_the_agents_are_told_how_many_nodes_there_are_and_no_secret_yet(matrix, wide):
-    agent = job_spec(matrix, wide, Surroundings(), ATTEMPT).agent
+    agent = job_spec(matrix, wide, JobEnvironment(), ATTEMPT).agent
     assert (agent.nodes, agent.post) == (2, None)
     limits = replace(matrix.limits, assembly=7, silence=3)
-    agent = job_spec(replace(matrix, limits=limits), wide, Surroundings(), ATTEMPT).agent
+    agent = job_spec(replace(matrix, limits=limits), wide, JobEnvironment(), ATTEMPT).agent
     assert (agent.limits.assembly, agent.limits.silence) == (7, 3)
 
 
 def test_the_engines_limit_leaves_time_for_agents_to_come_together(matrix, wide, jobs):
-    alone = job_spec(matrix, jobs["nccl-w2-g2-env"], Surroundings(), ATTEMPT).resources.seconds
-    together = job_spec(matrix, wide, Surroundings(), ATTEMPT).resources.seconds
+    alone = job_spec(matrix, jobs["nccl-w2-g2-env"], JobEnvironment(), ATTEMPT).resources.seconds
+    together = job_spec(matrix, wide, JobEnvironment(), ATTEMPT).resources.seconds
     assert together >= alone + matrix.limits.assembly
 
 
@@ -66,7 +65,7 @@ def test_a_leader_that_died_is_named_by_its_node():
 def test_each_node_has_the_limits_of_its_own_ranks_and_the_job_those_of_all(matrix, wide):
     matrix = replace(matrix, limits=replace(matrix.limits, memory_mib=None))
     uneven = replace(wide, cell=replace(wide.cell, world_size=3))
-    spec = job_spec(matrix, uneven, Surroundings(), ATTEMPT)
+    spec = job_spec(matrix, uneven, JobEnvironment(), ATTEMPT)
     by_ranks = [resources(world_size=ranks, memory_mib=None, seconds=0) for ranks in (2, 1)]
     assert [spec.resources_on(node).memory_bytes for node in (0, 1)] == [each.memory_bytes for each in by_ranks]
     assert [spec.resources_on(node).shm_bytes for node in (0, 1)] == [each.shm_bytes for each in by_ranks]
@@ -75,5 +74,5 @@ def test_each_node_has_the_limits_of_its_own_ranks_and_the_job_those_of_all(matr
 
 
 def test_one_node_may_use_what_its_job_may(matrix, jobs):
-    spec = job_spec(matrix, jobs["nccl-w2-g2-env"], Surroundings(), ATTEMPT)
+    spec = job_spec(matrix, jobs["nccl-w2-g2-env"], JobEnvironment(), ATTEMPT)
     assert (spec.node_resources, spec.resources_on(0)) == ((), spec.resources)

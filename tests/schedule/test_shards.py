@@ -8,24 +8,22 @@ from pathlib import Path
 import pytest
 from scripted_engine import BEGUN, FINISHED, PASSED
 
-from allranks.engine.protocol import JobExit
-from allranks.engine.spec import FileCopy
+from allranks.engine.protocol import FileCopy, JobExit
 from allranks.errors import ExitCode, ResultsError
-from allranks.harness.config import AgentConfig, Share
+from allranks.harness.config import AgentConfig, JobShard
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan
 from allranks.records import Collected, Shared
-from allranks.report.durations_file import render
-from allranks.report.merge import merge
+from allranks.report.durations import render
+from allranks.report.merging import merge
 from allranks.schedule.attempt_runner import AttemptRunner
-from allranks.schedule.cache import keep_cache_of_shard
 from allranks.schedule.dispatcher import Dispatcher
+from allranks.schedule.earlier_runs import cache_to_start_with, keep_cache_of_shard, take_snapshot
 from allranks.schedule.host import Host
-from allranks.schedule.live import LiveView
-from allranks.schedule.request import Attempt, Surroundings, job_spec
-from allranks.schedule.run import RunOptions, run
-from allranks.schedule.snapshot import cache_to_start_with, take_snapshot
+from allranks.schedule.log_lines import LiveView
+from allranks.schedule.request import AttemptOptions, JobEnvironment, job_spec
+from allranks.schedule.run_jobs import RunOptions, run
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -73,28 +71,28 @@ def failed_of(cache):
 
 
 def test_a_request_names_the_shard_and_what_its_tests_have_taken(split, pair):
-    attempt = Attempt(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
-    spec = job_spec(split, pair[1], Surroundings(image="i"), attempt)
+    attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
+    spec = job_spec(split, pair[1], JobEnvironment(image="i"), attempt)
     assert spec.job_id == f"{CELL}/tiny@2of2"
     assert spec.agent.suite == "tiny@2of2"
-    assert spec.agent.share == Share(number=2, count=2, seconds={"t::a": 1.5})
+    assert spec.agent.share == JobShard(number=2, count=2, seconds={"t::a": 1.5})
 
 
 def test_a_request_for_a_whole_suite_has_no_share(matrix, jobs):
-    spec = job_spec(matrix, jobs[CELL], Surroundings(image="i"), Attempt(run_id="r", number=1, seed=1))
+    spec = job_spec(matrix, jobs[CELL], JobEnvironment(image="i"), AttemptOptions(run_id="r", number=1, seed=1))
     assert spec.agent.share is None
 
 
 def test_an_agent_reads_its_share_from_its_config(split, pair, tmp_path):
-    attempt = Attempt(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
-    agent = job_spec(split, pair[0], Surroundings(image="i"), attempt).agent
+    attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
+    agent = job_spec(split, pair[0], JobEnvironment(image="i"), attempt).agent
     (tmp_path / "config.json").write_text(agent.to_json())
     assert AgentConfig.read(tmp_path / "config.json") == agent
 
 
 def test_a_printed_request_is_short_of_the_table_of_durations(split, pair):
-    attempt = Attempt(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
-    printed = job_spec(split, pair[0], Surroundings(image="i"), attempt).to_json()
+    attempt = AttemptOptions(run_id="r", number=1, seed=1, seconds={"t::a": 1.5})
+    printed = job_spec(split, pair[0], JobEnvironment(image="i"), attempt).to_json()
     assert printed["agent"]["share"] == {"number": 1, "count": 2, "seconds": {}}
 
 
@@ -276,8 +274,8 @@ def engine():
 
 @pytest.fixture(autouse=True)
 def host(engine, monkeypatch):
-    host = Host(engine=engine, gpus=(), cores=1, memory=4000, surroundings=lambda _job: Surroundings(image="i"))
-    monkeypatch.setattr("allranks.schedule.run.choose_host", lambda *_: host)
+    host = Host(engine=engine, gpus=(), cores=1, memory=4000, surroundings=lambda _job: JobEnvironment(image="i"))
+    monkeypatch.setattr("allranks.schedule.run_jobs.choose_host", lambda *_: host)
     return host
 
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from allranks.schedule.progress import STATES, Picture, Row
-from allranks.schedule.table_text import ranges, render, rows_that_fit
+from allranks.schedule.terminal import ranges, render, rows_that_fit
 
 RUNNING = Row(
     job_id="gloo-w2-g0-env/collectives", state="running", collected=351, passed=30, skipped=5, bad=2,

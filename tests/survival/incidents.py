@@ -20,7 +20,7 @@ from project import CODE, COUNTS
 from world import HostDaemon, OwnDaemon, fill, make_read_only, make_writable
 
 from allranks.engine.ownership import RUN_LABEL, RUN_VARIABLE
-from allranks.harness.kernel import variables_of
+from allranks.harness.linux import variables_of
 
 BOTH: Final = ("process", "docker")
 IN_CONTAINERS: Final = ("docker",)

@@ -29,7 +29,7 @@ from world import INSIDE, HostDaemon, enter_world, in_world, own_daemon, why_no_
 from allranks.engine.docker import DockerEngine, connect
 from allranks.errors import EngineError
 from allranks.image.base import find_base
-from allranks.image.build import ensure_image
+from allranks.image.built_image import ensure_image
 from allranks.image.recipe import recipe_of
 from allranks.matrix.declaration import load
 from allranks.matrix.jobs import plan

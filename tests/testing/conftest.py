@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
 from agent_nursery import Nursery
 from agent_run import AgentRun
 
-from allranks.testing.skips.requirement import EnvironmentSkip
+from allranks.harness.environment_skips import EnvironmentSkip
 
 CELL_VARIABLES = (
     "RANK",

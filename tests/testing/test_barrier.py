@@ -1,7 +1,7 @@
 import pytest
 
-from allranks.harness.ranks.symptoms import is_symptom
-from allranks.testing.barrier import FileBarrier, PeerTimeoutError
+from allranks.harness.ranks.reports import is_symptom
+from allranks.testing.shared_files import FileBarrier, PeerTimeoutError
 
 
 def test_a_barrier_of_one_lets_its_rank_through_at_once(tmp_path):

@@ -31,7 +31,7 @@ def test_python_c_and_child_processes_are_caught_in_their_order():
 def test_what_c_still_buffers_is_read_at_once_and_caught_by_the_right_one():
     code = """
 import ctypes
-from allranks.testing.captured import captured_output
+from allranks.testing.observed import captured_output
 
 libc = ctypes.CDLL(None)
 libc.puts(b"outside")

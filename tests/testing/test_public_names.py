@@ -11,7 +11,7 @@ def test_every_public_name_is_there(name):
 
 
 def test_a_name_is_the_one_of_its_module():
-    assert allranks.testing.SkipCode is importlib.import_module("allranks.testing.skips.skipcodes").SkipCode
+    assert allranks.testing.SkipCode is importlib.import_module("allranks.skip_codes").SkipCode
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -1,7 +1,7 @@
 import pytest
 
+from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.testing import rank_to_gpus
-from allranks.testing.skips.requirement import EnvironmentSkip
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from allranks.testing.seeds import generator_of_rank, seed_of
+from allranks.testing.fixtures import generator_of_rank, seed_of
 
 
 def test_the_agents_seed_goes_before_the_node_ids():

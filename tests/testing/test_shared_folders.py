@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.testing.shared_folders import FolderOfGang, remove
+from allranks.testing.shared_files import FolderOfGang, remove
 
 ODD = [
     "suite/test_it.py::test_it[../../..]",

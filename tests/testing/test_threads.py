@@ -9,19 +9,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from allranks.harness.outcome import Outcome
+from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.outcomes import Outcome
+from allranks.skip_codes import SkipCode
 from allranks.testing import MultiThreadedTestCase, RankThreadError, ThreadedWorldError, spawn_threads_and_init_comms
-from allranks.testing.skips.requirement import EnvironmentSkip
-from allranks.testing.skips.skipcodes import SkipCode
-from allranks.testing.threads.crew import Patience, run_ranks
 from allranks.testing.threads.report import raise_for
-from allranks.testing.threads.world import threaded_world
+from allranks.testing.threads.thread_ranks import JoinLimits, run_ranks
+from allranks.testing.threads.thread_world import threaded_world
 
 pytest_plugins = ["pytester"]
 
 PLUGIN = ("-p", "allranks.testing.fixtures", "-p", "no:hypothesispytest")
-LONG = Patience(total=60)
-SHORT = Patience(total=0.3, settling=0.1, grace=10)
+LONG = JoinLimits(total=60)
+SHORT = JoinLimits(total=0.3, settling=0.1, grace=10)
 
 
 def outcomes(size, body, patience=LONG):
@@ -88,7 +88,7 @@ def test_ranks_that_fail_alike_are_all_failures():
         dist.barrier()
         assert dist.get_world_size() == 7
 
-    error = error_of(3, body, Patience(total=60, settling=20))
+    error = error_of(3, body, JoinLimits(total=60, settling=20))
     assert [line for line in str(error).splitlines() if "failed alike" in line] == [
         f"  rank {rank} failed alike" for rank in range(3) if rank != error.leading
     ]
@@ -179,7 +179,7 @@ def test_peers_that_wait_for_a_rank_that_skipped_are_stopped():
             pytest.skip("not me")
         dist.barrier()
 
-    error = error_of(2, body, Patience(total=60, grace=0.1))
+    error = error_of(2, body, JoinLimits(total=60, grace=0.1))
     assert "rank 0 aborted by rank 1, which skipped: it waited for its peers in" in str(error)
 
 
@@ -215,7 +215,7 @@ def test_a_thread_that_cannot_be_broken_off_is_left_and_said_and_harms_no_later_
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        error = error_of(2, body, Patience(total=0.2, settling=0.1, grace=0.2))
+        error = error_of(2, body, JoinLimits(total=0.2, settling=0.1, grace=0.2))
         assert "its thread cannot be broken off and is left" in str(error)
         [left] = [thread for thread in threading.enumerate() if thread.name == "rank 1"]
         release.set()

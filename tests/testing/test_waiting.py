@@ -1,15 +1,15 @@
 import pytest
 
-from allranks.testing import waiting
-from allranks.testing.waiting import wait_until
+from allranks.testing import shared_files
+from allranks.testing.shared_files import wait_until
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that only pauses move, and the list of the pauses."""
     pauses = []
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: sum(pauses))
-    monkeypatch.setattr(waiting.time, "sleep", pauses.append)
+    monkeypatch.setattr(shared_files.time, "monotonic", lambda: sum(pauses))
+    monkeypatch.setattr(shared_files.time, "sleep", pauses.append)
     return pauses
 
 

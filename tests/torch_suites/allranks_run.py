@@ -19,8 +19,8 @@ import allranks
 from allranks.errors import AllranksError
 from allranks.records import JOURNAL, Finished, Went, decode
 from allranks.report.judged import CellSuite
-from allranks.report.merge import merge
-from allranks.report.model import Rule
+from allranks.report.merging import merge
+from allranks.report.results import VerdictRule
 
 MATRIX: Final = """\
 [matrix]
@@ -176,7 +176,7 @@ def _troubles(row: CellSuite) -> Iterator[str]:
     for test in row.tests:
         if suite_of(test.nodeid) is None:
             yield f"{row.name}: {test.nodeid}: {test.verdict.message or test.verdict.kind}"
-        elif test.verdict.rule is Rule.JOB:
+        elif test.verdict.rule is VerdictRule.JOB:
             yield f"{row.name}: {test.name}: {test.verdict.message}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, cast
 
-from allranks.report.model import TestVerdict, VerdictKind
+from allranks.report.results import TestVerdict, VerdictKind
 
 Kind = Literal["passed", "skipped", "xfailed", "failed"]
 

@@ -11,7 +11,7 @@ from suite_files import ROOT, SUITES, suite_of
 from torch_record import Record
 
 from allranks.matrix.declaration import load
-from allranks.report.model import Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 
 PASSED = Outcome("passed")
 NO_CUDA = Outcome("skipped", "CUDA is not available.")
@@ -115,10 +115,16 @@ def test_the_differences_that_are_listed_here_have_a_cause():
 @pytest.mark.parametrize(
     ("verdict", "outcome"),
     [
-        (Verdict(kind=VerdictKind.PASSED, rule=Rule.PASSED), PASSED),
-        (Verdict(kind=VerdictKind.SKIPPED, rule=Rule.SKIPPED, reason="pytest.skip", message=NO_CUDA.reason), NO_CUDA),
-        (Verdict(kind=VerdictKind.SKIPPED, rule=Rule.SKIPPED, reason="pytest.xfail"), Outcome("xfailed")),
-        (Verdict(kind=VerdictKind.ERROR, rule=Rule.RANKS_DISAGREE, reason="x", message="y"), Outcome("failed", "x: y")),
+        (Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED), PASSED),
+        (
+            Verdict(kind=VerdictKind.SKIPPED, rule=VerdictRule.SKIPPED, reason="pytest.skip", message=NO_CUDA.reason),
+            NO_CUDA,
+        ),
+        (Verdict(kind=VerdictKind.SKIPPED, rule=VerdictRule.SKIPPED, reason="pytest.xfail"), Outcome("xfailed")),
+        (
+            Verdict(kind=VerdictKind.ERROR, rule=VerdictRule.RANKS_DISAGREE, reason="x", message="y"),
+            Outcome("failed", "x: y"),
+        ),
     ],
 )
 def test_a_verdict_over_all_ranks_is_an_outcome(verdict, outcome):

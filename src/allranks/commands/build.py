@@ -7,9 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import add_engine, add_plan_file, add_selection
-from allranks.commands.output import say
-from allranks.commands.selection import chosen_jobs
+from allranks.commands.options import add_engine, add_plan_file, add_selection, chosen_jobs, say
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
@@ -17,7 +15,7 @@ from allranks.matrix.model import Image, Job
 
 if TYPE_CHECKING:
     from allranks.image.daemon import Site
-    from allranks.image.portable import Shelf
+    from allranks.image.sharing import Shelf
 
 # The Docker SDK, and what needs it, is imported late: see schedule/host.py.
 
@@ -92,14 +90,14 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _write_empty(folder: Path) -> None:
-    from allranks.image.portable import write_list  # noqa: PLC0415
+    from allranks.image.sharing import write_list  # noqa: PLC0415
 
     write_list(folder, ())
 
 
 def _build_images(images: Sequence[Image], site: "Site", options: argparse.Namespace) -> None:
-    from allranks.image.build import ensure_image, image_reference  # noqa: PLC0415
-    from allranks.image.portable import export_images  # noqa: PLC0415
+    from allranks.image.built_image import ensure_image, image_reference  # noqa: PLC0415
+    from allranks.image.sharing import export_images  # noqa: PLC0415
 
     if options.dry_run:
         # What the steps of a CI go by: nothing else may be on standard output, such as that a base image is pulled.
@@ -115,8 +113,7 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
 
 
 def _shelf(options: argparse.Namespace) -> "Shelf":
-    from allranks.image.portable import Shelf, as_archive, in_no_registry  # noqa: PLC0415
-    from allranks.image.registry import by_push, look_up  # noqa: PLC0415
+    from allranks.image.sharing import Shelf, as_archive, by_push, in_no_registry, look_up  # noqa: PLC0415  # noqa: PLC0415
 
     return Shelf(
         folder=options.export,

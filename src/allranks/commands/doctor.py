@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from allranks.commands.options import add_engine, add_gpu_mode, add_results
-from allranks.commands.output import say
+from allranks.commands.options import add_engine, add_gpu_mode, add_results, say
 from allranks.errors import ExitCode
 
 
@@ -17,7 +16,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> ExitCode:
-    from allranks.doctor import examine  # noqa: PLC0415 - no plan needs it
+    from allranks.host_checks import examine  # noqa: PLC0415 - no plan needs it
 
     problems = 0
     for finding in examine(options.engine, options.gpu_mode, options.results or Path("results")):

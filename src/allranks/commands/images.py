@@ -4,7 +4,7 @@ import argparse
 import re
 from collections.abc import Mapping
 
-from allranks.commands.output import say
+from allranks.commands.options import say
 from allranks.errors import ExitCode, UsageError
 
 _SECONDS_IN: Mapping[str, float] = {"": 0, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -33,13 +33,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _images(options: argparse.Namespace) -> ExitCode:
     from allranks.commands import stored_images  # noqa: PLC0415 - a plan needs no SDK
-    from allranks.image.pruning import Limits  # noqa: PLC0415
+    from allranks.image.stock import StockLimits  # noqa: PLC0415
 
-    limits = Limits(unused=options.older_than, size=options.keep_size)
+    limits = StockLimits(unused=options.older_than, size=options.keep_size)
     if options.prune:
         act = stored_images.preview if options.dry_run else stored_images.prune
         act(limits, say)
-    elif options.dry_run or limits != Limits():
+    elif options.dry_run or limits != StockLimits():
         msg = "--older-than, --keep-size and --dry-run are about what --prune removes."
         raise UsageError(msg, remedy="Add --prune, or leave them away to see all images.")
     else:

@@ -5,8 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import RESULTS_VARIABLE, add_durations
-from allranks.commands.output import say
+from allranks.commands.options import RESULTS_VARIABLE, add_durations, say
 from allranks.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -77,15 +76,14 @@ def _report(options: argparse.Namespace) -> ExitCode:
 def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     """The page and the exit code of what has been merged, reported and shown."""
     from allranks.report.baseline import update_baseline  # noqa: PLC0415 - no plan needs it
-    from allranks.report.durations import Meter  # noqa: PLC0415
-    from allranks.report.durations_file import keep_durations  # noqa: PLC0415
-    from allranks.report.exit_code import exit_code  # noqa: PLC0415
-    from allranks.report.junit_form import JUnitForm  # noqa: PLC0415
-    from allranks.report.merge import merge  # noqa: PLC0415
+    from allranks.report.durations import Meter, keep_durations  # noqa: PLC0415
+    from allranks.report.judged import exit_code  # noqa: PLC0415
+    from allranks.report.junit_case import JUnitForm  # noqa: PLC0415
+    from allranks.report.merging import merge  # noqa: PLC0415
     from allranks.report.table import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.console import console_for  # noqa: PLC0415
-    from allranks.schedule.journal import complete_dead_runs  # noqa: PLC0415
-    from allranks.schedule.run import MEANING  # noqa: PLC0415
+    from allranks.schedule.ledger import complete_dead_runs  # noqa: PLC0415
+    from allranks.schedule.run_jobs import MEANING  # noqa: PLC0415
 
     complete_dead_runs(options.folder)
     meter = Meter()

@@ -1,13 +1,19 @@
-"""Options that several commands have, and the variables that give them too."""
+"""What commands share: options, their variables, the selection of jobs, and printing."""
 
 import argparse
+import errno
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from allranks.errors import UsageError
-from allranks.schedule.folder import RUN_ID_VARIABLE, new_run_id
+from allranks.matrix.expand import Expansion
+from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
+from allranks.matrix.model import Cell, Job, Matrix
+from allranks.matrix.select import select, select_where
+from allranks.schedule.results_folder import RUN_ID_VARIABLE, new_run_id
 
 ENGINE_VARIABLE = "ALLRANKS_ENGINE"
 RESULTS_VARIABLE = "ALLRANKS_RESULTS"
@@ -125,3 +131,62 @@ def run_id() -> str:
         msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and names a folder and containers."
         raise UsageError(msg, remedy="Use letters, digits, '_', '.' and '-', or leave it unset.")
     return run_id
+
+
+def chosen_jobs(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:
+    """What the command line selects; all that runs by default where it selects nothing.
+
+    Raises:
+        UsageError: That is nothing at all.
+    """
+    cells, suites = selected_cells(expansion, options), _named_suites(expansion.matrix, options)
+    jobs = plan(expansion.matrix, cells, suites)
+    if not jobs:
+        raise _nothing_to_run(expansion.matrix, cells, suites)
+    return jobs
+
+
+def selected_cells(expansion: Expansion, options: argparse.Namespace) -> Sequence[Cell]:
+    """The cells that the command line names: those under ``--where``, and those given by name."""
+    if not options.cells and not options.where:
+        return expansion.cells
+    named = [cell for text in options.cells for cell in select(expansion, text)]
+    found = select_where(expansion, *options.where) if options.where else ()
+    return tuple(dict.fromkeys((*named, *found)))
+
+
+def _named_suites(matrix: Matrix, options: argparse.Namespace) -> Sequence[str] | None:
+    """The suites that the command line names, with ``--suite`` or by the path of one of their tests; None without."""
+    return options.suite or suites_holding(matrix, options.pytest_args) or None
+
+
+def _nothing_to_run(matrix: Matrix, cells: Sequence[Cell], suites: Sequence[str] | None) -> UsageError:
+    unnamed = [suite.name for suite in unnamed_suites(matrix, cells)] if suites is None else []
+    if unnamed:
+        msg = "There is nothing to run: the suites of the selected cells run only when they are named."
+        return UsageError(msg, remedy=f"Name some: --suite {' --suite '.join(unnamed)}")
+    msg = "There is nothing to run: no suite runs in the selected cells."
+    conditions = [(suite.name, suite.when.source) for suite in chosen_suites(matrix, suites) if suite.when]
+    why = "; ".join(f"{name} runs where {condition}" for name, condition in conditions)
+    return UsageError(msg, why=why, remedy="Select other cells: `allranks plan` lists them.")
+
+
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
+
+
+def say(line: str) -> None:
+    """Print one line; that nobody reads it any more is no error."""
+    try:
+        # In one piece: jobs that run side by side have a thread each.
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _NOBODY_READS:
+            raise
+        # `allranks run | head`, or a closed terminal, must not end the run: what is printed is lost, the report is not.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def remark(line: str) -> None:
+    """Say something beside what is printed for a program."""
+    print(line, file=sys.stderr)

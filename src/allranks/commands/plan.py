@@ -5,9 +5,17 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
-from allranks.commands.options import add_durations, add_plan_file, add_selection, number, run_id
-from allranks.commands.output import remark, say
-from allranks.commands.selection import chosen_jobs, selected_cells
+from allranks.commands.options import (
+    add_durations,
+    add_plan_file,
+    add_selection,
+    chosen_jobs,
+    number,
+    remark,
+    run_id,
+    say,
+    selected_cells,
+)
 from allranks.errors import ExitCode
 from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
@@ -15,7 +23,7 @@ from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix, Rule
-from allranks.schedule.machines.wishes import MINUTES_PER_ENTRY, MOST_ENTRIES
+from allranks.schedule.machines.packs import MINUTES_PER_ENTRY, MOST_ENTRIES
 
 MOST_DROPPED_SHOWN = 200
 """Dropped cells that are named one by one; beyond them a count per rule says more than the names."""
@@ -71,16 +79,16 @@ def _plan(options: argparse.Namespace) -> ExitCode:
 
 
 def _plan_machines(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
-    from allranks.report.durations_file import read_durations  # noqa: PLC0415 - no other plan needs them
+    from allranks.report.durations import read_durations  # noqa: PLC0415 - no other plan needs them
+    from allranks.schedule.machines.packs import PackOptions  # noqa: PLC0415
     from allranks.schedule.machines.planning import PlanOptions, plan_machines  # noqa: PLC0415
-    from allranks.schedule.machines.wishes import Wishes  # noqa: PLC0415
 
     durations = options.durations or expansion.matrix.root / expansion.matrix.durations
     plan_options = PlanOptions(
         run_id=run_id(),
         pytest_args=options.pytest_args,
         durations=read_durations(durations, remark),
-        wishes=Wishes(most=options.max_entries, minutes=options.minutes_per_entry),
+        wishes=PackOptions(most=options.max_entries, minutes=options.minutes_per_entry),
         plan_file=options.plan_file,
     )
     entries, notes = plan_machines(expansion, chosen_jobs(expansion, options), plan_options)

@@ -1,16 +1,15 @@
-"""``allranks run``: jobs that are selected, that a plan has for this machine, or that are left of an earlier run."""
+"""``allranks run``: runs selected jobs, the share of a plan, or the rest of an earlier run."""
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.exported_images import add_images, taking_images
 from allranks.commands.options import (
     add_durations,
     add_engine,
@@ -18,24 +17,60 @@ from allranks.commands.options import (
     add_plan_file,
     add_results,
     add_selection,
+    chosen_jobs,
     number,
     run_id,
+    say,
+    selected_cells,
 )
-from allranks.commands.output import say
-from allranks.commands.selection import chosen_jobs, selected_cells
 from allranks.errors import ExitCode, UsageError
-from allranks.harness.refusals import REFUSED
+from allranks.harness.collection.pytest_options import REFUSED
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
-from allranks.matrix.model import Job
-from allranks.schedule.folder import RUN_ID_VARIABLE
+from allranks.matrix.model import Job, Matrix
+from allranks.schedule.results_folder import RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
-    from allranks.report.verdict import Setting
-    from allranks.schedule.again import Again
+    from allranks.report.verdict import VerdictPolicy
     from allranks.schedule.machines.planning import OwnPart
+    from allranks.schedule.retry_policy import Again
+
+
+Say = Callable[[str], None]
+
+# The Docker SDK, and what needs it, is imported late: see schedule/host.py.
+
+
+def add_images(parser: argparse.ArgumentParser) -> None:
+    """Where a run takes images from."""
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR", help="take the images that `allranks build --export DIR` put there"
+    )
+
+
+def taking_images(matrix: Matrix, folder: Path, names: Iterable[str], say: Say) -> Matrix:
+    """The matrix with the images that a folder has in the place of those that it would build; archives are loaded.
+
+    Args:
+        matrix: As the file has it.
+        folder: What ``allranks build --export`` left.
+        names: The images that are needed; those that are not in the folder stay as they are.
+        say: Prints one line.
+
+    Raises:
+        EngineError: No daemon answers that could load them.
+        ImageError: The folder or an image cannot be used.
+    """
+    from allranks.engine.docker import connect  # noqa: PLC0415
+    from allranks.image.sharing import read_images, take_images  # noqa: PLC0415
+
+    there = read_images(folder)
+    if not (wanted := [there[name] for name in dict.fromkeys(names) if name in there]):
+        return matrix
+    with closing(connect()) as client:
+        return replace(matrix, finished=take_images(wanted, folder, client, say))
 
 
 _NO_LIMIT = 1e6
@@ -187,7 +222,7 @@ def _refuse_beside_a_pack(options: argparse.Namespace) -> None:
 
 def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     """Go on with an earlier run: in its folder, and with its arguments where there are no others."""
-    from allranks.schedule.earlier import earlier_run  # noqa: PLC0415 - see _run_jobs
+    from allranks.schedule.earlier_runs import earlier_run  # noqa: PLC0415 - see _run_jobs
 
     earlier = earlier_run(_results(expansion, options), run_id() if RUN_ID_VARIABLE in os.environ else None)
     everything = plan(expansion.matrix, expansion.cells, earlier.suites)
@@ -216,17 +251,17 @@ class _PartOf:
     """
 
     run_id: str
-    going_on: "tuple[Setting, Mapping[str, Again]] | None" = None
+    going_on: "tuple[VerdictPolicy, Mapping[str, Again]] | None" = None
     own: "OwnPart | None" = None
 
 
 def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
     # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
     from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
-    from allranks.schedule.earlier import setting_of  # noqa: PLC0415
+    from allranks.schedule.earlier_runs import setting_of  # noqa: PLC0415
     from allranks.schedule.request import Pdb  # noqa: PLC0415
     from allranks.schedule.retry_policy import RunPolicy  # noqa: PLC0415
-    from allranks.schedule.run import MEANING, RunOptions, run  # noqa: PLC0415
+    from allranks.schedule.run_jobs import MEANING, RunOptions, run  # noqa: PLC0415
 
     if options.images and options.engine != "process":
         matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
@@ -269,10 +304,12 @@ def _results(expansion: Expansion, options: argparse.Namespace) -> Path:
 
 
 def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace) -> ExitCode:
-    from allranks.schedule.request import Attempt, Surroundings, job_spec  # noqa: PLC0415
+    from allranks.schedule.request import AttemptOptions, JobEnvironment, job_spec  # noqa: PLC0415
 
-    attempt = Attempt(run_id="dry-run", number=1, seed=options.seed or 0, pytest_args=options.pytest_args)
-    requests = [job_spec(expansion.matrix, job, Surroundings(image=job.image.name), attempt).to_json() for job in jobs]
+    attempt = AttemptOptions(run_id="dry-run", number=1, seed=options.seed or 0, pytest_args=options.pytest_args)
+    requests = [
+        job_spec(expansion.matrix, job, JobEnvironment(image=job.image.name), attempt).to_json() for job in jobs
+    ]
     say(json.dumps(requests, indent=1))
     return ExitCode.OK
 

@@ -1,23 +1,22 @@
-"""The images that runs have built, shown and removed: ``allranks images``."""
+"""The images that runs have built: listed, previewed and removed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from allranks.engine.builds import reap_builders, reference_of
 from allranks.engine.docker import connect
+from allranks.engine.leftovers import reap_builders, reference_of
 from allranks.engine.ownership import image_lock, is_held
+from allranks.image.builders import gigabytes
 from allranks.image.daemon import reported
-from allranks.image.listing import render, total
-from allranks.image.pruning import Limits, remove, to_remove
-from allranks.image.space import gigabytes
-from allranks.image.stock import StoredImage, take_stock
+from allranks.image.stock import StockLimits, StoredImage, remove, take_stock, to_remove
 
 if TYPE_CHECKING:
     from docker import APIClient
+
 
 Say = Callable[[str], None]
 
@@ -35,7 +34,7 @@ def show(say: Say) -> None:
         say(render(_stock(client), time.time()))
 
 
-def preview(limits: Limits, say: Say) -> None:
+def preview(limits: StockLimits, say: Say) -> None:
     """Print what :func:`prune` would remove.
 
     Raises:
@@ -49,7 +48,7 @@ def preview(limits: Limits, say: Say) -> None:
     say(f"would stay: {total([image for image in stock if image not in chosen])}")
 
 
-def prune(limits: Limits, say: Say) -> None:
+def prune(limits: StockLimits, say: Say) -> None:
     """Remove images, the least recently used first, and what dead builds have left.
 
     Args:
@@ -71,8 +70,8 @@ def prune(limits: Limits, say: Say) -> None:
         say("nothing more can go: `allranks images` says who needs what is left")
 
 
-def _or_usual(limits: Limits) -> Limits:
-    return Limits(unused=USUAL_AGE) if limits == Limits() else limits
+def _or_usual(limits: StockLimits) -> StockLimits:
+    return StockLimits(unused=USUAL_AGE) if limits == StockLimits() else limits
 
 
 def _stock(client: APIClient) -> tuple[StoredImage, ...]:
@@ -87,3 +86,54 @@ def _told(image: StoredImage) -> str:
 def _daemon() -> Iterator[APIClient]:
     with closing(connect()) as client:
         yield client.api
+
+
+_HEAD = ("image", "torch", "top layer", "size", "of its own", "built", "last used", "needed by")
+_UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"))
+
+
+def render(stock: Sequence[StoredImage], now: float) -> str:
+    """The images, one a line, the most recently used first; and what all of them take together.
+
+    Args:
+        stock: What there is.
+        now: Seconds since the epoch.
+    """
+    rows = [_HEAD, *(_row(image, now) for image in reversed(stock))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, "", total(stock)])
+
+
+def total(stock: Sequence[StoredImage]) -> str:
+    """How many images there are, and what they take: what several have in common, once."""
+    return f"{len(stock)} images and layers, {gigabytes(sum(image.own for image in stock))}"
+
+
+def _row(image: StoredImage, now: float) -> tuple[str, ...]:
+    return (
+        image.title,
+        image.torch or "-",
+        image.layer,
+        gigabytes(image.size),
+        gigabytes(image.own),
+        _ago(now - image.made),
+        _ago(now - image.used),
+        _first(image.users),
+    )
+
+
+def _first(users: Sequence[str]) -> str:
+    """Who needs it; of many, which a busy host has, one."""
+    rest = f" and {len(users) - 1} more" if len(users) > 1 else ""
+    return f"{users[0]}{rest}" if users else "-"
+
+
+def _ago(seconds: float) -> str:
+    return next(_counted(seconds), "just now")
+
+
+def _counted(seconds: float) -> Iterator[str]:
+    for size, unit in _UNITS:
+        if count := int(seconds // size):
+            yield f"{count} {unit}{'' if count == 1 else 's'} ago"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from allranks.engine.intake import Intake
-from allranks.engine.spec import FileCopy
+from allranks.engine.protocol import FileCopy
 from allranks.harness.config import RESULTS_BYTES
 
 PAGE = 4096

@@ -16,8 +16,8 @@ import requests
 from docker.errors import APIError, NotFound
 from docker.utils import kwargs_from_env, parse_host
 
+from allranks.engine.agents import make_token
 from allranks.engine.archive import PAGE, Archive
-from allranks.engine.builds import dead_builders, reap_builders, reference_of, unjudged_builders
 from allranks.engine.docker_job import FAILURES, Container, DockerJob, as_engine_error
 from allranks.engine.docker_requests import (
     Daemon,
@@ -30,7 +30,16 @@ from allranks.engine.docker_requests import (
     specs_of_nodes,
     volume_names,
 )
-from allranks.engine.nodes import make_token
+from allranks.engine.leftovers import (
+    Listed,
+    dead_builders,
+    is_still,
+    labels_of,
+    made_at,
+    reap_builders,
+    reference_of,
+    unjudged_builders,
+)
 from allranks.engine.ownership import (
     GPUS_LABEL,
     HOST_LABEL,
@@ -40,8 +49,7 @@ from allranks.engine.ownership import (
     is_dead,
     is_of_earlier_boot,
 )
-from allranks.engine.remains import Listed, is_still, labels_of, made_at
-from allranks.engine.spec import FileCopy, JobSpec
+from allranks.engine.protocol import FileCopy, JobSpec
 from allranks.errors import EngineError
 from allranks.interruption import uninterrupted
 

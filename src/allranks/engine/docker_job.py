@@ -15,15 +15,13 @@ import requests
 from docker.errors import APIError, DockerException, NotFound
 
 from allranks.engine import agents
-from allranks.engine.agents import JobOfAgents
+from allranks.engine.agent_output import STDOUT, Damage, FrameReader, RecordReader
+from allranks.engine.agents import JobOfAgents, bring_home
 from allranks.engine.archive import unpack
 from allranks.engine.docker_requests import ROOT, own_folder
-from allranks.engine.frames import STDOUT, FrameReader
-from allranks.engine.nodes import bring_home
 from allranks.engine.protocol import NodeExit
-from allranks.engine.stream import Damage, RecordStream
 from allranks.errors import EngineError
-from allranks.harness.kernel import signal_name
+from allranks.harness.linux import signal_name
 from allranks.records import ContainerEnded, Record
 
 FAILURES = (DockerException, requests.RequestException, OSError)
@@ -53,7 +51,7 @@ class Container:
         self._client = client
         self._network = network
         self._attached: Any = None
-        self._stream = RecordStream()
+        self._stream = RecordReader()
         self._frames = FrameReader()
         self._ended: ContainerEnded | None = None
         self._exit = NodeExit(status=None)

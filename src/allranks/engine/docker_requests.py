@@ -9,12 +9,12 @@ from typing import Any
 
 from docker.types import DeviceRequest, DriverConfig, Mount, Ulimit
 
+from allranks.engine.agents import spec_of_node
 from allranks.engine.archive import Archive, ArchiveBuilder
-from allranks.engine.nodes import spec_of_node
 from allranks.engine.ownership import HOST_LABEL, RUN_VARIABLE
-from allranks.engine.spec import FileCopy, JobSpec
+from allranks.engine.protocol import FileCopy, JobSpec
 from allranks.harness.config import RESULTS_BYTES, Post
-from allranks.harness.keeper import COMMAND, ISOLATED
+from allranks.harness.container_init import COMMAND, ISOLATED
 
 USER = 10001
 """User and group of every job: a number that no distribution gives to anybody."""

@@ -1,17 +1,35 @@
-"""Copies what a job left to the host, within limits: the job is not trusted."""
+"""Copies a job's results to the host, within limits; each file is replaced atomically."""
 
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
-from allranks.engine.drafts import DRAFT, draft_of
 from allranks.errors import EngineError
 from allranks.harness.config import RESULTS_BYTES
 from allranks.records import JOURNAL
+
+DRAFT = ".allranks.part"
+
+
+@contextmanager
+def draft_of(target: Path) -> Iterator[Path]:
+    """A path to write a file to, which takes the place of `target` at the end, and is gone where that went wrong.
+
+    One writer in a folder at a time. The name is a short one, since that of the file may be as long as names can be.
+    """
+    draft = target.with_name(DRAFT)
+    try:
+        yield draft
+        draft.replace(target)
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
 
 RESERVED: Final = ("job.json", JOURNAL, "rank-*.xml", ".*")
 """Patterns of the names that the host itself writes in an attempt's folder."""

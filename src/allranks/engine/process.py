@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from allranks.engine.agents import STOP_GRACE, JobOfAgents
-from allranks.engine.nodes import Meeting, arrange_meeting, bring_home, gpus_of
+from allranks.engine.agent_output import Damage, RecordReader
+from allranks.engine.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_meeting, bring_home, gpus_of
 from allranks.engine.ownership import (
     HOST_VARIABLE,
     RUN_VARIABLE,
@@ -23,13 +23,11 @@ from allranks.engine.ownership import (
     is_dead,
     process_namespace,
 )
-from allranks.engine.protocol import NodeExit
-from allranks.engine.spec import JobSpec
-from allranks.engine.stream import Damage, RecordStream
+from allranks.engine.protocol import JobSpec, NodeExit
 from allranks.errors import EngineError
+from allranks.harness.container_init import COMMAND, ISOLATED
 from allranks.harness.evidence import read
-from allranks.harness.keeper import COMMAND, ISOLATED
-from allranks.harness.kernel import is_readable, processes, variables_of
+from allranks.harness.linux import is_readable, processes, variables_of
 from allranks.records import Record
 
 _OF_A_RANK = re.compile(
@@ -139,7 +137,7 @@ class _Agent:
         self.pidfd = os.pidfd_open(process.pid)
         self._stdin, self._stdout = _pipe(process.stdin), _pipe(process.stdout)
         self.output = self._stdout.fileno()
-        self.stream = RecordStream()
+        self.stream = RecordReader()
         self.has_ended = False
 
     @property

@@ -1,14 +1,200 @@
-"""The whole contract between a run and an engine."""
+"""The contract between a run and an engine: a job as data, and the protocol that runs it."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Literal, Protocol
 
-from allranks.engine.spec import JobSpec
-from allranks.engine.stream import Damage
+from allranks.engine.agent_output import Damage
+from allranks.engine.ownership import GPUS_LABEL, RUN_LABEL
+from allranks.harness.config import AgentConfig
 from allranks.records import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileCopy:
+    """A file or folder that the job needs.
+
+    Attributes:
+        source: Where it is on this host.
+        target: Where it goes, relative to the job's code folder.
+    """
+
+    source: Path
+    target: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one job may use, on one node or on all of them.
+
+    Attributes:
+        memory_bytes: Memory, without swap.
+        shm_bytes: Size of ``/dev/shm``.
+        disk_bytes: What its tests may write to their folders, for engines that can limit that; it is memory, too.
+        pids: Number of processes and threads.
+        cpus: How many of its ranks may compute at a time.
+        seconds: From the job's turn to its agent's end, imports and collection included where they are not done by
+            then; the engine's own, last time limit.
+    """
+
+    memory_bytes: int
+    shm_bytes: int
+    disk_bytes: int
+    pids: int
+    seconds: float
+    cpus: int = 1
+
+
+GpuDriver = Literal["nvidia", "cdi", "rocm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passthrough:
+    """How a job is given its GPUs.
+
+    Attributes:
+        driver: ``nvidia`` is a request for ids that NVIDIA's toolkit grants, ``cdi`` one for names that the engine's
+            CDI specifications have, ``rocm`` gives device nodes.
+        nodes: Those nodes, as paths on the engine's host.
+        groups: Numbers of the groups that may use them.
+        numbers: Their places among the host's GPUs, by which ROCm knows them.
+    """
+
+    driver: GpuDriver = "nvidia"
+    nodes: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """All that an engine needs to run one attempt at one job.
+
+    Attributes:
+        run_id: The run that owns every object made for the job.
+        job_id: ``<cell>/<suite>``.
+        attempt: From 1.
+        image: Image reference, for engines that run containers.
+        python: Interpreter, for engines that run processes.
+        python_path: Folders on Python's path: the user's own project. Engines that copy put their contents into one.
+        code: The folder on this host that suites are relative to.
+        files: What of it the job needs, for engines that copy.
+        carried: What the job's results folder starts with: an earlier job has left it for this one.
+        agent: What the agent is told.
+        environment: Variables for the agent and its ranks.
+        gpus: Identifiers of the GPUs that the job holds; empty for none.
+        passthrough: How it is given them.
+        resources: What it may use, on all of its nodes together.
+        node_resources: What it may use on each of several nodes, by that node's ranks; empty for one node.
+        seccomp: What filters the system calls in its container: our own list, or the daemon's default.
+    """
+
+    run_id: str
+    job_id: str
+    attempt: int
+    agent: AgentConfig
+    code: Path
+    files: tuple[FileCopy, ...] = ()
+    carried: tuple[FileCopy, ...] = ()
+    image: str | None = None
+    python: str | None = None
+    python_path: tuple[Path, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    passthrough: Passthrough = Passthrough()
+    resources: Resources
+    node_resources: tuple[Resources, ...] = ()
+    seccomp: Literal["allranks", "default"] = "allranks"
+
+    def resources_on(self, node: int) -> Resources:
+        """What the job may use on one of its nodes."""
+        return self.node_resources[node] if self.node_resources else self.resources
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of every object made for this attempt."""
+        return {
+            "allranks": "1",
+            RUN_LABEL: self.run_id,
+            "allranks.cell": self.agent.cell,
+            "allranks.job": self.job_id,
+            "allranks.attempt": str(self.attempt),
+            **({GPUS_LABEL: json.dumps(self.gpus)} if self.gpus else {}),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """A printable form, made of JSON's types alone."""
+        plain: dict[str, Any] = _plain(dataclasses.asdict(dataclasses.replace(self, agent=_public(self.agent))))
+        return plain
+
+
+def _public(agent: AgentConfig) -> AgentConfig:
+    """What of an agent's config may be in records: not the token of its post, nor the long table of durations."""
+    share = None if agent.share is None else dataclasses.replace(agent.share, seconds={})
+    return dataclasses.replace(agent, post=None, share=share)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value in, any JSON value out
+    match value:
+        case dict():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case Path():
+            return str(value)
+    return value
+
+
+LAUNCHED: Final = 4
+"""Ranks that a launcher test may start whatever the world size of its cell: torch's classes start four."""
+
+
+def ranks_at_once(world_size: int, overlap: int) -> int:
+    """How many ranks a job may have at a time, where so many of its launcher tests overlap."""
+    return world_size if overlap == 1 else max(world_size, LAUNCHED) * overlap
+
+
+def resources(
+    *, world_size: int, memory_mib: int | None, seconds: float, overlap: int = 1, disk_mib: int = 1024
+) -> Resources:
+    """What a job gets unless its matrix file says otherwise.
+
+    Args:
+        world_size: Number of ranks.
+        memory_mib: Memory in MiB; None for 2 GiB and 1 GiB more for each rank, or for each test that overlaps.
+        seconds: The job's time limit; the agent keeps it, the engine allows up to a minute more.
+        overlap: How many of its launcher tests may run at a time.
+        disk_mib: What its tests may write, in MiB.
+    """
+    mib = 1 << 20
+    ranks = ranks_at_once(world_size, overlap)
+    return Resources(
+        memory_bytes=(memory_mib or 2048 + 1024 * max(world_size, overlap)) * mib,
+        # NCCL and gloo share buffers here, DataLoader workers too; only what is used costs memory.
+        shm_bytes=(64 + 256 * ranks) * mib,
+        disk_bytes=disk_mib * mib,
+        # A rank has a hundred threads where RPC, autograd and gloo each have theirs; a fork bomb has no end.
+        pids=1024 + 512 * max(ranks, LAUNCHED),
+        seconds=seconds + min(60.0, 20.0 + seconds / 10),
+        cpus=ranks,
+    )
+
+
+def total(each: Sequence[Resources]) -> Resources:
+    """What a job may use on all of its nodes together, which run at the same time."""
+    return Resources(
+        memory_bytes=sum(one.memory_bytes for one in each),
+        shm_bytes=sum(one.shm_bytes for one in each),
+        disk_bytes=max(one.disk_bytes for one in each),  # their folder is one
+        pids=sum(one.pids for one in each),
+        seconds=max(one.seconds for one in each),
+        cpus=sum(one.cpus for one in each),
+    )
+
 
 RecordSink = Callable[[int, Record | Damage], None]
 """Takes what the agent of a node reports: the node's number (0 leads), and a record or why there is none."""

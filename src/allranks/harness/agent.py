@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from allranks.harness import evidence, kernel
-from allranks.harness.conductor import Conductor, Job
+from allranks.harness import evidence, linux
 from allranks.harness.config import AgentConfig, Folders
+from allranks.harness.driver_workers import LaneLostError
 from allranks.harness.forks import (
     REPORT_PATIENCE,
     SESSION_END_PATIENCE,
@@ -29,17 +29,15 @@ from allranks.harness.forks import (
 )
 from allranks.harness.gangs.orphans import end_children
 from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
-from allranks.harness.lanes import LaneLostError
+from allranks.harness.nodes.connection import Wire
 from allranks.harness.nodes.follower import Follower
-from allranks.harness.nodes.gate import NodesError, meet
 from allranks.harness.nodes.leader import Leader
-from allranks.harness.nodes.node import NodeLostError
-from allranks.harness.nodes.roll import Failure, Roll
-from allranks.harness.nodes.wire import Wire
-from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import shorten
+from allranks.harness.nodes.node import CollectionFailure, NodeLostError, Roll
+from allranks.harness.nodes.node_rendezvous import NodesError, meet
 from allranks.harness.program import Finish, Program, SessionEnded, Settled
-from allranks.harness.stream import RecordStream
+from allranks.harness.record_stream import RecordWriter
+from allranks.harness.test_loop import SupervisedJob, TestLoop
+from allranks.outcomes import Outcome, SkipKind, shorten
 from allranks.records import (
     SCHEMA,
     TESTS_IN_ONE,
@@ -94,8 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     with suppress(OSError):
         options.config.unlink()
     if options.hidden:
-        kernel.hide_from_others()
-    stream = RecordStream(os.dup(1))
+        linux.hide_from_others()
+    stream = RecordWriter(os.dup(1))
     end = JobEnd.of_this_process(config.limits.job)
     stream.write(Begun(schema=SCHEMA, node=config.node, pid=os.getpid(), python=sys.version.split()[0]))
     folders = Folders(code=options.code.resolve(), results=options.results.resolve(), shared=options.shared.resolve())
@@ -141,19 +139,19 @@ class Supervision:
         end: When it is over.
     """
 
-    def __init__(self, config: AgentConfig, folders: Folders, stream: RecordStream, end: JobEnd) -> None:
+    def __init__(self, config: AgentConfig, folders: Folders, stream: RecordWriter, end: JobEnd) -> None:
         self._config = config
         self._folders = folders
         self._stream = stream
         self._end = end
-        self._failures: list[Failure] = []
-        self._uncollected: list[Failure] = []
+        self._failures: list[CollectionFailure] = []
+        self._uncollected: list[CollectionFailure] = []
         self._has_broken = False
         self._server: ForkServer | None = None
 
     def run(self) -> int:
         """Do the job; the exit status."""
-        kernel.adopt_orphans()
+        linux.adopt_orphans()
         try:
             server = self._server = self._start_server()
             try:
@@ -181,14 +179,14 @@ class Supervision:
         """Report something, and keep what other nodes have to know of it."""
         self._stream.write(record)
         if isinstance(record, CollectionFailed):
-            self._failures.append(Failure(nodeid=record.nodeid, text=record.text))
+            self._failures.append(CollectionFailure(nodeid=record.nodeid, text=record.text))
         elif isinstance(record, GpuFailed):
             self._has_broken = True
-            self._failures.append(Failure(nodeid="", text=f"{record.name} is sick: {record.message}"))
+            self._failures.append(CollectionFailure(nodeid="", text=f"{record.name} is sick: {record.message}"))
         elif isinstance(record, AgentFailed):
             self._has_broken = True
             text = "\n".join(filter(None, (record.message, record.text)))
-            self._failures.append(Failure(nodeid="", text=text))
+            self._failures.append(CollectionFailure(nodeid="", text=text))
 
     def _run(self, server: ForkServer) -> int:
         try:
@@ -311,10 +309,10 @@ class Supervision:
             return 0
         return 1
 
-    def _conduct(self, server: ForkServer, program: Program, leader: Leader) -> Conductor:
-        job = Job(config=self._config, folders=self._folders, journal=self._stream, end=self._end)
+    def _conduct(self, server: ForkServer, program: Program, leader: Leader) -> TestLoop:
+        job = SupervisedJob(config=self._config, folders=self._folders, journal=self._stream, end=self._end)
         local = self._node(server, program)
-        conductor = Conductor(program, [local, *leader.nodes()], job)
+        conductor = TestLoop(program, [local, *leader.nodes()], job)
         conductor.run_all(local.of_lane if self._config.overlap > 1 and self._config.nodes == 1 else None)
         leader.dismiss()
         return conductor
@@ -333,7 +331,7 @@ class Supervision:
             records_flights=self._config.backend == "nccl" and not program.lacks,
         )
 
-    def _end_session(self, server: ForkServer, conductor: Conductor, patience: float) -> int:
+    def _end_session(self, server: ForkServer, conductor: TestLoop, patience: float) -> int:
         """Have pytest end its session in the fork server, whose hooks may still find something wrong."""
         settled = tuple(Settled(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in conductor.settled.items())
         told, ended = server.finish(Finish(tests=settled), self._end, patience)

@@ -1,6 +1,6 @@
 """What a supervisor and a rank say to each other, over one pair of sockets.
 
-The supervisor sends :class:`Run` and :class:`End`; a rank answers with :class:`Report`. Each message is one line of
+The supervisor sends :class:`RunTest` and :class:`End`; a rank answers with :class:`Report`. Each message is one line of
 JSON. The kernel says with every piece that comes which process has sent it (``SO_PASSCRED``, unix(7)): what a child of
 the rank says is not the rank's word, and is left out.
 """
@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from json import dumps, loads
 from typing import Final
 
-from allranks.harness.outcome import Outcome
-from allranks.harness.phases import Phase
+from allranks.outcomes import Outcome, Phase
 from allranks.typed_json import RecordError, build, told
 
 MESSAGE_LIMIT: Final = 4 << 20
@@ -29,7 +28,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunTest:
     """Run the test at `index`; `following` is the gang's next test, None when this is its last.
 
     Attributes:
@@ -116,7 +115,7 @@ class Report:
         is_spoilt: Not all of it could be: the rank has left the gang's process group, or made one.
         imported: With the last report: what may be imported once for all ranks to come.
         is_symptom: What went wrong here is that a peer did not come, or was gone: see
-            :mod:`allranks.harness.ranks.symptoms`.
+            :mod:`allranks.harness.ranks.reports`.
         launched: From a driver: the end of a rank of its test.
         driver: From a driver: what else it tells.
         leaving: The process is about to end.
@@ -153,12 +152,12 @@ class Report:
         return any(phase.outcome.is_bad for phase in self.phases)
 
 
-def encode_message(message: Run | End | Report) -> bytes:
+def encode_message(message: RunTest | End | Report) -> bytes:
     """The line of a message, with its line feed."""
     return dumps([type(message).__name__, told(message)]).encode() + b"\n"
 
 
-def decode_command(line: bytes) -> Run | End:
+def decode_command(line: bytes) -> RunTest | End:
     """The command on one line.
 
     Raises:
@@ -167,15 +166,15 @@ def decode_command(line: bytes) -> Run | End:
     return command_of(loads(line))
 
 
-def command_of(message: object) -> Run | End:
+def command_of(message: object) -> RunTest | End:
     """The command that a message in JSON's types is.
 
     Raises:
         RecordError: It is none.
     """
     match message:
-        case ["Run", fields]:
-            return build(Run, fields)
+        case ["RunTest", fields]:
+            return build(RunTest, fields)
         case ["End", fields]:
             return build(End, fields)
     msg = "is no command"
@@ -195,7 +194,7 @@ class RankEnd:
         self._socket.settimeout(None)
         self._commands = self._socket.makefile("rb")
 
-    def command(self) -> Run | End | None:
+    def command(self) -> RunTest | End | None:
         """The next command, waited for; None when there are no more."""
         line = self._commands.readline()
         return decode_command(line) if line else None
@@ -235,7 +234,7 @@ class Link:
         """Readable when something has come."""
         return self.socket.fileno()
 
-    def send(self, command: Run | End) -> None:
+    def send(self, command: RunTest | End) -> None:
         """Send a command; a rank that is gone, or reads nothing, is noticed otherwise."""
         with suppress(OSError):
             self.socket.sendall(encode_message(command))

@@ -65,7 +65,7 @@ class Post:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class JobShard:
     """The part of the suite's tests that is this job's, where several jobs share the suite.
 
     Attributes:
@@ -138,7 +138,7 @@ class AgentConfig:
     nodes: int = 1
     overlap: int = 1
     post: Post | None = None
-    share: Share | None = None
+    share: JobShard | None = None
     only: tuple[str, ...] | None = None
     shuffle: int | None = None
     torch: str = ""
@@ -192,7 +192,7 @@ class AgentConfig:
             limits = TimeLimits(**fields.pop("limits"))
             lists = {name: tuple(fields[name]) for name in ("pytest_args", "mixed_skip")}
             post = Post(**fields["post"]) if fields["post"] else None
-            share = Share(**fields["share"]) if fields["share"] else None
+            share = JobShard(**fields["share"]) if fields["share"] else None
             only = None if fields["only"] is None else tuple(fields["only"])
             gpus = tuple(GpuToCheck(**gpu) for gpu in fields.pop("check_gpus"))
             own = {**lists, "limits": limits, "post": post, "share": share, "only": only, "check_gpus": gpus}

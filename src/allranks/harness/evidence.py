@@ -1,13 +1,20 @@
-"""Files in the results folder as whoever supervises may touch them: tests can put anything in their places.
+"""Files that tests can write, as the supervisor reads them, and the room left for them.
 
 Nothing here raises or blocks: what cannot be written or read is evidence that is lacking, and no outcome.
+
+A rank looks after each of its tests. How much it has written is what the kernel has counted (``wchar`` of proc(5)),
+with what its ended children have; files that grow without being written (fallocate(2), mmap(2)) are not in that.
 """
 
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from allranks.harness.config import RESULTS_BYTES
 
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -51,3 +58,116 @@ def read(path: Path, start: int = 0) -> str:
                 file.seek(max(start, found.st_size - MOST_READ))
                 return file.read(MOST_READ).decode("utf-8", "replace")
     return ""
+
+
+_FULL: Final = 1 << 20
+"""Bytes: with less than that left, a file system is full to whoever wants to write more than a line."""
+
+_SHARE: Final = 16
+"""Who has written a part of this size of a file system, or more, is one of those who have filled it."""
+
+_OWN: Final = 8 * RESULTS_BYTES
+"""Bytes: what a job has for itself is no larger; a host's disk may be filled by anybody."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overrun:
+    """What has been used up.
+
+    Attributes:
+        message: It, by whom as far as that is known, and what to do.
+        is_own: Whether this rank is known to have done it, by what it has written.
+    """
+
+    message: str
+    is_own: bool
+
+
+class DiskUse:
+    """Compares what is left after each test with what there was before.
+
+    Args:
+        results: The folder of the job's results, of which no more than a certain size is taken.
+        others: Folders for other files of tests.
+    """
+
+    def __init__(self, results: Path, *others: Path) -> None:
+        self._results = results
+        self._folders = (results, *others)
+        self._written = _written()
+        self.begin()
+
+    def begin(self) -> None:
+        """A test begins, on all ranks."""
+        self._had = self._free()
+
+    def overrun(self) -> Overrun | None:
+        """What the test that ends now has used up."""
+        before, self._written = self._written, _written()
+        written = self._written - before
+        for folder, had, (size, has) in zip(self._folders, self._had, map(_space_of, self._folders), strict=True):
+            if size and has < _FULL <= had and (is_own := written * _SHARE >= size) | (size <= _OWN):
+                return _of_file_system(folder, size, written, is_own=is_own)
+        if written * _SHARE >= RESULTS_BYTES and (left := sum(_sizes(self._results))) > RESULTS_BYTES:
+            message = (
+                f"{self._results} holds {_mib(left)} of files, and no more than {_mib(RESULTS_BYTES)} of a job's "
+                f"results are taken: this rank wrote {_mib(written)} during this test. {_REMEDY}"
+            )
+            return Overrun(message=message, is_own=True)
+        return None
+
+    def _free(self) -> list[int]:
+        return [_space_of(folder)[1] for folder in self._folders]
+
+
+_REMEDY: Final = "Have it write less; what ALLRANKS_SHARED has room for is limits.disk_mib of the matrix file."
+
+
+def _of_file_system(folder: Path, size: int, written: int, *, is_own: bool) -> Overrun:
+    whose = f"this rank wrote {_mib(written)}" if is_own else "which rank did it cannot be told: none by plain writing"
+    message = f"{folder}, which has room for {_mib(size)}, was filled during this test: {whose}. {_REMEDY}"
+    return Overrun(message=message, is_own=is_own)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the file system of a folder has no room left."""
+    size, free = _space_of(folder)
+    return size > 0 and free < _FULL
+
+
+def _space_of(folder: Path) -> tuple[int, int]:
+    """Bytes that the file system of a folder has, and those that are free; none of either where it cannot be asked."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0, 0
+    free = found.f_bavail if found.f_favail or not found.f_files else 0  # without inodes there is room for no file
+    return found.f_blocks * found.f_frsize, free * found.f_frsize
+
+
+def _written() -> int:
+    try:
+        descriptor = os.open("/proc/self/io", os.O_RDONLY)
+        try:
+            counts = os.read(descriptor, 512)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return 0
+    return int(counts.partition(b"wchar: ")[2].partition(b"\n")[0] or 0)
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    """The sizes of the regular files below a folder, as they would be copied."""
+    for above, _, names in os.walk(folder):
+        for name in names:
+            try:
+                found = os.lstat(os.path.join(above, name))  # noqa: PTH118 - thousands of them
+            except OSError:
+                continue
+            if stat.S_ISREG(found.st_mode):
+                yield found.st_size
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"

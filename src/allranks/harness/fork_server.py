@@ -19,12 +19,12 @@ from json import dumps, loads
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from allranks.harness import evidence, kernel
+from allranks.harness import evidence, linux
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.forks import STACKS
 from allranks.harness.gangs.rank_process import BeRank, fork_rank
 from allranks.harness.program import Asked, Mustered, Told, asked_by, line_of
-from allranks.harness.ranks import leaving
+from allranks.harness.ranks import rank_setup
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
 from allranks.records import AgentFailed, FailureKind, Imported
 from allranks.typed_json import RecordError
@@ -54,7 +54,7 @@ class Supervisor:
         """The next request, waited for; there is no return when the supervisor wants no more."""
         line = self._lines.readline()
         if not line:
-            leaving.leave(0)
+            rank_setup.exit_announced(0)
         return asked_by(line)
 
     def muster(self, ranks: Iterable[int], be_rank: BeRank) -> None:
@@ -85,7 +85,7 @@ def _answer(between: int, reading: int) -> bytes:
     """What the process that forks ranks has written when it ends; a rank that hangs may hold its pipe open."""
     pidfd = os.pidfd_open(between)
     try:
-        kernel.is_readable(pidfd, None)
+        linux.is_readable(pidfd, None)
         os.set_blocking(reading, False)
         with suppress(BlockingIOError):
             return os.read(reading, 1 << 20)
@@ -105,11 +105,11 @@ def _fork_all(ranks: Iterable[int], ends: list[tuple[int, ...]], be_rank: BeRank
         for number, mine in zip(ranks, ends, strict=True):
             others = [*own, *(descriptor for each in ends if each is not mine for descriptor in each)]
             pids.append(fork_rank(number, mine, be_rank, others))
-        kernel.write_all(own[-1], dumps(pids).encode())
+        linux.write_all(own[-1], dumps(pids).encode())
     except OSError as error:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        kernel.write_all(own[-1], dumps(str(error)).encode())
+        linux.write_all(own[-1], dumps(str(error)).encode())
     finally:
         os._exit(0)
 
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> NoReturn:
     control, handover = (socket.socket(fileno=int(number)) for number in arguments)
     lines = control.makefile("rb")
     said = loads(lines.readline() or b"{}")
-    kernel.die_with_parent()
+    linux.die_with_parent()
     if os.getppid() != said.get("supervisor"):
         os._exit(1)
     folders = Folders(**{name: Path(path) for name, path in said["folders"].items()})
@@ -134,7 +134,7 @@ def main(arguments: list[str]) -> NoReturn:
     # What is imported and collected here lives as long as the job: looking for garbage in it would only
     # cost time and, in the forks, memory. Ranks turn the collector on again.
     gc.disable()
-    leaving.watch_exits()
+    rank_setup.watch_exits()
     supervisor = Supervisor(control, lines, handover, said["supervisor"])
     status = 1
     try:
@@ -147,7 +147,7 @@ def main(arguments: list[str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     # Ending torch's interpreter politely costs a tenth of a second and can hang; all is told.
-    leaving.leave(status)
+    rank_setup.exit_announced(status)
 
 
 def _report(supervisor: Supervisor, error: BaseException) -> None:
@@ -174,7 +174,7 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
 
         if not check_gpus(config.check_gpus, config.gpu_device, config.limits.gpu_check, supervisor):
             return 1
-    from allranks.harness.collection.session import run_session  # noqa: PLC0415 - needs torch and pytest
+    from allranks.harness.collection.pytest_session import run_session  # noqa: PLC0415 - needs torch and pytest
 
     ended = run_session(config, folders, supervisor)
     if ended is not None:

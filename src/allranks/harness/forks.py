@@ -16,16 +16,16 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from json import dumps
 from pathlib import Path
 
-from allranks.harness import kernel
+from allranks.harness import linux
 from allranks.harness.channel import receive
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.gangs.crew import LocalCrew, stack_files
-from allranks.harness.gangs.rank_process import Echo, Ends, RankProcess, open_ends
+from allranks.harness.evidence import is_full
+from allranks.harness.gangs.local_ranks import LocalRanks, stack_files
+from allranks.harness.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
 from allranks.harness.job_end import JobEnd
 from allranks.harness.launchers.driver_account import DRIVER, driver_folder
 from allranks.harness.nodes.node import Orders
 from allranks.harness.program import LINE_LIMIT, Asked, Finish, Muster, Mustered, SessionEnded, Told, line_of, told_by
-from allranks.harness.room import is_full
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
 from allranks.records import Imported, Record
@@ -151,7 +151,7 @@ class ForkServer:
             # It has ended before it had read all that it was asked.
             return b"", 0
 
-    def muster(self, muster: Muster, ends: Sequence[Ends], end: JobEnd) -> list[RankProcess]:
+    def muster(self, muster: Muster, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
         """Have ranks forked; they have these ends then.
 
         Raises:
@@ -215,7 +215,7 @@ class ForkServer:
             return "does not end"
         if status < 0:
             where = innermost(self._stacks.added())
-            return f"was killed by {kernel.signal_name(-status)}{f'; it was in {where}' if where else ''}"
+            return f"was killed by {linux.signal_name(-status)}{f'; it was in {where}' if where else ''}"
         return f"ended with exit status {status}"
 
     def whereabouts(self) -> str:
@@ -234,11 +234,11 @@ class ForkServer:
             return self._status
 
     def _end(self) -> int | None:
-        if not kernel.is_readable(self._pidfd, _LOOK_AGAIN):
+        if not linux.is_readable(self._pidfd, _LOOK_AGAIN):
             with suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            kernel.is_readable(self._pidfd, MUSTER_PATIENCE)
-        return kernel.reap(self.pid, 2.0)
+            linux.is_readable(self._pidfd, MUSTER_PATIENCE)
+        return linux.reap(self.pid, 2.0)
 
     def kill(self) -> None:
         """End it at once."""
@@ -309,12 +309,12 @@ class Family:
         left them nobody can tell whose it is, before all gangs have ended.
         """
         # Who is a child by now has joined, or is still expected, when that is looked at.
-        found = kernel.children() - self._known - frozenset(pids)
+        found = linux.children() - self._known - frozenset(pids)
         with self._lock:
             for pid in pids:
                 self._ranks.pop(pid, None)
             others, is_last = frozenset(self._ranks), not self._ranks and not self._expected
-        return {pid for pid in found - others if is_last or kernel.session_of(pid) in pids}
+        return {pid for pid in found - others if is_last or linux.session_of(pid) in pids}
 
 
 @dataclass(eq=False, repr=False)
@@ -354,7 +354,7 @@ class LocalNode:
         self._shared.mkdir(exist_ok=True)
         return self._shared
 
-    def muster(self, orders: Orders) -> LocalCrew:
+    def muster(self, orders: Orders) -> LocalRanks:
         """See :meth:`allranks.harness.nodes.node.Node.muster`.
 
         Raises:
@@ -389,4 +389,4 @@ class LocalNode:
             )
             self.family.join([rank.pid for rank in ranks])
             undo.pop_all()
-        return LocalCrew(ranks, results, self.family.left_by, recorder, stacks=stacks, echo=self.echo)
+        return LocalRanks(ranks, results, self.family.left_by, recorder, stacks=stacks, echo=self.echo)

@@ -1,4 +1,4 @@
-"""Whether each GPU of a job computes: asked in a process of its own for each, before anything is collected.
+"""Whether this host has the GPUs of a cell, and whether each of them computes.
 
 These processes are forks of the fork server, which itself never touches CUDA. A device that is sick may raise, give
 wrong numbers, kill whoever uses it, or never answer; none of that may befall the job, or be taken for a fault of its
@@ -15,12 +15,33 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 import torch
+from torch import distributed
 
-from allranks.harness import kernel
-from allranks.harness.config import GpuToCheck
+from allranks.harness import linux
+from allranks.harness.config import AgentConfig, GpuToCheck, share_of
 from allranks.harness.gangs.ends import Journal
-from allranks.harness.kernel import write_all
+from allranks.harness.linux import write_all
 from allranks.records import AgentFailed, FailureKind, GpuFailed, GpusChecked
+from allranks.skip_codes import SkipCode, multi_gpu
+
+
+def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str] | None:
+    """The first of torch's skip codes that fits what the host lacks for the cell, and the detail; None if nothing."""
+    present, asked = _visible_gpus(), len(share_of(config.node, total=config.gpu_count, nodes=config.nodes))
+    whose = "cell" if config.nodes == 1 else "cell's node"
+    lacking = f"the {whose} asks for {asked} GPUs, this job sees {present}"
+    if not distributed.is_backend_available(config.backend):
+        detail = f"this torch ({torch.__version__}) is built without {config.backend}"
+        return SkipCode.BACKEND_UNAVAILABLE, detail if present >= asked else f"{detail}, and {lacking}"
+    if present >= asked:
+        return None
+    return SkipCode.NO_CUDA if present == 0 else multi_gpu(asked), lacking
+
+
+def _visible_gpus() -> int:
+    # With PYTORCH_NVML_BASED_CUDA_CHECK both calls ask NVML and leave CUDA uninitialised, so forks stay clean.
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
 
 _SIZE: Final = 256
 _WELL: Final = b"well"
@@ -68,9 +89,9 @@ def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: J
     if device == "cuda" and torch.version.cuda is None and torch.version.hip is None:
         return True
     began = time.time()
-    killed = kernel.killed_for_memory()
+    killed = linux.killed_for_memory()
     troubles = troubles_of(gpus, lambda: compute(device), limit)
-    if kernel.killed_for_memory() > killed:
+    if linux.killed_for_memory() > killed:
         # A context of CUDA takes some hundred MiB: that says nothing of the device.
         message = f"there is not enough memory to try {len(gpus)} GPUs (limits.memory_mib)"
         journal.write(AgentFailed(message=message, kind=FailureKind.OUT_OF_MEMORY))
@@ -124,14 +145,14 @@ class _Check:
 
     def _said(self, deadline: float) -> bytes | None:
         """Its answer, empty where it has ended without one; None where there is none in time."""
-        if not kernel.is_readable(self.answer, max(0.0, deadline - time.monotonic())):
+        if not linux.is_readable(self.answer, max(0.0, deadline - time.monotonic())):
             return None
         return os.read(self.answer, _WORDS)
 
     def _status(self, deadline: float) -> int | None:
         descriptor = os.pidfd_open(self.pid)
         try:
-            has_ended = kernel.is_readable(descriptor, max(_AFTER_KILL, deadline - time.monotonic()))
+            has_ended = linux.is_readable(descriptor, max(_AFTER_KILL, deadline - time.monotonic()))
         finally:
             os.close(descriptor)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) if has_ended else None
@@ -157,7 +178,7 @@ def _try(gpu: GpuToCheck, work: Callable[[], None], answer: int) -> NoReturn:
     """What such a process does."""
     status = 1
     with suppress(BaseException):
-        kernel.die_with_parent()
+        linux.die_with_parent()
         # The only one that it sees: whatever goes wrong is this one's.
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = gpu.visible
         write_all(answer, _outcome(work))

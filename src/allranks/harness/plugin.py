@@ -9,8 +9,8 @@ import warnings
 
 import pytest
 
-from allranks.harness import kernel
-from allranks.harness.collection.markers import is_launcher
+from allranks.harness import linux
+from allranks.harness.collection.marker_options import is_launcher
 from allranks.harness.torch_cases.adapt import adapt_torch_cases
 
 MANY_TESTS = 30
@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Make forks of this process cheaper where there are going to be many."""
     if sum(map(is_launcher, session.items)) >= MANY_TESTS:
-        kernel.gather_into_huge_pages()
+        linux.gather_into_huge_pages()
 
 
 def pytest_collectstart() -> None:

@@ -4,7 +4,7 @@
 they are needed, because the import of this package is part of every command's start-up.
 """
 
-from allranks.image.build import BuiltImage, ensure_image
-from allranks.image.dockerfile import dockerfile_path
+from allranks.image.base import dockerfile_path
+from allranks.image.built_image import BuiltImage, ensure_image
 
 __all__ = ["BuiltImage", "dockerfile_path", "ensure_image"]

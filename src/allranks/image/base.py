@@ -1,22 +1,44 @@
-"""Which base image a build starts from, and which Python is in it."""
+"""The base image of a build, the Dockerfiles, and the Python in an image."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.engine.ownership import image_lock, shared
 from allranks.errors import ImageError
-from allranks.image.cache import cache_folder, keep
 from allranks.image.daemon import Progress, find, pull, reported
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Image
+from allranks.user_cache import keep, made_cache_folder
 
 if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.images import Image as DaemonImage
+
+
+PYTHON = "Dockerfile.cuda"
+"""For every layer of wheels, torch's among them."""
+
+DEBIAN = "Dockerfile.debian"
+"""For the layer of Debian packages."""
+
+
+def dockerfile_path(name: str = PYTHON) -> Path:
+    """A Dockerfile that builds use.
+
+    A wheel carries it beside this module; a checkout (and so an editable install) has it in ``docker/``.
+
+    Args:
+        name: Which one.
+    """
+    here = Path(__file__).resolve().parent
+    installed = here / name
+    return installed if installed.is_file() else here.parents[2] / "docker" / name
+
 
 DEFAULT = Image.base
 LOCAL = "allranks/base:bookworm"
@@ -148,7 +170,7 @@ def python_of(client: DockerClient, base: Base) -> ImagePython:
     Raises:
         ImageError: It has none, or one that allranks or torch's wheels cannot work with.
     """
-    file = cache_folder("pythons") / f"{base.id.removeprefix('sha256:')}.json"
+    file = made_cache_folder("pythons") / f"{base.id.removeprefix('sha256:')}.json"
     if file.is_file():
         return read_probe(file.read_text(encoding="utf-8"), base=base.reference)
     answer = _ask(client, base)
@@ -158,7 +180,7 @@ def python_of(client: DockerClient, base: Base) -> ImagePython:
 
 
 def _ask(client: DockerClient, base: Base) -> str:
-    from allranks.engine.builds import LABEL, builder_of  # noqa: PLC0415 - a plan has no SDK, which they import
+    from allranks.engine.leftovers import LABEL, builder_of  # noqa: PLC0415 - a plan has no SDK, which they import
 
     what = f"The base image {base.reference} cannot be used."
     remedy = "Name a base that has python3, such as python:3.11-slim-bookworm, or run scripts/base-image."

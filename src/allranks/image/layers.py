@@ -1,33 +1,72 @@
-"""An image as a pile of layers, each with a name of its own, so that a change rebuilds only what lies above it."""
+"""An image as a pile of layers, so that a change rebuilds only the layers above it."""
 
 from __future__ import annotations
 
+import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.engine.builds import builder_of, remove_remains
+from allranks.engine.leftovers import builder_of, remove_remains
 from allranks.engine.ownership import image_lock, shared
 from allranks.errors import ImageError
-from allranks.image.base import Base, python_of
-from allranks.image.builders import BuildRequest, builder_of_host
-from allranks.image.cache import locked
-from allranks.image.context import layer_files, stream
+from allranks.image.base import DEBIAN, Base, dockerfile_path, python_of
+from allranks.image.builders import BuildRequest, builder_of_host, check_room
 from allranks.image.daemon import Progress, Site, find, reported
-from allranks.image.dockerfile import DEBIAN, dockerfile_path
-from allranks.image.key import layer_key
 from allranks.image.project import build_wheel
-from allranks.image.recipe import Recipe
+from allranks.image.recipe import Recipe, layer_key
 from allranks.image.sources import changed, has_changed
-from allranks.image.space import check_room
-from allranks.image.wheel import identity, requirements
-from allranks.image.wheelhouse import Wanted, Wheelhouse, resolve
+from allranks.image.wheels import Wanted, Wheelhouse, identity, requirements, resolve
+from allranks.user_cache import locked
 
 if TYPE_CHECKING:
     from docker.models.images import Image
+
+
+_CHUNK = 1 << 20
+
+
+def stream(files: Mapping[str, Path]) -> Iterator[bytes]:
+    """Pack files into a tar archive, piece by piece: wheels of three gigabytes need neither memory nor disk.
+
+    Owner, mode and time are the same for every file, so equal contents give equal bytes on every host.
+
+    Args:
+        files: Path in the archive, and the file it is read from.
+    """
+    for name, path in sorted(files.items()):
+        header = tarfile.TarInfo(name)
+        header.size = path.stat().st_size
+        header.mode = 0o644
+        yield header.tobuf(tarfile.PAX_FORMAT)
+        yield from _content(path)
+        yield bytes(-header.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def layer_files(dockerfile: Path, *, tools: Path | None, wheels: Sequence[Path]) -> dict[str, Path]:
+    """What a Dockerfile expects in its context.
+
+    Args:
+        dockerfile: The Dockerfile.
+        tools: The folder with the wheel of pip; None where nothing of Python's is installed.
+        wheels: The wheels of the layer.
+    """
+    return {
+        dockerfile.name: dockerfile,
+        **{f"tools/{path.name}": path for path in (tools.iterdir() if tools else ())},
+        **{f"wheels/{path.name}": path for path in wheels},
+    }
+
+
+def _content(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
 
 REPOSITORY = "allranks/layer"
 

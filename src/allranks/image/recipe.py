@@ -1,13 +1,69 @@
-"""What a matrix file asks of an image, with every file it names read."""
+"""What a matrix file asks of an image, with every file it names, and the key of all that.
 
+An image has two kinds of key. The *image key* is made from the inputs as they are written down: the recipe, the
+base image's id, the text of the requirements, the project's sources, the Dockerfile. It is known without
+asking a package index, so a run with unchanged inputs costs two questions to the daemon. The price: a
+requirement without a version (``numpy``) keeps the version it had when the image was built; who wants a
+newer one writes it down, or removes the image. The *layer key* is made from the wheels themselves, so
+two recipes that resolve to the same wheels share their layers.
+"""
+
+import hashlib
+import json
+import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from allranks.errors import ImageError
-from allranks.image.local_path import names_local_path, requirement_lines
 from allranks.matrix.model import Image
+
+_EDITABLE = re.compile(r"(?:-e|--ed[a-z]*)(?:[\s=]+|(?<=-e))(?P<target>.+)")
+_NAMED = re.compile(r"[\w.-]+\s*(?:\[[^\]]*\])?\s*@\s*(?P<url>\S+)")
+_URL = re.compile(r"(?:[a-z]+\+)?(?P<transport>[a-z][a-z0-9.-]*)://", re.IGNORECASE)
+_CONTINUED = re.compile(r"\\\r?\n")
+_COMMENT = re.compile(r"(?:^|\s+)#.*$")
+_MARKER_OR_OPTION = re.compile(r"\s*;|\s--?[a-z]")
+_EXTRAS = re.compile(r"\[[^\]]*\]$")
+_ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tar.xz", ".txz", ".tar.lzma", ".tlz")
+
+
+def requirement_lines(text: str) -> Iterator[str]:
+    """The lines of a requirements file that say something, without comments, continued lines as one."""
+    lines = (_COMMENT.sub("", line).strip() for line in _CONTINUED.sub("", text).splitlines())
+    return (line for line in lines if line)
+
+
+def names_local_path(requirement: str) -> bool:
+    """Whether a requirement, or a line of a requirements file, names a file or folder of this host.
+
+    Options other than ``--editable`` name none that would be installed.
+    """
+    text = os.path.expandvars(requirement.strip())
+    if editable := _EDITABLE.fullmatch(text):
+        return not _is_remote(_target(editable["target"].strip("\"' ")))
+    if text.startswith("-"):
+        return False
+    target = _target(text)
+    return not _is_remote(target) and (target != text or _is_path(text))
+
+
+def _target(requirement: str) -> str:
+    """What a ``name @ target`` points at; the requirement itself where it is none."""
+    named = _NAMED.match(requirement)
+    return named["url"] if named else requirement
+
+
+def _is_remote(text: str) -> bool:
+    url = _URL.match(text)
+    return url is not None and url["transport"].lower() != "file"
+
+
+def _is_path(text: str) -> bool:
+    name = _EXTRAS.sub("", _MARKER_OR_OPTION.split(text, maxsplit=1)[0])
+    return name.startswith((".", "file:")) or os.sep in name or name.lower().endswith(_ARCHIVES)
+
 
 PYTEST = "pytest>=8"
 """The harness runs pytest inside every image, whether or not the suites' packages name it."""
@@ -123,3 +179,39 @@ def _texts(file: Path, seen: set[Path]) -> Iterator[str]:
     for include in _INCLUDE.finditer(text):
         if "://" not in include["path"]:
             yield from _texts(file.parent / include["path"], seen)
+
+
+_SCHEMA = 1
+_LENGTH = 12
+
+
+def digest(*parts: object) -> str:
+    """A hash of values that JSON can hold, the same in every process and on every host."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def image_key(recipe: Recipe, *, base_id: str, dockerfile: str) -> str:
+    """The tag of an image.
+
+    Args:
+        recipe: What goes in.
+        base_id: Id of the base image in the daemon.
+        dockerfile: Text of the Dockerfile.
+    """
+    inputs = asdict(recipe)
+    for not_content in ("name", "base", "requirements", "project"):
+        del inputs[not_content]
+    return digest(_SCHEMA, inputs, base_id, dockerfile)[:_LENGTH]
+
+
+def layer_key(*, parent_id: str, content: tuple[str, ...], dockerfile: str) -> str:
+    """The tag of one layer of an image.
+
+    Args:
+        parent_id: Id of the image below.
+        content: What goes in: of each wheel the identity that :func:`allranks.image.wheels.identity` tells, or the
+            names of Debian packages.
+        dockerfile: Text of the Dockerfile.
+    """
+    return digest(_SCHEMA, parent_id, sorted(content), dockerfile)[:_LENGTH]

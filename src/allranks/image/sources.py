@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from allranks.errors import SourceChangedError
-from allranks.image.cache import cache_folder, keep
 from allranks.image.daemon import Progress
+from allranks.user_cache import keep, made_cache_folder
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ def source_digest(folder: Path) -> str:
     """
     files = sorted(_project_files(str(folder)), key=lambda entry: entry.path)
     stamps = _hash(f"{entry.path}:{_stamp(entry.stat())}" for entry in files)
-    memory = cache_folder("projects") / f"{_hash([str(folder)])}.json"
+    memory = made_cache_folder("projects") / f"{_hash([str(folder)])}.json"
     remembered = _recall(memory)
     if remembered.get("stamps") == stamps:
         return remembered["digest"]

@@ -4,10 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from allranks.errors import MatrixError
+from allranks.errors import MatrixError, listed, shown
 from allranks.matrix.axes import NO_TORCH, comparable, is_version
 from allranks.matrix.model import PROJECT_MODES, Cell, Image, Matrix, ProjectMode
-from allranks.matrix.suggest import listed, shown
 from allranks.matrix.toml_file import Table, place
 from allranks.matrix.when import Known
 

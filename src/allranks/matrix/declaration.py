@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import get_args
 
-from allranks.errors import MatrixError, UsageError
+from allranks.errors import MatrixError, UsageError, did_you_mean, shown
 from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, comparable, is_version, type_of_axis
 from allranks.matrix.cell_images import check_images, read_images
 from allranks.matrix.expand import Expansion, expand
@@ -26,7 +26,6 @@ from allranks.matrix.model import (
     Suite,
 )
 from allranks.matrix.runners import check_runners, read_runner
-from allranks.matrix.suggest import did_you_mean, shown
 from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, exists, read
 from allranks.matrix.when import Known
 

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from allranks.errors import UsageError
+from allranks.errors import UsageError, did_you_mean
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Job, Matrix, Shard, Suite
-from allranks.matrix.suggest import did_you_mean
 
 Shards = Sequence[tuple[Suite, Sequence[Shard | None]]]
 """The suites to run, each with those of its shards that are to run."""

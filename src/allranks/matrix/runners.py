@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import Final, get_args
 
-from allranks.errors import MatrixError, UsageError
+from allranks.errors import MatrixError, UsageError, shown
 from allranks.matrix.model import Cell, EngineName, Matrix, RunnerRule
-from allranks.matrix.suggest import shown
 from allranks.matrix.toml_file import Table, place
 from allranks.matrix.when import Known
 

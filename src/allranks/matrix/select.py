@@ -9,11 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from allranks.errors import UsageError
+from allranks.errors import UsageError, did_you_mean, listed, nearest
 from allranks.matrix.axes import ALWAYS_NAMED, AXES, NO_TORCH, AxisValue, written_type
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Cell, Rule
-from allranks.matrix.suggest import did_you_mean, listed, nearest
 from allranks.matrix.toml_file import place
 
 SESSION = "dist"

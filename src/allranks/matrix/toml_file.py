@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from allranks.errors import MatrixError
-from allranks.matrix.suggest import did_you_mean, listed, shown
+from allranks.errors import MatrixError, did_you_mean, listed, shown
 from allranks.matrix.when import Condition, ConditionError, Known, check_literals, parse_condition
 
 PYPROJECT = "pyproject.toml"

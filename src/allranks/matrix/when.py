@@ -14,8 +14,8 @@ from itertools import pairwise
 
 from packaging.version import Version
 
+from allranks.errors import did_you_mean, listed, shown
 from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, comparable, is_version, type_of_axis, written_type
-from allranks.matrix.suggest import did_you_mean, listed, shown
 
 LONGEST_CONDITION = 10_000
 DEEPEST_NESTING = 50

@@ -9,18 +9,14 @@ from typing import Final
 from allranks.errors import ExitCode
 from allranks.records import JOURNAL
 from allranks.report.baseline import Baseline, BaselineWatch
-from allranks.report.columns import RankFile
-from allranks.report.copies import CopyWatch, contradictions, without_copies
 from allranks.report.folder import Attempt
-from allranks.report.gathering import Gathered
-from allranks.report.history import settled
-from allranks.report.judged import MANIFEST_PLACE, CellSuite
-from allranks.report.model import TestVerdict
+from allranks.report.gathering import CopyWatch, Gathered, contradictions, without_copies
+from allranks.report.judged import MANIFEST_PLACE, CellSuite, trouble
+from allranks.report.judging import read_jobs, read_ranks, settled
 from allranks.report.rank_xml import stray_file
-from allranks.report.reading import read_jobs, read_ranks
+from allranks.report.results import RankFile, TestVerdict
 from allranks.report.run_files import JobError, JobRecord, PlannedJob
-from allranks.report.trouble import trouble
-from allranks.report.verdict import Setting
+from allranks.report.verdict import VerdictPolicy
 
 _EXIT_CODES: Final = MappingProxyType(
     {
@@ -49,10 +45,10 @@ class _Known:
     cells: Mapping[str, Mapping[str, str | int]]
     torn: Mapping[tuple[str, str], str]
     run_id: str
-    setting: Setting
+    setting: VerdictPolicy
 
 
-def account(gathered: Gathered, setting: Setting, baseline: Baseline | None = None) -> Iterator[CellSuite]:
+def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | None = None) -> Iterator[CellSuite]:
     """One suite for each planned job, in the order of the plan, then one for each job that nobody planned.
 
     The results of a job are read when it is its turn, or little before, so that few jobs' tests need be held.

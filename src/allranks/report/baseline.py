@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from allranks.errors import ExitCode, ResultsError, UsageError
-from allranks.report.judged import CellSuite, JobFacts, SuiteRow
-from allranks.report.model import Rule
-from allranks.report.trouble import trouble
+from allranks.report.judged import CellSuite, JobSummary, SuiteRow, trouble
+from allranks.report.results import VerdictRule
 
 Baseline = Mapping[str, Mapping[str, int]]
 """Executed tests, by cell and suite."""
@@ -41,7 +40,7 @@ class BaselineWatch:
             return job
         executed = self._executed.setdefault(place, {})
         executed[job.suite] = job.executed
-        if job.deselected or any(test.verdict.rule is Rule.JOB for test in job.tests):
+        if job.deselected or any(test.verdict.rule is VerdictRule.JOB for test in job.tests):
             self._explained.add(place)
         if place in self._explained or not _is_whole(job, executed) or sum(executed.values()) >= wanted:
             return job
@@ -130,5 +129,5 @@ def _is_good(row: SuiteRow) -> bool:
     return not row.counts.bad and not row.deselected
 
 
-def _is_whole(job: JobFacts, seen: Mapping[str, int]) -> bool:
+def _is_whole(job: JobSummary, seen: Mapping[str, int]) -> bool:
     return job.share is None or set(job.share.all_names) <= seen.keys()

@@ -11,11 +11,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, TypeVar
 
-from allranks.harness.rank_xml import legal, xml_id
 from allranks.records import JOURNAL, MOST_RANKS
-from allranks.report.json_fields import Fields
 from allranks.report.run_files import SCHEMA, JobRecord, Manifest
-from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, special, walk
+from allranks.report.untrusted import Fields, digest, head, leads_out, listing, open_regular, special, walk
+from allranks.xml_text import legal, xml_id
 
 WIDE_NAME: Final = "allranks"
 NARROW_NAME: Final = "allranks: every job"

@@ -1,19 +1,19 @@
-"""What lies below a folder: one run, the parts of one from several machines, or XML that no run of allranks laid out.
+"""The runs below a folder: one, the parts of one, or loose XML; duplicates are counted once.
 
 A part is a folder with a ``run.json`` or with ``cells/``, at whatever depth. Parts of one run have its id; what they
 plan is added up, and of the attempts at one job, wherever they come from, the newest counts.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import chain
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from allranks.records import MOST_RANKS
-from allranks.report.copies import told_apart
 from allranks.report.folder import (
     Attempt,
     is_attempt,
@@ -24,8 +24,80 @@ from allranks.report.folder import (
     read_foreign,
     read_manifest,
 )
+from allranks.report.results import RankFile
 from allranks.report.run_files import Manifest, PlannedJob
 from allranks.report.untrusted import walk
+
+T = TypeVar("T")
+
+TELLING: Final = 3
+"""Different durations that a job needs to be known again by them: no two runs take the same milliseconds twice."""
+
+
+def told_apart(items: Sequence[T], is_copy: Callable[[T, T], bool]) -> tuple[list[T], list[tuple[T, T]]]:
+    """The items without copies of those before them, and each copy with what it is one of."""
+    kept: list[T] = []
+    copies: list[tuple[T, T]] = []
+    for item in items:
+        same = next((other for other in kept if is_copy(item, other)), None)
+        if same is None:
+            kept.append(item)
+        else:
+            copies.append((item, same))
+    return kept, copies
+
+
+def without_copies(files: Sequence[RankFile]) -> tuple[list[RankFile], tuple[str, ...]]:
+    """The files without those that say exactly what another of them says, and a note on each that was left out."""
+    kept, copies = told_apart(files, _is_same_file)
+    notes = (f"{file.path.name} says the same as {same.path.name}, and counts once" for file, same in copies)
+    return kept, tuple(notes)
+
+
+def _is_same_file(one: RankFile, other: RankFile) -> bool:
+    same_rank = one.rank == other.rank and one.rank is not None
+    return (
+        same_rank
+        and one.seconds == other.seconds
+        and one.keys == other.keys
+        and (one.details, one.problem) == (other.details, other.problem)
+    )
+
+
+def contradictions(files: Sequence[RankFile]) -> Iterator[tuple[int, str]]:
+    """For each rank that several files claim to be, and say different things of, what is to be said."""
+    by_rank: dict[int, list[str]] = {}
+    for file in files:
+        if file.rank is not None:
+            by_rank.setdefault(file.rank, []).append(file.path.name)
+    for rank, names in by_rank.items():
+        if len(names) > 1:
+            text = f"{' and '.join(names)} are both of rank {rank}, and differ: the worse outcome of each test counts."
+            yield rank, f"{text}\nLeave one of them in the folder."
+
+
+class CopyWatch:
+    """Knows jobs again whose results were there before, under another name."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, str] = {}
+
+    def notes_on(self, attempt: Attempt, files: Sequence[RankFile]) -> tuple[str, ...]:
+        """What is to be said of a job: nothing, unless it is a copy."""
+        place = f"{attempt.cell} / {attempt.suite}"
+        first = self._seen.setdefault(_digest(files), place) if _is_telling(files) else place
+        return () if first == place else (f"has the same results as {first}, as if these had been gathered twice",)
+
+
+def _is_telling(files: Sequence[RankFile]) -> bool:
+    return len({seconds for file in files[:1] for seconds in file.seconds}) >= TELLING
+
+
+def _digest(files: Sequence[RankFile]) -> bytes:
+    digest = blake2b(digest_size=16)
+    for file in sorted(files, key=lambda file: file.rank or 0):
+        digest.update(file.seconds.tobytes())
+    return digest.digest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,12 +291,12 @@ def _renumbered(attempt: Attempt, numbers: Mapping[str, int]) -> Attempt:
 
 def _without_copies(attempts: Sequence[_Found]) -> tuple[list[_Found], tuple[str, ...]]:
     """The attempts, those that were gathered twice once, and a note on each of these."""
-    kept, copies = told_apart(attempts, _is_copy)
+    kept, copies = told_apart(attempts, _is_same_attempt)
     notes = (f"{one.attempt.folder} is a copy of {same.attempt.folder}, and counts once" for one, same in copies)
     return kept, tuple(notes)
 
 
-def _is_copy(found: _Found, other_found: _Found) -> bool:
+def _is_same_attempt(found: _Found, other_found: _Found) -> bool:
     one, other = found.attempt, other_found.attempt
     same_record = one.record is not None and one.record.started is not None and one.record == other.record
     names = [[path.name for path in attempt.files] for attempt in (one, other)]

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
-from allranks.harness.outcome import Outcome
-from allranks.harness.rank_xml import legal, split_nodeid, xml_id
+from allranks.outcomes import Outcome
 from allranks.records import (
     LINE_LIMIT,
     MOST_RANKS,
@@ -26,12 +25,10 @@ from allranks.records import (
     TestStarted,
     decode,
 )
-from allranks.report.columns import ABSENT, Key, RankFile
-from allranks.report.model import RankResult, Rerun
-from allranks.report.plausible import duration
-from allranks.report.untrusted import open_regular
-from allranks.report.xml_text import cut
+from allranks.report.results import ABSENT, Key, RankFile, RankResult, Rerun
+from allranks.report.untrusted import duration, open_regular
 from allranks.typed_json import RecordError
+from allranks.xml_text import cut, legal, split_nodeid, xml_id
 
 _T = TypeVar("_T")
 
@@ -42,7 +39,7 @@ NOTHING_CAME: Final = "nothing came back: job and rank ended in this test"
 
 
 @dataclass(slots=True)
-class _Column:
+class _RankColumn:
     """The results of one rank, by the place of the test.
 
     Attributes:
@@ -123,7 +120,7 @@ class _Tests:
         return self.places.setdefault(nodeid, len(self.places))
 
 
-class _Reader:
+class _JournalReader:
     """Takes in records, and gives files of ranks."""
 
     def __init__(self, path: Path, texts: dict[str, str]) -> None:
@@ -131,7 +128,7 @@ class _Reader:
         self._texts = texts
         self._job: JobStarted | None = None
         self._tests = _Tests()
-        self._columns: defaultdict[int, _Column] = defaultdict(_Column)
+        self._columns: defaultdict[int, _RankColumn] = defaultdict(_RankColumn)
         self._is_finished = False
 
     def take(self, record: Record) -> None:
@@ -239,7 +236,7 @@ class _Reader:
             details[place] = replace(file.result(place), reruns=earlier)
         return file
 
-    def _unanswered(self, rank: int, column: _Column, job: JobStarted) -> list[int]:
+    def _unanswered(self, rank: int, column: _RankColumn, job: JobStarted) -> list[int]:
         """The tests that were started, also on this rank, and of which nothing came back."""
         if not math.isnan(sum(column.seconds)):
             return []
@@ -254,7 +251,7 @@ class _Reader:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _JournalPart:
     """Some of a journal's tests: all that a rank has results of, and it may be all there are."""
 
     keys: tuple[Key, ...]
@@ -277,10 +274,10 @@ class _Shares:
 
     def __init__(self, keys: tuple[Key, ...], world_sizes: Mapping[int, int]) -> None:
         self.keys = keys
-        self._all = _Part(keys, array("H", (world_sizes.get(place, 0) for place in range(len(keys)))))
-        self._others: dict[tuple[int, ...], _Part] = {}
+        self._all = _JournalPart(keys, array("H", (world_sizes.get(place, 0) for place in range(len(keys)))))
+        self._others: dict[tuple[int, ...], _JournalPart] = {}
 
-    def of(self, column: _Column) -> _Part:
+    def of(self, column: _RankColumn) -> _JournalPart:
         """The tests that a rank has results of."""
         if not math.isnan(sum(column.seconds)):
             return self._all
@@ -288,7 +285,7 @@ class _Shares:
         if places not in self._others:
             sizes = self._all.world_sizes
             told = array("H", (sizes[place] for place in places))
-            self._others[places] = _Part(tuple(self.keys[place] for place in places), told, places)
+            self._others[places] = _JournalPart(tuple(self.keys[place] for place in places), told, places)
         return self._others[places]
 
 
@@ -336,7 +333,7 @@ def read_journal(path: Path, texts: dict[str, str] | None = None) -> list[RankFi
         path: The journal.
         texts: Of all that ranks say, each text once: what goes wrong on one rank, others mostly say too.
     """
-    reader = _Reader(path, {} if texts is None else texts)
+    reader = _JournalReader(path, {} if texts is None else texts)
     try:
         with open_regular(path) as file:
             problem = _read(reader, file)
@@ -345,7 +342,7 @@ def read_journal(path: Path, texts: dict[str, str] | None = None) -> list[RankFi
     return reader.files(problem)
 
 
-def _read(reader: _Reader, file: BinaryIO) -> str:
+def _read(reader: _JournalReader, file: BinaryIO) -> str:
     """Takes in the records of a file; why that did not work to its end, else nothing."""
     number = 0
     while line := file.readline(LINE_LIMIT + 2):

@@ -1,4 +1,4 @@
-"""Judged jobs and the judged run, as frozen values.
+"""Judged jobs and the judged run as frozen values, with their troubles and exit code.
 
 A job's tests are held while its part of the report is written, and no longer: what the rest of the report needs of
 them stays behind as a :class:`SuiteRow`.
@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from allranks.errors import ExitCode
-from allranks.report.model import XPASS, Rule, SkipPolicy, TestVerdict, VerdictKind
-from allranks.report.xml_text import cut, first_line
+from allranks.errors import ExitCode, strongest
+from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.xml_text import cut, first_line
 
 MANIFEST_PLACE: Final = ("run", "manifest")
 """Cell and suite of the suite that says that the manifest cannot be read."""
@@ -90,7 +90,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobFacts:
+class JobSummary:
     """What is known of one suite in one cell, or of one shard of it, besides its tests.
 
     Attributes:
@@ -136,7 +136,7 @@ class JobFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuiteRow(JobFacts):
+class SuiteRow(JobSummary):
     """A row of the table: what stays of a job when its tests are written.
 
     Attributes:
@@ -181,7 +181,7 @@ class SuiteRow(JobFacts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CellSuite(JobFacts):
+class CellSuite(JobSummary):
     """One suite in one cell, or one shard of it, with its tests: a ``testsuite`` of the JUnit report."""
 
     tests: tuple[TestVerdict, ...]
@@ -212,7 +212,7 @@ class CellSuite(JobFacts):
         failures = self._failures()
         kept = failures[:KEPT_FAILURES]
         return SuiteRow(
-            **{each.name: getattr(self, each.name) for each in fields(JobFacts)},
+            **{each.name: getattr(self, each.name) for each in fields(JobSummary)},
             counts=self.counts,
             executed=self.executed,
             exit_codes=frozenset(test.verdict.exit_code for test in self.tests),
@@ -233,7 +233,7 @@ class CellSuite(JobFacts):
                 nodeid=tests[0].nodeid,
                 kind=kind,
                 message=message,
-                is_of_job=tests[0].verdict.rule is Rule.JOB,
+                is_of_job=tests[0].verdict.rule is VerdictRule.JOB,
                 alike=len(tests) - 1,
             )
             for (kind, message), tests in groups.items()
@@ -319,3 +319,49 @@ def _listed(names: Sequence[str]) -> str:
 def total(suites: Iterable[SuiteRow]) -> Counts:
     """The counts over all suites."""
     return sum((suite.counts for suite in suites), Counts())
+
+
+def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
+    """The exit code of a run; where several apply, the strongest by the design's order.
+
+    Each bad verdict brings its own (see :attr:`Verdict.exit_code <allranks.report.results.Verdict.exit_code>`): 1 for a
+    failed test and for a suite that cannot be collected or is empty, 3 for what is unaccounted, 4 for infrastructure,
+    130 for an interrupt. 5 is added when no test executed.
+
+    Args:
+        merged: The run, or the part of it that a session answers for (:meth:`allranks.report.judged.MergedRun.only`).
+        nothing_ran_allowed: Whether a run in which no test executed is good.
+    """
+    codes = {code for suite in merged.suites for code in suite.exit_codes}
+    if nothing_ran(merged) and not nothing_ran_allowed:
+        codes.add(ExitCode.NOTHING_RAN)
+    return strongest(codes)
+
+
+def nothing_ran(merged: MergedRun) -> bool:
+    """Whether no rank of any suite executed a test, however skips are read, and whoever has left the tests out."""
+    return not any(suite.has_executed for suite in merged.suites)
+
+
+CLASSNAME: Final = "allranks"
+"""Class name of these testcases."""
+
+
+def trouble(name: str, text: str, code: ExitCode = ExitCode.TESTS_FAILED) -> TestVerdict:
+    """An error testcase.
+
+    Args:
+        name: What went wrong, in a word: ``job``, ``collection``, ``rank 3``.
+        text: Sentences, one a line; the first is the message.
+        code: What it makes of the run's exit code.
+    """
+    judged = Verdict(
+        kind=VerdictKind.ERROR,
+        rule=VerdictRule.JOB,
+        reason=name,
+        exit_code=code,
+        message=first_line(text),
+        text=text,
+        executed=False,
+    )
+    return TestVerdict(nodeid=f"{CLASSNAME}::{name}", classname=CLASSNAME, name=name, verdict=judged)

@@ -1,18 +1,55 @@
-"""The tests of one attempt at a job, each judged by what its ranks came to."""
+"""The tests of each attempt at a job, judged, and what went wrong before the last attempt."""
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Self
 
-from allranks.harness.outcome import Outcome
-from allranks.harness.rank_xml import legal, split_nodeid, xml_id
-from allranks.report.columns import PassedRanks, RankFile, Team, results_of, teams_of
+from allranks.errors import ExitCode
+from allranks.outcomes import Outcome
+from allranks.records import JOURNAL
 from allranks.report.folder import Attempt
-from allranks.report.model import RankResult, Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.journal import read_journal
+from allranks.report.rank_xml import RankReader
+from allranks.report.results import (
+    EarlierAttempt,
+    PassedRanks,
+    RankFile,
+    RankResult,
+    Rerun,
+    Team,
+    TestVerdict,
+    Verdict,
+    VerdictKind,
+    VerdictRule,
+    results_of,
+    teams_of,
+)
 from allranks.report.run_files import JobRecord
-from allranks.report.verdict import Setting, verdict
-from allranks.report.xml_text import first_line
+from allranks.report.verdict import VerdictPolicy, verdict
+from allranks.xml_text import first_line, legal, split_nodeid, xml_id
+
+
+def read_ranks(paths: Sequence[Path]) -> list[RankFile]:
+    """The results in the files of one job, in the order of the files."""
+    return next(read_jobs([paths]))
+
+
+def read_jobs(jobs: Sequence[Sequence[Path]]) -> Iterator[list[RankFile]]:
+    """The results in the files of each job, in the order of the jobs: of all ranks in a journal, of one in any other.
+
+    Args:
+        jobs: The files of each.
+    """
+    reader = RankReader()
+    for paths in jobs:
+        texts: dict[str, str] = {}
+        files: list[RankFile] = []
+        for path in paths:
+            files += read_journal(path, texts) if path.name == JOURNAL else [reader.read(path, texts)]
+        yield files
+
 
 _SIZE: Final = re.compile("[0-9]{1,18}").fullmatch
 
@@ -20,7 +57,7 @@ _EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interru
 """Errors after which it is known that no rank began the tests without results; the error itself is reported once."""
 
 
-def judge(attempt: Attempt, files: Sequence[RankFile], setting: Setting) -> Iterator[TestVerdict]:
+def judge(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
     """A verdict for each test that was collected, or that some rank reports.
 
     Args:
@@ -52,7 +89,7 @@ class _Good:
     verdict: Verdict
 
     @classmethod
-    def of(cls, teams: Sequence[Team], expected: range, setting: Setting) -> Self | None:
+    def of(cls, teams: Sequence[Team], expected: range, setting: VerdictPolicy) -> Self | None:
         """None where the ranks did not run the same tests."""
         if len(teams) != 1 or teams[0].ranks != tuple(expected):
             return None
@@ -102,7 +139,7 @@ def _reasons_not_to_run(record: JobRecord, names: Mapping[str, str]) -> dict[str
 
 
 def _judge(
-    nodeid: str, results: Sequence[RankResult], expected: range, absent: Mapping[int, str], setting: Setting
+    nodeid: str, results: Sequence[RankResult], expected: range, absent: Mapping[int, str], setting: VerdictPolicy
 ) -> TestVerdict:
     classname, name = (results[0].classname, results[0].name) if results else split_nodeid(nodeid)
     took_part = max((result.world_size for result in results if result.world_size), default=None)
@@ -128,7 +165,12 @@ def _judge(
 def _not_run(nodeid: str, reason: str) -> TestVerdict:
     classname, name = split_nodeid(nodeid)
     judged = Verdict(
-        kind=VerdictKind.SKIPPED, rule=Rule.JOB, reason="pytest.skip", message=reason, text=reason, executed=False
+        kind=VerdictKind.SKIPPED,
+        rule=VerdictRule.JOB,
+        reason="pytest.skip",
+        message=reason,
+        text=reason,
+        executed=False,
     )
     return TestVerdict(nodeid=nodeid, classname=classname, name=name, verdict=judged)
 
@@ -155,3 +197,159 @@ def _absences(attempt: Attempt, files: Sequence[RankFile]) -> dict[int, str]:
     why = f"nothing came back ({first_line(error.what)})" if error and error.what else "nothing came back"
     causes = dict.fromkeys(_expected_ranks(attempt, files), why)
     return causes | {file.rank: file.problem for file in files if file.problem and file.rank is not None}
+
+
+_ENDED_FROM_OUTSIDE: Final = frozenset({"interrupted", "stopped", "infrastructure"})
+_NO_RESULT: Final = frozenset({Outcome.MISSING, Outcome.ABORTED})
+
+
+def with_base(
+    attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy
+) -> Iterator[tuple[TestVerdict, Attempt]]:
+    """The tests of a job, each with the attempt whose verdict counts.
+
+    An attempt that ran a part of the job again has new verdicts for these tests; the others are those of the attempt
+    that it goes on with.
+
+    Args:
+        attempt: The newest.
+        files: What its ranks left.
+        setting: How skips are read.
+    """
+    if attempt.base is None:
+        yield from ((test, attempt) for test in judge(attempt, files, setting))
+        return
+    again = {test.nodeid: test for test in judge(attempt, files, setting)}
+    for test, of in with_base(attempt.base, read_ranks(attempt.base.files), setting):
+        newer = again.pop(test.nodeid, None)
+        if newer and not (has_not_run(newer) and test.verdict.is_bad):
+            yield newer, attempt
+        else:
+            yield (_left_out(test, attempt), attempt) if newer is None and has_not_run(test) else (test, of)
+    yield from ((test, attempt) for test in again.values())
+
+
+def has_not_run(test: TestVerdict) -> bool:
+    """Whether the job ended before it came to this test."""
+    return test.verdict.rule is VerdictRule.JOB and not test.verdict.executed
+
+
+def _left_out(test: TestVerdict, attempt: Attempt) -> TestVerdict:
+    """A test that an attempt should have run, since the one before it had not, and that it did not run either."""
+    message = f"{test.verdict.message}, and attempt {attempt.number}, which went on with it, did not run it either"
+    return replace(
+        test,
+        verdict=Verdict(
+            kind=VerdictKind.ERROR,
+            rule=VerdictRule.UNACCOUNTED,
+            reason="missing",
+            message=message,
+            text=message,
+            exit_code=ExitCode.UNACCOUNTED,
+            executed=False,
+        ),
+    )
+
+
+def has_no_result(test: TestVerdict) -> bool:
+    """Whether nothing is known of a bad test but that it was cut short: a rank that failed by itself is a result."""
+    bad = {rank.outcome for rank in test.ranks if rank.outcome.is_bad}
+    return bool(bad) and bad <= _NO_RESULT
+
+
+def settled(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
+    """The tests of a job, each with its verdict over all attempts, and with the earlier tries that went wrong.
+
+    What went wrong stays so until the test runs and ends well: a skip after it, on the same rank or in a later attempt,
+    says nothing of what went wrong, nor does an attempt that does not have the test any more. An xfail settles it, as
+    the test ran, and can end no better.
+
+    Args:
+        attempt: The newest, with those before it.
+        files: What its ranks left.
+        setting: How skips are read.
+    """
+    past = _Past(attempt.earlier, setting)
+    for test, of in with_base(attempt, files, setting):
+        tries = tuple(reruns(test, setting))
+        bad = past.unsettled.pop(test.nodeid, None) or (_before(test, tries) if tries else None)
+        before = tuple(each for each in past.bad.get(test.nodeid, ()) if each.number != of.number)
+        judged = test if bad is None or is_settled(test) else _still_bad(bad, f"then {test.verdict.message}")
+        yield replace(judged, earlier=(*before, *tries)) if before or tries else judged
+    for bad in past.unsettled.values():
+        yield replace(_still_bad(bad, f"attempt {attempt.number} did not have it"), earlier=past.bad[bad.nodeid])
+
+
+def is_settled(test: TestVerdict) -> bool:
+    """Whether a test has a result that counts whatever came before: it ran, or is bad anyway."""
+    return test.verdict.executed or test.verdict.is_bad
+
+
+def _before(test: TestVerdict, tries: Sequence[EarlierAttempt]) -> TestVerdict:
+    """A test as it was before its ranks tried it for the last time."""
+    return replace(test, verdict=tries[-1].verdict)
+
+
+def _still_bad(test: TestVerdict, then: str) -> TestVerdict:
+    """A test that went wrong, and of which nobody knows that it is well."""
+    message = f"{test.verdict.message.rstrip('.')}; {then}"
+    return replace(test, verdict=replace(test.verdict, message=message))
+
+
+class _Past:
+    """What went wrong in attempts, in their order; to be ended by Ctrl-C is not to go wrong.
+
+    Attributes:
+        bad: The attempts in which a test went wrong, by node id.
+        unsettled: The last bad verdicts of tests that have not run and ended well since.
+    """
+
+    def __init__(self, attempts: Sequence[Attempt], setting: VerdictPolicy) -> None:
+        self.bad: dict[str, tuple[EarlierAttempt, ...]] = {}
+        self.unsettled: dict[str, TestVerdict] = {}
+        for attempt in attempts:
+            error = attempt.record.error if attempt.record else None
+            # Without a record, whoever would have written it was killed.
+            was_ended = attempt.record is None or (error is not None and error.kind in _ENDED_FROM_OUTSIDE)
+            for test in judge(attempt, read_ranks(attempt.files), setting):
+                was_cut_short = was_ended and has_no_result(test)
+                tries = tuple(reruns(test, setting)) if was_cut_short or not is_settled(test) else ()
+                bad = _before(test, tries) if tries else test
+                if bad.verdict.is_bad and (tries or not was_cut_short):
+                    ranks = tries[-1].ranks if tries else test.ranks
+                    entry = EarlierAttempt(number=attempt.number or 0, verdict=bad.verdict, ranks=ranks)
+                    self.bad[test.nodeid] = (*self.bad.get(test.nodeid, ()), entry)
+                    self.unsettled[test.nodeid] = bad
+                elif is_settled(test) and not test.verdict.is_bad:
+                    self.unsettled.pop(test.nodeid, None)
+
+
+def reruns(test: TestVerdict, setting: VerdictPolicy) -> Iterator[EarlierAttempt]:
+    """The tries of a test that its ranks made, and that failed, before the one whose outcome they report.
+
+    torch's own test/conftest.py writes ``<rerun>`` for one, Maven's Surefire ``<flakyFailure>`` and ``<rerunFailure>``.
+    """
+    tries = max((len(rank.reruns) for rank in _notable(test)), default=0)
+    for number in range(tries):
+        ranks = tuple(_as_result(rank, rank.reruns[number]) for rank in test.ranks if number < len(rank.reruns))
+        yield EarlierAttempt(number=number + 1, verdict=verdict(ranks, setting), ranks=ranks)
+
+
+def _as_result(rank: RankResult, rerun: Rerun) -> RankResult:
+    return replace(
+        rank,
+        outcome=rerun.outcome,
+        message=rerun.message,
+        text=rerun.text,
+        at=rank.at if rerun.at is None else rerun.at,
+        consequence=rerun.consequence,
+        caused_by=rerun.caused_by,
+        stdout="",
+        stderr="",
+        reruns=(),
+    )
+
+
+def _notable(test: TestVerdict) -> Sequence[RankResult]:
+    """The ranks that may have something to tell; none of those that simply passed."""
+    return test.ranks if test.slowest is None else ()

@@ -15,13 +15,11 @@ from typing import Final, NamedTuple, Self
 
 from allranks.errors import ResultsError
 from allranks.report.folder import is_merged_report
-from allranks.report.judged import CellSuite, JobFacts
-from allranks.report.junit_case import Fact, render_case
-from allranks.report.junit_document import Document, NarrowDocument, SuiteHead, WideDocument
-from allranks.report.junit_form import JUnitForm, Schema
-from allranks.report.junit_names import shown, unique_names
-from allranks.report.model import VerdictKind
-from allranks.report.xml_text import attribute
+from allranks.report.judged import CellSuite, JobSummary
+from allranks.report.junit_case import Fact, JUnitForm, Schema, render_case, shown, unique_names
+from allranks.report.junit_document import JUnitDocument, NarrowDocument, SuiteHead, WideDocument
+from allranks.report.results import VerdictKind
+from allranks.xml_text import attribute
 
 _DOCUMENTS: Final[Mapping[Schema, type[WideDocument] | type[NarrowDocument]]] = {
     "wide": WideDocument,
@@ -49,7 +47,7 @@ class JUnitWriter:
     def __init__(self, path: Path, form: JUnitForm = _USUAL) -> None:
         self._path = path
         self._form = form
-        self._parts: list[Document] = []
+        self._parts: list[JUnitDocument] = []
         self._names: Counter[str] = Counter()
 
     @property
@@ -98,7 +96,7 @@ class JUnitWriter:
             yield _Case(xml, test.verdict.kind, test.time)
 
     @property
-    def _open(self) -> Document:
+    def _open(self) -> JUnitDocument:
         return self._parts[-1]
 
     def _has_room(self, size: int) -> bool:
@@ -172,7 +170,7 @@ def _later_parts(first: Path) -> list[Path]:
     return sorted(path for path in first.parent.iterdir() if name.fullmatch(path.name))
 
 
-def _facts(suite: JobFacts) -> Iterator[Fact]:
+def _facts(suite: JobSummary) -> Iterator[Fact]:
     yield "cell", suite.cell
     yield "suite", suite.suite
     for axis, value in suite.axes.items():

@@ -1,4 +1,8 @@
-"""One testcase of the merged report, in the wide and in the narrow form.
+"""One testcase of the merged report, its form, and names that stay distinct in every client.
+
+Clients do not compare names as they stand. Allure knows a test by ``classname.name``, with the white space at its ends
+gone; xunit-viewer by a hash of 32 bits over name and class name, under which ``[Aa]`` is ``[BB]``; and one of two tests
+that a client takes for the same is lost from its counts. The later one gets a number, until it is none of the others.
 
 The order and the shape of the elements are what clients make necessary (``tests/report/clients`` shows each with the
 client itself): one outcome element, which has attributes and a text; and, before the retries of a test that passed in
@@ -6,16 +10,158 @@ the end, what went wrong with it in words, because xunit-viewer takes the first 
 outcome.
 """
 
+import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from itertools import chain, count
+from operator import mul
+from typing import Final, Literal
 
-from allranks.report.columns import compact
-from allranks.report.judged import JobFacts
-from allranks.report.junit_form import JUnitForm, Schema
-from allranks.report.junit_names import Name
-from allranks.report.model import EarlierAttempt, RankResult, Rule, TestVerdict, Verdict, VerdictKind
-from allranks.report.xml_text import MESSAGE_LIMIT, TEXT_LIMIT, attribute, clean_cut, cut, element_text, readable
+from allranks.report.judged import JobSummary
+from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
+from allranks.xml_text import MESSAGE_LIMIT, TEXT_LIMIT, attribute, clean_cut, cut, element_text, readable, remembered
+
+Schema = Literal["wide", "narrow"]
+"""``wide``: ``testsuites`` with a suite for each job, and properties everywhere. ``narrow``: one ``testsuite``, of
+nothing but what the schemas of Jenkins' xUnit plug-in and of Maven's Surefire both know."""
+
+ClassNames = Literal["pytest", "cell"]
+"""``pytest``: the class name of a testcase is the one that pytest gives. ``cell``: cell and suite stand before it, for
+clients that know a test by class name and name alone and would take its results in two cells for two attempts."""
+
+FILE_LIMIT: Final = 30_000_000
+"""Bytes that no file of the report reaches: GitLab refuses JUnit files of more than 30 MB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JUnitForm:
+    """The form of the merged report.
+
+    Attributes:
+        classname: The narrow schema has one suite for all jobs, and its class names always say the cell.
+        file_limit: Bytes below which each file stays, unless a single testcase is as large.
+    """
+
+    schema: Schema = "wide"
+    classname: ClassNames = "pytest"
+    file_limit: int = FILE_LIMIT
+
+    @property
+    def says_cell(self) -> bool:
+        """Whether cell and suite stand before class names."""
+        return self.classname == "cell" or self.schema == "narrow"
+
+
+NAME_LIMIT: Final = 2000
+"""Characters that a name may have: parameters end up in names, and pytest has no limit for them."""
+
+NAMELESS: Final = "(no name)"
+
+_BITS: Final = 0xFFFFFFFF
+_BASE: Final = 31
+_STRIDE: Final = 128
+"""Units at the beginning of a name that are summed at once: seldom is one longer."""
+
+_POWERS: Final = tuple(pow(_BASE, place, _BITS + 1) for place in reversed(range(_STRIDE)))
+_PLAIN: Final = re.compile(r"[!-~]+").fullmatch
+
+Name = tuple[str, str]
+"""Class name and name of a testcase."""
+
+Identities = tuple[str, int]
+"""What clients know a testcase by: its full name, and xunit-viewer's number."""
+
+
+def unique_names(suite: JobSummary, tests: Sequence[TestVerdict], form: JUnitForm) -> Iterator[Name]:
+    """The class name and the name of each testcase, readable and unique in the suite.
+
+    The first of several that are alike keeps its name, and no number makes a name that another test has by itself.
+    """
+    prefix = shown(f"{suite.cell}.{suite.suite}") if form.says_cell else ""
+    classes = _Classes(prefix)
+    names = [(classes.shown(test.classname), shown(test.name)) for test in tests]
+    natural = [classes.identities(name) for name in names]
+    reserved: set[str | int] = set(chain.from_iterable(natural))
+    if len(reserved) == 2 * len(names):
+        yield from names  # nearly every suite
+        return
+    taken: set[str | int] = set()
+    for name, identities in zip(names, natural, strict=True):
+        if taken.isdisjoint(identities):
+            taken.update(identities)
+            yield name
+        else:
+            yield _numbered(name, classes, taken, reserved)
+
+
+def shown(name: str) -> str:
+    """A name as it is shown: readable, never empty, and hardly longer than :data:`NAME_LIMIT`."""
+    if len(name) > NAME_LIMIT:
+        half = NAME_LIMIT // 2
+        name = f"{name[:half]}[... {len(name) - 2 * half} characters cut here ...]{name[-half:]}"
+    name = readable(name)
+    return name if name.strip() else NAMELESS
+
+
+def _numbered(name: Name, classes: "_Classes", taken: set[str | int], reserved: AbstractSet[str | int]) -> Name:
+    classname, stem = name
+    for number in count(2):
+        found = (classname, f"{stem} #{number}")
+        identities = classes.identities(found)
+        if taken.isdisjoint(identities) and reserved.isdisjoint(identities):
+            break
+    taken.update(identities)
+    return found
+
+
+class _Classes:
+    """The class names of a suite, each looked at once: a suite has few, and many tests in each."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._shown: dict[str, str] = {}
+        self._hashes: dict[str, tuple[int, int]] = {}
+
+    def shown(self, classname: str) -> str:
+        """A class name as it is shown; a module that was skipped as a whole has none, and keeps none."""
+        if classname not in self._shown:
+            own = shown(classname) if classname else ""
+            self._shown[classname] = ".".join(part for part in (self._prefix, own) if part)
+        return self._shown[classname]
+
+    def identities(self, name: Name) -> Identities:
+        """What clients know a testcase by."""
+        classname, own = name
+        full = f"{classname}.{own}"
+        if not _PLAIN(full):
+            full = f"{_folded(classname)}.{_folded(own)}"
+        if classname not in self._hashes:
+            self._hashes[classname] = pow(_BASE, len(_units(classname)), _BITS + 1), _hash(classname)
+        shift, rest = self._hashes[classname]
+        return full, (_hash(own) * shift + rest) & _BITS
+
+
+def _folded(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+@remembered
+def _hash(text: str) -> int:
+    """Java's hash of a text, before its last bits are taken, as xunit-viewer has it (src/cli/parse.js)."""
+    units = _units(text)
+    number: int = sum(map(mul, units[:_STRIDE], _POWERS[-len(units) :]))
+    for unit in units[_STRIDE:]:
+        number = (number * _BASE + unit) & _BITS
+    return number
+
+
+def _units(text: str) -> bytes | memoryview:
+    """The units of UTF-16 that JavaScript counts a text in."""
+    return text.encode() if text.isascii() else memoryview(text.encode("utf-16-le")).cast("H")
+
 
 RETRY_LIMIT: Final = 16 * 1024
 """Characters that a text of an earlier attempt may have."""
@@ -34,7 +180,7 @@ Element = tuple[str, str]
 """A tag, and the whole element as XML."""
 
 
-def render_case(test: TestVerdict, name: Name, suite: JobFacts, form: JUnitForm) -> str:
+def render_case(test: TestVerdict, name: Name, suite: JobSummary, form: JUnitForm) -> str:
     """A testcase as XML.
 
     Args:
@@ -65,7 +211,7 @@ def property_line(name: str, value: object) -> str:
 @lru_cache(maxsize=64)
 def _passed(ranks: str) -> str:
     """What is told of each of a job's tests that simply passed."""
-    return property_line("ranks", ranks) + property_line("rule", Rule.PASSED.value)
+    return property_line("ranks", ranks) + property_line("rule", VerdictRule.PASSED.value)
 
 
 def is_told(value: object) -> bool:
@@ -73,7 +219,7 @@ def is_told(value: object) -> bool:
     return value is not None and value != ""
 
 
-def _wide(test: TestVerdict, _: JobFacts) -> str:
+def _wide(test: TestVerdict, _: JobSummary) -> str:
     """Facts are properties; output stands after an outcome and before retries."""
     if _has_just_passed(test):
         return f"<properties>{property_line('nodeid', test.nodeid)}{_passed(compact(test.ranks))}</properties>\n"
@@ -84,7 +230,7 @@ def _wide(test: TestVerdict, _: JobFacts) -> str:
     return "".join(parts)
 
 
-def _narrow(test: TestVerdict, suite: JobFacts) -> str:
+def _narrow(test: TestVerdict, suite: JobSummary) -> str:
     """The schemas know no properties of a testcase: facts are the first lines of what it printed."""
     facts = (("cell", suite.cell), ("suite", suite.suite), *_facts(test), *_type_of_skip(test.verdict))
     if _has_just_passed(test):
@@ -98,14 +244,14 @@ _BODIES: Final = {"wide": _wide, "narrow": _narrow}
 
 def _has_just_passed(test: TestVerdict) -> bool:
     """Nearly every test: there is little to tell of it, and that is told quickly."""
-    return test.verdict.rule is Rule.PASSED and test.verdict.kind is VerdictKind.PASSED and not test.earlier
+    return test.verdict.rule is VerdictRule.PASSED and test.verdict.kind is VerdictKind.PASSED and not test.earlier
 
 
 def _facts(test: TestVerdict) -> Iterator[Fact]:
     yield "nodeid", test.nodeid
     yield "ranks", compact(test.ranks)
     yield "rule", str(test.verdict.rule.value)
-    if test.verdict.rule is not Rule.PASSED:
+    if test.verdict.rule is not VerdictRule.PASSED:
         yield from _facts_of_verdict(test.verdict)
     if test.earlier:
         yield "earlier", " ".join(f"{attempt.number}:{_type(attempt.verdict)}" for attempt in test.earlier)

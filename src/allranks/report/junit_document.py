@@ -12,9 +12,9 @@ from typing import Final, Protocol, Self
 
 from allranks.report.folder import NARROW_NAME, WIDE_NAME
 from allranks.report.junit_case import Fact, is_told, properties, property_line
-from allranks.report.model import VerdictKind
+from allranks.report.results import VerdictKind
 from allranks.report.untrusted import fresh
-from allranks.report.xml_text import attribute
+from allranks.xml_text import attribute
 
 _HEADER: Final = b'<?xml version="1.0" encoding="UTF-8"?>\n'
 _ROOM: Final = 160
@@ -97,7 +97,7 @@ class SuiteHead:
         return "" if started is None else datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
 
 
-class Document(Protocol):
+class JUnitDocument(Protocol):
     """A file that is being written, suite after suite.
 
     Attributes:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from allranks.report.case_details import CaseDetails
-from allranks.report.columns import ABSENT, Key
+from allranks.report.declared import CaseDetails
+from allranks.report.results import ABSENT, Key
 
 _TEXT: Final = r"[ !#-%'-;=-~]*+"  # printable, ASCII, and neither quote nor ampersand nor angle
 _NUMBER: Final = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
         rest: How many bytes are of the first one.
         said: The node id that the first one says; empty where it does not say it.
         world_size: The first one's; 0 where it does not say it.
-        at: When the first one's outcome arrived; :data:`~allranks.report.columns.ABSENT` where it does not say it.
+        at: When the first one's outcome arrived; :data:`~allranks.report.results.ABSENT` where it does not say it.
         more: What else the first one says; None for nothing but that it passed.
         key: Class name and name of the second one, and the node id of one that does not say it.
     """

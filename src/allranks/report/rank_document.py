@@ -12,12 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from allranks.harness.outcome import Outcome
-from allranks.report.columns import Key, RankFile
+from allranks.outcomes import Outcome
 from allranks.report.journal import read_journal
-from allranks.report.model import RankResult
+from allranks.report.results import Key, RankFile, RankResult
 from allranks.report.untrusted import digest
-from allranks.report.xml_text import element_text, quoted
+from allranks.xml_text import element_text, quoted
 
 _ELEMENT: Final = MappingProxyType(
     {

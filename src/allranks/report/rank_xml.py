@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 from xml.parsers import expat
 
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 from allranks.records import MOST_RANKS
-from allranks.report.case_details import CaseDetails, is_of_interest
-from allranks.report.columns import ABSENT, Key, RankFile
-from allranks.report.declared import Declarations, outcomes_said
+from allranks.report.declared import CaseDetails, Declarations, is_of_interest, outcomes_said
 from allranks.report.folder import stray_text
-from allranks.report.model import RankResult
 from allranks.report.plain_cases import KnownPieces, PlainCases, Run
-from allranks.report.plausible import durations, number, whole_number
-from allranks.report.severity import fold
-from allranks.report.untrusted import open_regular
-from allranks.report.xml_text import cut
+from allranks.report.results import ABSENT, Key, RankFile, RankResult
+from allranks.report.untrusted import durations, number, open_regular, whole_number
+from allranks.report.verdict import fold
+from allranks.xml_text import cut
 
 _Number = TypeVar("_Number", int, float)
 
@@ -253,7 +250,7 @@ class RankReader:
         """The results in one XML file.
 
         Never raises for what is in the file: a broken, truncated, empty, binary or foreign file becomes a
-        :attr:`RankFile.problem <allranks.report.columns.RankFile.problem>`, with the testcases before the break kept.
+        :attr:`RankFile.problem <allranks.report.results.RankFile.problem>`, with the testcases before the break kept.
         Several testcases of one test (pytest writes a failed call and a failed tear-down as two) are folded into one,
         the worst.
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from allranks.report.columns import PassedRanks, compact
 from allranks.report.judged import CellSuite, Counts, MergedRun
-from allranks.report.model import EarlierAttempt, TestVerdict, Verdict
+from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, Verdict, compact
 from allranks.report.untrusted import fresh, head
-from allranks.report.xml_text import MESSAGE_LIMIT, cut, remembered
+from allranks.xml_text import MESSAGE_LIMIT, cut, remembered
 
 _quoted: Final = remembered(json.dumps)
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Self, cast
 
 from allranks.errors import AllranksError
-from allranks.harness.rank_xml import xml_id
 from allranks.records import MOST_RANKS
-from allranks.report.json_fields import Fields
 from allranks.report.judged import Share
-from allranks.report.model import SkipPolicy
+from allranks.report.results import SkipPolicy
+from allranks.report.untrusted import Fields
+from allranks.xml_text import xml_id
 
 SCHEMA: Final = 2
 """Of the files that this version writes, and the newest that it reads."""
@@ -42,7 +42,7 @@ class PlannedJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class JudgingPolicy:
     """How the results of a run are judged.
 
     Attributes:
@@ -85,7 +85,7 @@ class Manifest:
     seed: int = 0
     command: str = ""
     matrix: str = ""
-    policy: Policy = field(default_factory=Policy)
+    policy: JudgingPolicy = field(default_factory=JudgingPolicy)
     dropped: tuple[DroppedCells, ...] = ()
     cells: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
     jobs: tuple[PlannedJob, ...] = ()
@@ -231,9 +231,9 @@ def as_json(document: Manifest | JobRecord) -> dict[str, Any]:
     return {"schema": SCHEMA, **asdict(document)}
 
 
-def _policy(said: Fields) -> Policy:
+def _policy(said: Fields) -> JudgingPolicy:
     baseline, skip = said.fields("baseline"), said.choice("skip", ("skip", "pass"))
-    return Policy(
+    return JudgingPolicy(
         skip=cast("SkipPolicy", skip) if skip else None,
         mixed_skip=said.texts("mixed_skip"),
         baseline={

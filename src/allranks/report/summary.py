@@ -6,7 +6,7 @@ from typing import Final
 from allranks.report.judged import Counts, Failure, MergedRun, SuiteRow
 from allranks.report.table import failures, left_out, seconds, shorten
 from allranks.report.untrusted import fresh
-from allranks.report.xml_text import readable
+from allranks.xml_text import readable
 
 LISTED: Final = 50
 """Failures that are listed: nobody reads more."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from allranks.report.judged import Counts, Failure, MergedRun
-from allranks.report.xml_text import readable
+from allranks.xml_text import readable
 
 WIDTH: Final = 100
 """Columns that no line of the table exceeds."""

@@ -1,4 +1,4 @@
-"""Many ranks, one result: the verdict rules of the design (section "Verdict"), one function for each, in their order.
+"""Many ranks, one result: the verdict rules of the design, one function for each, in order.
 
 Pure: the same rank results and the same setting give the same verdict, in whatever order they come.
 
@@ -15,16 +15,85 @@ Where the rules leave room, they are read like this:
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 from allranks.errors import ExitCode
-from allranks.harness.outcome import Outcome, SkipKind, disagree, may_disagree
-from allranks.report.model import XPASS, RankResult, Rule, SkipPolicy, Verdict, VerdictKind
-from allranks.report.severity import fold, severity, worst_first
-from allranks.report.strip import describe, numbers, strip
-from allranks.report.xml_text import TEXT_LIMIT, cut, first_line
+from allranks.outcomes import Outcome, SkipKind, disagree, may_disagree
+from allranks.report.results import (
+    XPASS,
+    RankResult,
+    SkipPolicy,
+    Verdict,
+    VerdictKind,
+    VerdictRule,
+    describe,
+    numbers,
+    strip,
+)
+from allranks.xml_text import TEXT_LIMIT, cut, first_line
+
+SEVERITY: Final = (
+    Outcome.PASSED,
+    Outcome.XPASSED,
+    Outcome.XFAILED,
+    Outcome.SKIPPED,
+    Outcome.ABORTED,
+    Outcome.FAILED,
+    Outcome.ERRORED,
+    Outcome.TIMED_OUT,
+    Outcome.CRASHED,
+    Outcome.MISSING,
+)
+"""The outcomes from the best to the worst.
+
+What *worst* means where the order of arrival is not known: the further a rank was from ending its test by itself, the
+worse. A crash is worse than a time-out because a crashed rank is what its peers hang on; an aborted rank was well until
+it was stopped.
+"""
+
+_SEVERITY_OF: Final = {outcome: place for place, outcome in enumerate(SEVERITY)}
+
+
+def severity(outcome: Outcome) -> int:
+    """The place of an outcome in :data:`SEVERITY`; the higher, the worse."""
+    return _SEVERITY_OF[outcome]
+
+
+def fold(results: Sequence[RankResult]) -> RankResult:
+    """One result for several of the same rank and test: the worst, with what the others say after its own text.
+
+    The order of ``results`` makes no difference.
+
+    Args:
+        results: At least one.
+    """
+    if len(results) == 1:
+        return results[0]
+    first, *others = worst_first(results)
+    texts = dict.fromkeys(text for text in (first.text, *(f"{o.message}\n{o.text}".strip() for o in others)) if text)
+    return replace(
+        first,
+        text="\n\n".join(texts),
+        duration=max(result.duration for result in results),
+        stdout="".join(dict.fromkeys(result.stdout for result in [first, *others])),
+        stderr="".join(dict.fromkeys(result.stderr for result in [first, *others])),
+    )
+
+
+def worst_first(results: Iterable[RankResult]) -> list[RankResult]:
+    """Results by rank, and those of one rank from the worst to the best; whatever order they came in."""
+    return sorted(results, key=lambda result: (result.rank, *_worst_first(result)))
+
+
+def _worst_first(result: RankResult) -> tuple[object, ...]:
+    """A total order, so that what is folded does not depend on the order of the file."""
+    earliest = (result.at is None, result.at or 0.0)
+    said = (result.message, result.text, result.stdout, result.stderr, result.classname, result.name)
+    more = (result.consequence, str(result.caused_by), str(result.skip_kind), str(result.skip_code), result.duration)
+    return (-severity(result.outcome), *earliest, *said, *more, result.phase, str(result.world_size))
+
 
 _RAN: Final = frozenset({Outcome.PASSED, Outcome.XPASSED, Outcome.XFAILED})
 _PASSES: Final = frozenset({Outcome.PASSED, Outcome.XPASSED})
@@ -35,7 +104,7 @@ _GPUS_ASKED_FOR: Final = MappingProxyType({77: 2, 79: 2, 80: 3, 81: 4, 82: 5, 83
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class VerdictPolicy:
     """What the rules need to know besides the rank results.
 
     Attributes:
@@ -61,7 +130,7 @@ class Lead:
     caveat: str = ""
 
 
-def verdict(results: Iterable[RankResult], setting: Setting) -> Verdict:
+def verdict(results: Iterable[RankResult], setting: VerdictPolicy) -> Verdict:
     """What the outcomes of one test's ranks add up to: the first rule that applies.
 
     Args:
@@ -72,7 +141,7 @@ def verdict(results: Iterable[RankResult], setting: Setting) -> Verdict:
     """
     said = worst_first(results)
     ranks = _one_for_each_rank(said)
-    rules: tuple[tuple[Callable[[Sequence[RankResult], Setting], Verdict | None], Sequence[RankResult]], ...] = (
+    rules: tuple[tuple[Callable[[Sequence[RankResult], VerdictPolicy], Verdict | None], Sequence[RankResult]], ...] = (
         (_unaccounted, ranks),
         (_leading_outcome, ranks),
         (_ranks_disagree, said),
@@ -120,7 +189,7 @@ def _one_for_each_rank(results: Iterable[RankResult]) -> tuple[RankResult, ...]:
     return tuple(fold(by_rank[rank]) for rank in sorted(by_rank))
 
 
-def _unaccounted(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
+def _unaccounted(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict | None:
     """Rule 1: a rank is missing, or was aborted though no rank went first."""
     lead = leading(ranks)
     missing = [rank for rank in ranks if rank.outcome is Outcome.MISSING]
@@ -132,7 +201,7 @@ def _unaccounted(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
         return None
     return Verdict(
         kind=VerdictKind.ERROR,
-        rule=Rule.UNACCOUNTED,
+        rule=VerdictRule.UNACCOUNTED,
         reason="missing" if missing or not ranks else "aborted",
         exit_code=ExitCode.UNACCOUNTED,
         leading=lead.result.rank if lead else None,
@@ -142,7 +211,7 @@ def _unaccounted(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
     )
 
 
-def _leading_outcome(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
+def _leading_outcome(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict | None:
     """Rule 2: crashed, timed out and errored are errors, failed is a failure."""
     lead = leading(ranks)
     if lead is None:
@@ -150,7 +219,7 @@ def _leading_outcome(ranks: Sequence[RankResult], _: Setting) -> Verdict | None:
     outcome = lead.result.outcome
     return Verdict(
         kind=VerdictKind.FAILURE if outcome is Outcome.FAILED else VerdictKind.ERROR,
-        rule=Rule.LEADING_OUTCOME,
+        rule=VerdictRule.LEADING_OUTCOME,
         reason=outcome.value,
         exit_code=ExitCode.TESTS_FAILED,
         leading=lead.result.rank,
@@ -182,7 +251,7 @@ def _still_running(ranks: Sequence[RankResult]) -> str:
     return f" ({shown}{more})" if stopped else ""
 
 
-def _ranks_disagree(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
+def _ranks_disagree(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | None:
     """Rule 3: some ranks skipped and others did not, and nobody has allowed it."""
     outcomes = {rank.outcome for rank in ranks}
     allowed = may_disagree(ranks[0].nodeid, setting.mixed_skip)
@@ -191,7 +260,7 @@ def _ranks_disagree(ranks: Sequence[RankResult], setting: Setting) -> Verdict | 
         return None
     return Verdict(
         kind=VerdictKind.ERROR,
-        rule=Rule.RANKS_DISAGREE,
+        rule=VerdictRule.RANKS_DISAGREE,
         reason="ranks disagree",
         exit_code=ExitCode.TESTS_FAILED,
         message=f"ranks disagree: {strip(ranks)}. {_reasons(ranks)}".strip(),
@@ -199,7 +268,7 @@ def _ranks_disagree(ranks: Sequence[RankResult], setting: Setting) -> Verdict | 
     )
 
 
-def _skipped(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
+def _skipped(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | None:
     """Rule 4: all ranks skipped or xfailed; a lost piece of coverage is an error, an environment skip may be a pass."""
     skips = [rank for rank in ranks if rank.outcome is Outcome.SKIPPED]
     lost = [rank for rank in skips if _had_the_hardware(rank, setting)]
@@ -213,7 +282,7 @@ def _skipped(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
     environment = not ran and all(rank.skip_kind in {SkipKind.ENVIRONMENT, SkipKind.HARDWARE} for rank in skips)
     return Verdict(
         kind=VerdictKind.PASSED if environment and setting.skip == "pass" else VerdictKind.SKIPPED,
-        rule=Rule.SKIPPED,
+        rule=VerdictRule.SKIPPED,
         reason="pytest.xfail" if ran else "pytest.skip",
         message=_reasons(ranks),
         text=_text(ranks, None),
@@ -226,18 +295,18 @@ def _skipped(ranks: Sequence[RankResult], setting: Setting) -> Verdict | None:
 def _passed(ranks: Sequence[RankResult]) -> Verdict:
     """Rule 5: all ranks passed."""
     reason = XPASS if ranks and all(rank.outcome is Outcome.XPASSED for rank in ranks) else ""
-    return Verdict(kind=VerdictKind.PASSED, rule=Rule.PASSED, reason=reason, executed=_executed(ranks))
+    return Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED, reason=reason, executed=_executed(ranks))
 
 
-def _had_the_hardware(rank: RankResult, setting: Setting) -> bool:
+def _had_the_hardware(rank: RankResult, setting: VerdictPolicy) -> bool:
     asked_for = _GPUS_ASKED_FOR.get(rank.skip_code or 0, 1)
     return rank.skip_kind is SkipKind.HARDWARE and setting.gpus >= asked_for
 
 
-def _coverage_lost(ranks: Sequence[RankResult], lost: RankResult, setting: Setting) -> Verdict:
+def _coverage_lost(ranks: Sequence[RankResult], lost: RankResult, setting: VerdictPolicy) -> Verdict:
     return Verdict(
         kind=VerdictKind.ERROR,
-        rule=Rule.SKIPPED,
+        rule=VerdictRule.SKIPPED,
         reason="hardware skip",
         exit_code=ExitCode.TESTS_FAILED,
         leading=lost.rank,

@@ -8,28 +8,30 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from allranks.engine.protocol import RunningJob
-from allranks.engine.spec import JobSpec
-from allranks.engine.stream import Damage
+from allranks.engine.agent_output import Damage
+from allranks.engine.protocol import JobSpec, RunningJob
 from allranks.errors import AllranksError
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
 from allranks.report.rank_document import write_rank_files
 from allranks.report.run_files import JobError, as_json
-from allranks.schedule.again import WHOLE, Again, newest_attempt, to_run_again
-from allranks.schedule.cache import carried_files, earlier_coverage, keep_cache, keep_cache_of_shard
-from allranks.schedule.folder import RunFolder, as_results_error, write_json
+from allranks.schedule.earlier_runs import (
+    cache_to_start_with,
+    carried_files,
+    earlier_coverage,
+    keep_cache,
+    keep_cache_of_shard,
+)
+from allranks.schedule.gpu_leases import Lease
 from allranks.schedule.gpu_pool import GpuPool
 from allranks.schedule.host import Host
 from allranks.schedule.job_attempt import JobAttempt
-from allranks.schedule.journal import Journal
-from allranks.schedule.leases import Lease
-from allranks.schedule.ledger import MOST_BYTES, ContradictionError, Ledger
-from allranks.schedule.live import LiveView
-from allranks.schedule.packing.task import Room, Task
-from allranks.schedule.request import Attempt, Surroundings, job_spec, room_of
-from allranks.schedule.retry_policy import RunPolicy
-from allranks.schedule.snapshot import cache_to_start_with
+from allranks.schedule.ledger import MOST_BYTES, ContradictionError, JournalWriter, Ledger
+from allranks.schedule.log_lines import LiveView
+from allranks.schedule.packing.estimate import Capacity, Task
+from allranks.schedule.request import AttemptOptions, JobEnvironment, job_spec, room_of
+from allranks.schedule.results_folder import RunFolder, as_results_error, write_json
+from allranks.schedule.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
 
 
 @dataclass(eq=False)
@@ -55,7 +57,7 @@ class AttemptRunner:
         """Fill the pool with the host's GPUs."""
         self.pool = GpuPool(self.host.gpus, self.folder.run_id)
 
-    def room_of(self, job: Job) -> Room:
+    def room_of(self, job: Job) -> Capacity:
         """What a job takes: no GPUs if the host has too few, since all its tests will be skipped."""
         gpus = job.cell.gpu_count
         return room_of(self.matrix, job, gpus=gpus if gpus <= len(self.host.gpus) else 0)
@@ -104,7 +106,7 @@ class AttemptRunner:
             attempt.error = why
             self._write_record(attempt)
 
-    def _surroundings(self, job: Job) -> Surroundings | AllranksError:
+    def _surroundings(self, job: Job) -> JobEnvironment | AllranksError:
         """The job's Python, or why there is none."""
         try:
             return self.host.surroundings(job)
@@ -118,10 +120,10 @@ class AttemptRunner:
         run_id = self.folder.run_id
         return JobAttempt(run_id=run_id, job=job, task=task, number=number, folder=path, lease=lease, again=again)
 
-    def _spec(self, attempt: JobAttempt, surroundings: Surroundings) -> JobSpec:
+    def _spec(self, attempt: JobAttempt, surroundings: JobEnvironment) -> JobSpec:
         job, gpus, base = attempt.job, attempt.lease.gpus, attempt.again.base
         coverage = earlier_coverage(attempt.folder.with_name(f"attempt-{base}")) if base else ()
-        request = Attempt(
+        request = AttemptOptions(
             run_id=attempt.run_id,
             number=attempt.number,
             seed=self.folder.seed,
@@ -174,7 +176,7 @@ class AttemptRunner:
     def _wait(self, attempt: JobAttempt, running: RunningJob) -> None:
         ledger = Ledger(attempt.job.cell.world_size, attempt.job.cell.nodes)
         try:
-            with closing(Journal(attempt.folder / JOURNAL)) as journal:
+            with closing(JournalWriter(attempt.folder / JOURNAL)) as journal:
                 _write(attempt, journal, _first_record(attempt))
                 attempt.ending = running.wait(partial(self._take, attempt, ledger, journal))
         except AllranksError as error:
@@ -187,7 +189,9 @@ class AttemptRunner:
         if attempt.cancelled and not attempt.facts.is_done:
             attempt.error = attempt.cancelled
 
-    def _take(self, attempt: JobAttempt, ledger: Ledger, journal: Journal, node: int, report: Record | Damage) -> None:
+    def _take(
+        self, attempt: JobAttempt, ledger: Ledger, journal: JournalWriter, node: int, report: Record | Damage
+    ) -> None:
         """Check, keep and show what the agent of a node reports; nothing of a job that has contradicted itself."""
         if attempt.fault is not None:
             return
@@ -205,7 +209,7 @@ class AttemptRunner:
 
     def _report_gpus(self, attempt: JobAttempt, spec: JobSpec) -> None:
         """Tell the pool which GPUs compute, before the lease ends: the next one must not hold a sick GPU."""
-        python = Surroundings(image=spec.image, python=spec.python, python_path=spec.python_path)
+        python = JobEnvironment(image=spec.image, python=spec.python, python_path=spec.python_path)
         self.pool.report_checked(attempt.facts.well_gpus, python)
         self.pool.report_sick(attempt.facts.sick_gpus.intersection(attempt.lease.gpus))
 
@@ -252,7 +256,7 @@ def _first_record(attempt: JobAttempt) -> JobStarted:
     )
 
 
-def _write(attempt: JobAttempt, journal: Journal, record: Record) -> None:
+def _write(attempt: JobAttempt, journal: JournalWriter, record: Record) -> None:
     """Append a record to the job's journal; a job whose journal cannot be written is ended: its end would be lost."""
     try:
         journal.write(record)

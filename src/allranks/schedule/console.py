@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol, TextIO
 
 from allranks.report.judged import MergedRun
-from allranks.schedule.actions import ActionsConsole, Commands, is_on_actions
-from allranks.schedule.live import LiveView
+from allranks.schedule.log_lines import ActionsConsole, Commands, LiveView, is_on_actions
 
 _CANNOT: Final = frozenset({"", "dumb", "unknown"})
 """What ``TERM`` says of a terminal that cannot move its cursor."""

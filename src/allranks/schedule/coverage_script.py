@@ -1,6 +1,6 @@
 """Run by an interpreter that has coverage.py: one file of data, and reports, out of the data of several jobs.
 
-What is wanted comes on standard input, in JSON: see :mod:`allranks.schedule.coverage`. It prints the table.
+What is wanted comes on standard input, in JSON: see :mod:`allranks.schedule.combined_coverage`. It prints the table.
 """
 
 import importlib

@@ -12,18 +12,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from allranks.harness.collection.shuffling import drawn
+from allranks.harness.collection.selection import drawn
 from allranks.interruption import uninterrupted
 from allranks.matrix.model import Job
 from allranks.report.run_files import JobError
-from allranks.schedule.again import Again
 from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.job_attempt import JobAttempt
-from allranks.schedule.packing.backlog import Backlog
-from allranks.schedule.packing.order import ordered
-from allranks.schedule.packing.task import Room, Running, Task
+from allranks.schedule.packing.backlog import Backlog, ordered
+from allranks.schedule.packing.estimate import Capacity, Running, Task
 from allranks.schedule.progress import Tests
-from allranks.schedule.retry_policy import RetryPolicy
+from allranks.schedule.retry_policy import Again, RetryPolicy
 
 _POLL = 0.25
 """Seconds between two looks at GPUs that another run holds."""
@@ -115,7 +113,7 @@ class Dispatcher:
         return most is None or len(self._active) - len(self._standby) < most
 
     @property
-    def _free(self) -> Room:
+    def _free(self) -> Capacity:
         """What no job of this run holds."""
         free = self._capacity
         for attempt in self._active:
@@ -124,13 +122,13 @@ class Dispatcher:
 
     def _release_standby(self) -> None:
         for attempt in self._standby if self._stopped is None else ():
-            if self._has_slot and self._free.holds(Room(cores=attempt.task.room.cores)):
+            if self._has_slot and self._free.holds(Capacity(cores=attempt.task.room.cores)):
                 attempt.release()
 
     def _take(self) -> Task | None:
         started = [attempt for attempt in self._active if attempt.state != "standby"]
         running = [Running(replace(attempt.task, room=attempt.held), attempt.began) for attempt in started]
-        before = next((Room(cores=attempt.task.room.cores) for attempt in self._standby), None)
+        before = next((Capacity(cores=attempt.task.room.cores) for attempt in self._standby), None)
         free = self._free
         free = free._replace(gpus=min(free.gpus, self._pool.count_free()))  # other runs of this host may hold some
         return self._backlog.take(time.monotonic(), free, running, before)
@@ -197,7 +195,7 @@ class Dispatcher:
         attempt.thread.join()
         self._active.remove(attempt)
         sick = self._pool.sick_among(attempt.lease.gpus)
-        self._capacity = self._capacity.minus(Room(gpus=len(sick)))
+        self._capacity = self._capacity.minus(Capacity(gpus=len(sick)))
         for gpu in sick:
             self._live.say(f"{self._host.name_of(gpu)} is sick: no job of this run gets it any more")
         if self._stopped is not None:

@@ -4,9 +4,8 @@ import os
 import time
 from collections.abc import Iterable
 
-from allranks.schedule.leases import Holder, Lease, count_free, try_lease
-from allranks.schedule.line import Ticket, stand_in_line
-from allranks.schedule.request import Surroundings
+from allranks.schedule.gpu_leases import Holder, Lease, Ticket, count_free, stand_in_line, try_lease
+from allranks.schedule.request import JobEnvironment
 
 
 class GpuPool:
@@ -21,7 +20,7 @@ class GpuPool:
         self._gpus = gpus
         self._run_id = run_id
         self._sick: set[str] = set()
-        self._checked: set[tuple[str, Surroundings]] = set()
+        self._checked: set[tuple[str, JobEnvironment]] = set()
         self._queue_entry: Ticket | None = None
         self._queued_job = ""
 
@@ -66,10 +65,10 @@ class GpuPool:
         """Lease these GPUs no more. From any thread, before the lease ends that showed it."""
         self._sick.update(gpus)
 
-    def report_checked(self, gpus: Iterable[str], surroundings: Surroundings) -> None:
+    def report_checked(self, gpus: Iterable[str], surroundings: JobEnvironment) -> None:
         """Record that these GPUs have computed with this Python: later jobs need not check them. From any thread."""
         self._checked.update((gpu, surroundings) for gpu in gpus)
 
-    def unchecked(self, gpus: Iterable[str], surroundings: Surroundings) -> list[str]:
+    def unchecked(self, gpus: Iterable[str], surroundings: JobEnvironment) -> list[str]:
         """Those of the GPUs that have not been seen to compute with this Python."""
         return [gpu for gpu in gpus if (gpu, surroundings) not in self._checked]

@@ -1,31 +1,93 @@
-"""Chooses where a run's jobs go: the engine, the GPUs, and the Python of each job."""
+"""Chooses where jobs run: the engine, the GPUs, and the Python environment of each job."""
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.engine.bytecode import bytecode_of
-from allranks.engine.package import package_files, package_path
+from allranks.engine.package import bytecode_of, package_files, package_path
 from allranks.engine.process import ProcessEngine
-from allranks.engine.protocol import Engine
-from allranks.engine.spec import FileCopy
+from allranks.engine.protocol import Engine, FileCopy
+from allranks.environments import EnvironmentRecipe, ensure_environment, run_pip_of
 from allranks.errors import AllranksError, EngineError, MatrixError
+from allranks.image.project import in_cache, kept_wheel
+from allranks.image.recipe import recipe_of
+from allranks.image.wheels import requirements
 from allranks.matrix.cell_images import image_for
-from allranks.matrix.model import EngineName, Image, Job, Matrix
-from allranks.schedule.interpreter import surroundings_of
-from allranks.schedule.inventory import Inventory, take_inventory
-from allranks.schedule.packing.task import Room
-from allranks.schedule.request import Surroundings
+from allranks.matrix.model import EngineName, Image, Job, Matrix, Process
+from allranks.schedule.gpus import Inventory, take_inventory
+from allranks.schedule.packing.estimate import Capacity
+from allranks.schedule.request import JobEnvironment
 from allranks.user_cache import cache_folder
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
+
+Progress = Callable[[str], None]
+
+
+def surroundings_of(image: Image, *, root: Path, process: Process, progress: Progress) -> JobEnvironment:
+    """What the process engine runs the cells of an image in.
+
+    torch, pytest and packages are one environment; the user's project lies beside it in a folder of its own, so that
+    a change of code makes neither anew.
+
+    Args:
+        image: What the matrix file says about the image.
+        root: The folder of the matrix file.
+        process: ``[process]`` of the matrix file; its interpreter wins.
+        progress: Receives lines while something is made.
+
+    Raises:
+        EngineError: The image is a finished one, which no process can run in.
+        EnvironmentBuildError: The environment cannot be made.
+        ImageError: A file that the image names is missing, or the project cannot be built.
+    """
+    if process.python is not None:
+        return JobEnvironment(python=str(root / process.python) if "/" in process.python else process.python)
+    if image.image is not None:
+        msg = f"Image {image.name} is a finished one ({image.image}), and the process engine runs no images."
+        remedy = "Use --engine docker, or give process.python an interpreter with torch."
+        raise EngineError(msg, remedy=remedy)
+    recipe = recipe_of(image, root=root)
+    if recipe.apt:
+        progress(f"image {image.name}: its Debian packages ({', '.join(recipe.apt)}) are this host's to have")
+    project = kept_wheel(recipe.project, progress) if recipe.project else None
+    index = ("--extra-index-url", recipe.index) if recipe.index else ()
+    file = ("--requirement", str(recipe.requirements)) if recipe.requirements else ()
+    environment = EnvironmentRecipe(
+        name=f"torch-{recipe.torch}",
+        arguments=(f"torch=={recipe.torch}", *recipe.packages, *_needs(project), *file, *index),
+        content=(recipe.requirements_text,),
+    )
+    python = ensure_environment(environment, progress)
+    if project is None:
+        return JobEnvironment(python=str(python))
+    return JobEnvironment(python=str(python), python_path=(_installed(project, python, progress),))
+
+
+def _needs(wheel: Path | None) -> tuple[str, ...]:
+    return requirements(wheel) if wheel else ()
+
+
+def _installed(wheel: Path, python: Path, progress: Progress) -> Path:
+    """A folder with the contents of the project's wheel."""
+    target = wheel.parent / "site"
+    with in_cache(wheel.parent):
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=wheel.parent) as scratch:
+                draft = Path(scratch) / "site"
+                run_pip_of(python, ["--no-deps", "--target", str(draft), str(wheel)], wheel.name, progress)
+                draft.rename(target)
+    return target
+
+
 Say = Callable[[str], None]
-MakeSurroundings = Callable[[Image], Surroundings]
+MakeSurroundings = Callable[[Image], JobEnvironment]
 
 _SOCKET = Path("/var/run/docker.sock")
 _NO_GPUS = Inventory()
@@ -48,7 +110,7 @@ class Host:
     gpus: tuple[str, ...]
     cores: int
     memory: int
-    surroundings: Callable[[Job], Surroundings]
+    surroundings: Callable[[Job], JobEnvironment]
     inventory: Inventory = _NO_GPUS
     other_engines: tuple[Engine, ...] = ()
 
@@ -64,9 +126,9 @@ class Host:
                 engine.vacate(gpus)
 
     @property
-    def room(self) -> Room:
+    def room(self) -> Capacity:
         """All that jobs share."""
-        return Room(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
+        return Capacity(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
 
     def name_of(self, gpu: str) -> str:
         """What people call one of its GPUs."""
@@ -142,7 +204,7 @@ def engines() -> list[Engine]:
 
 
 def _processes(matrix: Matrix, say: Say) -> tuple[Engine, MakeSurroundings]:
-    def make(image: Image) -> Surroundings:
+    def make(image: Image) -> JobEnvironment:
         return surroundings_of(image, root=matrix.root, process=matrix.process, progress=say)
 
     return _process_engine(), make
@@ -151,13 +213,13 @@ def _processes(matrix: Matrix, say: Say) -> tuple[Engine, MakeSurroundings]:
 def _containers(
     matrix: Matrix, say: Say, client: "DockerClient", uses: ExitStack | None
 ) -> tuple[Engine, MakeSurroundings]:
-    from allranks.image.build import ensure_image  # noqa: PLC0415 - see client_for
-    from allranks.image.copied import project_files  # noqa: PLC0415
+    from allranks.image.built_image import ensure_image  # noqa: PLC0415 - see client_for
+    from allranks.image.project import project_files  # noqa: PLC0415
 
-    def make(image: Image) -> Surroundings:
+    def make(image: Image) -> JobEnvironment:
         made = ensure_image(image, root=matrix.root, client=client, progress=say, uses=uses)
         copied = (project_files(image, matrix.root, say),) if image.mode == "copy" else ()
-        return Surroundings(image=made.reference, python_path=copied)
+        return JobEnvironment(image=made.reference, python_path=copied)
 
     package = package_files()
     return _docker_engine(client, (*package, *bytecode_of(package, cache_folder() / "bytecode"))), make
@@ -227,9 +289,9 @@ class _ForHost:
     matrix: Matrix
     say: Say
     make: MakeSurroundings
-    _made: dict[Image, Surroundings | AllranksError] = field(default_factory=dict)
+    _made: dict[Image, JobEnvironment | AllranksError] = field(default_factory=dict)
 
-    def __call__(self, job: Job) -> Surroundings:
+    def __call__(self, job: Job) -> JobEnvironment:
         image = self._image(job)
         if image not in self._made:
             self._made[image] = self._try(image)
@@ -238,7 +300,7 @@ class _ForHost:
             raise made
         return made
 
-    def _try(self, image: Image) -> Surroundings | AllranksError:
+    def _try(self, image: Image) -> JobEnvironment | AllranksError:
         try:
             return self.make(image)
         except AllranksError as error:

@@ -7,15 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from allranks.engine.protocol import JobExit, RunningJob
-from allranks.engine.spec import JobSpec
+from allranks.engine.protocol import JobExit, JobSpec, RunningJob
 from allranks.matrix.model import Job
 from allranks.report.judged import Share
 from allranks.report.run_files import JobError, JobRecord
-from allranks.schedule.again import WHOLE, Again
+from allranks.schedule.gpu_leases import Lease
 from allranks.schedule.job_facts import JobFacts
-from allranks.schedule.leases import Lease
-from allranks.schedule.packing.task import Room, Task
+from allranks.schedule.packing.estimate import Capacity, Task
+from allranks.schedule.retry_policy import WHOLE, Again
 
 _UNKNOWN_EXIT = JobExit(status=None)
 _INTERRUPTED = JobError(kind="interrupted", what="The run was interrupted.")
@@ -70,7 +69,7 @@ class JobAttempt:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
-    def held(self) -> Room:
+    def held(self) -> Capacity:
         """What it holds of the host: cores only while it runs."""
         return self.task.room if self.state == "running" else self.task.room._replace(cores=0)
 

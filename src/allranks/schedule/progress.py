@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from allranks.harness.outcome import Outcome, disagree
+from allranks.outcomes import Outcome, disagree
 from allranks.records import Collected, Passed, RankEnded, Record, TestStarted
 
 State = Literal["waiting", "preparing", "running", "done"]

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from allranks.engine.spec import FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
-from allranks.harness.config import AgentConfig, GpuToCheck, Share, TimeLimits, share_of
+from allranks.engine.protocol import FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
+from allranks.harness.config import AgentConfig, GpuToCheck, JobShard, TimeLimits, share_of
 from allranks.matrix.model import Job, Matrix
-from allranks.schedule.packing.task import Room
+from allranks.schedule.packing.estimate import Capacity
 
 _CONFIGURATION = (
     *("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"),
@@ -19,7 +19,7 @@ _OF_NVIDIA = ("GPU-", "MIG-")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class JobEnvironment:
     """Where a job's Python comes from.
 
     Attributes:
@@ -47,7 +47,7 @@ class Pdb:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class AttemptOptions:
     """What one attempt adds to a job.
 
     Attributes:
@@ -78,7 +78,7 @@ class Attempt:
     pdb: Pdb | None = None
 
 
-def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Attempt) -> JobSpec:
+def job_spec(matrix: Matrix, job: Job, surroundings: JobEnvironment, attempt: AttemptOptions) -> JobSpec:
     """The request for one attempt at a job."""
     gpus = list(_gpus_to_check(surroundings, attempt))
     each = _resources_of_nodes(matrix, job, _seconds(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
@@ -102,7 +102,7 @@ def job_spec(matrix: Matrix, job: Job, surroundings: Surroundings, attempt: Atte
     )
 
 
-def _gpus_to_check(surroundings: Surroundings, attempt: Attempt) -> Iterator[GpuToCheck]:
+def _gpus_to_check(surroundings: JobEnvironment, attempt: AttemptOptions) -> Iterator[GpuToCheck]:
     """The GPUs that the job is to try, each with what its own process sees it by.
 
     A process finds those of NVIDIA's by their ids, and AMD's by their numbers. In a container ids of NVIDIA's own hold
@@ -120,10 +120,10 @@ def _gpus_to_check(surroundings: Surroundings, attempt: Attempt) -> Iterator[Gpu
         yield GpuToCheck(gpu=gpu, visible=visible, name=attempt.unchecked[gpu])
 
 
-def room_of(matrix: Matrix, job: Job, *, gpus: int) -> Room:
+def room_of(matrix: Matrix, job: Job, *, gpus: int) -> Capacity:
     """What a job takes of its host: a core for each rank that may run at once, and the memory that it may use."""
     ranks = ranks_at_once(job.cell.world_size, job.suite.overlap)
-    return Room(gpus=gpus, cores=ranks, memory=total(_resources_of_nodes(matrix, job, 0)).memory_bytes >> 20)
+    return Capacity(gpus=gpus, cores=ranks, memory=total(_resources_of_nodes(matrix, job, 0)).memory_bytes >> 20)
 
 
 def _resources_of_nodes(matrix: Matrix, job: Job, seconds: float) -> tuple[Resources, ...]:
@@ -147,7 +147,7 @@ def _seconds(matrix: Matrix, job: Job) -> float:
     return limits.job + (limits.assembly if job.cell.nodes > 1 else 0.0)
 
 
-def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
+def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentConfig:
     limits = matrix.limits
     return AgentConfig(
         cell=job.cell.id,
@@ -171,7 +171,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: Attempt) -> AgentConfig:
         pytest_args=(*job.suite.pytest_args, *attempt.pytest_args),
         mixed_skip=matrix.policy.mixed_skip,
         nodes=job.cell.nodes,
-        share=Share(number=job.shard.number, count=job.shard.count, seconds=attempt.seconds) if job.shard else None,
+        share=JobShard(number=job.shard.number, count=job.shard.count, seconds=attempt.seconds) if job.shard else None,
         only=attempt.only,
         shuffle=attempt.shuffle,
         torch=job.cell.torch,

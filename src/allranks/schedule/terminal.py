@@ -1,23 +1,168 @@
-"""What a person at a terminal sees: the lines of any run, and while jobs run a table below them of where they stand."""
+"""The live table of jobs below the lines of a run, fitted to the terminal."""
 
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final, TextIO
+from typing import Final, Literal, TextIO
 
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.console import Console as RichConsole
+from rich.console import Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from allranks.interruption import uninterrupted
 from allranks.records import RankEnded, Record
 from allranks.report.judged import MergedRun
 from allranks.report.run_files import JobError
-from allranks.schedule.live import LiveView, failure_of
-from allranks.schedule.progress import Board, Picture, State, Tests
-from allranks.schedule.table_text import render, rows_that_fit
+from allranks.schedule.log_lines import LiveView, failure_of
+from allranks.schedule.progress import STATES, Board, Picture, Row, State, Tests, words
+
+_GAP: Final = 2
+_LEAST: Final = 20
+"""Cells of the first column below which another one had better go."""
+
+_FAILURE_LINES: Final = 3
+_STYLES: Final = {"running": "bold", "preparing": "", "waiting": "dim", "done": "green"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    """One thing that is shown of each job.
+
+    Attributes:
+        takes_rest: Whether what is left of the width is its own; it is no wider than that, whatever is in it.
+    """
+
+    title: str
+    cell: Callable[[Row], str]
+    justify: Literal["left", "right"] = "left"
+    takes_rest: bool = False
+
+
+def render(picture: Picture, width: int, height: int) -> Group:
+    """What a terminal shows.
+
+    Args:
+        picture: See :func:`rows_that_fit`.
+        width: Cells of a line.
+        height: Lines.
+    """
+    below = [Text(_summary(picture), no_wrap=True, overflow="ellipsis")]
+    below += [Text(line, style="red") for line in _cut_lines(picture.first_failure, width)]
+    if not picture.rows:
+        return Group(*below[:height])
+    return Group(_table(picture.rows, width), *below)
+
+
+def rows_that_fit(height: int, *, jobs: int) -> int:
+    """How many jobs a terminal of so many lines can show: a title, a summary and the first failure have their own."""
+    # The last line stays free: a terminal that is written to its last cell scrolls.
+    return max(0, min(jobs, height - 1 - 1 - 1 - _FAILURE_LINES))
+
+
+def _table(rows: Sequence[Row], width: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    columns = _fitting(rows, width)
+    for column, cells in columns:
+        table.add_column(column.title, justify=column.justify, no_wrap=True, overflow="ellipsis", width=cells)
+    for row in rows:
+        texts = (Text(printable(column.cell(row))) for column, _ in columns)
+        table.add_row(*texts, style="red" if row.is_bad else _STYLES[row.state])
+    return table
+
+
+def _fitting(rows: Sequence[Row], width: int) -> list[tuple[_Column, int]]:
+    """The columns that there is room for, each with its width; the least important ones go first."""
+    columns = [_COLUMNS[0], *(column for column in _COLUMNS[1:] if any(map(column.cell, rows)))]
+    widest = _natural(columns[0], rows)
+    for title in _DROPPED_FIRST:
+        # What tells a job apart is at the right end of its name; what it does is worth a part of that.
+        wanted = min(widest, _LEAST) if title in _DROPPED_LAST else widest
+        if _room_for_first(columns, rows, width) >= wanted:
+            break
+        columns = [column for column in columns if column.title != title]
+    room = _room_for_first(columns, rows, width)
+    first, rest = max(1, min(widest, room)), max(0, room - widest)
+    return [(columns[0], first), *((each, _natural(each, rows) + rest * each.takes_rest) for each in columns[1:])]
+
+
+def _room_for_first(columns: Sequence[_Column], rows: Sequence[Row], width: int) -> int:
+    return width - sum(_natural(column, rows) + _GAP for column in columns[1:])
+
+
+def _natural(column: _Column, rows: Sequence[Row]) -> int:
+    widest = max((cell_len(printable(column.cell(row))) for row in rows), default=0)
+    return max(cell_len(column.title), 0 if column.takes_rest else widest)
+
+
+def _cut_lines(text: str, width: int) -> list[str]:
+    """A text in the few lines that it may have."""
+    lines = chop_cells(printable(text), width)
+    if len(lines) > _FAILURE_LINES:
+        lines[_FAILURE_LINES - 1 :] = [f"{set_cell_size(lines[_FAILURE_LINES - 1], width - 1)}…"]
+    return lines
+
+
+def printable(text: str) -> str:
+    """The text on one line, without anything that a terminal would obey."""
+    return "".join(sign if sign.isprintable() else "�" if not sign.isspace() else " " for sign in text)
+
+
+def _summary(picture: Picture) -> str:
+    jobs = [f"{picture.states[state]} {state}" for state in STATES if picture.states[state]]
+    bad = f" ({picture.bad_jobs} bad)" if picture.bad_jobs else ""
+    tests = words(picture.tests) or "none yet"
+    return f"jobs: {', '.join(jobs) or 'none'}{bad}; tests: {tests}; {_clock(picture.seconds)}"
+
+
+def _clock(seconds: int | None) -> str:
+    """Hours, minutes and seconds as a watch shows them."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _tests(row: Row) -> str:
+    if row.state in {"waiting", "preparing"}:
+        return ""
+    return f"{row.done}/{'?' if row.collected is None else row.collected}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Numbers as a person writes them: ``0-3,6``."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][-1] == number - 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ",".join(f"{each[0]}-{each[-1]}" if len(each) > 1 else str(each[0]) for each in found)
+
+
+def _counted(number: int) -> str:
+    return str(number) if number else ""
+
+
+_COLUMNS: Final = (
+    _Column(title="job", cell=lambda row: row.job_id),
+    _Column(title="state", cell=lambda row: row.state),
+    _Column(title="tests", cell=_tests, justify="right"),
+    _Column(title="passed", cell=lambda row: _counted(row.passed), justify="right"),
+    _Column(title="skipped", cell=lambda row: _counted(row.skipped), justify="right"),
+    _Column(title="bad", cell=lambda row: _counted(row.bad), justify="right"),
+    _Column(title="GPUs", cell=lambda row: ranges(row.gpus)),
+    _Column(title="time", cell=lambda row: _clock(row.seconds), justify="right"),
+    _Column(title="first bad", cell=lambda row: row.trouble or row.first_bad.rpartition("::")[2], takes_rest=True),
+)
+_DROPPED_LAST: Final = ("bad", "tests", "state")
+_DROPPED_FIRST: Final = ("first bad", "skipped", "passed", "GPUs", "time", *_DROPPED_LAST)
+
 
 _BETWEEN: Final = 0.25
 """Seconds between two looks at where jobs stand."""
@@ -37,22 +182,22 @@ class TableView(LiveView):
     board: Board
 
     def job_is(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
-        """See :meth:`LiveView.job_is <allranks.schedule.live.LiveView.job_is>`."""
+        """See :meth:`LiveView.job_is <allranks.schedule.log_lines.LiveView.job_is>`."""
         self.board.move(job_id, state, gpus)
 
     def job_started(self, job_id: str, where: str) -> None:
-        """See :meth:`LiveView.job_started <allranks.schedule.live.LiveView.job_started>`."""
+        """See :meth:`LiveView.job_started <allranks.schedule.log_lines.LiveView.job_started>`."""
         self.board.move(job_id, "running")
         super().job_started(job_id, where)
 
     def take(self, job_id: str, record: Record) -> None:
-        """See :meth:`LiveView.take <allranks.schedule.live.LiveView.take>`."""
+        """See :meth:`LiveView.take <allranks.schedule.log_lines.LiveView.take>`."""
         if self.board.note(job_id, record) == "bad" and isinstance(record, RankEnded):
             self.board.fail(f"{job_id}: {failure_of(record)}")
         super().take(job_id, record)
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
-        """See :meth:`LiveView.job_ended <allranks.schedule.live.LiveView.job_ended>`."""
+        """See :meth:`LiveView.job_ended <allranks.schedule.log_lines.LiveView.job_ended>`."""
         self.board.end(job_id, seconds, error.what if error else "")
         if error and error.kind not in _NO_FAULT:
             self.board.fail(f"{job_id}: {error.what}")

@@ -1,4 +1,4 @@
-"""What a rank process is told about itself, read from its environment.
+"""What a rank process is told about itself, and which GPUs belong to which rank.
 
 The agent sets these variables for each rank it forks. Under a plain pytest none is set, and the process is then what it
 looks like: the only rank of a world of one, over gloo.
@@ -9,6 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+import torch
+
+from allranks import skip_codes
+from allranks.testing.skips.requirement import skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +59,53 @@ class RankEnvironment:
             gang=int(environ.get("ALLRANKS_GANG", "0")),
             shared=Path(shared) if shared else None,
         )
+
+
+ONE_RANK_EACH = frozenset({"nccl", "ucc", "xccl", "hccl"})
+"""Backends whose ranks cannot share a GPU."""
+
+
+def rank_to_gpus(world_size: int, backend: str | None = None, *, gpus_per_rank: int | None = 1) -> dict[int, list[int]]:
+    """The GPUs of each rank of one host.
+
+    Every rank gets the same number of GPUs, and no two ranks share one, as long as there are enough. Where there are
+    too few, a backend that needs a GPU for each rank skips the test; the ranks of any other share GPUs in turn,
+    and have none where there is none.
+
+    Args:
+        world_size: How many ranks this host has.
+        backend: The backend of the test; None for one that can share GPUs.
+        gpus_per_rank: How many each gets; None for as many as can be divided evenly.
+
+    Returns:
+        For each rank, the indices of its GPUs.
+
+    Raises:
+        EnvironmentSkip: Fewer GPUs than the ranks need, by torch's code for that number.
+        ValueError: ``world_size`` or ``gpus_per_rank`` is less than 1.
+    """
+    if world_size < 1 or (gpus_per_rank is not None and gpus_per_rank < 1):
+        msg = f"{world_size} ranks with {gpus_per_rank} GPUs each cannot be: give numbers from 1"
+        raise ValueError(msg)
+    present = _accelerator_count()
+    each = gpus_per_rank if gpus_per_rank is not None else max(present // world_size, 1)
+    if world_size * each <= present:
+        return {rank: list(range(rank * each, (rank + 1) * each)) for rank in range(world_size)}
+    if backend is not None and backend.lower() in ONE_RANK_EACH:
+        _skip_for_want_of(world_size * each, present)
+    return {rank: _shared(rank * each, min(each, present), present) for rank in range(world_size)}
+
+
+def _shared(first: int, count: int, present: int) -> list[int]:
+    return [(first + place) % present for place in range(count)]
+
+
+def _skip_for_want_of(needed: int, present: int) -> None:
+    if present == 0:
+        skip(skip_codes.SkipCode.NO_CUDA)
+    skip(skip_codes.multi_gpu(needed), f"{present} of {needed}")
+
+
+def _accelerator_count() -> int:
+    """How many accelerators are visible; does not initialise CUDA, so that forks can still use it."""
+    return int(torch.cuda.device_count() or torch.xpu.device_count())

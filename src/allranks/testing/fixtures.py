@@ -1,11 +1,13 @@
-"""A pytest plugin: the fixtures of a rank test.
+"""A pytest plugin: the fixtures of a rank test, and the seed of each rank.
 
 The agent registers it with ``-p allranks.testing.fixtures``; so can a plain pytest.
 """
 
+import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -15,15 +17,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
-from allranks.testing.barrier import FileBarrier
+from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.markers import WrongMarkerError, marker_lines, requirements_of_item
-from allranks.testing.notices import put_up, read_when_up
-from allranks.testing.seeds import generator_of_rank, seed_of
-from allranks.testing.shared_folders import FolderOfGang, FolderOfTest, remove
+from allranks.testing.shared_files import FileBarrier, FolderOfGang, FolderOfTest, put_up, read_when_up, remove
 from allranks.testing.skips.requirement import skip
-from allranks.testing.skips.skipcodes import SkipCode
 from allranks.testing.stores import open_store
+
+
+def seed_of(nodeid: str, environ: Mapping[str, str] = os.environ) -> int:
+    """The seed that the agent gave the running test and recorded; without an agent, one made of the test's node id."""
+    told = environ.get("ALLRANKS_SEED")
+    return int(told) if told is not None else zlib.crc32(nodeid.encode("utf-8", "surrogatepass"))
+
+
+def generator_of_rank(seed: int, rank: int) -> torch.Generator:
+    """A generator on the CPU whose numbers no other rank of the same test has, and no other test."""
+    digest = hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest()
+    # manual_seed takes 63 bits without a sign.
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
 
 _TESTS_RUN = pytest.StashKey[int]()
 _LAST_STORE = pytest.StashKey[TCPStore]()

@@ -1,4 +1,4 @@
-"""Our markers: every requirement of :mod:`allranks.testing` by its own name, and what they say about a test."""
+"""Our markers: each requirement by its own name, and what they say about a test."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -7,8 +7,22 @@ from types import MappingProxyType
 
 import pytest
 
-from allranks.testing.skips import backends, gpus, platforms, worlds
+from allranks.testing.skips import hardware, software
 from allranks.testing.skips.requirement import Requirement, requirements_of
+
+
+def plain_mark(name: str, *args: str) -> pytest.MarkDecorator:
+    """A mark that needs no registration.
+
+    ``pytest.mark.NAME`` is an error under ``--strict-markers`` where the plugin that registers NAME is not there; and
+    what a suite author did not write must not be an error of the suite.
+
+    Args:
+        name: The mark.
+        args: Its arguments.
+    """
+    return pytest.MarkDecorator(pytest.Mark(name, args, {}, _ispytest=True), _ispytest=True)
+
 
 HARNESS_MARKERS = (
     "no_process_group: this test makes its own process group, or needs none",
@@ -47,34 +61,34 @@ def _made_by(make: Callable[..., Requirement]) -> RequirementMarker:
 
 REQUIREMENT_MARKERS = MappingProxyType(
     {
-        "require_accelerator": _constant(gpus.require_accelerator, "the test needs an accelerator"),
-        "require_accelerators": _made_by(gpus.require_accelerators),
-        "require_backend_available": _made_by(backends.require_backend_available),
-        "require_backend_in": _made_by(backends.require_backend_in),
-        "require_compute_capability": _made_by(gpus.require_compute_capability),
-        "require_exact_world_size": _made_by(worlds.require_exact_world_size),
-        "require_gloo": _constant(backends.require_gloo, "the test needs a torch with gloo"),
-        "require_gpu": _constant(gpus.require_gpu, "the test needs a GPU"),
-        "require_gpu_per_rank": _constant(gpus.require_gpu_per_rank, "each rank needs a GPU of its own"),
-        "require_gpus": _made_by(gpus.require_gpus),
-        "require_gpus_or_none": _made_by(gpus.require_gpus_or_none),
-        "require_imports": _made_by(platforms.require_imports),
-        "require_mpi": _constant(backends.require_mpi, "the test needs a torch with MPI"),
-        "require_nccl": _constant(backends.require_nccl, "the test needs a torch with NCCL"),
-        "require_nccl_version": _made_by(backends.require_nccl_version),
-        "require_peer_access": _constant(gpus.require_peer_access, "the GPUs must reach each other's memory"),
-        "require_ucc": _constant(backends.require_ucc, "the test needs a torch with UCC"),
-        "require_world_size": _made_by(worlds.require_world_size),
-        "skip_because": _made_by(platforms.skip_because),
-        "skip_if_odd_world_size": _constant(worlds.skip_if_odd_world_size, "the test needs an even world"),
-        "skip_if_rocm": _constant(gpus.skip_if_rocm, "the test does not apply to ROCm"),
-        "skip_if_rocm_arch": _made_by(gpus.skip_if_rocm_arch),
-        "skip_if_rocm_older": _made_by(gpus.skip_if_rocm_older),
-        "skip_if_small_world_size": _made_by(worlds.skip_if_small_world_size),
-        "skip_if_windows": _constant(platforms.skip_if_windows, "the test does not apply to Windows"),
-        "skip_nccl_versions": _made_by(backends.skip_nccl_versions),
-        "skip_unsupported": _made_by(backends.skip_unsupported),
-        "skip_when": _made_by(platforms.skip_when),
+        "require_accelerator": _constant(hardware.require_accelerator, "the test needs an accelerator"),
+        "require_accelerators": _made_by(hardware.require_accelerators),
+        "require_backend_available": _made_by(software.require_backend_available),
+        "require_backend_in": _made_by(software.require_backend_in),
+        "require_compute_capability": _made_by(hardware.require_compute_capability),
+        "require_exact_world_size": _made_by(hardware.require_exact_world_size),
+        "require_gloo": _constant(software.require_gloo, "the test needs a torch with gloo"),
+        "require_gpu": _constant(hardware.require_gpu, "the test needs a GPU"),
+        "require_gpu_per_rank": _constant(hardware.require_gpu_per_rank, "each rank needs a GPU of its own"),
+        "require_gpus": _made_by(hardware.require_gpus),
+        "require_gpus_or_none": _made_by(hardware.require_gpus_or_none),
+        "require_imports": _made_by(software.require_imports),
+        "require_mpi": _constant(software.require_mpi, "the test needs a torch with MPI"),
+        "require_nccl": _constant(software.require_nccl, "the test needs a torch with NCCL"),
+        "require_nccl_version": _made_by(software.require_nccl_version),
+        "require_peer_access": _constant(hardware.require_peer_access, "the GPUs must reach each other's memory"),
+        "require_ucc": _constant(software.require_ucc, "the test needs a torch with UCC"),
+        "require_world_size": _made_by(hardware.require_world_size),
+        "skip_because": _made_by(software.skip_because),
+        "skip_if_odd_world_size": _constant(hardware.skip_if_odd_world_size, "the test needs an even world"),
+        "skip_if_rocm": _constant(hardware.skip_if_rocm, "the test does not apply to ROCm"),
+        "skip_if_rocm_arch": _made_by(hardware.skip_if_rocm_arch),
+        "skip_if_rocm_older": _made_by(hardware.skip_if_rocm_older),
+        "skip_if_small_world_size": _made_by(hardware.skip_if_small_world_size),
+        "skip_if_windows": _constant(software.skip_if_windows, "the test does not apply to Windows"),
+        "skip_nccl_versions": _made_by(software.skip_nccl_versions),
+        "skip_unsupported": _made_by(software.skip_unsupported),
+        "skip_when": _made_by(software.skip_when),
     }
 )
 

@@ -1,14 +1,83 @@
-"""A store over all ranks of a gang, without a port that somebody else could take first."""
+"""Stores over all ranks of a gang, on ports that no other process can take first."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
-from allranks.testing.barrier import DEFAULT_TIMEOUT
 from allranks.testing.environment import RankEnvironment
-from allranks.testing.notices import put_up, read_when_up
+from allranks.testing.shared_files import DEFAULT_TIMEOUT, put_up, read_when_up
+
+_FIVE_MINUTES = timedelta(minutes=5)
+
+
+def create_tcp_store(  # noqa: PLR0913 - those of torch's helper, by the same names, and the port
+    addr: str = "localhost",
+    world_size: int = 1,
+    is_master: bool = True,
+    timeout: timedelta = _FIVE_MINUTES,
+    *,
+    wait_for_workers: bool = True,
+    use_libuv: bool = True,
+    port: int = 0,
+) -> TCPStore:
+    """Make a store, or join one.
+
+    A master without a port gets one from the kernel at the moment in which it binds, so no other process can be
+    quicker, and ``store.port`` says which. A port that clients must know before the master is there comes from
+    :func:`reserved_port`.
+
+    Args:
+        addr: The host of the master.
+        world_size: How many ranks will use the store, the master among them.
+        is_master: Whether this process serves the store.
+        timeout: How long connecting, waiting for workers, and each ``get`` and ``wait`` of the store may take.
+        wait_for_workers: Whether to return only when all ranks have joined.
+        use_libuv: Whether the master serves with libuv or with the older single-threaded server.
+        port: Where the master is; 0, for a master, is a port of the kernel's choice.
+
+    Raises:
+        ValueError: A client without a port; or a master that would wait for clients which cannot know its port.
+        torch.distributed.DistError: The port is taken, or no master or too few workers came in time.
+    """
+    if port == 0 and not is_master:
+        msg = "a client must know the port of its master: pass port="
+        raise ValueError(msg)
+    if port == 0 and world_size > 1 and wait_for_workers:
+        msg = (
+            f"a master that waits for {world_size - 1} clients, on a port that it chooses itself, would wait in vain: "
+            "take the port from reserved_port(), or pass wait_for_workers=False and tell the clients store.port"
+        )
+        raise ValueError(msg)
+    return TCPStore(
+        addr,
+        port,
+        world_size,
+        is_master,
+        timeout=timeout,
+        wait_for_workers=wait_for_workers,
+        use_libuv=use_libuv,
+    )
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A TCP port of this host that the kernel gives to nobody else as long as the ``with`` lasts.
+
+    The port is bound with SO_REUSEADDR and never listened on, so a store, which sets the same option, can still serve
+    on it. Leave the ``with`` when the master is there.
+
+    Yields:
+        The port.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        yield int(held.getsockname()[1])
+
 
 _TIMEOUT = timedelta(seconds=DEFAULT_TIMEOUT)
 

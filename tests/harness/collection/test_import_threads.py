@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from allranks.harness.collection.import_threads import NewThreads, ThreadWatch
+from allranks.harness.collection.imports import NewThreads, ThreadWatch
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.collection.markers import Terms
-from allranks.harness.collection.shares import (
+from allranks.harness.collection.marker_options import Terms
+from allranks.harness.collection.selection import (
     GANG_SECONDS,
     UNKNOWN_SECONDS,
     expected_seconds,
@@ -18,7 +18,7 @@ from allranks.harness.collection.shares import (
     unit_key,
     units,
 )
-from allranks.harness.config import Share
+from allranks.harness.config import JobShard
 
 COUNTS = st.integers(1, 9)
 SECONDS = st.floats(0, 1e4, allow_nan=False)
@@ -42,7 +42,7 @@ def collect(*nodeids, isolation="test"):
 def taken(nodeids, count, *, seconds=None, skipped=(), isolation="test"):
     """The share of each of `count` jobs."""
     items, terms = collect(*nodeids, isolation=isolation)
-    shares = [Share(number=number, count=count, seconds=seconds or {}) for number in range(1, count + 1)]
+    shares = [JobShard(number=number, count=count, seconds=seconds or {}) for number in range(1, count + 1)]
     return [take_share(items, terms, skipped, share) for share in shares]
 
 

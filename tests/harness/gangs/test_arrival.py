@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.harness.channel import Leaving, Report
-from allranks.harness.gangs.arrival import MOST_PHASES, Arrival, Step, died_of_a_peer, ended, reported
 from allranks.harness.gangs.blame import given_up, name_crossing
 from allranks.harness.gangs.call_board import LastCall
-from allranks.harness.gangs.crew import Gone, Said, Stuck
-from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import Phase
+from allranks.harness.gangs.local_ranks import Gone, Said, Stuck
+from allranks.harness.gangs.step_outcome import MOST_PHASES, Step, StepOutcome, died_of_a_peer, ended, reported
+from allranks.outcomes import Outcome, Phase, SkipKind
 
 HEAD = "Current thread 0x1 (most recent call first):\n"
 WAITING = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in wait\n'
@@ -21,7 +20,7 @@ ELSEWHERE = Stuck(stacks=f'{HEAD}  File "/home/me/test_a.py", line 7 in loop\n')
 
 
 def arrival(rank, outcome, **said):
-    return Arrival(rank=rank, outcome=Outcome(outcome), at=float(rank), **said)
+    return StepOutcome(rank=rank, outcome=Outcome(outcome), at=float(rank), **said)
 
 
 SYMPTOM = arrival(0, "failed", is_symptom=True)

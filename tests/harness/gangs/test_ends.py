@@ -4,18 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.gangs.arrival import Arrival, Step
 from allranks.harness.gangs.ends import ends_of, failed_start
 from allranks.harness.gangs.output import Output
-from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import TEXT_LIMIT, Phase
+from allranks.harness.gangs.step_outcome import Step, StepOutcome
+from allranks.outcomes import TEXT_LIMIT, Outcome, Phase, SkipKind
 from allranks.records import PhaseEnd, decode, encode
 
 TEST = "t::x"
 
 
 def arrival(rank, outcome, **more):
-    return Arrival(rank=rank, outcome=Outcome(outcome), at=10.0 + rank, **more)
+    return StepOutcome(rank=rank, outcome=Outcome(outcome), at=10.0 + rank, **more)
 
 
 def phase(when, outcome="passed", **more):

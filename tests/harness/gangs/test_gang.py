@@ -7,29 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from allranks.harness import kernel
-from allranks.harness.channel import DriverSays, End, Leaving, RankEnd, Report, Run
+from allranks import skip_codes
+from allranks.harness import linux
+from allranks.harness.channel import DriverSays, End, Leaving, RankEnd, Report, RunTest
 from allranks.harness.config import TimeLimits
-from allranks.harness.gangs.arrival import Arrival, Step, describe_end
-from allranks.harness.gangs.crew import Gone, LocalCrew
 from allranks.harness.gangs.ends import ends_of
-from allranks.harness.gangs.gang import SKIP_GRACES, Gang, Patience
+from allranks.harness.gangs.gang import SKIP_GRACES, Deadlines, Gang
+from allranks.harness.gangs.local_ranks import Gone, LocalRanks
 from allranks.harness.gangs.rank_process import fork_ranks
+from allranks.harness.gangs.step_outcome import Step, StepOutcome, describe_end
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
-from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import Phase
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
-from allranks.testing.skips import skipcodes
+from allranks.outcomes import Outcome, Phase, SkipKind
 
 LIMITS = TimeLimits(process_group=20, test=20, job=20, peer_grace=0.1)
 TEST = "t::x"
-RUN = Run(index=0, nodeid=TEST, following=None)
+RUN = RunTest(index=0, nodeid=TEST, following=None)
 STARTED = Report()
 PASSED = Report(nodeid=TEST)
 FAILED = Report(nodeid=TEST, outcome=Outcome.FAILED, message="broken")
 SKIPPED = Report(nodeid=TEST, outcome=Outcome.SKIPPED, message="not here", early_skip=True)
 WAITED_IN_VAIN = Report(nodeid=TEST, outcome=Outcome.FAILED, message="peer closed connection", is_symptom=True)
-PATIENCE = Patience(limit=20, skip=0.1)
+PATIENCE = Deadlines(limit=20, skip=0.1)
 
 
 def phase(when, outcome="passed", message=""):
@@ -92,7 +91,7 @@ def wait(_end):
 
 
 def left_by(known):
-    return lambda _pids: kernel.children() - known
+    return lambda _pids: linux.children() - known
 
 
 @pytest.fixture
@@ -107,9 +106,9 @@ def start_gang(tmp_path, job_end):
     gangs = []
 
     def start(*answers):
-        known = kernel.children()
+        known = linux.children()
         ranks = fork_ranks(range(len(answers)), obeying(answers))
-        gang = Gang([LocalCrew(ranks, tmp_path, left_by(known))], limits=LIMITS, end=job_end)
+        gang = Gang([LocalRanks(ranks, tmp_path, left_by(known))], limits=LIMITS, end=job_end)
         gangs.append(gang)
         assert gang.start().is_clean
         return gang
@@ -143,7 +142,7 @@ def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
         (leave(0), Outcome.CRASHED, "rank 0 left with exit code 0 in mid-test"),
         (leave(3), Outcome.CRASHED, "rank 0 left with exit code 3 in mid-test"),
         (announce_and_leave(90), Outcome.CRASHED, "rank 0 left with exit code 90 in mid-test"),
-        (announce_and_leave(72), Outcome.SKIPPED, skipcodes.reason_of_exit(72)),
+        (announce_and_leave(72), Outcome.SKIPPED, skip_codes.reason_of_exit(72)),
         (leave(72), Outcome.CRASHED, "rank 0 left with exit code 72 in mid-test"),
         (announce_and_leave(77, announced=72), Outcome.CRASHED, "rank 0 left with exit code 77 in mid-test"),
         (lambda _: os.kill(os.getpid(), signal.SIGKILL), Outcome.CRASHED, "rank 0 was killed by SIGKILL"),
@@ -261,10 +260,10 @@ def test_end_waits_until_all_ranks_have_left(start_gang):
 
 
 def test_close_leaves_no_child_and_no_descriptor(tmp_path, job_end):
-    known, before = kernel.children(), open_descriptors()
-    crew = LocalCrew(fork_ranks(range(3), obeying([[wait]] * 3)), tmp_path, left_by(known))
+    known, before = linux.children(), open_descriptors()
+    crew = LocalRanks(fork_ranks(range(3), obeying([[wait]] * 3)), tmp_path, left_by(known))
     Gang([crew], limits=LIMITS, end=job_end).close()
-    assert kernel.children() == known
+    assert linux.children() == known
     assert open_descriptors() == before
 
 
@@ -287,7 +286,7 @@ def open_descriptors():
 )
 def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(arrivals, is_clean):
     made = [
-        Arrival(rank=rank, at=0.0, **{**fields, "outcome": Outcome(fields.get("outcome", "passed"))})
+        StepOutcome(rank=rank, at=0.0, **{**fields, "outcome": Outcome(fields.get("outcome", "passed"))})
         for rank, fields in enumerate(arrivals)
     ]
     assert Step(arrivals=made).is_clean is is_clean
@@ -327,10 +326,10 @@ def test_the_limit_of_the_job_breaks_a_step_off_and_says_who_hung(start_gang, jo
 
 def test_what_came_with_the_end_of_the_job_is_not_lost(tmp_path, job_end):
     [rank] = fork_ranks([0], obeying([[wait]]))
-    gang = Gang([LocalCrew([rank], tmp_path, lambda _pids: ())], limits=LIMITS, end=job_end)
+    gang = Gang([LocalRanks([rank], tmp_path, lambda _pids: ())], limits=LIMITS, end=job_end)
     gang.start()
     rank.signal(signal.SIGKILL)
-    assert kernel.is_readable(rank.pidfd, 10)
+    assert linux.is_readable(rank.pidfd, 10)
     job_end.hang_up()
     with pytest.raises(HangupError):
         gang.run(RUN, PATIENCE)
@@ -344,7 +343,7 @@ def test_a_rank_that_says_it_is_debugged_stops_no_clock_where_nobody_debugs(star
         end.report(Report(nodeid=TEST, is_debugging=True))
         signal.pause()
 
-    [arrival] = start_gang([pretend]).run(RUN, Patience(limit=0.3)).arrivals
+    [arrival] = start_gang([pretend]).run(RUN, Deadlines(limit=0.3)).arrivals
     assert arrival.outcome is Outcome.TIMED_OUT
 
 
@@ -354,10 +353,10 @@ def test_a_rank_that_dies_in_the_debugger_holds_no_clock(tmp_path, job_end):
         os.kill(os.getpid(), signal.SIGKILL)
 
     ranks = fork_ranks([0, 1], obeying([[die], [wait]]))
-    crew = LocalCrew(ranks, tmp_path, lambda _pids: ())
+    crew = LocalRanks(ranks, tmp_path, lambda _pids: ())
     gang = Gang([crew], limits=LIMITS, end=job_end, may_be_held=True)
     gang.start()
-    step = gang.run(RUN, Patience(limit=1000))
+    step = gang.run(RUN, Deadlines(limit=1000))
     assert step.leader.message.startswith("rank 0 was killed by SIGKILL")
     assert {arrival.rank for arrival in step.arrivals} == {0, 1}
     gang.close()
@@ -369,7 +368,7 @@ def test_a_driver_can_start_the_clock_anew(start_gang):
         signal.pause()
 
     gang = start_gang([start_clock_and_wait])
-    [arrival] = gang.run(RUN, Patience(limit=1000, anew=0.1)).arrivals
+    [arrival] = gang.run(RUN, Deadlines(limit=1000, anew=0.1)).arrivals
     assert arrival.message.startswith("rank 0 timed out: no end after 0.1 s")
 
 
@@ -449,7 +448,7 @@ def test_the_peer_of_a_rank_that_skipped_may_go_on_with_what_it_does(start_gang)
 
 
 def test_the_peer_of_a_rank_that_skipped_is_aborted_at_the_limit(start_gang):
-    step = start_gang([report(SKIPPED)], [wait]).run(RUN, Patience(limit=0.5, skip=0.1))
+    step = start_gang([report(SKIPPED)], [wait]).run(RUN, Deadlines(limit=0.5, skip=0.1))
     aborted = step.arrivals[1]
     assert (aborted.outcome, aborted.caused_by) == (Outcome.ABORTED, 0)
     assert aborted.message.startswith("aborted by rank 0, which skipped")
@@ -457,7 +456,7 @@ def test_the_peer_of_a_rank_that_skipped_is_aborted_at_the_limit(start_gang):
 
 
 def test_the_peer_of_a_rank_that_may_skip_alone_has_all_its_time(start_gang):
-    patience = Patience(limit=0.5)
+    patience = Deadlines(limit=0.5)
     step = start_gang([report(SKIPPED)], [wait]).run(RUN, patience)
     assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
 

@@ -1,6 +1,6 @@
 import sys
 
-from allranks.harness.gangs.late_imports import ImportWatch, preload
+from allranks.harness.collection.imports import ImportWatch, preload
 
 SUITE = """
     import sys

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.harness import kernel
+from allranks.harness import linux
 from allranks.harness.channel import RankEnd, Report
 from allranks.harness.gangs import rank_process
 from allranks.harness.gangs.rank_process import fork_ranks
@@ -23,7 +23,7 @@ def test_an_exception_does_not_make_a_fork_go_on_as_its_parent():
 
     [rank] = fork_ranks([0], break_down)
     try:
-        assert kernel.is_readable(rank.pidfd, 20)
+        assert linux.is_readable(rank.pidfd, 20)
         assert rank.reap() == 1
     finally:
         rank.close()
@@ -39,11 +39,11 @@ def test_ranks_that_cannot_all_be_started_leave_nothing(monkeypatch, lacking):
             raise OSError(errno.EAGAIN, "no more")
         return real(*arguments)
 
-    known, before = kernel.children(), descriptors()
+    known, before = linux.children(), descriptors()
     monkeypatch.setattr(os, lacking, lack_the_second)
     with pytest.raises(OSError, match="no more"):
         fork_ranks([0, 1], lambda *_: os._exit(0))
-    assert kernel.children() == known
+    assert linux.children() == known
     assert descriptors() == before
 
 
@@ -57,7 +57,7 @@ def test_a_rank_has_its_own_ends_and_nobody_elses():
     ranks = fork_ranks([0, 1, 2], tell_descriptors)
     try:
         for rank in ranks:
-            assert kernel.is_readable(rank.pidfd, 20)
+            assert linux.is_readable(rank.pidfd, 20)
             [report] = rank.link.read()
             assert set(report.message.split()) - before == {report.nodeid}
     finally:
@@ -66,11 +66,11 @@ def test_a_rank_has_its_own_ends_and_nobody_elses():
 
 
 def test_to_end_a_rank_leaves_neither_process_nor_descriptor():
-    known, before = kernel.children(), descriptors()
+    known, before = linux.children(), descriptors()
     [rank] = fork_ranks([0], lambda *_: signal.pause())
     rank.end()
     assert rank.exit_status == -signal.SIGKILL
-    assert kernel.children() == known
+    assert linux.children() == known
     assert descriptors() == before
 
 

@@ -1,5 +1,4 @@
-from allranks.harness.gangs.timer import Timer
-from allranks.harness.kernel import is_readable
+from allranks.harness.linux import Timer, is_readable
 
 
 def test_a_timer_goes_off_again_and_again():

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.harness import kernel
+from allranks.harness import linux
+from allranks.harness.driver_workers import LaneLostError, Lanes, lane_folder
 from allranks.harness.forks import ForkServerError
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
-from allranks.harness.lanes import LaneLostError, Lanes, lane_folder
 
 PATIENCE = 20
 
@@ -160,7 +160,7 @@ def test_a_hangup_reaches_every_lane(tmp_path):
 
     def wait_for_the_end():
         both.wait(PATIENCE)
-        assert kernel.is_readable(end.fileno(), PATIENCE)
+        assert linux.is_readable(end.fileno(), PATIENCE)
         try:
             end.check()
         except HangupError:

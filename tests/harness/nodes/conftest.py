@@ -1,7 +1,7 @@
 import pytest
 from connections import local_connection
 
-from allranks.harness.nodes.wire import Wire
+from allranks.harness.nodes.connection import Wire
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import time
 import pytest
 from nodes_run import NodesRun
 
-from allranks.engine.nodes import arrange_meeting
+from allranks.engine.agents import arrange_meeting
 from allranks.harness.job_end import HANGUP_STATUS
 from allranks.records import Begun, CollectionFailed, Finished, LeftBehind, NodeLost, NodesAgreed, NodesFailed
 

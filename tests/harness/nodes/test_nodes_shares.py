@@ -3,7 +3,7 @@
 import pytest
 from nodes_run import NodesRun
 
-from allranks.harness.config import Share
+from allranks.harness.config import JobShard
 from allranks.records import Collected, Finished, Shared
 
 FILES = {
@@ -18,7 +18,7 @@ def run_share(tmp_path, launch_fork):
     runs = []
 
     def run(number, count):
-        share = Share(number=number, count=count)
+        share = JobShard(number=number, count=count)
         job = NodesRun(tmp_path, FILES, launch_fork, share=share, follower={}).go()
         runs.append(job)
         assert job.finish() == (0, 0), job.story + job.follower.story

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from allranks.harness.nodes.roll import Failure, Roll, difference
+from allranks.harness.nodes.node import CollectionFailure, Roll, difference
 
 ROLL = Roll(tests=("a", "b", "c"), torch="2", python="3")
 
@@ -10,7 +10,7 @@ def test_equal_rolls_have_no_difference():
 
 
 def test_a_roll_comes_back_from_its_message():
-    roll = replace(ROLL, failures=(Failure(nodeid="a", text="x"),))
+    roll = replace(ROLL, failures=(CollectionFailure(nodeid="a", text="x"),))
     assert Roll.from_message(roll.as_message()) == roll
 
 

@@ -10,8 +10,8 @@ from connections import local_connection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.harness.nodes import wire as wires
-from allranks.harness.nodes.wire import Wire, WireError, is_proof, make_proof
+from allranks.harness.nodes import connection as wires
+from allranks.harness.nodes.connection import Wire, WireError, is_proof, make_proof
 
 MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text())), max_size=5)
 

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from allranks.harness import kernel
+from allranks import skip_codes
+from allranks.harness import linux
 from allranks.harness.channel import Leaving, RankEnd, Report, link_pair
-from allranks.harness.ranks import leaving
-from allranks.testing.skips import skipcodes
+from allranks.harness.ranks import rank_setup
 
 TEST = "t::x"
 
@@ -19,9 +19,9 @@ def of_a_rank(deed):
     pid = os.fork()
     if pid == 0:
         link.close()
-        leaving.watch_exits()
-        leaving.announce_to(RankEnd(theirs))
-        leaving.now_running(TEST)
+        rank_setup.watch_exits()
+        rank_setup.announce_to(RankEnd(theirs))
+        rank_setup.now_running(TEST)
         try:
             deed()
         finally:
@@ -30,7 +30,7 @@ def of_a_rank(deed):
     link.pid = pid
     reports = []
     try:
-        while not link.at_end and kernel.is_readable(link.descriptor, 20):
+        while not link.at_end and linux.is_readable(link.descriptor, 20):
             reports += link.read()
         return reports, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), link.has_strangers
     finally:
@@ -38,7 +38,7 @@ def of_a_rank(deed):
 
 
 def announced(status):
-    reason = skipcodes.reason_of_exit(status) or ""
+    reason = skip_codes.reason_of_exit(status) or ""
     return [Report(nodeid=TEST, leaving=Leaving(status=status, reason=reason))]
 
 
@@ -91,8 +91,8 @@ def test_an_announcement_that_nobody_can_get_does_not_keep_a_rank():
     pid = os.fork()
     if pid == 0:
         link.close()
-        leaving.announce_to(RankEnd(theirs))
-        leaving.leave(5)
+        rank_setup.announce_to(RankEnd(theirs))
+        rank_setup.exit_announced(5)
     os.close(theirs)
     link.close()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
@@ -101,7 +101,7 @@ def test_an_announcement_that_nobody_can_get_does_not_keep_a_rank():
 def test_a_process_that_is_no_rank_leaves_as_it_would():
     pid = os.fork()
     if pid == 0:
-        leaving.leave(6)
+        rank_setup.exit_announced(6)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
 
 

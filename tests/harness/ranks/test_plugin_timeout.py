@@ -1,6 +1,6 @@
 import pytest
 
-from allranks.harness.ranks.plugin_timeout import is_pytest_timeout
+from allranks.harness.gangs.step_outcome import is_pytest_timeout
 
 SUITE = {
     "test_slow.py": """

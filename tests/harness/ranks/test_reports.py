@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import MESSAGE_LIMIT, TEXT_LIMIT, Phase
+from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.ranks.reports import is_good_subtest, phase_of
-from allranks.testing.skips.requirement import EnvironmentSkip
-from allranks.testing.skips.skipcodes import SkipCode
+from allranks.outcomes import MESSAGE_LIMIT, TEXT_LIMIT, Outcome, Phase, SkipKind
+from allranks.skip_codes import SkipCode
 
 
 def report(outcome, when="call", longrepr=None, **more):

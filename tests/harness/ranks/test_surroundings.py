@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from allranks.harness.ranks.surroundings import Surroundings
+from allranks.harness.ranks.surroundings import InitialState
 
 
 @pytest.fixture
 def surroundings(monkeypatch, tmp_path):
     """The surroundings as they are, in a process whose own are put back whatever a test does."""
-    outer = Surroundings()
+    outer = InitialState()
     monkeypatch.chdir(tmp_path)
-    yield Surroundings()
+    yield InitialState()
     outer.put_back()
 
 
@@ -100,7 +100,7 @@ def test_a_mode_that_cannot_be_left_is_said(surroundings):
 def test_a_timer_that_was_there_may_stay():
     signal.setitimer(signal.ITIMER_VIRTUAL, 1000.0)
     try:
-        others = Surroundings()
+        others = InitialState()
         signal.setitimer(signal.ITIMER_VIRTUAL, 500.0)
         assert others.put_back() == ([], True)
     finally:

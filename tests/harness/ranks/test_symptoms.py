@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from allranks.harness.ranks.symptoms import is_symptom
+from allranks.harness.ranks.reports import is_symptom
 
 
 def raised_by(act):

@@ -5,7 +5,7 @@ import threading
 import pytest
 from stuck_process import stuck_process
 
-from allranks.harness.stacks import py_spy
+from allranks.harness.stacks import stacks
 from allranks.harness.stacks.stacks import (
     STACKS_SIGNAL,
     StackFile,
@@ -15,7 +15,7 @@ from allranks.harness.stacks.stacks import (
     waits_in_distributed,
 )
 
-needs_py_spy = pytest.mark.skipif(py_spy.find_py_spy() is None, reason="py-spy is not installed")
+needs_py_spy = pytest.mark.skipif(stacks.find_py_spy() is None, reason="py-spy is not installed")
 
 
 def dump(*frames, thread="Current thread 0x00007f (most recent call first):"):
@@ -163,14 +163,14 @@ def test_what_is_returned_is_in_the_file_too(stacks_of):
 
 
 def test_without_py_spy_there_are_the_ranks_own_stacks_alone(stacks_of, monkeypatch):
-    monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
-    stacks, _ = stacks_of()
-    assert innermost(stacks).endswith(" in waits_for_ever")
-    assert "py-spy" not in stacks
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    found, _ = stacks_of()
+    assert innermost(found).endswith(" in waits_for_ever")
+    assert "py-spy" not in found
 
 
 def test_what_stops_py_spy_is_said_after_the_ranks_own_stacks(stacks_of, monkeypatch):
-    monkeypatch.setattr(py_spy, "find_py_spy", lambda: "/bin/false")
-    stacks, _ = stacks_of()
-    assert innermost(stacks).endswith(" in waits_for_ever")
-    assert "Seen from outside by py-spy: py-spy failed" in stacks
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: "/bin/false")
+    found, _ = stacks_of()
+    assert innermost(found).endswith(" in waits_for_ever")
+    assert "Seen from outside by py-spy: py-spy failed" in found

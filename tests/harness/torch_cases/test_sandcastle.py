@@ -6,7 +6,7 @@ import unittest
 
 import pytest
 
-from allranks.harness.torch_cases.sandcastle import MODULE, SandcastleReason, watch_for_sandcastle_skips
+from allranks.harness.environment_skips import MODULE, SandcastleReason, watch_for_sandcastle_skips
 
 
 def skip_if(condition, reason):

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helpers, which pytest's im
 from client_counts import Clients
 
 from allranks.report.judged import MergedRun
-from allranks.report.junit_form import JUnitForm
-from allranks.report.merge import merge
+from allranks.report.junit_case import JUnitForm
+from allranks.report.merging import merge
 from allranks.user_cache import cache_folder
 
 REQUIRE_CLIENTS = "ALLRANKS_REQUIRE_CLIENTS"

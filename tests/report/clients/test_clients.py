@@ -7,7 +7,7 @@ import pytest
 from client_counts import COUNTING, allure, allure_stats, as_seen_by, ctrf_report, datadog, xunit_viewer
 
 from allranks.report.judged import Counts
-from allranks.report.junit_form import JUnitForm
+from allranks.report.junit_case import JUnitForm
 
 USUAL = JUnitForm()
 WITH_CELL = JUnitForm(classname="cell")

@@ -5,11 +5,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from allranks.harness.outcome import Outcome, SkipKind
+from allranks.outcomes import Outcome, SkipKind
 from allranks.report.judged import CellSuite, MergedRun
-from allranks.report.model import EarlierAttempt, RankResult, TestVerdict
 from allranks.report.page.writer import PageWriter
-from allranks.report.verdict import Setting, verdict
+from allranks.report.results import EarlierAttempt, RankResult, TestVerdict
+from allranks.report.verdict import VerdictPolicy, verdict
 
 TRACE = """\
 rank = 1, world_size = 4, device = device(type='cpu')
@@ -30,7 +30,7 @@ def rank(number: int, outcome: str | Outcome = "passed", nodeid: str = "t.py::te
 def case(
     nodeid: str, ranks: Sequence[RankResult], *, earlier: Sequence[Sequence[RankResult]] = (), skip: Any = "skip"
 ) -> TestVerdict:
-    setting = Setting(skip=skip)
+    setting = VerdictPolicy(skip=skip)
     before = tuple(
         EarlierAttempt(number=number, verdict=verdict(tried, setting), ranks=tried)
         for number, tried in enumerate(earlier, 1)

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from allranks.report.judged import JobFacts
-from allranks.report.page.files import files_of_ranks, folder_to_link
+from allranks.report.judged import JobSummary
+from allranks.report.page.details import files_of_ranks, folder_to_link
 
 
 def test_the_folder_of_an_attempt_is_relative_to_the_page() -> None:
     folder = "node-3/r1/cells/nccl-w4-g4-env/torch-rpc@2of4/attempt-3"
-    assert folder_to_link(JobFacts(cell="nccl-w4-g4-env", suite="torch-rpc@2of4", folder=folder)) == folder
+    assert folder_to_link(JobSummary(cell="nccl-w4-g4-env", suite="torch-rpc@2of4", folder=folder)) == folder
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,11 @@ def test_the_folder_of_an_attempt_is_relative_to_the_page() -> None:
 )
 def test_a_name_that_is_not_plain_is_no_part_of_a_link(name: str) -> None:
     for folder in (f"cells/{name}/s/attempt-1", f"{name}/cells/c/s/attempt-1"):
-        assert folder_to_link(JobFacts(cell="c", suite="s", folder=folder)) == ""
+        assert folder_to_link(JobSummary(cell="c", suite="s", folder=folder)) == ""
 
 
 def test_results_without_attempts_have_no_links() -> None:
-    assert folder_to_link(JobFacts(cell="c", suite="s")) == ""
+    assert folder_to_link(JobSummary(cell="c", suite="s")) == ""
 
 
 def test_only_files_of_ranks_that_are_there_are_linked(tmp_path: Path) -> None:

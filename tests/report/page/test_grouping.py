@@ -3,9 +3,9 @@
 import pytest
 from runs import case, failed, rank
 
-from allranks.report.model import VerdictKind
-from allranks.report.page import grouping
-from allranks.report.page.grouping import Groups, message_of, signature
+from allranks.report.page import page
+from allranks.report.page.page import Groups, message_of, signature
+from allranks.report.results import VerdictKind
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_same_words_of_a_failure_and_of_an_error_are_two_things() -> None:
 
 
 def test_more_messages_than_can_be_told_apart_are_one_group_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grouping, "MOST_GROUPS", 3)
+    monkeypatch.setattr(page, "MOST_GROUPS", 3)
     groups = Groups()
     numbers = [groups.number_of(failed("t"), f"message {letter}") for letter in "abcdea"]
     assert numbers == [0, 1, 2, 3, 3, 0]

@@ -13,9 +13,9 @@ from runs import case, failed, gloo_matrix, job, passed, rank, skipped, write_pa
 
 from allranks.errors import ResultsError
 from allranks.report.judged import Share
-from allranks.report.merge import merge
-from allranks.report.model import Rule, TestVerdict, Verdict, VerdictKind
+from allranks.report.merging import merge
 from allranks.report.page import details, index
+from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 
 Unpacked = Callable[[Path], dict[str, Any]]
 MEGABYTE = 1_000_000
@@ -115,7 +115,9 @@ def test_the_failures_without_script_are_bounded(tmp_path: Path) -> None:
 
 
 def trouble(text: str) -> TestVerdict:
-    judged = Verdict(kind=VerdictKind.ERROR, rule=Rule.JOB, reason="job", message=text, text=text, executed=False)
+    judged = Verdict(
+        kind=VerdictKind.ERROR, rule=VerdictRule.JOB, reason="job", message=text, text=text, executed=False
+    )
     return TestVerdict(nodeid="allranks::job", classname="allranks", name="job", verdict=judged)
 
 

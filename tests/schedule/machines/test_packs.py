@@ -14,10 +14,9 @@ from allranks.matrix.model import Image, Limits, Matrix, Rule, RunnerRule, Suite
 from allranks.matrix.runners import minutes_of, runner_for
 from allranks.matrix.when import parse_condition
 from allranks.report.run_files import Manifest
-from allranks.schedule.machines.github import render_entries
-from allranks.schedule.machines.packs import divide_jobs
+from allranks.schedule.machines.packs import PackOptions, divide_jobs
 from allranks.schedule.machines.plan_file import plan_document
-from allranks.schedule.machines.wishes import Wishes
+from allranks.schedule.machines.planning import render_entries
 
 ILLEGAL_IN_ARTIFACTS = re.compile(r'["<>|*?\r\n\\/:]')
 CPU, GPU = parse_condition("gpu_count == 0"), parse_condition("gpu_count > 0")
@@ -26,7 +25,7 @@ durations = st.dictionaries(
     st.sampled_from(["a", "b", "c"]),
     st.dictionaries(st.sampled_from(["gloo", "nccl"]), st.dictionaries(st.just("t"), st.floats(0.1, 9000))),
 )
-wishes = st.builds(Wishes, most=st.integers(12, 256), minutes=st.integers(1, 200))
+wishes = st.builds(PackOptions, most=st.integers(12, 256), minutes=st.integers(1, 200))
 
 
 @st.composite
@@ -151,24 +150,26 @@ def known(matrix, seconds):
 
 def test_little_work_gets_one_machine():
     matrix = small_matrix(runners=(rule(),))
-    assert len(divided(matrix, known(matrix, 25), Wishes(minutes=20))[1].packs) == 1
+    assert len(divided(matrix, known(matrix, 25), PackOptions(minutes=20))[1].packs) == 1
 
 
 def test_fewer_minutes_for_each_make_more_machines():
     matrix = small_matrix(runners=(rule(),))
-    counts = [len(divided(matrix, known(matrix, 60), Wishes(minutes=minutes))[1].packs) for minutes in (40, 20, 5, 1)]
+    counts = [
+        len(divided(matrix, known(matrix, 60), PackOptions(minutes=minutes))[1].packs) for minutes in (40, 20, 5, 1)
+    ]
     assert counts == [1, 2, 8, 40]
 
 
 def test_no_machine_is_there_to_wait_for_the_longest_job():
     matrix = small_matrix(runners=(rule(),))
     lengths = {**known(matrix, 60), "s0": {"gloo": {"t": 1200.0}}}
-    assert len(divided(matrix, lengths, Wishes(minutes=1))[1].packs) == 3
+    assert len(divided(matrix, lengths, PackOptions(minutes=1))[1].packs) == 3
 
 
 def test_a_pack_that_would_not_end_in_time_is_split():
     matrix = small_matrix(runners=(rule(minutes=120),), limits=Limits(job=600))
-    division = divided(matrix, known(matrix, 300), Wishes(minutes=1000))[1]
+    division = divided(matrix, known(matrix, 300), PackOptions(minutes=1000))[1]
     assert len(division.packs) > 3
     assert all(pack.limits.job_minutes <= 120 for pack in division.packs)
 
@@ -176,7 +177,7 @@ def test_a_pack_that_would_not_end_in_time_is_split():
 def test_a_job_whose_own_limit_does_not_fit_is_an_error_that_names_it():
     matrix = small_matrix(runners=(rule(minutes=30),))
     with pytest.raises(UsageError, match=r"^The job gloo-w1-g0-env/s0 does not fit into the 30 minutes") as caught:
-        divided(matrix, {}, Wishes())
+        divided(matrix, {}, PackOptions())
     assert "1800 s" in caught.value.why
     assert caught.value.exit_code is ExitCode.USAGE
 
@@ -184,7 +185,7 @@ def test_a_job_whose_own_limit_does_not_fit_is_an_error_that_names_it():
 def test_jobs_that_need_more_machines_than_there_may_be_are_an_error():
     matrix = small_matrix(runners=(rule(minutes=60),), limits=Limits(job=1200))
     with pytest.raises(UsageError, match=r"entries of the job matrix are needed, and there may be 3") as caught:
-        divided(matrix, known(matrix, 1200), Wishes(most=3))
+        divided(matrix, known(matrix, 1200), PackOptions(most=3))
     assert "--where" in caught.value.remedy
 
 
@@ -193,13 +194,13 @@ def test_more_kinds_of_machines_than_entries_are_an_error():
     matrix = small_matrix(runners=(other, rule()))
     matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (1, 2)}})
     with pytest.raises(UsageError, match=r"2 entries .* may be 1"):
-        divided(matrix, {}, Wishes(most=1))
+        divided(matrix, {}, PackOptions(most=1))
 
 
 def test_cells_of_several_nodes_run_beside_others():
     matrix = small_matrix(runners=(rule(),), suites=1)
     matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (2,), "nodes": (1, 2)}})
-    [pack] = divided(matrix, {}, Wishes())[1].packs
+    [pack] = divided(matrix, {}, PackOptions())[1].packs
     assert (pack.engine, len(pack.jobs)) == (None, 2)
 
 
@@ -207,7 +208,7 @@ def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():
     matrix = small_matrix(suites=256, runners=(RunnerRule(labels=tuple("l" * 60 + str(n) for n in range(5)), cores=1),))
     image = Image(name="i" * 63)
     matrix = Matrix(**{**matrix.__dict__, "images": {image.name: image}})
-    jobs, division = divided(matrix, known(matrix, 3000), Wishes())
+    jobs, division = divided(matrix, known(matrix, 3000), PackOptions())
     document = plan_document(
         run_id="r" * 60,
         matrix=matrix,

@@ -7,8 +7,8 @@ import pytest
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.jobs import plan
 from allranks.report.folder import read_manifest
+from allranks.schedule.machines.packs import PackOptions
 from allranks.schedule.machines.planning import PlanOptions, own_part, plan_machines
-from allranks.schedule.machines.wishes import Wishes
 
 KNOWN = {"split": {"gloo": {"t": 9.0}}, "tiny": {"gloo": {"t": 5.0}}}
 
@@ -25,7 +25,7 @@ def make(path):
             "run_id": "r1",
             "pytest_args": (),
             "durations": KNOWN,
-            "wishes": Wishes(minutes=1),
+            "wishes": PackOptions(minutes=1),
             "plan_file": path,
         }
         jobs = plan(expansion.matrix, expansion.cells)

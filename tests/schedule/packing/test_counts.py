@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.schedule.packing.counts import Work, host_counts
+from allranks.schedule.packing.division import Work, host_counts
 
 
 def work(seconds, longest=1.0, tasks=1000, least=1):

@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.schedule.packing.division import divide
-from allranks.schedule.packing.estimate import packed_seconds
-from allranks.schedule.packing.task import Room, Task
+from allranks.schedule.packing.estimate import Capacity, Task, packed_seconds
 
-HOST = Room(gpus=8, cores=16)
-ALONE = Room(gpus=8, cores=8)
+HOST = Capacity(gpus=8, cores=16)
+ALONE = Capacity(gpus=8, cores=8)
 
 
 def tasks_of(said):
@@ -19,7 +18,9 @@ def tasks_of(said):
 
 
 gpus = st.sampled_from([1, 2, 3, 4, 8])
-lists = st.lists(st.tuples(gpus.map(lambda count: Room(count, count)), st.floats(0.1, 100)), min_size=1, max_size=40)
+lists = st.lists(
+    st.tuples(gpus.map(lambda count: Capacity(count, count)), st.floats(0.1, 100)), min_size=1, max_size=40
+)
 
 
 @given(lists.map(tasks_of), st.integers(1, 12))
@@ -49,7 +50,9 @@ def test_hosts_are_done_within_a_tenth_of_each_other_or_the_last_ones_tasks_expl
 
 def test_many_tasks_are_even_within_a_few_hundredths():
     chance = random.Random(1)  # noqa: S311 - no secret
-    tasks = tasks_of([(Room(g := chance.choice([1, 2, 4, 8]), g), chance.lognormvariate(3, 1)) for _ in range(2000)])
+    tasks = tasks_of(
+        [(Capacity(g := chance.choice([1, 2, 4, 8]), g), chance.lognormvariate(3, 1)) for _ in range(2000)]
+    )
     seconds = [packed_seconds(host, HOST) for host in divide(tasks, HOST, 12)]
     assert min(seconds) >= 0.97 * max(seconds)
 
@@ -60,7 +63,7 @@ def test_one_long_task_keeps_a_host_and_the_others_are_even_among_themselves():
 
 
 def test_tasks_that_run_side_by_side_count_by_the_time_that_the_host_takes():
-    tasks = tasks_of([(Room(2, 2), 10.0)] * 8 + [(ALONE, 10.0)] * 2)
+    tasks = tasks_of([(Capacity(2, 2), 10.0)] * 8 + [(ALONE, 10.0)] * 2)
     assert [packed_seconds(host, HOST) for host in divide(tasks, HOST, 2)] == [20, 20]
 
 

@@ -5,12 +5,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.matrix.model import Cell, Image, Job, Shard, Suite
-from allranks.schedule.packing.estimate import GUESS, OVERHEAD, expected, packed_seconds, share
-from allranks.schedule.packing.order import ordered
-from allranks.schedule.packing.simulation import makespan, simulate
-from allranks.schedule.packing.task import Room, Task, lower_bound
+from allranks.schedule.packing.backlog import makespan, ordered, simulate
+from allranks.schedule.packing.estimate import (
+    GUESS,
+    OVERHEAD,
+    Capacity,
+    Task,
+    expected,
+    lower_bound,
+    packed_seconds,
+    share,
+)
 
-HOST = Room(gpus=8, cores=16)
+HOST = Capacity(gpus=8, cores=16)
 
 
 def job(suite="s", backend="gloo", shards=1):
@@ -24,7 +31,7 @@ def job(suite="s", backend="gloo", shards=1):
 
 
 def tasks_of(said):
-    return [Task(number, Room(*room), seconds) for number, (room, seconds) in enumerate(said)]
+    return [Task(number, Capacity(*room), seconds) for number, (room, seconds) in enumerate(said)]
 
 
 rooms = st.tuples(st.integers(0, 9), st.integers(1, 18))
@@ -58,12 +65,12 @@ def test_where_nothing_is_known_at_all_it_is_a_guess():
 @pytest.mark.parametrize(
     ("room", "part"),
     [
-        (Room(gpus=8, cores=1), 1),
-        (Room(gpus=2, cores=2), 1 / 4),
-        (Room(gpus=3, cores=3), 1 / 2),
-        (Room(gpus=1, cores=16), 1),
-        (Room(gpus=99, cores=1), 1),
-        (Room(), 0),
+        (Capacity(gpus=8, cores=1), 1),
+        (Capacity(gpus=2, cores=2), 1 / 4),
+        (Capacity(gpus=3, cores=3), 1 / 2),
+        (Capacity(gpus=1, cores=16), 1),
+        (Capacity(gpus=99, cores=1), 1),
+        (Capacity(), 0),
     ],
 )
 def test_a_task_takes_the_part_of_a_host_that_others_like_it_leave_it(room, part):

@@ -8,20 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
-from allranks.schedule.packing.backlog import Backlog
-from allranks.schedule.packing.order import ordered
-from allranks.schedule.packing.simulation import makespan, simulate
-from allranks.schedule.packing.task import Room, Running, Task, lower_bound
+from allranks.schedule.packing.backlog import Backlog, makespan, ordered, simulate
+from allranks.schedule.packing.estimate import Capacity, Running, Task, lower_bound
 
 NEAR = 1.05
-HOST = Room(gpus=4, cores=8, memory=1000)
+HOST = Capacity(gpus=4, cores=8, memory=1000)
 
 
 def task(number, seconds=1.0, **room):
-    return Task(number, Room(**room), seconds)
+    return Task(number, Capacity(**room), seconds)
 
 
-rooms = st.builds(Room, gpus=st.integers(0, 5), cores=st.integers(0, 9), memory=st.integers(0, 1200))
+rooms = st.builds(Capacity, gpus=st.integers(0, 5), cores=st.integers(0, 9), memory=st.integers(0, 1200))
 lists = st.lists(st.tuples(rooms, st.floats(0.1, 100)), max_size=25).map(
     lambda said: [Task(number, room, seconds) for number, (room, seconds) in enumerate(said)]
 )
@@ -36,7 +34,7 @@ def test_every_task_runs_once(tasks):
 def test_no_more_runs_than_fits_however_long_tasks_really_take(tasks, chance):
     stays = simulate(tasks, HOST, lambda task: task.seconds * chance.uniform(0.1, 10))
     for moment in (stay.began for stay in stays):
-        used = Room()
+        used = Capacity()
         for stay in stays:
             if stay.began <= moment < stay.ended:
                 used = used.plus(stay.task.room.within(HOST))
@@ -63,46 +61,46 @@ def test_a_task_that_takes_the_host_is_not_starved_by_small_ones():
 def test_a_task_further_back_begins_where_it_holds_nobody_up():
     backlog = Backlog([task(0, 5, gpus=4), task(1, 9, gpus=1), task(2, 3, gpus=1)], HOST)
     running = [Running(task(9, 4, gpus=3), 0.0)]
-    free = HOST.minus(Room(gpus=3))
+    free = HOST.minus(Capacity(gpus=3))
     assert backlog.take(0.0, free, running).number == 2
-    assert backlog.take(0.0, free.minus(Room(gpus=1)), running) is None
+    assert backlog.take(0.0, free.minus(Capacity(gpus=1)), running) is None
     assert backlog.take(4.0, HOST, []).number == 0
 
 
 def test_a_task_that_is_late_is_expected_to_take_longer_yet():
     backlog = Backlog([task(0, 5, gpus=4), task(1, 2, gpus=1)], HOST)
     late = [Running(task(9, 1, gpus=3), 0.0)]
-    assert backlog.take(9.0, HOST.minus(Room(gpus=3)), late).number == 1
+    assert backlog.take(9.0, HOST.minus(Capacity(gpus=3)), late).number == 1
 
 
 def test_a_task_that_is_not_late_is_expected_to_end_in_time():
     backlog = Backlog([task(0, 5, gpus=4), task(1, 2, gpus=2)], HOST)
     running = [Running(task(9, 100, gpus=2), 0.0)]
-    assert backlog.take(99.0, HOST.minus(Room(gpus=2)), running) is None
+    assert backlog.take(99.0, HOST.minus(Capacity(gpus=2)), running) is None
 
 
 def test_nothing_overtakes_a_task_that_waits_for_somebody_elses_gpus():
     """Nobody knows when those are free: whatever took the GPUs that are free now might have them for ever."""
     backlog = Backlog([task(0, 5, gpus=4), task(1, 2, gpus=1)], HOST)
-    assert backlog.take(0.0, Room(gpus=2, cores=8, memory=1000), []) is None
+    assert backlog.take(0.0, Capacity(gpus=2, cores=8, memory=1000), []) is None
 
 
 def test_what_needs_no_gpu_overtakes_a_task_that_waits_for_somebody_elses():
     backlog = Backlog([task(0, 5, gpus=4, cores=2), task(1, 2, cores=7), task(2, 2, cores=6)], HOST)
-    assert backlog.take(0.0, Room(gpus=2, cores=8, memory=1000), []).number == 2
+    assert backlog.take(0.0, Capacity(gpus=2, cores=8, memory=1000), []).number == 2
 
 
 def test_beside_one_that_has_been_taken_out_and_waits_begins_what_does_not_hold_it_up():
     backlog = Backlog([task(0, 500, cores=2), task(1, 30, cores=1)], HOST)
     running = [Running(task(9, 100, cores=4), 0.0)]
-    free = HOST.minus(Room(cores=4))
-    assert backlog.take(0.0, free, running, Room(cores=8)).number == 1
-    assert backlog.take(0.0, free, running, Room(cores=8)) is None
+    free = HOST.minus(Capacity(cores=4))
+    assert backlog.take(0.0, free, running, Capacity(cores=8)).number == 1
+    assert backlog.take(0.0, free, running, Capacity(cores=8)) is None
 
 
 def test_a_task_is_put_back_to_where_it_was():
     backlog = Backlog([task(0, 5, gpus=4), task(1, 2), task(2)], HOST)
-    taken = backlog.take(0.0, Room(cores=8, memory=1000), [])
+    taken = backlog.take(0.0, Capacity(cores=8, memory=1000), [])
     backlog.put_back(taken)
     assert [backlog.take_first().number for _ in range(3)] == [0, 1, 2]
 
@@ -137,14 +135,14 @@ def made(seed, gpus, count):
 )
 def test_many_jobs_end_near_the_lower_bound(gpus, count):
     for seed in range(2):
-        tasks, host = made(seed, gpus, count), Room(gpus=gpus)
+        tasks, host = made(seed, gpus, count), Capacity(gpus=gpus)
         assert makespan(simulate(ordered(tasks, host), host)) <= NEAR * lower_bound(tasks, host)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 11])
 @pytest.mark.parametrize("gpus", [2, 4, 8, 16])
 def test_few_jobs_end_near_the_best_that_a_solver_proves(gpus, count):
-    tasks, host = made(gpus, gpus, count), Room(gpus=gpus)
+    tasks, host = made(gpus, gpus, count), Capacity(gpus=gpus)
     assert makespan(simulate(ordered(tasks, host), host)) <= NEAR * optimum(tasks, gpus)
 
 
@@ -168,7 +166,7 @@ def optimum(tasks, gpus):
 
 def test_the_plain_order_is_not_enough():
     """What the search is for: the longest first would leave half of the host idle here."""
-    host = Room(gpus=4)
+    host = Capacity(gpus=4)
     tasks = [task(0, 6, gpus=3), task(1, 5, gpus=3), task(2, 4, gpus=1), task(3, 4, gpus=1), task(4, 3, gpus=1)]
     longest_first = sorted(tasks, key=lambda each: -each.seconds)
     assert all(one.seconds >= other.seconds for one, other in pairwise(longest_first))

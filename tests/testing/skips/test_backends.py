@@ -2,8 +2,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from allranks.harness.outcome import SkipKind
-from allranks.testing.skips import backends as backend_skips
+from allranks.outcomes import SkipKind
+from allranks.testing.skips import software as backend_skips
 
 
 def test_a_backend_that_torch_lacks_is_skipped(monkeypatch, skip_of):

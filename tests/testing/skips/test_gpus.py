@@ -3,8 +3,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from allranks.harness.outcome import SkipKind
-from allranks.testing.skips import gpus as gpu_skips
+from allranks.outcomes import SkipKind
+from allranks.testing.skips import hardware as gpu_skips
 
 
 @pytest.mark.parametrize(

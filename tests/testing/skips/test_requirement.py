@@ -1,11 +1,11 @@
 import pytest
 
-from allranks.harness.outcome import SkipKind
+from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.outcomes import SkipKind
+from allranks.skip_codes import SkipCode
 from allranks.testing.skips import requirement as skips
-from allranks.testing.skips.gpus import require_gpus
-from allranks.testing.skips.requirement import EnvironmentSkip, requirements_of
-from allranks.testing.skips.skipcodes import SkipCode
-from allranks.testing.skips.worlds import skip_if_small_world_size
+from allranks.testing.skips.hardware import require_gpus, skip_if_small_world_size
+from allranks.testing.skips.requirement import requirements_of
 
 pytest_plugins = ["pytester"]
 

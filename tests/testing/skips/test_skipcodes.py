@@ -3,10 +3,12 @@ import sys
 
 import pytest
 
-from allranks.harness.outcome import SkipKind
-from allranks.testing.skips import skipcodes
-from allranks.testing.skips.skipcodes import (
+from allranks import skip_codes
+from allranks.outcomes import SkipKind
+from allranks.skip_codes import (
     SkipCode,
+    TorchSkip,
+    installed_skips,
     kind,
     kind_of_exit,
     multi_gpu,
@@ -14,7 +16,6 @@ from allranks.testing.skips.skipcodes import (
     reason_of_exit,
     sandcastle_reason,
 )
-from allranks.testing.skips.torch_table import TorchSkip, installed_skips
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def newer_torch(monkeypatch):
         TorchSkip("multi-xpu-2", 95, "Two of those, please"),
         TorchSkip("full_moon", 96, "Not tonight"),
     ]
-    monkeypatch.setattr(skipcodes, "installed_skips", lambda: {skip.code: skip for skip in table})
+    monkeypatch.setattr(skip_codes, "installed_skips", lambda: {skip.code: skip for skip in table})
 
 
 def test_the_table_has_exactly_the_codes_of_the_installed_torch(torch_codes):
@@ -82,7 +83,7 @@ def test_no_test_needs_less_than_one_gpu(n):
 def test_the_table_can_be_read_without_torch_and_pytest():
     program = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'pytest']));"
-        "from allranks.testing.skips.skipcodes import SkipCode, reason; print(reason(SkipCode.NO_NCCL))"
+        "from allranks.skip_codes import SkipCode, reason; print(reason(SkipCode.NO_NCCL))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "NCCL" in done.stdout
@@ -117,7 +118,7 @@ def test_a_status_that_no_table_has_is_no_skip(status):
 
 @pytest.mark.parametrize("status", [-9, 0])
 def test_torchs_source_is_not_read_for_a_signal_or_a_good_end(monkeypatch, status):
-    monkeypatch.setattr(skipcodes, "installed_skips", None)
+    monkeypatch.setattr(skip_codes, "installed_skips", None)
     assert reason_of_exit(status) is None
 
 

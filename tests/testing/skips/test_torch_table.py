@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.testing.skips import torch_table
-from allranks.testing.skips.torch_table import TorchSkip, installed_skips, parse_skips
+from allranks import skip_codes
+from allranks.skip_codes import TorchSkip, installed_skips, parse_skips
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_a_source_of_another_form_has_no_skips(source):
 
 
 def test_a_torch_without_the_file_has_no_skips(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch_table, "_table_file", lambda: tmp_path / "common_distributed.py")
+    monkeypatch.setattr(skip_codes, "_table_file", lambda: tmp_path / "common_distributed.py")
     assert installed_skips() == {}
 
 
@@ -60,7 +60,7 @@ def test_the_table_is_read_once(monkeypatch):
 
 def test_reading_the_table_imports_nothing_of_torch():
     program = (
-        "import sys; from allranks.testing.skips.skipcodes import reason_of_exit; assert 'CUDA' in reason_of_exit(77);"
+        "import sys; from allranks.skip_codes import reason_of_exit; assert 'CUDA' in reason_of_exit(77);"
         "sys.exit(any(name.split('.')[0] == 'torch' for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

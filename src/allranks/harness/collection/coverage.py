@@ -1,4 +1,4 @@
-"""pytest-cov in a job: what all ranks have measured is one figure, and data and reports are among the job's results.
+"""pytest-cov in a job: all ranks' data makes one figure, and lies among the results.
 
 pytest-cov itself measures, combines, reports and decides. Here it is told where: the code may be read-only, and jobs
 side by side would overwrite each other's files.
@@ -6,13 +6,34 @@ side by side would overwrite each other's files.
 
 import os
 import shutil
+import sys
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from allranks.harness.config import COVERAGE, EARLIER_COVERAGE, AgentConfig, Folders
+
+
+def save_coverage() -> None:
+    """Write down what coverage.py has measured in this process so far, if it measures at all.
+
+    A fork of a process that measures does so, too. Its data has a file of its own, named after the process, beside
+    that of the fork server, which combines them.
+    """
+    module = sys.modules.get("coverage")
+    with suppress(Exception), warnings.catch_warnings():
+        measuring = module.Coverage.current() if module is not None else None
+        if measuring is not None:
+            # What a rank has not run is no news: its peers may have.
+            warnings.simplefilter("ignore")
+            measuring.stop()
+            measuring.save()
+            measuring.start()
+
 
 DATA: Final = "data"
 """The file in the folder of coverage that has the data of the whole job; those of processes begin with its name."""

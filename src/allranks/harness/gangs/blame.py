@@ -4,12 +4,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from allranks.harness.gangs.arrival import Arrival, Step, was_in
 from allranks.harness.gangs.call_board import MESSAGES, LastCall
-from allranks.harness.gangs.crew import Stuck
+from allranks.harness.gangs.local_ranks import Stuck
+from allranks.harness.gangs.step_outcome import Step, StepOutcome, was_in
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, words_for_ranks
-from allranks.harness.outcome import Outcome
 from allranks.harness.stacks.stacks import innermost, waits_in_distributed
+from allranks.outcomes import Outcome
 
 _Calls = Mapping[int, Sequence[LastCall]]
 """What each rank called last in its process groups, the newest call first."""
@@ -19,8 +19,8 @@ _UNEVEN = ("all_to_all",)
 
 
 def given_up(
-    step: Step, stuck: Mapping[int, Stuck], calls: _Calls, *, late: str, skipper: Arrival | None
-) -> list[Arrival]:
+    step: Step, stuck: Mapping[int, Stuck], calls: _Calls, *, late: str, skipper: StepOutcome | None
+) -> list[StepOutcome]:
     """The outcomes of ranks that had to be stopped, those who are to blame first.
 
     Args:
@@ -146,9 +146,9 @@ def _in_words(calls: Mapping[int, LastCall], number: int) -> str:
     return f"{words_for_ranks(ranks)} called {first}{rest}"
 
 
-def _aborted(rank: int, stuck: Stuck, first: Arrival) -> Arrival:
+def _aborted(rank: int, stuck: Stuck, first: StepOutcome) -> StepOutcome:
     why = ", which skipped" if first.outcome is Outcome.SKIPPED else ""
-    return Arrival(
+    return StepOutcome(
         rank=rank,
         outcome=Outcome.ABORTED,
         at=time.time(),
@@ -160,10 +160,10 @@ def _aborted(rank: int, stuck: Stuck, first: Arrival) -> Arrival:
     )
 
 
-def _timed_out(rank: int, stuck: Stuck, late: str, under_way: str) -> Arrival:
+def _timed_out(rank: int, stuck: Stuck, late: str, under_way: str) -> StepOutcome:
     phase = f", in the {under_way} of this test" if under_way else ""
     where = f"; {stuck.held}" if stuck.held else was_in(stuck.stacks)
-    return Arrival(
+    return StepOutcome(
         rank=rank,
         outcome=Outcome.TIMED_OUT,
         at=time.time(),

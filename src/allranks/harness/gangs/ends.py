@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from allranks.harness.gangs.arrival import Arrival, Step
 from allranks.harness.gangs.output import Output
-from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import Phase, overall, shorten
+from allranks.harness.gangs.step_outcome import Step, StepOutcome
+from allranks.outcomes import Outcome, Phase, SkipKind, overall, shorten
 from allranks.records import Passed, PhaseEnd, RankEnded, Record
-from allranks.testing.skips.skipcodes import sandcastle_reason
+from allranks.skip_codes import sandcastle_reason
 
 
 class Journal(Protocol):
@@ -20,7 +19,7 @@ class Journal(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ends:
+class StepRecords:
     """What a step came to.
 
     Attributes:
@@ -42,7 +41,7 @@ class Ends:
         return {each.outcome for each in self.others} | ({Outcome.PASSED} if self.passed else set())
 
 
-def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]) -> Ends:
+def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]) -> StepRecords:
     """What a step came to.
 
     Args:
@@ -59,10 +58,10 @@ def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Outp
         for arrival in final.values()
         if arrival.outcome is not Outcome.PASSED
     ]
-    return Ends(passed=_passed(passed, step, nodeid, world_size), others=tuple(others))
+    return StepRecords(passed=_passed(passed, step, nodeid, world_size), others=tuple(others))
 
 
-def _passed(arrivals: Sequence[Arrival], step: Step, nodeid: str, world_size: int) -> Passed | None:
+def _passed(arrivals: Sequence[StepOutcome], step: Step, nodeid: str, world_size: int) -> Passed | None:
     if not arrivals:
         return None
     return Passed(
@@ -78,7 +77,7 @@ def _seconds(phases: Iterable[Phase]) -> float:
     return sum(phase.duration for phase in phases)
 
 
-def _ended(arrival: Arrival, phases: Sequence[Phase], nodeid: str, world_size: int, output: Output) -> RankEnded:
+def _ended(arrival: StepOutcome, phases: Sequence[Phase], nodeid: str, world_size: int, output: Output) -> RankEnded:
     """One rank's end: what its phases say, unless the supervisor had to see it, and the rank had said nothing bad."""
     deciding = overall(phases) if phases else None
     if deciding is None or (arrival.observed and not deciding.outcome.is_bad) or arrival.outcome != deciding.outcome:
@@ -119,12 +118,12 @@ def _told(printed: str, phases: Sequence[Phase], name: str) -> str:
     return shorten(next(filter(None, sources), ""))
 
 
-def failed_start(start: Step, first: Arrival) -> Step:
+def failed_start(start: Step, first: StepOutcome) -> Step:
     """A start that failed, as the outcome of the test that was to come: who had joined is aborted by who did not."""
     return replace(start, arrivals=[_aborted_at_start(arrival, first) for arrival in start.arrivals])
 
 
-def _aborted_at_start(arrival: Arrival, first: Arrival) -> Arrival:
+def _aborted_at_start(arrival: StepOutcome, first: StepOutcome) -> StepOutcome:
     if arrival.outcome is not Outcome.PASSED:
         return arrival
     why = "skipped" if first.outcome is Outcome.SKIPPED else "did not join the process group"
@@ -138,7 +137,7 @@ def _aborted_at_start(arrival: Arrival, first: Arrival) -> Arrival:
     )
 
 
-def _skipped_in_words(arrival: Arrival, stderr: str) -> Arrival:
+def _skipped_in_words(arrival: StepOutcome, stderr: str) -> StepOutcome:
     """An arrival, a skip where a rank that passed has said so on its standard error."""
     reason = sandcastle_reason(stderr) if stderr and arrival.outcome is Outcome.PASSED else None
     if reason is None:

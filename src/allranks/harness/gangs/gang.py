@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from allranks.harness.channel import End, Run
+from allranks.harness.channel import End, RunTest
 from allranks.harness.config import TimeLimits
-from allranks.harness.gangs.arrival import Arrival, Step, ended, reported
 from allranks.harness.gangs.blame import given_up, name_crossing, name_parting, odd_ones_out, waits_for_peers
 from allranks.harness.gangs.call_board import LastCall
-from allranks.harness.gangs.crew import Crew, Gone, Happening, Look, Said, Stuck
-from allranks.harness.gangs.orphans import LeftBehind
+from allranks.harness.gangs.local_ranks import Gone, Happening, Look, Ranks, Said, Stuck
+from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
+from allranks.harness.gangs.step_outcome import Step, StepOutcome, ended, reported
 from allranks.harness.job_end import JobEnd
-from allranks.harness.outcome import Outcome
+from allranks.outcomes import Outcome
 
 TERM_GRACE = 1.0
 """Seconds between TERM and KILL: enough for an exit handler, too little to be waited for."""
@@ -31,7 +31,7 @@ ROUNDED_UP = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class Deadlines:
     """How long a step may take.
 
     Attributes:
@@ -60,7 +60,7 @@ class Gang:
         imported: Modules that its ranks have imported late, and the next gang need not; in their order.
     """
 
-    def __init__(self, crews: Sequence[Crew], *, limits: TimeLimits, end: JobEnd, may_be_held: bool = False) -> None:
+    def __init__(self, crews: Sequence[Ranks], *, limits: TimeLimits, end: JobEnd, may_be_held: bool = False) -> None:
         self._crews = crews
         self._may_be_held = may_be_held
         self._limits = limits
@@ -80,9 +80,9 @@ class Gang:
     def start(self) -> Step:
         """Wait until every rank has joined the process group."""
         limit = self._limits.process_group + self._limits.peer_grace + ROUNDED_UP
-        return self._supervise(Patience(limit=limit, during="while it joined the process group"))
+        return self._supervise(Deadlines(limit=limit, during="while it joined the process group"))
 
-    def run(self, command: Run, patience: Patience) -> Step:
+    def run(self, command: RunTest, patience: Deadlines) -> Step:
         """Release one test and wait for the last rank of it."""
         self._send(command)
         return self._supervise(patience, command.nodeid)
@@ -91,7 +91,7 @@ class Gang:
         """Let the ranks tear down and leave; whoever does not in time is stopped."""
         self._send(End(is_condemned=False))
         during = "while fixtures and process group were torn down"
-        step = self._supervise(Patience(limit=self._limits.process_group, during=during))
+        step = self._supervise(Deadlines(limit=self._limits.process_group, during=during))
         self._send(End(is_condemned=False))
         self._wait_for_ends(TERM_GRACE, self._alive)
         self._stop(self._alive)
@@ -116,7 +116,7 @@ class Gang:
         pending, self._pending = self._pending, set()
         self._stop(self._alive)
         for rank in sorted(pending):
-            aborted = Arrival(rank=rank, outcome=Outcome.ABORTED, at=time.time(), message=reason, observed=True)
+            aborted = StepOutcome(rank=rank, outcome=Outcome.ABORTED, at=time.time(), message=reason, observed=True)
             self._step.note(aborted)
         return self._step
 
@@ -137,10 +137,10 @@ class Gang:
         return self._step
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
-        """See :meth:`allranks.harness.gangs.crew.Crew.put_output_away`."""
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.put_output_away`."""
         return {rank: output for crew in self._crews for rank, output in crew.put_output_away(title).items()}
 
-    def close(self) -> Sequence[LeftBehind]:
+    def close(self) -> Sequence[KilledOrphan]:
         """Stop what still lives, descendants that outlived their rank included, and close all descriptors.
 
         Returns:
@@ -150,11 +150,11 @@ class Gang:
         self._selector.close()
         return [process for crew in self._crews for process in crew.close()]
 
-    def _send(self, command: Run | End) -> None:
+    def _send(self, command: RunTest | End) -> None:
         for crew in self._crews:
             crew.send(command)
 
-    def _supervise(self, patience: Patience, nodeid: str = "") -> Step:
+    def _supervise(self, patience: Deadlines, nodeid: str = "") -> Step:
         """Wait for one report of each rank, whatever the ranks do instead."""
         step = self._step = Step(nodeid=nodeid)
         for rank, gone in self._ends.items():
@@ -178,7 +178,7 @@ class Gang:
             self._explain(step, skipper)
         return step
 
-    def _explain(self, step: Step, skipper: Arrival | None) -> None:
+    def _explain(self, step: Step, skipper: StepOutcome | None) -> None:
         """Find what the ranks' calls say of a step that went wrong."""
         calls = self._last_calls()
         odd, cause = odd_ones_out(calls), step.cause
@@ -253,7 +253,7 @@ class Gang:
         if self._clock is not None:
             self._clock.restart()
 
-    def _give_up(self, late: str, skipper: Arrival | None) -> None:
+    def _give_up(self, late: str, skipper: StepOutcome | None) -> None:
         """Find out where the ranks are that are still out, stop them, and settle what that makes of each."""
         stuck = self._find(self._pending)
         out = set(self._pending)
@@ -278,7 +278,7 @@ class Gang:
         self._each(lambda crew, own: crew.kill(own), ranks)
         self._wait_for_ends(KILL_GRACE, ranks)
 
-    def _each(self, act: Callable[[Crew, list[int]], None], ranks: Collection[int]) -> None:
+    def _each(self, act: Callable[[Ranks, list[int]], None], ranks: Collection[int]) -> None:
         for crew in self._crews:
             act(crew, [rank for rank in crew.ranks if rank in ranks and rank in self._alive])
 
@@ -297,7 +297,7 @@ _HELD = 1000.0
 class _Clock:
     """When a step is given up: at its limit, or sooner after something went wrong."""
 
-    def __init__(self, patience: Patience, peer_grace: float) -> None:
+    def __init__(self, patience: Deadlines, peer_grace: float) -> None:
         self._patience = patience
         self._limit = patience.limit
         self._peer_grace = peer_grace

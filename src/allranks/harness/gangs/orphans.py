@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from allranks.harness import kernel
+from allranks.harness import linux
 
 REAP_PATIENCE = 2.0
 """Seconds for the status of a process that has ended: a debugger that traces it has it first, and may keep it."""
@@ -21,7 +21,7 @@ JANITOR_PATIENCE = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftBehind:
+class KilledOrphan:
     """A process that outlived the rank that had started it, and was killed.
 
     Attributes:
@@ -46,7 +46,7 @@ def kill_group(leader: int) -> None:
     """
     # From now on nobody starts anything, or keeps this process from its turn.
     os.killpg(leader, signal.SIGSTOP)
-    members = kernel.members(leader)
+    members = linux.members(leader)
     janitors = {pid for pid in members if _is_janitor(pid)}
     if not janitors:
         os.killpg(leader, signal.SIGKILL)
@@ -58,7 +58,7 @@ def kill_group(leader: int) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection[int]) -> list[LeftBehind]:
+def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection[int]) -> list[KilledOrphan]:
     """Kill and reap what ranks left behind: as subreaper, this process is the parent of it now.
 
     What tidies up may go on with that until :func:`end_children`.
@@ -68,16 +68,16 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
         ranks: Numbers of the ranks by their process ids.
         stopped: Process ids of ranks that were killed: what they had started is not to be reproached to them.
     """
-    left: list[LeftBehind] = []
+    left: list[KilledOrphan] = []
     tried: set[int] = set()
     while found := {pid for pid in set(orphans(ranks)) - tried - set(ranks) if not _is_janitor(pid)}:
         for pid in found:
-            process = kernel.describe(pid)
+            process = linux.describe(pid)
             if process is not None and process.session not in stopped:
-                left.append(LeftBehind(rank=ranks.get(process.session), pid=pid, command=process.command))
+                left.append(KilledOrphan(rank=ranks.get(process.session), pid=pid, command=process.command))
             _kill(pid)
         for pid in found:
-            kernel.reap(pid, REAP_PATIENCE)
+            linux.reap(pid, REAP_PATIENCE)
         tried |= found
     return left
 
@@ -86,19 +86,19 @@ def end_children() -> None:
     """End what is left of a job's processes: orphans that nobody has claimed, ranks that were forked in vain."""
     tried: set[int] = set()
     deadline = time.monotonic() + JANITOR_PATIENCE
-    while left := kernel.children() - tried:
+    while left := linux.children() - tried:
         # Those whom they serve have to be gone first.
         janitors = {pid for pid in left if _is_janitor(pid)}
         for pid in sorted(left, key=janitors.__contains__):
-            if pid in janitors and kernel.reap(pid, deadline - time.monotonic()) is not None:
+            if pid in janitors and linux.reap(pid, deadline - time.monotonic()) is not None:
                 continue
             _kill(pid)
-            kernel.reap(pid, REAP_PATIENCE)
+            linux.reap(pid, REAP_PATIENCE)
         tried |= left
 
 
 def _is_janitor(pid: int) -> bool:
-    process = kernel.describe(pid)
+    process = linux.describe(pid)
     return process is not None and _JANITORS.search(process.command) is not None
 
 

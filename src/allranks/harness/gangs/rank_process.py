@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from allranks.harness import kernel
+from allranks.harness import linux
 from allranks.harness.channel import Link, link_pair
 from allranks.harness.gangs import call_board
 from allranks.harness.gangs.orphans import REAP_PATIENCE, kill_group
@@ -65,7 +65,7 @@ class RankProcess:
 
     def reap(self) -> int | None:
         """Take the exit status of a rank whose pidfd is readable; None where somebody else has it."""
-        status = kernel.reap(self.pid, REAP_PATIENCE)
+        status = linux.reap(self.pid, REAP_PATIENCE)
         self.exit_status = NOBODY_KNOWS if status is None else status
         return status
 
@@ -97,7 +97,7 @@ class RankProcess:
 
 
 @dataclass(frozen=True, eq=False)
-class Ends:
+class ConnectionEnds:
     """Both ends of all that connects a rank which is about to be forked.
 
     Attributes:
@@ -142,7 +142,7 @@ class Ends:
                 os.close(descriptor)
 
 
-def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> Ends:
+def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> ConnectionEnds:
     """What connects one rank; `undo` closes all of it.
 
     Raises:
@@ -157,7 +157,7 @@ def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> Ends:
     for descriptor in boards:
         undo.callback(os.close, descriptor)
     say = None if echo is None else lambda line: echo(number, line)
-    return Ends(
+    return ConnectionEnds(
         number=number,
         link=link,
         stdout=OutputStream(stdout_in, say),
@@ -203,7 +203,7 @@ def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Itera
 
     Args:
         number: Its rank.
-        ends: Its descriptors, see :class:`Ends`.
+        ends: Its descriptors, see :class:`ConnectionEnds`.
         be_rank: What the fork does.
         others: Descriptors that are none of the rank's business.
 
@@ -226,7 +226,7 @@ def _pipe(undo: ExitStack) -> tuple[int, int]:
 
 def _end(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    kernel.reap(pid, REAP_PATIENCE)
+    linux.reap(pid, REAP_PATIENCE)
 
 
 def _be_fork(others: Iterable[int], outputs: Iterable[int], work: Callable[[], NoReturn]) -> NoReturn:

@@ -15,17 +15,16 @@ from typing import Any, NoReturn
 
 import pytest
 
-from allranks.harness import kernel
+from allranks.harness import linux
 from allranks.harness.channel import DriverSays, LaunchedEnd, RankEnd, Report
-from allranks.harness.collection.markers import has_thread_ranks, is_launcher, time_limit
+from allranks.harness.collection.marker_options import has_thread_ranks, is_launcher, time_limit
 from allranks.harness.config import seed_of_test
 from allranks.harness.gangs.output import Output
 from allranks.harness.launchers.driver_account import driver_folder
 from allranks.harness.launchers.launch import LaunchTerms, Workplace
 from allranks.harness.launchers.launched_rank import RankTerms, forget_rank
-from allranks.harness.outcome import Outcome, may_disagree
-from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
 from allranks.harness.ranks.rank import Assignment, run_rank
+from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
 from allranks.records import Record, encode
 
 _OF_RANKS = "allranks_of_ranks"
@@ -47,7 +46,7 @@ class Launching:
 
 def run_driver(session: pytest.Session, assignment: Assignment, launching: Launching) -> NoReturn:
     """Be a driver until the supervisor says that it is over. Never returns."""
-    kernel.adopt_orphans()
+    linux.adopt_orphans()
     telling = _Telling(assignment.connection)
     surroundings = DriverSurroundings(session, assignment, launching, telling)
     for item in filter(is_launcher, session.items):
@@ -81,7 +80,7 @@ class _Telling:
 
 
 class DriverSurroundings:
-    """What launcher tests depend on an agent for; see :class:`allranks.harness.launchers.launch.Surroundings`.
+    """What launcher tests depend on an agent for; see :class:`allranks.harness.launchers.launch.LaunchContext`.
 
     Args:
         session: pytest's session.
@@ -100,7 +99,7 @@ class DriverSurroundings:
 
     @contextmanager
     def workplace(self, _case: type[unittest.TestCase]) -> Iterator[Workplace]:
-        """See :class:`allranks.harness.launchers.launch.Surroundings`."""
+        """See :class:`allranks.harness.launchers.launch.LaunchContext`."""
         forget_rank()
         yield Workplace(
             results=self._launching.results,
@@ -116,7 +115,7 @@ class DriverSurroundings:
         self._telling.say(DriverSays(released=world_size))
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
-        """See :class:`allranks.harness.launchers.launch.Surroundings`."""
+        """See :class:`allranks.harness.launchers.launch.LaunchContext`."""
         item = self._item(case)
         return LaunchTerms(
             nodeid=item.nodeid,
@@ -125,7 +124,7 @@ class DriverSurroundings:
         )
 
     def rank_terms(self, case: unittest.TestCase) -> RankTerms:
-        """See :class:`allranks.harness.launchers.launch.Surroundings`."""
+        """See :class:`allranks.harness.launchers.launch.LaunchContext`."""
         item = self._item(case)
         seed = seed_of_test(self._config.seed, item.nodeid)
         return RankTerms(nodeid=item.nodeid, seed=seed)

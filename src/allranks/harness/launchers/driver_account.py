@@ -7,12 +7,11 @@ from pathlib import Path
 
 from allranks.harness.channel import DriverSays
 from allranks.harness.config import AgentConfig
-from allranks.harness.gangs.arrival import Arrival, Step
 from allranks.harness.gangs.ends import Journal
 from allranks.harness.gangs.gang import Gang
 from allranks.harness.gangs.output import Output
-from allranks.harness.outcome import Outcome, disagree, may_disagree
-from allranks.harness.phases import Phase, shorten
+from allranks.harness.gangs.step_outcome import Step, StepOutcome
+from allranks.outcomes import Outcome, Phase, disagree, may_disagree, shorten
 from allranks.records import Passed, PhaseEnd, RankEnded, decode
 from allranks.typed_json import RecordError
 
@@ -231,7 +230,7 @@ _NO_RANKS = Phase(
 )
 
 
-def _as_phase(lost: Arrival) -> Phase:
+def _as_phase(lost: StepOutcome) -> Phase:
     """How the launching process ended, where it could not say anything any more."""
     message = f"{_WHO} {lost.message.removeprefix(f'rank {lost.rank} ')}"
     return Phase(when="call", outcome=lost.outcome, duration=0.0, message=message, text=lost.text)

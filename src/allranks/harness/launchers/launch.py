@@ -10,22 +10,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from allranks.harness import kernel
-from allranks.harness.channel import Report, Run
+from allranks.harness import linux
+from allranks.harness.channel import Report, RunTest
+from allranks.harness.collection.imports import preload
 from allranks.harness.config import TimeLimits
-from allranks.harness.gangs.arrival import Step
-from allranks.harness.gangs.crew import Gone, Happening, LocalCrew, Said, stack_files
 from allranks.harness.gangs.ends import Journal, ends_of, failed_start
-from allranks.harness.gangs.gang import SKIP_GRACES, Gang, Patience
-from allranks.harness.gangs.late_imports import preload
-from allranks.harness.gangs.orphans import LeftBehind
+from allranks.harness.gangs.gang import SKIP_GRACES, Deadlines, Gang
+from allranks.harness.gangs.local_ranks import Gone, Happening, LocalRanks, Said, stack_files
+from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.rank_process import Echo, RankProcess, fork_ranks
+from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import JobEnd
 from allranks.harness.launchers.launched_rank import LaunchedRank, Place, RankTerms, be_launched_rank
-from allranks.harness.outcome import Outcome
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.stacks.stacks import StackFile
+from allranks.outcomes import Outcome
 
 _MARK = "ALLRANKS_LAUNCH"
 
@@ -96,7 +96,7 @@ class Launch:
         self._is_closed = False
         self._resources = ExitStack()
         with ExitStack() as resources:
-            resources.enter_context(kernel.adopting_orphans())
+            resources.enter_context(linux.adopting_orphans())
             never = JobEnd()
             resources.callback(never.close)
             self._crew = _muster(workplace, world_size, work)
@@ -160,7 +160,7 @@ class Launch:
         """Have each rank run the test that both sides know by `index`, and wait for all."""
         self.release(terms)
         step = self._supervise(
-            lambda: self._gang.run(Run(index=index, nodeid=terms.nodeid, following=None), self._patience(terms))
+            lambda: self._gang.run(RunTest(index=index, nodeid=terms.nodeid, following=None), self._patience(terms))
         )
         self._record(step)
         return step
@@ -172,7 +172,7 @@ class Launch:
             self._record(step)
         return step
 
-    def close(self) -> Sequence[LeftBehind]:
+    def close(self) -> Sequence[KilledOrphan]:
         """Stop what still lives, and let go of everything; the second time does nothing.
 
         What ranks had to import late, the ranks of the next launch find there.
@@ -193,9 +193,9 @@ class Launch:
         self._last = terms
         self._workplace.tell_release(self.world_size)
 
-    def _patience(self, terms: LaunchTerms) -> Patience:
+    def _patience(self, terms: LaunchTerms) -> Deadlines:
         skip = None if terms.may_disagree else SKIP_GRACES * self._workplace.limits.peer_grace
-        return Patience(limit=terms.limit, skip=skip)
+        return Deadlines(limit=terms.limit, skip=skip)
 
     def _supervise(self, wait: Callable[[], Step]) -> Step:
         try:
@@ -245,7 +245,7 @@ def _muster(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank]
     return _LaunchedCrew(processes, workplace.results, f"{_MARK}={mark}", stacks)
 
 
-class _LaunchedCrew(LocalCrew):
+class _LaunchedCrew(LocalRanks):
     """Ranks of a launcher test: a process that has other children too, and ends that the test may expect.
 
     Args:
@@ -283,7 +283,7 @@ class _LaunchedCrew(LocalCrew):
         """See :meth:`Launch.wait_for_end`."""
         process = self._processes[rank]
         if process.exit_status is None:
-            kernel.is_readable(process.pidfd, timeout)
+            linux.is_readable(process.pidfd, timeout)
 
     def _look_at_end(self, rank: RankProcess) -> Sequence[Happening]:
         return [each for happening in super()._look_at_end(rank) for each in self._with_excuse(happening)]
@@ -302,17 +302,17 @@ class _LaunchedCrew(LocalCrew):
 
     def _left_by(self, pids: Collection[int]) -> Collection[int]:
         """What the ranks left behind, and no other child of this process: a test may have started some."""
-        return [pid for pid in kernel.children() if pid not in pids and self._is_of_a_rank(pid)]
+        return [pid for pid in linux.children() if pid not in pids and self._is_of_a_rank(pid)]
 
     def _is_of_a_rank(self, pid: int) -> bool:
         """Whether a child of this process stayed in a rank's session, or left it for a program of its own."""
-        return kernel.session_of(pid) in self.pids or self._mark in kernel.variables_of(pid)
+        return linux.session_of(pid) in self.pids or self._mark in linux.variables_of(pid)
 
 
 class _LaunchedGang(Gang):
     """Ranks that begin their one test unasked."""
 
-    def watch(self, patience: Patience, nodeid: str) -> Step:
+    def watch(self, patience: Deadlines, nodeid: str) -> Step:
         """Wait for one report of each rank on a test."""
         return self._supervise(patience, nodeid)
 
@@ -327,7 +327,7 @@ def _lead(crew: _LaunchedCrew, limits: TimeLimits, end: JobEnd) -> _LaunchedGang
         raise
 
 
-class Surroundings(Protocol):
+class LaunchContext(Protocol):
     """What a launcher test depends on its runner for: an agent, or a plain pytest or unittest."""
 
     def workplace(self, case: type[unittest.TestCase]) -> AbstractContextManager[Workplace]:

@@ -15,19 +15,17 @@ import pytest
 import torch
 from _pytest._code import Traceback
 
-from allranks.harness.channel import End, RankEnd, Report, Run
+from allranks.harness.channel import End, RankEnd, Report, RunTest
+from allranks.harness.collection.coverage import save_coverage
+from allranks.harness.collection.imports import ImportWatch
 from allranks.harness.gangs.call_board import CallBoard, map_board
-from allranks.harness.gangs.late_imports import ImportWatch
-from allranks.harness.outcome import Outcome, SkipKind
-from allranks.harness.phases import MESSAGE_LIMIT, Phase, shorten
-from allranks.harness.ranks import debugging, leaving
+from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
-from allranks.harness.ranks.measured import save_coverage
 from allranks.harness.ranks.printing import flush_output
 from allranks.harness.ranks.rank import seed_everything
 from allranks.harness.ranks.rank_setup import live
-from allranks.harness.ranks.reports import skip_with_code
-from allranks.harness.ranks.symptoms import is_symptom
+from allranks.harness.ranks.reports import is_symptom, skip_with_code
+from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ class LaunchedRank:
         self._told: Exception | None = None
         self._imports = ImportWatch()
         self._calls = CallCounter(CallBoard(map_board(place.board)), place.world_size)
-        leaving.announce_to(self._connection)
+        rank_setup.announce_to(self._connection)
         debugging.be_rank(place.rank)
 
     def start(self, body: Callable[[], object]) -> bool:
@@ -97,7 +95,7 @@ class LaunchedRank:
     def run(self, terms: RankTerms, body: Callable[[], object]) -> Outcome:
         """Run one test to its end."""
         self._running, self._told, self._began = terms, None, _now()
-        leaving.now_running(terms.nodeid)
+        rank_setup.now_running(terms.nodeid)
         # The launching process has set the test up; of a rank that hangs it is then said that it did so in the call.
         self._tell(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
         os.environ["ALLRANKS_SEED"] = str(terms.seed)
@@ -124,7 +122,7 @@ class LaunchedRank:
             self._tell("", phase, error)
         self._conclude("", phase)
 
-    def commands(self) -> Iterator[Run | End]:
+    def commands(self) -> Iterator[RunTest | End]:
         """What the launching process says, as it comes."""
         while (command := self._connection.command()) is not None:
             yield command

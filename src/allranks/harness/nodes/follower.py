@@ -11,14 +11,13 @@ from dataclasses import asdict, replace
 
 from allranks.harness.channel import command_of
 from allranks.harness.forks import ForkServerError
-from allranks.harness.gangs.crew import Crew, Gone, Happening, Look
-from allranks.harness.gangs.orphans import LeftBehind
+from allranks.harness.gangs.local_ranks import Gone, Happening, Look, Ranks
+from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
 from allranks.harness.job_end import HangupError, JobEnd
-from allranks.harness.nodes.node import Node, Orders
-from allranks.harness.nodes.roll import Roll
-from allranks.harness.nodes.wire import Message, Wire, WireError
-from allranks.harness.phases import shorten
+from allranks.harness.nodes.connection import Message, Wire, WireError
+from allranks.harness.nodes.node import Node, Orders, Roll
+from allranks.outcomes import shorten
 from allranks.typed_json import told
 
 _SENT = 16_000
@@ -90,7 +89,7 @@ class _Service:
         self._wire = wire
         self._node = node
         self._silence = silence
-        self._crew: Crew | None = None
+        self._crew: Ranks | None = None
         self._end = end
         self._is_over = False
         self._selector = self._fresh_selector()
@@ -152,13 +151,13 @@ class _Service:
                 self._lead(self._mustered, str(deed), said)
 
     @property
-    def _mustered(self) -> Crew:
+    def _mustered(self) -> Ranks:
         if self._crew is None:
             msg = "the leader speaks of ranks that nobody has started"
             raise WireError(msg)
         return self._crew
 
-    def _lead(self, crew: Crew, deed: str, said: Message) -> None:
+    def _lead(self, crew: Ranks, deed: str, said: Message) -> None:
         match deed:
             case "send":
                 crew.send(command_of(said["command"]))
@@ -191,7 +190,7 @@ class _Service:
     def _say(self, message: Message) -> None:
         self._wire.send(message, self._silence)
 
-    def _disband(self, crew: Crew) -> Sequence[LeftBehind]:
+    def _disband(self, crew: Ranks) -> Sequence[KilledOrphan]:
         self._crew = None
         self._selector.close()
         self._selector = self._fresh_selector()

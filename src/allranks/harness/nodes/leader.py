@@ -1,15 +1,257 @@
-"""What the leading agent of a job has to do with the agents of the other nodes."""
+"""The leading agent and its view of the other nodes, whose agents fork ranks for it.
 
+The other agent does for its ranks what :class:`~allranks.harness.gangs.local_ranks.LocalRanks` does, and reports what
+happens to them. The leader asks it for a sign of life from time to time (a timer of the kernel's wakes it up for that),
+because a stopped process keeps its connection. An agent that is gone or silent is lost with all its ranks, for good.
+"""
+
+import os
 import selectors
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 
+from allranks.harness.channel import End, Report, RunTest
 from allranks.harness.config import AgentConfig, TimeLimits, share_of
-from allranks.harness.nodes.gate import NodesError
-from allranks.harness.nodes.node import NodeLostError
-from allranks.harness.nodes.remote import Link, RemoteNode
-from allranks.harness.nodes.roll import Failure, Roll, difference
-from allranks.harness.nodes.wire import Wire
+from allranks.harness.gangs.call_board import LastCall
+from allranks.harness.gangs.local_ranks import Gone, Happening, Look, Said, Stuck
+from allranks.harness.gangs.orphans import KilledOrphan
+from allranks.harness.gangs.output import Output
+from allranks.harness.linux import Timer
+from allranks.harness.nodes.connection import Message, Wire, WireError
+from allranks.harness.nodes.node import CollectionFailure, NodeLostError, Orders, Roll, difference
+from allranks.harness.nodes.node_rendezvous import NodesError
+from allranks.typed_json import build, told
+
+_BEATS = 4
+"""Signs of life that are asked for in the time that one may take."""
+
+
+class FollowerLink:
+    """The leader's connection to the agent of one other node.
+
+    Args:
+        node: The node.
+        wire: The connection to its agent, which has proven itself.
+        silence: Seconds that the agent may take for an answer.
+
+    Attributes:
+        lost: What became of the agent, as in "is gone"; empty as long as it answers.
+    """
+
+    def __init__(self, node: int, wire: Wire, silence: float) -> None:
+        self.node = node
+        self.lost = ""
+        self._wire = wire
+        self._silence = silence
+        self._timer = Timer(silence / _BEATS)
+        # Rings for messages that came while something was said or awaited: no selector sees those again.
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._unread: list[Message] = []
+        self._asked: float | None = None
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """One of these is readable when :meth:`take` has something to do."""
+        return self._wire.fileno(), self._timer.fileno(), self._bell
+
+    def fileno(self) -> int:
+        """Readable when :meth:`hear` has something to do."""
+        return self._wire.fileno()
+
+    def tell(self, message: Message) -> None:
+        """Send a message; to an agent that is lost it is none."""
+        if self.lost:
+            return
+        try:
+            self._wire.send(message, self._silence)
+        except WireError as error:
+            self._lose(str(error))
+        self._ring()
+
+    def ask(self, message: Message) -> Message | None:
+        """Send a message and wait for its answer; None where the agent is lost."""
+        self.tell(message)
+        deadline = time.monotonic() + self._silence
+        while not self.lost:
+            answers = [heard["answer"] for heard in self.hear() if "answer" in heard]
+            if answers:
+                self._ring()
+                return dict(answers[0])
+            if not self.lost and not self._wire.wait(deadline):
+                self._lose("does not answer")
+        return None
+
+    def hear(self) -> list[Message]:
+        """What has come just now; all but answers is kept for :meth:`take`, too."""
+        if self.lost:
+            return []
+        heard = self._wire.receive()
+        if heard:
+            self._asked = None
+        self._unread += [message for message in heard if "happening" in message]
+        failure = next((message["failed"] for message in heard if "failed" in message), "")
+        if failure or self._wire.ended:
+            self._lose(failure or self._wire.ended)
+        return heard
+
+    def take(self) -> list[Message]:
+        """What has happened to ranks since the last call; asks for a sign of life when it is time to."""
+        has_gone_off = self._timer.has_gone_off()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        self.hear()
+        if has_gone_off:
+            self._beat()
+        happenings, self._unread = self._unread, []
+        return happenings
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+            self.tell({"do": "ping"})
+        elif now - self._asked > self._silence:
+            self._lose("does not answer")
+
+    def _lose(self, why: str) -> None:
+        if not self.lost:
+            self.lost = why
+            # An agent that was only slow must not go on alone.
+            self._wire.end()
+            self._ring()
+
+    def _ring(self) -> None:
+        if self._unread or self._wire.has_message or self.lost:
+            os.eventfd_write(self._bell, 1)
+
+
+class RemoteNode:
+    """Has the agent of another node start ranks.
+
+    Args:
+        link: The connection to it.
+        ranks: The numbers of its ranks.
+    """
+
+    def __init__(self, link: FollowerLink, ranks: Sequence[int]) -> None:
+        self._link = link
+        self._ranks = ranks
+
+    def muster(self, orders: Orders) -> "RemoteCrew":
+        """See :meth:`allranks.harness.nodes.node.Node.muster`.
+
+        Raises:
+            NodeLostError: The agent does not answer any more.
+        """
+        answer = self._link.ask({"do": "muster", "orders": asdict(orders)})
+        if answer is None:
+            raise NodeLostError(self._link.node, self._link.lost)
+        if "error" in answer:
+            msg = f"node {self._link.node} could not start its ranks: {answer['error']}"
+            raise OSError(msg)
+        return RemoteCrew(self._link, dict(zip(self._ranks, answer["pids"], strict=True)))
+
+
+class RemoteCrew:
+    """Ranks that the agent of another node has forked.
+
+    Args:
+        link: The connection to that agent.
+        pids: Process id of each rank, on its node.
+    """
+
+    def __init__(self, link: FollowerLink, pids: Mapping[int, int]) -> None:
+        self._link = link
+        self._pids = pids
+        self._alive = set(pids)
+        self._selector: selectors.BaseSelector | None = None
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """See :attr:`allranks.harness.gangs.local_ranks.Ranks.ranks`."""
+        return list(self._pids)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """See :attr:`allranks.harness.gangs.local_ranks.Ranks.pids`."""
+        return list(self._pids.values())
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.watch`."""
+        self._selector = selector
+        look: Look = self._look
+        for descriptor in self._link.descriptors:
+            selector.register(descriptor, selectors.EVENT_READ, look)
+
+    def _look(self) -> Sequence[Happening]:
+        happenings = [_happening(message["happening"]) for message in self._link.take()]
+        self._alive -= {happening.rank for happening in happenings if isinstance(happening, Gone)}
+        return [*happenings, *self._losses()]
+
+    def _losses(self) -> Iterator[Gone]:
+        if not self._link.lost:
+            return
+        self._forget()
+        lost = f"the agent of node {self._link.node} {self._link.lost}"
+        for rank in sorted(self._alive):
+            yield Gone(rank=rank, status=None, at=time.time(), lost=lost)
+        self._alive.clear()
+
+    def _forget(self) -> None:
+        selector, self._selector = self._selector, None
+        if selector is not None and selector.get_map() is not None:  # else the gang is done with it already
+            for descriptor in self._link.descriptors:
+                selector.unregister(descriptor)
+
+    def send(self, command: RunTest | End) -> None:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.send`."""
+        self._link.tell({"do": "send", "command": [type(command).__name__, told(command)]})
+
+    def signal(self, ranks: Collection[int], number: int) -> None:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.signal`."""
+        if ranks:
+            self._link.tell({"do": "signal", "ranks": list(ranks), "number": int(number)})
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.kill`."""
+        if ranks:
+            self._link.tell({"do": "kill", "ranks": list(ranks)})
+
+    def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.find`."""
+        if not ranks:
+            return {}
+        found = self._link.ask({"do": "find", "ranks": list(ranks)}) or {}
+        return {rank: Stuck(**found.get(str(rank), {})) for rank in ranks}
+
+    def calls(self) -> Mapping[int, Sequence[LastCall]]:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.calls`."""
+        found = self._link.ask({"do": "calls"}) or {}
+        return {int(rank): [LastCall(*call) for call in calls] for rank, calls in found.items()}
+
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.put_output_away`; the middle of long texts stays."""
+        outputs = self._link.ask({"do": "put_output_away", "title": title}) or {}
+        return {int(rank): Output(**output) for rank, output in outputs.items()}
+
+    def close(self) -> Sequence[KilledOrphan]:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.close`."""
+        self._forget()
+        answer = self._link.ask({"do": "close"}) or {"left": []}
+        # What was still said of these ranks is nobody's news any more.
+        self._link.take()
+        return [KilledOrphan(**process) for process in answer["left"]]
+
+
+def _happening(fields: Message) -> Happening:
+    """What a follower has told, at the leader's time: of two clocks, one has to decide what came first."""
+    rank, now = int(fields["rank"]), time.time()
+    if "report" in fields:
+        report = build(Report, fields["report"])
+        return Said(rank=rank, report=report, at=now, has_strangers=bool(fields.get("has_strangers")))
+    return Gone(**{**fields, "at": now, "output": Output(**fields["output"])})
 
 
 class Leader:
@@ -22,9 +264,9 @@ class Leader:
 
     def __init__(self, config: AgentConfig, wires: Mapping[int, Wire]) -> None:
         self._config = config
-        self._links = [Link(node, wire, config.limits.silence) for node, wire in sorted(wires.items())]
+        self._links = [FollowerLink(node, wire, config.limits.silence) for node, wire in sorted(wires.items())]
 
-    def compare(self, own: Roll) -> list[Failure]:
+    def compare(self, own: Roll) -> list[CollectionFailure]:
         """Wait until the others have collected, too, and see that they have collected the same.
 
         Returns:
@@ -35,7 +277,7 @@ class Leader:
         """
         rolls = _Rolls(self._links, self._config.limits).call()
         failures = [
-            Failure(nodeid=failure.nodeid, text=f"On node {node}: {failure.text}")
+            CollectionFailure(nodeid=failure.nodeid, text=f"On node {node}: {failure.text}")
             for node, roll in rolls.items()
             for failure in roll.failures
         ]
@@ -65,7 +307,7 @@ class Leader:
 class _Rolls:
     """Waits for what each follower has collected."""
 
-    def __init__(self, links: Sequence[Link], limits: TimeLimits) -> None:
+    def __init__(self, links: Sequence[FollowerLink], limits: TimeLimits) -> None:
         self._limit = limits.assembly
         self._absent = {link.node: link for link in links}
         self._rolls: dict[int, Roll] = {}
@@ -77,14 +319,14 @@ class _Rolls:
                 selector.register(link, selectors.EVENT_READ)
             while self._absent and (remaining := deadline - time.monotonic()) > 0:
                 for key, _ in selector.select(remaining):
-                    if isinstance(key.fileobj, Link) and self._hear(key.fileobj):
+                    if isinstance(key.fileobj, FollowerLink) and self._hear(key.fileobj):
                         selector.unregister(key.fileobj)
         if self._absent:
             msg = f"The agent of node {min(self._absent)} has not collected its tests within {self._limit:g} s."
             raise NodesError(msg)
         return {node: self._rolls[node] for node in sorted(self._rolls)}
 
-    def _hear(self, link: Link) -> bool:
+    def _hear(self, link: FollowerLink) -> bool:
         """Take what a follower says; whether it was its roll."""
         rolls = [heard["roll"] for heard in link.hear() if "roll" in heard]
         if not rolls and link.lost:

@@ -1,10 +1,90 @@
-"""A node: where some ranks of each gang are started."""
+"""A node: where ranks are started, and whether all nodes collected the same tests."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field, replace
+from typing import Protocol, Self
 
-from allranks.harness.gangs.crew import Crew
+from allranks.harness.gangs.local_ranks import Ranks
+from allranks.harness.nodes.connection import Message
+
+_NAMED = 3
+_TEXT_LIMIT = 16_000
+_MOST_FAILURES = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionFailure:
+    """Something that an agent could not collect, or why it could collect nothing.
+
+    Attributes:
+        nodeid: What; empty for the suite as a whole.
+    """
+
+    nodeid: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roll:
+    """What one agent has collected.
+
+    Attributes:
+        tests: Node ids, in the order in which they are to be run.
+        failures: What could not be collected.
+        torch: Version; empty where it could not be imported.
+        python: Version.
+        lacks: What its node lacks for the cell, in words; empty for nothing.
+    """
+
+    tests: tuple[str, ...] = ()
+    failures: tuple[CollectionFailure, ...] = ()
+    torch: str = ""
+    python: str = ""
+    lacks: str = ""
+
+    def as_message(self) -> Message:
+        """It in JSON's types."""
+        failures = [CollectionFailure(nodeid=each.nodeid, text=each.text[-_TEXT_LIMIT:]) for each in self.failures]
+        return asdict(replace(self, failures=tuple(failures[:_MOST_FAILURES])))
+
+    @classmethod
+    def from_message(cls, message: Message) -> Self:
+        """What :meth:`as_message` has made."""
+        failures = tuple(CollectionFailure(**failure) for failure in message["failures"])
+        return cls(**{**message, "tests": tuple(message["tests"]), "failures": failures})
+
+
+def difference(leader: Roll, other: Roll, node: int) -> str:
+    """In what the rolls of node 0 and of another node differ, in a sentence; empty for nothing."""
+    for name, word in (("torch", "torch"), ("python", "Python")):
+        ours, theirs = getattr(leader, name), getattr(other, name)
+        if ours != theirs:
+            return f"Node 0 has {word} {ours}, and node {node} has {word} {theirs}."
+    if leader.lacks != other.lacks:
+        here, there = (roll.lacks or "nothing is lacking" for roll in (leader, other))
+        return f"The nodes have different hardware; node 0: {here}; node {node}: {there}."
+    return "" if leader.tests == other.tests else _difference_of_tests(leader.tests, other.tests, node)
+
+
+def _difference_of_tests(ours: Sequence[str], theirs: Sequence[str], node: int) -> str:
+    here, there = set(ours), set(theirs)
+    only = [
+        f"only on node {where}: {_named([test for test in tests if test not in others])}"
+        for where, tests, others in ((0, ours, there), (node, theirs, here))
+        if not set(tests) <= others
+    ]
+    if only:
+        return f"Nodes 0 and {node} have collected different tests; {'; '.join(only)}."
+    place = next((pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]), ("", ""))
+    return (
+        f"Nodes 0 and {node} have collected the same tests in different orders: "
+        f"{place[0]} on node 0 comes where {place[1]} comes on node {node}."
+    )
+
+
+def _named(tests: Sequence[str]) -> str:
+    more = len(tests) - _NAMED
+    return ", ".join(tests[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +127,7 @@ class NodeLostError(Exception):
 class Node(Protocol):
     """Starts the ranks of each gang that belong to one node."""
 
-    def muster(self, orders: Orders) -> Crew:
+    def muster(self, orders: Orders) -> Ranks:
         """Start this node's ranks of a gang.
 
         Raises:
@@ -56,14 +136,14 @@ class Node(Protocol):
         """
 
 
-def muster_all(nodes: Iterable[Node], orders: Orders) -> list[Crew]:
+def muster_all(nodes: Iterable[Node], orders: Orders) -> list[Ranks]:
     """Start the ranks of a gang on all nodes.
 
     Raises:
         OSError: One node cannot start its ranks; no rank is left on any.
         NodeLostError: One node is lost; no rank is left on the others.
     """
-    crews: list[Crew] = []
+    crews: list[Ranks] = []
     try:
         for node in nodes:
             crews.append(node.muster(orders))  # noqa: PERF401 - those that there are have to be ended when one fails

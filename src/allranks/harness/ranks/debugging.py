@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from allranks.harness.channel import Report
 from allranks.harness.config import AgentConfig
-from allranks.harness.ranks import leaving
+from allranks.harness.ranks import rank_setup
 
 
 @dataclass
@@ -97,7 +97,7 @@ class _Debugger(pdb.Pdb):
 
     def announce(self, *, is_debugging: bool) -> None:
         """Tell the supervisor whether the debugger has this rank."""
-        leaving.tell(Report(is_debugging=is_debugging))
+        rank_setup.tell(Report(is_debugging=is_debugging))
 
 
 @contextmanager

@@ -1,11 +1,14 @@
-"""How a rank prints: at once, into the agent's pipes, so that nothing is lost with its process."""
+"""How a rank prints: unbuffered into pipes, with pytest's terminal for its plugins."""
 
 import contextlib
 import ctypes
 import io
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
+
+import pytest
+from _pytest.terminal import TerminalReporter
 
 _LINE_BUFFERED = 1  # _IOLBF of glibc and musl
 
@@ -35,3 +38,29 @@ def _unbuffered(descriptor: int) -> io.TextIOWrapper:
 def flush_output() -> None:
     """Hand everything that C code has printed to the kernel."""
     _libc.fflush(None)
+
+
+_NAME = "terminalreporter"
+
+
+class SilentReporter:
+    """Stands for the terminal reporter, and has no hooks: pytest tells it nothing.
+
+    Args:
+        reporter: The real one, which plugins such as pytest-timeout look up by name to write on.
+    """
+
+    def __init__(self, reporter: TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the real one has
+        """What the real one has under this name."""
+        return getattr(self._reporter, name)
+
+
+def silence_terminal(config: pytest.Config) -> None:
+    """Stop the report of progress; what plugins write on the terminal goes to standard error."""
+    reporter = config.pluginmanager.unregister(name=_NAME)
+    if isinstance(reporter, TerminalReporter):
+        reporter._tw._file = sys.stderr  # noqa: SLF001 - a terminal writer cannot be redirected otherwise
+        config.pluginmanager.register(SilentReporter(reporter), _NAME)

@@ -20,24 +20,21 @@ import torch
 from _pytest.capture import CaptureManager
 from torch import distributed
 
-from allranks.harness.channel import End, RankEnd, Report, Run
+from allranks.harness.channel import End, RankEnd, Report, RunTest
+from allranks.harness.collection.coverage import save_coverage
+from allranks.harness.collection.imports import ImportWatch
 from allranks.harness.config import AgentConfig
+from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.harness.evidence import DiskUse
 from allranks.harness.gangs.call_board import CallBoard, map_board
-from allranks.harness.gangs.late_imports import ImportWatch
-from allranks.harness.outcome import Outcome
-from allranks.harness.phases import Phase, following, overall, shorten
-from allranks.harness.ranks import debugging, leaving
+from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
-from allranks.harness.ranks.measured import save_coverage
-from allranks.harness.ranks.printing import flush_output
+from allranks.harness.ranks.printing import flush_output, silence_terminal
 from allranks.harness.ranks.rank_setup import live
-from allranks.harness.ranks.reports import is_good_subtest, phase_of
-from allranks.harness.ranks.surroundings import Surroundings
-from allranks.harness.ranks.symptoms import is_symptom
-from allranks.harness.ranks.terminal import silence_terminal
-from allranks.harness.room import Room
-from allranks.testing.skips.requirement import EnvironmentSkip
-from allranks.testing.skips.skipcodes import SkipCode
+from allranks.harness.ranks.reports import is_good_subtest, is_symptom, phase_of
+from allranks.harness.ranks.surroundings import InitialState
+from allranks.outcomes import Outcome, Phase, following, overall, shorten
+from allranks.skip_codes import SkipCode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,18 +127,18 @@ class _Rank:
         self._errors: dict[str, BaseException] = {}
         self._last: pytest.Item | None = None
         self._imports = ImportWatch()
-        self._room = Room(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
+        self._room = DiskUse(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
         self._board = CallBoard(map_board(assignment.board))
         self._calls = CallCounter(self._board)
         session.config.pluginmanager.register(self, "allranks-rank")
-        leaving.announce_to(self._connection, self._take_untold)
+        rank_setup.announce_to(self._connection, self._take_untold)
         debugging.be_rank(assignment.rank)
 
     def run(self) -> None:
         """Obey the supervisor's commands until the last."""
         self._report(self._join())
         self._calls.watch(distributed.group.WORLD)
-        self._surroundings = Surroundings()
+        self._surroundings = InitialState()
         while (command := self._connection.command()) is not None:
             if isinstance(command, End):
                 self._report(self._end(command))
@@ -185,7 +182,7 @@ class _Rank:
         self._add_phase(phase, error)
         return phase
 
-    def _run_test(self, command: Run) -> Report:
+    def _run_test(self, command: RunTest) -> Report:
         self._begin_step(command.nodeid)
         item = self._items[command.index] if command.index < len(self._items) else None
         if item is None or item.nodeid != command.nodeid:
@@ -215,7 +212,7 @@ class _Rank:
     def _begin_step(self, nodeid: str) -> None:
         self._nodeid, self._phases, self._phase_began = nodeid, [], _now()
         self._board.enter("set-up" if nodeid else "")
-        leaving.now_running(nodeid)
+        rank_setup.now_running(nodeid)
 
     def _conclude(self) -> Report:
         deciding = overall(self._phases)
@@ -300,14 +297,14 @@ class _Rank:
         self, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Keep the exception: the report holds only its text. Whoever exits while it is told skips nothing any more."""
-        leaving.now_running("")
+        rank_setup.now_running("")
         report = yield
         if call.excinfo is not None:
             self._errors[call.when] = call.excinfo.value
             if report.failed:
                 debugging.look_at(call.excinfo.value)
         elif call.when == "setup":
-            leaving.now_running(self._nodeid)
+            rank_setup.now_running(self._nodeid)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -1,20 +1,83 @@
-"""The life of a forked process that runs tests: how it is set up, and how it ends."""
+"""The life of a forked process that runs tests: its set-up, and its announced end.
+
+``os._exit`` is replaced before the suite is imported. In a rank, the main thread announces the status; what another
+thread, C code or a process that a test has forked ends with is announced by nobody.
+"""
 
 import faulthandler
 import gc
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from os import getpid
 from pathlib import Path
 from typing import NoReturn
 
-from allranks.harness import evidence, kernel
-from allranks.harness.ranks import leaving
+from allranks import skip_codes
+from allranks.harness import evidence, linux
+from allranks.harness.channel import Leaving, RankEnd, Report
+from allranks.harness.collection.coverage import save_coverage
 from allranks.harness.ranks.printing import print_at_once
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
+from allranks.outcomes import Phase
+
+_exit = os._exit
+
+
+@dataclass
+class _Announcer:
+    connection: RankEnd | None = None
+    take_phases: Callable[[], tuple[Phase, ...]] = tuple
+    nodeid: str = ""
+    pid: int = 0
+
+
+_rank = _Announcer()
+
+
+def watch_exits() -> None:
+    """Have ``os._exit`` announce the exit of a rank."""
+    os._exit = exit_announced
+
+
+def announce_to(connection: RankEnd, take_phases: Callable[[], tuple[Phase, ...]] = tuple) -> None:
+    """Be a rank from here on.
+
+    Args:
+        connection: Its end of the connection.
+        take_phases: Gives the phases that have ended and are not reported yet.
+    """
+    _rank.connection, _rank.take_phases, _rank.pid = connection, take_phases, getpid()
+
+
+def now_running(nodeid: str) -> None:
+    """The rank is in this test."""
+    _rank.nodeid = nodeid
+
+
+def tell(report: Report) -> None:
+    """Have the supervisor know something, if this process is a rank."""
+    if _rank.connection is not None and _rank.pid == os.getpid():
+        _rank.connection.report(report)
+
+
+def exit_announced(status: int) -> NoReturn:
+    """End this process, as ``os._exit`` does."""
+    is_own = _rank.pid == getpid() and threading.current_thread() is threading.main_thread()
+    if _rank.connection is not None and is_own and isinstance(status, int):
+        save_coverage()
+        with suppress(Exception):
+            leaving = Leaving(status=status, reason=skip_codes.reason_of_exit(status) or "")
+            phases = _rank.take_phases()
+            _rank.connection.report(Report(nodeid=_rank.nodeid, phases=phases, leaving=leaving))
+    _exit(status)
+
 
 ADOPTION_PATIENCE = 5.0
 """Seconds for the process that has forked a rank to end: the rank is its grandparent's child then."""
@@ -35,7 +98,7 @@ def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Map
     try:
         os.setsid()
         _die_with(parent)
-        kernel.allow_tracing(parent)
+        linux.allow_tracing(parent)
         _before = print_at_once()
         _set_up(stacks, environment)
         status = work()
@@ -54,7 +117,7 @@ def leave(status: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        leaving.leave(status)
+        exit_announced(status)
 
 
 def _die_with(parent: int) -> None:
@@ -62,7 +125,7 @@ def _die_with(parent: int) -> None:
     deadline = time.monotonic() + ADOPTION_PATIENCE
     while os.getppid() != parent and time.monotonic() < deadline:
         time.sleep(0.0005)
-    kernel.die_with_parent()
+    linux.die_with_parent()
     if os.getppid() != parent:
         # It is gone already.
         os._exit(1)

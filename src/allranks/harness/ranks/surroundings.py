@@ -208,7 +208,7 @@ _PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] =
 _SIGNALS: Final = tuple(sorted(set(map(int, signal.valid_signals())) - {signal.SIGKILL, signal.SIGSTOP}))
 
 
-class Surroundings:
+class InitialState:
     """The surroundings that a gang's tests begin with."""
 
     def __init__(self) -> None:

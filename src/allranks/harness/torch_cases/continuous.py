@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from allranks.harness.launchers.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 from allranks.harness.launchers.launched_rank import LaunchedRank
 from allranks.harness.torch_cases.processes import surroundings_of, warn_of_cuda
-from allranks.testing.processes.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 
 HOOKS = ("_spawn_processes", "_worker_run_main_wait", "_run_test_given_id", "_init_pg", "_worker_loop")
 """What torch's class must have."""

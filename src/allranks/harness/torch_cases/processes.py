@@ -1,4 +1,4 @@
-"""torch's ``MultiProcessTestCase``: its ranks become forks of the launching process, and all of them are judged.
+"""torch's ``MultiProcessTestCase``: its ranks become forks, and all of them are judged.
 
 torch's class starts ranks in ``_start_processes`` and waits for them in ``_join_processes``. These two are replaced on
 the class itself, so that every class which derives from it has them; all else stays torch's, in the ranks too: ``_run``
@@ -8,21 +8,102 @@ and ``run_test`` with what subclasses make of them, the pipes, the random seed, 
 import functools
 import inspect
 import logging
+import signal
 import time
 import unittest
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 import torch
 
-from allranks.harness.launchers.launch import Surroundings
+from allranks.harness.launchers.launch import Launch, LaunchContext
 from allranks.harness.launchers.launched_rank import LaunchedRank, forget_rank
-from allranks.harness.torch_cases.rank_handle import MakeProcess, RankHandle, handle_factory
-from allranks.testing.processes.own_ranks import Ends, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
-from allranks.testing.processes.plain import PlainSurroundings
-from allranks.testing.skips.skipcodes import SkipCode
+from allranks.harness.launchers.own_ranks import ExpectedEnds, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
+from allranks.harness.launchers.plain import PlainSurroundings
+from allranks.skip_codes import SkipCode
+
+MakeProcess = Callable[..., BaseProcess]
+"""Makes a process, not started, from the arguments of ``multiprocessing.Process``."""
+
+
+class RankHandle:
+    """One rank of a test, for the launching process.
+
+    Args:
+        process: What the rank is to do; never started.
+        number: Its rank.
+    """
+
+    def __init__(self, process: BaseProcess, number: int) -> None:
+        self._process = process
+        self._number = number
+        self._launch: Launch | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name, as torch chose it."""
+        return self._process.name
+
+    @property
+    def pid(self) -> int:
+        """The process id; a number below 0, which no process has, before the ranks are forked."""
+        return -1 - self._number if self._launch is None else self._launch.pids[self._number]
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit status, negative for a signal; None while the rank lives."""
+        return None if self._launch is None else self._launch.exit_status(self._number)
+
+    def start(self) -> None:
+        """Nothing yet: all ranks are forked together, when there is a handle of each."""
+
+    def started(self, launch: Launch) -> None:
+        """Take note that the ranks live."""
+        self._launch = launch
+
+    def run(self) -> None:
+        """Do what the process is for; in the rank."""
+        self._process.run()
+
+    def is_alive(self) -> bool:
+        """Whether the rank lives."""
+        return self._launch is not None and self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the rank's end.
+
+        Args:
+            timeout: Seconds; None to wait for ever.
+        """
+        if self._launch is not None:
+            self._launch.wait_for_end(self._number, timeout)
+
+    def terminate(self) -> None:
+        """Send SIGTERM, if the rank lives."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL, if the rank lives."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._launch is not None:
+            self._launch.signal(self._number, number)
+
+
+def handle_factory(make_process: MakeProcess) -> tuple[Callable[..., RankHandle], list[RankHandle]]:
+    """What makes handles in the place of processes, and the handles that it has made."""
+    made: list[RankHandle] = []
+
+    def make(*args: Any, **kwargs: Any) -> RankHandle:  # noqa: ANN401 - passed on as they come
+        made.append(RankHandle(make_process(*args, **kwargs), len(made)))
+        return made[-1]
+
+    return make, made
+
 
 HOOKS = ("_start_processes", "_join_processes", "_check_return_codes", "_run", "run_test")
 """What torch's class must have."""
@@ -34,7 +115,7 @@ _RANKS = "allranks_ranks"
 _EXCEPTION_STATUS = 10
 
 
-def surroundings_of(case: unittest.TestCase) -> Surroundings:
+def surroundings_of(case: unittest.TestCase) -> LaunchContext:
     """An agent's, or those of a plain pytest."""
     return getattr(case, "allranks_surroundings", None) or PlainSurroundings()
 
@@ -113,7 +194,7 @@ def _join(case: Any, fn: Callable[[], object], ranks: OwnRanks, check: object) -
         return
     # The class has its own idea of how each rank must end.
     began = time.monotonic()
-    ranks.join(Ends(excuse=lambda _rank, _status: True))
+    ranks.join(ExpectedEnds(excuse=lambda _rank, _status: True))
     for process in case.processes:
         process.join(END_GRACE)
     _check_as_the_class_does(case, check, fn, time.monotonic() - began)

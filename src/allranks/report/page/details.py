@@ -1,19 +1,21 @@
-"""What a testcase shows when it is opened: what each rank said, and earlier attempts.
+"""What a testcase shows when it is opened: each rank, earlier attempts, and links to files.
 
 Packed in chunks of their own, which the browser unpacks when one of their tests is opened. Where a run has more to say
 than the page has room for, later tests say less: the rank's own files have all of it, and the page links to them.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from allranks.report.columns import PassedRanks, compact
-from allranks.report.model import EarlierAttempt, RankResult, TestVerdict
-from allranks.report.page.packing import dumps, pack
-from allranks.report.severity import severity
-from allranks.report.strip import numbers
-from allranks.report.xml_text import cut, readable
+from allranks.report.judged import JobSummary
+from allranks.report.page.index import dumps, pack
+from allranks.report.results import EarlierAttempt, PassedRanks, RankResult, TestVerdict, compact, numbers
+from allranks.report.verdict import severity
+from allranks.xml_text import cut, readable
 
 BUDGET: Final = 640 * 1024
 """Base64 characters that all details together may have."""
@@ -167,3 +169,27 @@ def _attempt(attempt: EarlierAttempt, room: _Room) -> dict[str, Any]:
 
 def _without_empty(said: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value not in ("", None, [], False)}
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_@=+-][A-Za-z0-9_.@=+-]{0,200}")
+"""What the name of a folder has to look like to become part of a link: no separator, no scheme, not ``..``."""
+
+_OF_RANK: Final = re.compile(r"rank-(\d{1,6})\.(xml|log|stacks\.txt)", re.ASCII)
+
+
+def folder_to_link(facts: JobSummary) -> str:
+    """Where a job's files are; empty where that is not surely a relative path below the page's folder."""
+    return facts.folder if all(map(_PLAIN.fullmatch, facts.folder.split("/"))) else ""
+
+
+def files_of_ranks(root: Path, folder: str) -> Mapping[str, str]:
+    """For each kind of file that ranks left in a folder below ``root``, which of them did: ``{"xml": "0-63"}``."""
+    try:
+        names = os.listdir(root / folder) if folder else []  # noqa: PTH208 - names are all that is needed of 200 files
+    except OSError:
+        return {}
+    found: dict[str, list[int]] = {}
+    for name in names:
+        if match := _OF_RANK.fullmatch(name):
+            found.setdefault(match[2], []).append(int(match[1]))
+    return {kind: numbers(ranks).replace(" ", "") for kind, ranks in sorted(found.items())}

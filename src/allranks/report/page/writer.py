@@ -6,19 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from allranks.report.blame import Blame
-from allranks.report.columns import PassedRanks, compact
+from allranks.report.axis_correlation import Blame, CaseKey, Evidence, tells
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
-from allranks.report.model import Rule, TestVerdict, VerdictKind
-from allranks.report.page.details import Details
-from allranks.report.page.document import GENERATOR, document
-from allranks.report.page.evidence import CaseKey, Evidence, tells
-from allranks.report.page.files import files_of_ranks, folder_to_link
-from allranks.report.page.grouping import Groups, message_of
+from allranks.report.page.details import Details, files_of_ranks, folder_to_link
 from allranks.report.page.index import Index
-from allranks.report.page.static import Sample, Static
+from allranks.report.page.page import GENERATOR, Groups, Sample, Static, document, message_of
+from allranks.report.results import PassedRanks, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.untrusted import fresh, head
-from allranks.report.xml_text import cut, first_line, readable
+from allranks.xml_text import cut, first_line, readable
 
 MOST_REASONS: Final = 1000
 """Different reasons of skips that are told apart."""
@@ -75,7 +70,7 @@ class PageWriter:
         for test in suite.tests:
             nodeid = readable(test.nodeid)
             key = CaseKey(base, nodeid)
-            if test.verdict.kind is VerdictKind.PASSED and test.verdict.rule is Rule.PASSED and not test.earlier:
+            if test.verdict.kind is VerdictKind.PASSED and test.verdict.rule is VerdictRule.PASSED and not test.earlier:
                 self._add_passed(job, cell, key, test)
             else:
                 self._add_notable(job, cell, key, test, suite)
@@ -118,7 +113,7 @@ class PageWriter:
         extra: dict[str, Any] = {"r": compact(test.ranks)}
         if test.verdict.is_bad:
             extra |= self._failure(cell, key, test, suite)
-        elif test.verdict.rule is not Rule.PASSED:
+        elif test.verdict.rule is not VerdictRule.PASSED:
             extra["s"] = self._reason(test)
         if tells(test) and letter == "P":
             self._evidence.passed(key, cell)
@@ -136,19 +131,21 @@ class PageWriter:
     def _failure(self, cell: int, key: CaseKey, test: TestVerdict, suite: CellSuite) -> dict[str, Any]:
         message = message_of(test)
         group = self._groups.number_of(test, message)
-        if test.verdict.rule is not Rule.JOB:
+        if test.verdict.rule is not VerdictRule.JOB:
             # What befalls a job is reported where it does, and nowhere else as a pass: it is no evidence.
             self._evidence.failed(key, group, cell)
         if group in self._samples:
             self._samples[group].count += 1
-        elif len(self._samples) < _SAMPLES or (test.verdict.rule is Rule.JOB and len(self._samples) < 2 * _SAMPLES):
+        elif len(self._samples) < _SAMPLES or (
+            test.verdict.rule is VerdictRule.JOB and len(self._samples) < 2 * _SAMPLES
+        ):
             self._samples[group] = Sample(
                 place=readable(suite.name),
                 nodeid=key.nodeid,
                 kind=test.verdict.kind,
                 message=message,
                 text=cut(readable(test.verdict.text), _SAMPLE),
-                is_of_job=test.verdict.rule is Rule.JOB,
+                is_of_job=test.verdict.rule is VerdictRule.JOB,
             )
         same = self._groups.groups[group].message == message
         return {"g": group, "w": test.verdict.reason} | ({} if same else {"m": message})

@@ -1,21 +1,181 @@
-"""From jobs to packs, one for each machine of a CI: by runner rule and image, with loads as even as jobs allow."""
+"""Divides jobs into packs, one for each CI machine: by runner and image, evenly, with limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 from typing import Final
 
 from allranks.errors import UsageError
-from allranks.matrix.model import EngineName, Job, Matrix, RunnerRule
-from allranks.matrix.runners import minutes_of
+from allranks.matrix.model import EngineName, Job, Limits, Matrix, RunnerRule
+from allranks.matrix.runners import cores_of, minutes_of, runner_for
 from allranks.report.durations import Durations
-from allranks.schedule.machines.groups import Group, groups_of
-from allranks.schedule.machines.limits import PackLimits
-from allranks.schedule.machines.wishes import Wishes
-from allranks.schedule.packing.counts import Work, host_counts
-from allranks.schedule.packing.division import divide
-from allranks.schedule.packing.estimate import expected, packed_seconds
-from allranks.schedule.packing.task import Task
+from allranks.schedule.packing.division import Work, divide, host_counts
+from allranks.schedule.packing.estimate import Capacity, Expected, Task, expected, packed_seconds
+from allranks.schedule.request import room_of
+
+MOST_ENTRIES: Final = 256
+"""Jobs that GitHub makes of one matrix at most (https://docs.github.com/actions/reference/limits)."""
+
+MINUTES_PER_ENTRY: Final = 20
+"""What a machine should have to do, unless somebody says otherwise: its start costs a minute or two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackOptions:
+    """What is asked of a division.
+
+    Attributes:
+        most: Packs that there may be.
+        minutes: What a pack should take.
+    """
+
+    most: int = MOST_ENTRIES
+    minutes: int = MINUTES_PER_ENTRY
+
+
+START_MINUTES: Final = 20
+"""From a run's start to its first job's: images are built on first use, which takes minutes where nothing is cached."""
+
+STOP_MINUTES: Final = 5
+"""What a run needs to end in order when its time is over: jobs get up to a minute, then results are merged."""
+
+AROUND_MINUTES: Final = 15
+"""What a job of the CI does beside its run: check out, install, get images, and take the results away."""
+
+MEASURED_SLACK: Final = 2.0
+GUESSED_SLACK: Final = 10.0
+"""How many times what is expected a job may take before it uses up the time of others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackLimits:
+    """What a pack may take.
+
+    Attributes:
+        run: Seconds, until allranks itself ends the run in order.
+        step_minutes: Until the CI ends the step.
+        job_minutes: Until the CI ends the job.
+    """
+
+    run: float
+    step_minutes: int
+    job_minutes: int
+
+
+def limit_of(job: Job, limits: Limits) -> float:
+    """Seconds that a job may take by its own limit."""
+    return limits.job + (limits.assembly if job.cell.nodes > 1 else 0.0)
+
+
+def allowed(job: Job, expected: Expected, limits: Limits) -> float:
+    """Seconds that are set aside for a job: more than is expected, and no more than its own limit."""
+    slack = MEASURED_SLACK if expected.is_measured else GUESSED_SLACK
+    return min(slack * expected.seconds, limit_of(job, limits))
+
+
+def pack_limits(tasks: Sequence[Task], total: Capacity, own_limit: float) -> PackLimits:
+    """The limits of a pack, in which the last job to begin has all of its own limit left.
+
+    Args:
+        tasks: The pack's jobs, at least one, with the seconds that are set aside for each.
+        total: What its machine has.
+        own_limit: The longest limit that a job of the pack has, in seconds.
+    """
+    last_begins = packed_seconds(tasks, total) - min(task.seconds for task in tasks)
+    run_minutes = ceil((last_begins + own_limit) / 60) + START_MINUTES
+    step = run_minutes + STOP_MINUTES
+    return PackLimits(run=60.0 * run_minutes, step_minutes=step, job_minutes=step + AROUND_MINUTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackGroup:
+    """Jobs that may share a machine.
+
+    Attributes:
+        rule: Which machines take them.
+        image: Name of the image that they run in.
+        engine: Where they run; None where nobody says.
+        total: What such a machine has.
+        tasks: The jobs, by their numbers among all that are planned, with what they are expected to take.
+        allowed: Seconds that are set aside for each, by its number.
+        own_limit: The longest limit that one of them has, in seconds.
+    """
+
+    rule: RunnerRule
+    image: str
+    engine: EngineName | None
+    total: Capacity
+    tasks: tuple[Task, ...]
+    allowed: dict[int, float]
+    own_limit: float
+
+    @cached_property
+    def work(self) -> Work:
+        """What there is to do."""
+        return Work(
+            seconds=packed_seconds(self.tasks, self.total),
+            longest=max(task.seconds for task in self.tasks),
+            tasks=len(self.tasks),
+        )
+
+    def limits_of(self, tasks: Sequence[Task]) -> PackLimits:
+        """The time limits of a pack of these tasks."""
+        set_aside = [replace(task, seconds=self.allowed[task.number]) for task in tasks]
+        return pack_limits(set_aside, self.total, self.own_limit)
+
+
+def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected]) -> list[PackGroup]:
+    """Jobs by rule and image, in their order.
+
+    Args:
+        matrix: Says which machines there are.
+        jobs: All that is planned.
+        foreseen: What each of them is expected to take.
+
+    Raises:
+        UsageError: No machine takes a job, or it does not fit into the time that the CI gives it.
+    """
+    numbers: dict[tuple[RunnerRule, str], list[int]] = {}
+    for number, job in enumerate(jobs):
+        numbers.setdefault((runner_for(matrix, job.cell), job.image.name), []).append(number)
+    groups, rooms = [], dict[tuple[int, int, int], Capacity]()
+    for (rule, image), own in numbers.items():
+        longest = max((jobs[number] for number in own), key=lambda job: limit_of(job, matrix.limits))
+        group = PackGroup(
+            rule=rule,
+            image=image,
+            engine=rule.engine,
+            total=Capacity(gpus=rule.gpus, cores=cores_of(rule)),
+            tasks=tuple(Task(number, _room(matrix, jobs[number], rooms), foreseen[number].seconds) for number in own),
+            allowed={number: allowed(jobs[number], foreseen[number], matrix.limits) for number in own},
+            own_limit=limit_of(longest, matrix.limits),
+        )
+        _refuse_what_never_fits(group, longest)
+        groups.append(group)
+    return groups
+
+
+def _room(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Capacity]) -> Capacity:
+    """What a job takes of a machine, looked up where it is known; how much memory a machine has nobody says."""
+    kind = job.cell.world_size, job.cell.gpu_count, job.suite.overlap
+    if kind not in known:
+        known[kind] = room_of(matrix, job, gpus=job.cell.gpu_count)._replace(memory=0)
+    return known[kind]
+
+
+def _refuse_what_never_fits(group: PackGroup, longest: Job) -> None:
+    """Refuse jobs that the CI would end before their own limit does, each of them alone on its machine.
+
+    Raises:
+        UsageError: There is one.
+    """
+    needs, most = group.limits_of(group.tasks[:1]).job_minutes, minutes_of(group.rule)
+    if needs > most:
+        what = f"The job {longest.id} does not fit into the {most} minutes that it gets on {group.rule.runs_on}."
+        why = f"Its own limit is {group.own_limit:g} s, and with what is around it that makes {needs} minutes."
+        raise UsageError(what, why=why, remedy="Lower limits.job, or send the cell to machines with more minutes.")
+
 
 LONGEST_IMAGE: Final = 40
 """Characters of an image's name in a slug."""
@@ -67,14 +227,14 @@ class Division:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _PackPart:
     """What a machine gets of a group."""
 
     tasks: Sequence[Task]
     limits: PackLimits
 
 
-def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishes: Wishes) -> Division:
+def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishes: PackOptions) -> Division:
     """Packs of jobs for the machines of a CI. The same jobs and durations come to the same packs.
 
     Args:
@@ -95,14 +255,14 @@ def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishe
     return Division(packs=named, jobs=len(jobs), guessed=sum(not each.is_measured for each in foreseen))
 
 
-def _parts(groups: Sequence[Group], wishes: Wishes) -> list[list[_Part]]:
+def _parts(groups: Sequence[PackGroup], wishes: PackOptions) -> list[list[_PackPart]]:
     """For each group as many parts as wished, more where they would take too long, and never more than may be.
 
     Raises:
         UsageError: More are needed than may be.
     """
     works = [group.work for group in groups]
-    known: dict[tuple[int, int], list[_Part]] = {}
+    known: dict[tuple[int, int], list[_PackPart]] = {}
     while True:
         if sum(work.least for work in works) > wishes.most:
             raise _too_many(works, wishes.most)
@@ -115,11 +275,11 @@ def _parts(groups: Sequence[Group], wishes: Wishes) -> list[list[_Part]]:
         works = [replace(work, least=max(work.least, more)) for work, more in zip(works, needed, strict=True)]
 
 
-def _divided(group: Group, count: int) -> list[_Part]:
-    return [_Part(tasks=tasks, limits=group.limits_of(tasks)) for tasks in divide(group.tasks, group.total, count)]
+def _divided(group: PackGroup, count: int) -> list[_PackPart]:
+    return [_PackPart(tasks=tasks, limits=group.limits_of(tasks)) for tasks in divide(group.tasks, group.total, count)]
 
 
-def _needed(group: Group, parts: Sequence[_Part]) -> int:
+def _needed(group: PackGroup, parts: Sequence[_PackPart]) -> int:
     """How many packs there have to be at least, as far as these tell: one, where all of them end in time."""
     latest, most = max(part.limits.job_minutes for part in parts), minutes_of(group.rule)
     return 1 if latest <= most else min(len(group.tasks), max(len(parts) + 1, ceil(len(parts) * latest / most)))
@@ -131,7 +291,7 @@ def _too_many(works: Sequence[Work], most: int) -> UsageError:
     return UsageError(what, why=why, remedy="Allow more entries or minutes, or plan a part of the cells with --where.")
 
 
-def _pack(group: Group, part: _Part) -> Pack:
+def _pack(group: PackGroup, part: _PackPart) -> Pack:
     return Pack(
         slug="",
         rule=group.rule,

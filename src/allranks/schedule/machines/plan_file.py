@@ -1,26 +1,76 @@
-"""The plan file: a run's manifest, with which machine runs which jobs, checked by each machine before it goes by it.
+"""The plan file: which machine runs which jobs, checked by each machine before use.
 
 One machine makes it, and all others get it as it is. A ``PACK`` on a command line, ``cuda-g4-03of12@0123456789abcdef``,
 names a pack and the digest of its plan, so that no machine can run a pack of another one. As the ``run.json`` of a
 gathered folder the file says which jobs have to be there, so that a machine that never came is missed.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import allranks
-from allranks.errors import UsageError
+from allranks.errors import UsageError, did_you_mean, listed
 from allranks.matrix.model import EngineName, Job, Matrix
-from allranks.matrix.suggest import did_you_mean, listed
+from allranks.matrix.when import Condition
 from allranks.report.durations import Durations
 from allranks.report.run_files import SCHEMA, Manifest, as_json
-from allranks.schedule.machines.declaration_digest import declaration_digests, differences, digest
 from allranks.schedule.machines.packs import Pack
-from allranks.schedule.manifest import announced, fresh_manifest
+from allranks.schedule.results_folder import announced, fresh_manifest
+
+LENGTH: Final = 16
+"""Hexadecimal digits of a digest: nobody looks for two plans with the same one."""
+
+_NO_DECLARATION: Final = frozenset({"path", "line"})
+
+
+def digest(value: object) -> str:
+    """A digest of a value made of JSON's types."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+
+
+def declaration_digests(matrix: Matrix) -> dict[str, str]:
+    """A digest for each part of the file, by its name: ``axes``, ``suites.collectives``, ``limits``.
+
+    Comments, and where things stand in the file, count for nothing.
+    """
+    return {name: digest(_plain(value)) for name, value in _parts(matrix)}
+
+
+def _parts(matrix: Matrix) -> Iterator[tuple[str, object]]:
+    for field in fields(matrix):
+        value = getattr(matrix, field.name)
+        if field.name in {"suites", "images"}:
+            yield from ((f"{field.name}.{name}", each) for name, each in value.items())
+        elif field.name not in _NO_DECLARATION:
+            yield field.name, value
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a declaration in, any JSON value out
+    match value:
+        case Condition():
+            return value.source
+        case Path():
+            return value.as_posix()
+        case Mapping():
+            # In order: which suite comes first is part of what is declared.
+            return [[str(key), _plain(item)] for key, item in value.items()]
+        case list() | tuple():
+            return [_plain(item) for item in value]
+    if is_dataclass(value):
+        return [[each.name, _plain(getattr(value, each.name))] for each in fields(value) if each.name != "line"]
+    return value
+
+
+def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The parts that differ, or that only one of two files has."""
+    return [name for name in dict.fromkeys((*one, *other)) if one.get(name) != other.get(name)]
+
 
 _AGAIN: Final = "Take the plan file that was made together with the pack: both come out of one `allranks plan`."
 _PACK: Final = re.compile(r"(?P<slug>[^@]+)(@(?P<digest>[0-9a-f]+))?")

@@ -1,29 +1,119 @@
-"""Makes the plan of a CI's machines, and finds on one of them what it has to run."""
+"""Plans the machines of a CI, as GitHub's job matrix too, and finds one machine's share."""
 
+import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
+from typing import Any, Final
 
 from allranks.errors import UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
-from allranks.matrix.model import Job
+from allranks.matrix.model import Job, RunnerRule
 from allranks.report.durations import Durations
-from allranks.schedule.facts import facts_of
-from allranks.schedule.folder import RUN_ID_VARIABLE
-from allranks.schedule.machines.github import render_entries, render_notes
-from allranks.schedule.machines.packs import divide_jobs
+from allranks.schedule.machines.packs import Division, Pack, PackOptions, divide_jobs
 from allranks.schedule.machines.plan_file import (
     PlanFile,
     PlannedPack,
     pack_called,
     plan_document,
     read_plan,
+    reference,
     refuse_another_matrix,
     write_plan,
 )
-from allranks.schedule.machines.wishes import Wishes
+from allranks.schedule.results_folder import RUN_ID_VARIABLE, facts_of
+
+LARGEST_OUTPUT: Final = 1 << 19
+"""Characters: GitHub takes 1 MiB of outputs from a job, and counts two bytes for each character
+(https://docs.github.com/actions/reference/workflows-and-actions/workflow-syntax#jobsjob_idoutputs)."""
+
+LONGEST_WORDS: Final = 80
+"""Characters that say which cells an entry has: the name of a job in the list of a workflow's jobs."""
+
+
+def render_entries(document: Mapping[str, Any], division: Division, jobs: Sequence[Job]) -> str:
+    """One JSON object, on one line, for ``strategy.matrix``.
+
+    Raises:
+        UsageError: It is longer than GitHub takes.
+    """
+    entries = [_entry(document, pack, [jobs[number] for number in pack.jobs]) for pack in division.packs]
+    text = json.dumps({"include": entries}, separators=(",", ":"))
+    if len(text) > LARGEST_OUTPUT:
+        what = f"The job matrix has {len(text):,} characters, and GitHub takes {LARGEST_OUTPUT:,} from a job."
+        raise UsageError(what, remedy="Give the runners shorter labels, or allow fewer entries: --max-entries")
+    return text
+
+
+def _entry(document: Mapping[str, Any], pack: Pack, jobs: Sequence[Job]) -> dict[str, Any]:
+    return {
+        "slug": pack.slug,
+        "pack": reference(document, pack),
+        "runs_on": _runs_on(pack.rule),
+        "hosted": pack.rule.hosted,
+        "image": pack.image,
+        "engine": pack.engine or "auto",
+        "timeout_minutes": pack.limits.job_minutes,
+        "step_timeout_minutes": pack.limits.step_minutes,
+        "limit_seconds": ceil(pack.limits.run),
+        "cells": in_words(jobs),
+        "gpus": pack.gpus,
+        "seconds": round(pack.seconds, 1),
+        "jobs": len(jobs),
+    }
+
+
+def _runs_on(rule: RunnerRule) -> list[str] | dict[str, str | list[str]]:
+    """The value of ``runs-on``."""
+    labels = list(rule.labels)
+    if not rule.group:
+        return labels
+    return {"group": rule.group, **({"labels": labels} if labels else {})}
+
+
+def in_words(jobs: Sequence[Job]) -> str:
+    """What some jobs are, for people: the cell where there is one, else how many there are."""
+    cells = list(dict.fromkeys(job.cell.id for job in jobs))
+    words = f"{len(cells)} cells, {cells[0]} to {cells[-1]}" if len(cells) > 1 else _of_one_cell(jobs)
+    return words if len(words) <= LONGEST_WORDS else f"{words[: LONGEST_WORDS - 1]}…"
+
+
+def _of_one_cell(jobs: Sequence[Job]) -> str:
+    return jobs[0].id if len(jobs) == 1 else f"{jobs[0].cell.id}, {len(jobs)} suites"
+
+
+def render_notes(division: Division) -> list[str]:
+    """What the packing did, a line each."""
+    packs = division.packs
+    lines = [f"{counted(division.jobs, 'job')} in {counted(len(packs), 'entry', 'entries')} of the job matrix"]
+    if division.guessed:
+        lines.append(f"{counted(division.guessed, 'job')} of these were never measured: what they take is a guess")
+    for group in _groups(packs):
+        least, most = min(pack.seconds for pack in group), max(pack.seconds for pack in group)
+        where, jobs = group[0].rule.runs_on, sum(len(pack.jobs) for pack in group)
+        minutes = f"{_minutes(least)} to {_minutes(most)}" if len(group) > 1 else _minutes(most)
+        entries = counted(len(group), "entry", "entries")
+        lines.append(f"{group[0].image} on {where}: {counted(jobs, 'job')} in {entries} of {minutes} min")
+    return lines
+
+
+def _groups(packs: Sequence[Pack]) -> list[list[Pack]]:
+    groups: dict[tuple[RunnerRule, str, str | None], list[Pack]] = {}
+    for pack in packs:
+        groups.setdefault(pack.group, []).append(pack)
+    return list(groups.values())
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +131,7 @@ class PlanOptions:
     run_id: str
     pytest_args: tuple[str, ...]
     durations: Durations
-    wishes: Wishes
+    wishes: PackOptions
     plan_file: Path | None
 
 

@@ -1,4 +1,4 @@
-"""Divides tasks among hosts that are alike, so that all are done at about the same time.
+"""Divides tasks among hosts of several kinds so that all finish at about the same time.
 
 The longest task first, each to the host that has least to do so far (LPT: Graham 1969), where seconds count by the part
 of the host that a task takes. What is uneven then is mended pair by pair, by how the hosts would pack it.
@@ -6,10 +6,73 @@ of the host that a task takes. What is uneven then is mended pair by pair, by ho
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import Final
 
-from allranks.schedule.packing.estimate import packed_seconds, share
-from allranks.schedule.packing.task import Room, Task
+from allranks.schedule.packing.estimate import Capacity, Task, packed_seconds, share
+
+_STEP: Final = 1.005
+_LONGER: Final = 50
+"""How much longer than wished hosts may work where that makes them even: up to this many steps, a quarter."""
+
+EVEN_KINDS: Final = 0.06
+"""The part of the longest time by which another kind of hosts may be done earlier, and nobody looks further."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What hosts of one kind have to do together.
+
+    Attributes:
+        seconds: What one host would take for all of it.
+        longest: Seconds of its longest task.
+        tasks: How many there are, and so how many hosts have something to do.
+        least: How many hosts there have to be.
+    """
+
+    seconds: float
+    longest: float
+    tasks: int
+    least: int = 1
+
+    def hosts(self, seconds: float) -> int:
+        """How many hosts, if each works about so long; for no less time than the longest task takes."""
+        return min(self.tasks, max(self.least, round(self.seconds / max(seconds, self.longest))))
+
+
+def host_counts(works: Sequence[Work], seconds: float, most: int) -> list[int]:
+    """How many hosts of each kind.
+
+    Args:
+        works: What each kind has to do.
+        seconds: What one host should have to do, where there may be so many.
+        most: Hosts that there may be, of all kinds together: no fewer than all kinds need at least.
+    """
+    shortest = next(
+        length
+        for length in (seconds * _STEP**number for number in count())
+        if sum(work.hosts(length) for work in works) <= most
+    )
+    found = [(length, [work.hosts(length) for work in works]) for length in _lengths(shortest)]
+    uneven = [_unevenness(works, counts, length) for length, counts in found]
+    wanted = max(EVEN_KINDS, min(uneven))
+    return next(counts for (_, counts), each in zip(found, uneven, strict=True) if each <= wanted)
+
+
+def _lengths(shortest: float) -> list[float]:
+    return [shortest * _STEP**number for number in range(_LONGER)]
+
+
+def _unevenness(works: Sequence[Work], counts: Sequence[int], length: float) -> float:
+    """The part of the longest time by which some host is done earlier; of kinds of which one host is enough, none."""
+    each = [
+        work.seconds / number
+        for work, number in zip(works, counts, strict=True)
+        if number > 1 and work.longest <= length
+    ]
+    return 1 - min(each) / max(each) if each else 0.0
+
 
 EVEN: Final = 0.02
 """The part of its time by which the last host may be later than the first, and nobody cares."""
@@ -27,7 +90,7 @@ TRIES: Final = 200
 """Tries for each task, where there are few."""
 
 
-def divide(tasks: Sequence[Task], total: Room, count: int) -> list[list[Task]]:
+def divide(tasks: Sequence[Task], total: Capacity, count: int) -> list[list[Task]]:
     """Some tasks for each host, none of them idle.
 
     Args:
@@ -44,7 +107,7 @@ def divide(tasks: Sequence[Task], total: Room, count: int) -> list[list[Task]]:
     return [sorted(each, key=lambda task: places[id(task)]) for each in hosts.tasks]
 
 
-def _longest_first(tasks: Sequence[Task], total: Room, count: int) -> list[list[Task]]:
+def _longest_first(tasks: Sequence[Task], total: Capacity, count: int) -> list[list[Task]]:
     hosts: list[list[Task]] = [[] for _ in range(count)]
     loads = [(0.0, 0, number) for number in range(count)]
     shares = {room: share(room, total) for room in {task.room for task in tasks}}
@@ -60,7 +123,7 @@ def _longest_first(tasks: Sequence[Task], total: Room, count: int) -> list[list[
 class _Hosts:
     """What each host has to do, and how long it takes it."""
 
-    def __init__(self, tasks: list[list[Task]], total: Room) -> None:
+    def __init__(self, tasks: list[list[Task]], total: Capacity) -> None:
         self.tasks = tasks
         self._total = total
         self._seconds = [packed_seconds(each, total) for each in tasks]

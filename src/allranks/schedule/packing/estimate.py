@@ -1,14 +1,81 @@
-"""How long jobs are expected to run, one by one and together on one host."""
+"""What a job takes, what a host has, and how long jobs are expected to run."""
 
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from allranks.matrix.model import Job
-from allranks.schedule.packing.task import Room, Task
 
 if TYPE_CHECKING:
     from allranks.report.durations import Durations
+
+
+class Capacity(NamedTuple):
+    """An amount of everything that jobs share.
+
+    Attributes:
+        gpus: Number of GPUs.
+        cores: Number of CPU cores.
+        memory: MiB.
+    """
+
+    gpus: int = 0
+    cores: int = 0
+    memory: int = 0
+
+    def holds(self, other: Self) -> bool:
+        """Whether the other amount fits in, of each kind."""
+        return self.gpus >= other.gpus and self.cores >= other.cores and self.memory >= other.memory
+
+    def plus(self, other: Self) -> "Capacity":
+        """Both together."""
+        return Capacity(self.gpus + other.gpus, self.cores + other.cores, self.memory + other.memory)
+
+    def minus(self, other: Self) -> "Capacity":
+        """What is left without the other; below zero where it does not fit in."""
+        return Capacity(self.gpus - other.gpus, self.cores - other.cores, self.memory - other.memory)
+
+    def within(self, most: Self) -> "Capacity":
+        """This, of each kind no more than there is at all: who asks for more runs alone."""
+        return Capacity(min(self.gpus, most.gpus), min(self.cores, most.cores), min(self.memory, most.memory))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job as the scheduler sees it.
+
+    Attributes:
+        number: By which whoever made it knows it.
+        room: What it takes while it runs.
+        seconds: How long it is expected to run.
+    """
+
+    number: int
+    room: Capacity
+    seconds: float
+
+
+class Running(NamedTuple):
+    """A task that has begun.
+
+    Attributes:
+        began: Seconds, on the clock of whoever asks.
+    """
+
+    task: Task
+    began: float
+
+
+def lower_bound(tasks: Sequence[Task], total: Capacity) -> float:
+    """Seconds that no schedule can beat: the longest task, and for each kind all work over all there is."""
+    longest = max((task.seconds for task in tasks), default=0.0)
+    return max(longest, *(_work(tasks, kind) / most for kind, most in enumerate(total) if most), 0.0)
+
+
+def _work(tasks: Iterable[Task], kind: int) -> float:
+    return sum(task.room[kind] * task.seconds for task in tasks)
+
 
 OVERHEAD: Final = 3.0
 """Seconds of a job beside its tests: torch's import, and a container (``benchmarks/cell_overhead.py``)."""
@@ -45,20 +112,20 @@ def expected(durations: "Durations", jobs: Sequence[Job]) -> list[Expected]:
     return [Expected(usual, False) if one is None else Expected(one + OVERHEAD, True) for one in each]
 
 
-def share(room: Room, total: Room) -> float:
+def share(room: Capacity, total: Capacity) -> float:
     """The part of a host that a task takes: a third where three like it fit side by side, all of it at most."""
     fit = [most // amount for amount, most in zip(room.within(total), total, strict=True) if amount]
     return 1.0 / max(1, min(fit)) if fit else 0.0
 
 
-def packed_seconds(tasks: Iterable[Task], total: Room) -> float:
+def packed_seconds(tasks: Iterable[Task], total: Capacity) -> float:
     """Seconds in which a host is expected to be done with tasks: first those that take most of it, the longest of them.
 
-    Near what :func:`~allranks.schedule.packing.simulation.simulate` comes to, in a fraction of its time: tasks of one
+    Near what :func:`~allranks.schedule.packing.backlog.simulate` comes to, in a fraction of its time: tasks of one
     room are one line, and only the first in each is looked at.
     """
     lines = _lines(tasks, total)
-    now, ends, (gpus, cores, memory) = 0.0, list[tuple[float, Room]](), total
+    now, ends, (gpus, cores, memory) = 0.0, list[tuple[float, Capacity]](), total
     while lines:
         for line in lines:
             room, seconds = line
@@ -73,12 +140,12 @@ def packed_seconds(tasks: Iterable[Task], total: Room) -> float:
     return max((end for end, _ in ends), default=0.0)
 
 
-def _lines(tasks: Iterable[Task], total: Room) -> list[tuple[Room, list[float]]]:
+def _lines(tasks: Iterable[Task], total: Capacity) -> list[tuple[Capacity, list[float]]]:
     """Seconds by room, the largest room first and the longest last."""
-    by_room: dict[Room, list[float]] = {}
+    by_room: dict[Capacity, list[float]] = {}
     for task in tasks:
         by_room.setdefault(task.room, []).append(task.seconds)
-    lines: dict[Room, list[float]] = {}
+    lines: dict[Capacity, list[float]] = {}
     for room, seconds in by_room.items():
         lines.setdefault(room.within(total), []).extend(seconds)
     for line in lines.values():

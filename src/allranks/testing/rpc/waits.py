@@ -9,8 +9,8 @@ from torch.distributed.rpc import (  # type: ignore[attr-defined]  # where torch
     _rref_context_get_debug_info,
 )
 
-from allranks.testing.rpc.names import worker_name
-from allranks.testing.waiting import wait_until
+from allranks.testing.rpc.rpc_world import worker_name
+from allranks.testing.shared_files import wait_until
 
 _CALL_TIMEOUT = 60.0
 _PAUSE = 0.05

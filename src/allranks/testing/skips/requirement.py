@@ -1,4 +1,4 @@
-"""Skips that say, by torch's exit code, what the surroundings lack.
+"""Skips that name, by torch's exit code, what the surroundings lack.
 
 A :class:`Requirement` can be used in three ways, and is looked at only in the rank and only when its test runs, never
 while the suite is imported::
@@ -22,45 +22,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
-import pytest
+from allranks.harness.environment_skips import EnvironmentSkip
+from allranks.skip_codes import SkipCode
 
-from allranks.harness.outcome import SkipKind
-from allranks.testing.skips import skipcodes
-from allranks.testing.skips.skipcodes import SkipCode
+
+def at_least_one(n: object, of: str) -> int:
+    """``n``, which is to say how many of something a test needs.
+
+    Raises:
+        TypeError: It is no whole number: most often a decorator whose parentheses were forgotten.
+        ValueError: It is less than 1.
+    """
+    if not isinstance(n, int) or isinstance(n, bool):
+        msg = f"how many {of} must be a whole number, and {n!r} is not"
+        raise TypeError(msg)
+    if n < 1:
+        msg = f"a test cannot need {n} {of}: give a number from 1"
+        raise ValueError(msg)
+    return n
+
 
 Test = TypeVar("Test", bound=Callable[..., object])
 
 REQUIREMENTS_ATTRIBUTE = "allranks_requirements"
 """Where a decorated test or class keeps its requirements, in the order in which they are looked at."""
-
-
-class EnvironmentSkip(pytest.skip.Exception):  # type: ignore[misc,name-defined]
-    """A skip whose cause is the surroundings and not the author of the test.
-
-    Args:
-        code: torch's exit code for this cause.
-        detail: What is lacking here, in words; empty when the code says it all.
-    """
-
-    # pytest takes the words "Skipped: " off the reason that it shows, and these two are what it prints before a reason.
-    __module__ = "builtins"
-    __qualname__ = "Skipped"
-
-    def __init__(self, code: SkipCode, detail: str = "") -> None:
-        self.code = code
-        super().__init__(_reason(code, detail), _use_item_location=True)
-
-    @property
-    def kind(self) -> SkipKind:
-        """Whether hardware is lacking, or something else."""
-        return skipcodes.kind(self.code)
-
-
-def _reason(code: SkipCode, detail: str) -> str:
-    if not detail:
-        return skipcodes.reason(code)
-    # The table's own words for the generic code say no more than that there is a reason.
-    return detail if code is SkipCode.GENERIC else f"{skipcodes.reason(code)}: {detail}"
 
 
 def skip(code: SkipCode, detail: str = "") -> NoReturn:

@@ -1,0 +1,150 @@
+"""What a daemon's lists reveal of leftover objects, and what interrupted builds leave.
+
+The legacy builder makes an image of every step and a container for every command. A build that fails, or whose client
+goes away, leaves the images of the steps that it had done: gigabytes, where they hold wheels. All of them, and nothing
+else, carry one label that says which host builds what.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import requests
+from docker import APIClient
+from docker.errors import DockerException
+
+from allranks.engine.ownership import alone, host_id, image_lock, is_held, is_of_earlier_boot
+
+Listed = Mapping[str, Any]
+"""A container, image, volume or network as the daemon lists it."""
+
+_GOING = frozenset({"running", "paused", "restarting"})
+
+
+def labels_of(listed: Listed) -> Mapping[str, str]:
+    """Its labels."""
+    return listed.get("Labels") or {}
+
+
+def is_still(listed: Listed) -> bool:
+    """Whether nothing runs in it; a volume in use, or a network, the daemon does not remove anyway."""
+    return listed.get("State") not in _GOING
+
+
+def made_at(listed: Listed) -> float:
+    """When it was made, in seconds since the epoch; later than anything where the daemon does not say.
+
+    It lists containers and images with a number, volumes and networks with a date, under a key of their own.
+    """
+    made = listed.get("Created", listed.get("CreatedAt"))
+    if isinstance(made, int):
+        return made
+    try:
+        return datetime.fromisoformat(str(made)).timestamp()
+    except ValueError:
+        return float("inf")
+
+
+LABEL = "allranks.builder"
+
+_NO_COMMAND = "#(nop)"
+"""What the legacy builder writes in the place of a command where a step has none."""
+
+_FAILURES = (DockerException, requests.RequestException, OSError)
+
+
+def builder_of(reference: str) -> str:
+    """The value of the label while an image of that reference is built on this host."""
+    return f"{host_id()}/{reference}"
+
+
+def remove_remains(client: APIClient, builder: str) -> None:
+    """Remove what one build has left; what cannot be removed now is found by the next run's start.
+
+    Args:
+        client: The daemon's API.
+        builder: The value of the build's label.
+    """
+    label = {"label": f"{LABEL}={builder}"}
+    with suppress(*_FAILURES):
+        for container in client.containers(all=True, filters=label):
+            with suppress(*_FAILURES):
+                client.remove_container(container["Id"], v=True, force=True)
+        for image in client.images(filters={**label, "dangling": True}):
+            with suppress(*_FAILURES):
+                client.remove_image(image["Id"])
+
+
+def end_step(client: APIClient, builder: str) -> None:
+    """Remove the container of the command that a build is at, started or not, if it is at one: the build fails then.
+
+    Those of steps without a command stay the daemon's: it removes none that it makes later if it does not find one.
+    """
+    with suppress(*_FAILURES):
+        for container in client.containers(all=True, filters={"label": f"{LABEL}={builder}"}):
+            if _NO_COMMAND not in container["Command"]:
+                with suppress(*_FAILURES):
+                    client.remove_container(container["Id"], v=True, force=True)
+
+
+def dead_builders(client: APIClient) -> list[str]:
+    """The labels of builds of this host that nobody sees to any more.
+
+    Raises:
+        DockerException: The daemon could not be asked.
+    """
+    return [builder for builder, left in _unfinished(client).items() if _is_dead(builder, left)]
+
+
+def unjudged_builders(client: APIClient) -> list[str]:
+    """The labels of builds of which nobody can tell from here whether somebody sees to them.
+
+    Raises:
+        DockerException: The daemon could not be asked.
+    """
+    found = _unfinished(client)
+    return [builder for builder, left in found.items() if not (_is_of_here(builder) or _is_dead(builder, left))]
+
+
+def _unfinished(client: APIClient) -> dict[str, list[Listed]]:
+    """What builds have left, or work on, by their labels."""
+    label = {"label": LABEL}
+    builds: dict[str, list[Listed]] = {}
+    for each in (*client.images(filters={**label, "dangling": True}), *client.containers(all=True, filters=label)):
+        builds.setdefault(labels_of(each).get(LABEL, ""), []).append(each)
+    return builds
+
+
+def _is_dead(builder: str, left: Sequence[Listed]) -> bool:
+    if _is_of_here(builder):
+        return not is_held(_lock(builder))
+    host, _, _ = builder.partition("/")
+    return all(is_still(each) and is_of_earlier_boot(host, made_at(each)) for each in left)
+
+
+def reap_builders(client: APIClient) -> Iterator[str]:
+    """Remove what dead builds of this host have left; the label of each.
+
+    Raises:
+        DockerException: The daemon could not be asked.
+    """
+    for builder in dead_builders(client):
+        with alone(_lock(builder)) as is_nobodys:
+            if is_nobodys:
+                remove_remains(client, builder)
+                yield builder
+
+
+def _is_of_here(builder: str) -> bool:
+    return builder.startswith(f"{host_id()}/")
+
+
+def _lock(builder: str) -> Path:
+    return image_lock(reference_of(builder))
+
+
+def reference_of(builder: str) -> str:
+    """The image that a build with this label was to make."""
+    return builder.partition("/")[2]

@@ -1,0 +1,363 @@
+"""The fork server's pytest session: pytest parses, configures and collects; forks of this process do the running."""
+
+import gc
+import os
+import platform
+import shlex
+import sys
+import traceback
+from collections.abc import Generator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, cast
+
+import pytest
+import torch
+from _pytest.capture import CaptureManager
+
+from allranks.harness import linux
+from allranks.harness.collection.coverage import Measurement
+from allranks.harness.collection.expected_failures import ExpectedFailuresError, expect_failures
+from allranks.harness.collection.imports import ThreadWatch, preload, redirect_handlers
+from allranks.harness.collection.lockstep import forget_plugin, settle_hypothesis, with_reruns
+from allranks.harness.collection.marker_options import MarkerError, read_terms
+from allranks.harness.collection.pytest_options import (
+    cache_arguments,
+    note_outcomes,
+    refuse_options,
+    refuse_stepwise_of_a_share,
+    share_seed,
+    stop_at_first_failure,
+    suite_configuration,
+    take_over_reports,
+)
+from allranks.harness.collection.selection import shuffled, take_share
+from allranks.harness.config import AgentConfig, Folders, seed_of_test
+from allranks.harness.environment_skips import watch_for_sandcastle_skips
+from allranks.harness.fork_server import Supervisor
+from allranks.harness.gpu_check import missing_hardware
+from allranks.harness.launchers.driver import Launching, run_driver
+from allranks.harness.program import Finish, Muster, Program, SessionEnded, SkippedModule, Terms
+from allranks.harness.ranks import debugging
+from allranks.harness.ranks.rank import Assignment, run_rank
+from allranks.harness.ranks.reports import skip_reason
+from allranks.harness.torch_cases.adapt import adapt_torch_cases
+from allranks.outcomes import MESSAGE_LIMIT, shorten
+from allranks.records import AgentFailed, CollectionFailed, FailureKind, Notice, Shared
+from allranks.skip_codes import SkipCode, installed_skips
+from allranks.xml_text import xml_id
+
+
+def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> SessionEnded | None:
+    """Collect the suite, and serve the supervisor; how pytest's session ended, None where it never came to run.
+
+    Args:
+        config: The job.
+        folders: Its folders.
+        supervisor: Whom this process serves.
+    """
+    if not (folders.code / config.path).exists():
+        # pytest would take everything below the code for the suite.
+        supervisor.write(CollectionFailed(text=f"There is no {config.path} in the code of this job."))
+        return None
+    plugin = ServerPlugin(config, folders, supervisor)
+    # Paths on the command line are relative to the code; tests themselves work in the shared folder.
+    os.chdir(folders.code)
+    try:
+        with watch_for_sandcastle_skips():
+            code = pytest.main(plugin.arguments, plugins=[plugin])
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - pytest lets through what hooks at the end of its session raise
+        message = f"pytest, or a hook of the suite's, broke down: {type(error).__name__}: {error}"
+        text = shorten(traceback.format_exc())
+        supervisor.write(AgentFailed(message=shorten(message, MESSAGE_LIMIT), text=text, kind=FailureKind.SUITE))
+        return None
+    if plugin.was_refused:
+        return None
+    if not plugin.has_collected:
+        supervisor.write(CollectionFailed(text=shorten(_log(folders))))
+        return None
+    if code is pytest.ExitCode.INTERNAL_ERROR:
+        message = "pytest, or a hook of the suite's, broke down beside the tests"
+        supervisor.write(AgentFailed(message=message, text=shorten(_log(folders)), kind=FailureKind.SUITE))
+        return None
+    return SessionEnded(status=int(code), changed=plugin.changed_status)
+
+
+def _log(folders: Folders) -> str:
+    """What pytest printed: the only place where it explains a usage error, or an exit in the middle of an import."""
+    sys.stdout.flush()
+    return (folders.results / "agent.log").read_text(encoding="utf-8", errors="replace")[-8000:]
+
+
+class ServerPlugin:
+    """Collects once, then forks ranks as the supervisor asks."""
+
+    def __init__(self, config: AgentConfig, folders: Folders, supervisor: Supervisor) -> None:
+        self._config = config
+        self._folders = folders
+        self._supervisor = supervisor
+        self._deselected = 0
+        self._skipped: dict[str, str] = {}
+        self._has_failed = False
+        self._goes_on = False
+        self._uncollected = 0
+        self._threads = ThreadWatch()
+        self._lack: tuple[SkipCode, str] | None = None
+        self._measurement = Measurement(config, folders)
+        self._bad_tests = 0
+        self.has_collected = False
+        self.was_refused = False
+        self.changed_status = ""
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line of pytest; paths and node ids of the user's own take the place of the suite's path."""
+        return [
+            f"--rootdir={self._folders.code}",
+            # pytest takes these where it is given no paths and works in its root.
+            *("-o", f"testpaths={shlex.quote(self._config.path)}"),
+            *("-p", "allranks.testing.fixtures"),
+            *suite_configuration(self._folders.code, self._config.path),
+            *cache_arguments(self._folders.results, self._config.pytest_args),
+            *self._config.pytest_args,
+        ]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
+        """Say where coverage goes: pytest-cov begins to measure in this hook."""
+        self._measurement.begin(early_config)
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Refuse what cannot be had, before any plugin acts on it."""
+        try:
+            refuse_options(config)
+            self._measurement.redirect(config)
+            if self._config.share:
+                refuse_stepwise_of_a_share(config)
+        except pytest.UsageError as error:
+            self.was_refused = True
+            self._supervisor.write(AgentFailed(message=str(error), kind=FailureKind.USAGE))
+            raise
+        share_seed(config, self._config.seed)
+        for text in take_over_reports(config):
+            self._supervisor.write(Notice(text=text))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Note the threads of plugins and of the conftest files that pytest reads first; nobody else can be blamed."""
+        stop_at_first_failure(session.config)
+        self._goes_on = bool(session.config.option.continue_on_collection_errors)
+        news = self._threads.news()
+        self._note_threads("", "A plugin or a conftest file", (*news.python, *news.native))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Put the tests in another order, if that is asked for, and have Hypothesis do the same on all ranks."""
+        if self._config.shuffle is not None:
+            items[:] = shuffled(items, self._config.shuffle)
+            text = f"The order of the tests is that of --shuffle {self._config.shuffle}."
+            self._supervisor.write(Notice(text=text))
+        settle_hypothesis(items, lambda nodeid: seed_of_test(self._config.seed, nodeid))
+        try:
+            expect_failures(items, self._config, self._folders.code)
+        except ExpectedFailuresError as error:
+            self._fail("", str(error))
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        """Have torch's launcher tests start their ranks as ours do, before pytest makes an object of one."""
+        for text in adapt_torch_cases():
+            self._supervisor.write(Notice(nodeid=collector.nodeid, text=text))
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Count what ``-k``, ``-m`` and plugins take away."""
+        self._deselected += len(items)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Write down what cannot be collected, which module initialises CUDA, and which are skipped as a whole."""
+        if report.failed:
+            self._fail(report.nodeid, report.longreprtext, goes_on=self._goes_on)
+            return
+        if report.skipped:
+            self._skipped[report.nodeid] = shorten(skip_reason(report), MESSAGE_LIMIT)
+        self._look_at_process(report.nodeid, "Importing it")
+
+    def _look_at_process(self, nodeid: str, who: str) -> None:
+        """See that forks of this process will be clean, and say who is to blame where they will not."""
+        if torch.cuda.is_initialized() and not self._has_failed:  # type: ignore[no-untyped-call]
+            self._fail(nodeid, f"{who} initialises CUDA, and no fork of this process could use CUDA then")
+        news = self._threads.news()
+        if news.python:
+            self._fail(
+                nodeid,
+                f"{who} starts {_threads(news.python)}, and ranks, which are forks of this process, have no "
+                "such thread, but every lock that it holds\nStart it in a fixture.",
+            )
+        self._note_threads(nodeid, who, news.native)
+
+    def _note_threads(self, nodeid: str, who: str, names: Sequence[str]) -> None:
+        if names:
+            text = f"{who} starts {_threads(names)}, which ranks, forks of this process, do not have."
+            self._supervisor.write(Notice(nodeid=nodeid, text=text))
+
+    def _fail(self, nodeid: str, text: str, *, goes_on: bool = False) -> None:
+        self._has_failed = self._has_failed or not goes_on
+        self._uncollected += goes_on
+        self._supervisor.write(CollectionFailed(nodeid=nodeid, text=shorten(text)))
+
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Say at once what broke: the log that pytest explains it in may be what cannot be written."""
+        message = f"pytest, or a hook of the suite's, broke down: {excinfo.typename}: {excinfo.value}"
+        text = shorten(str(excinfo.getrepr(style="short")))
+        self._supervisor.write(AgentFailed(message=shorten(message, MESSAGE_LIMIT), text=text, kind=FailureKind.SUITE))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Tell what has been collected, and fork ranks until all of it has run."""
+        self.has_collected = True
+        # Only now: plugins and conftest files of the suite may have a say in what is visible.
+        self._lack = missing_hardware(self._config)
+        self._look_at_process("", "A hook of a plugin or a conftest file")
+        self._keep_own_share(session)
+        self._keep_what_runs_again(session)
+        terms = self._terms(session)
+        forget_plugin(session.config)
+        debugging.take_over(self._config)
+        is_collected_only = bool(session.config.option.collectonly)
+        self._supervisor.write(
+            Program(
+                tests=tuple(item.nodeid for item in session.items),
+                terms=tuple(terms),
+                skipped=tuple(SkippedModule(nodeid=nodeid, reason=reason) for nodeid, reason in self._skipped.items()),
+                deselected=self._deselected,
+                maxfail=session.config.getvalue("maxfail") or 0,
+                is_collected_only=is_collected_only,
+                prints_at_once=self._prints_at_once(session),
+                lacks=self._lack[1] if self._lack else "",
+                goes_on=self._goes_on and not self._has_failed,
+                measures=self._measurement.is_asked_for,
+                python=platform.python_version(),
+            )
+        )
+        if not self._has_failed and session.items and not is_collected_only:
+            _stop_capture(session)
+            os.chdir(self._folders.shared)
+        self._serve(session)
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
+        """See whether a hook changes the status that pytest has given the session."""
+        if too_low := self._measurement.verdict(session, self._bad_tests):
+            self._supervisor.write(AgentFailed(message=too_low, kind=FailureKind.GATE))
+        yield
+        if int(session.exitstatus) != int(exitstatus):
+            self.changed_status = f"{int(exitstatus)} to {int(session.exitstatus)}"
+
+    def _prints_at_once(self, session: pytest.Session) -> bool:
+        return bool(session.config.getoption("capture", "no") == "no")
+
+    def _terms(self, session: pytest.Session) -> list[Terms]:
+        if self._has_failed:
+            return []
+        try:
+            terms = zip(session.items, read_terms(session.items, self._config), strict=True)
+            return [with_reruns(item, each) for item, each in terms]
+        except MarkerError as error:
+            self._fail(error.nodeid, str(error))
+            return []
+
+    def _serve(self, session: pytest.Session) -> None:
+        """Do what the supervisor asks until all tests have run."""
+        while True:
+            asked = self._supervisor.asked()
+            if isinstance(asked, Finish):
+                bad = {each.nodeid: each.is_bad for each in asked.tests}
+                session.testsfailed = self._bad_tests = sum(bad.values()) + self._uncollected
+                note_outcomes(session.config, session.items, bad)
+                _dismiss_plugins(session.config)
+                return
+            self._muster(session, asked)
+
+    def _muster(self, session: pytest.Session, muster: Muster) -> None:
+        if muster.has_many_forks:
+            linux.gather_into_huge_pages()
+        preload(muster.preload)
+        # A rank that looked for garbage in what it has of this process would only copy its memory: 0.2 s each time.
+        gc.freeze()
+        if muster.launches:
+            # Read once here, and not by each driver whose ranks have all ended.
+            installed_skips()
+        local_ranks = tuple(self._config.local_ranks)
+        assign = partial(
+            Assignment,
+            config=self._config,
+            local_ranks=local_ranks,
+            gang=muster.gang,
+            url=None if self._lack else muster.url,
+            environment=dict(each.split("=", 1) for each in muster.environment),
+            hardware_skip=self._lack,
+            results=Path(muster.results),
+            shared=self._folders.shared / f"gang-{muster.gang}",
+            supervisor=self._supervisor.pid,
+        )
+        launching = Launching(results=Path(muster.results), prints_at_once=self._prints_at_once(session))
+
+        def be_rank(number: int, connection: int, board: int) -> NoReturn:
+            assignment = assign(rank=number, connection=connection, board=board)
+            if muster.launches:
+                run_driver(session, assignment, launching)
+            run_rank(session, assignment)
+
+        self._supervisor.muster(muster.ranks, be_rank)
+
+    def _keep_own_share(self, session: pytest.Session) -> None:
+        """Leave the tests of other shares out, last of all: what ``--lf`` and its kin choose is shared, too."""
+        share = self._config.share
+        if share is None or self._has_failed:
+            return
+        try:
+            terms = read_terms(session.items, self._config)
+        except MarkerError as error:
+            self._fail(error.nodeid, str(error))
+            return
+        own = take_share(session.items, terms, tuple(self._skipped), share)
+        session.items[:] = own.items
+        self._skipped = {nodeid: self._skipped[nodeid] for nodeid in own.skipped}
+        self._supervisor.write(Shared(split=own.split, elsewhere=own.elsewhere))
+
+    def _keep_what_runs_again(self, session: pytest.Session) -> None:
+        """Leave out what an earlier attempt has settled."""
+        if self._config.only is None:
+            return
+        wanted = frozenset(self._config.only)
+        session.items[:] = [item for item in session.items if xml_id(item.nodeid) in wanted]
+        self._skipped = {nodeid: phase for nodeid, phase in self._skipped.items() if xml_id(nodeid) in wanted}
+
+
+def _threads(names: Sequence[str]) -> str:
+    return f"the thread {names[0]}" if len(names) == 1 else f"the threads {', '.join(names)}"
+
+
+def _dismiss_plugins(config: pytest.Config) -> None:
+    """Forget the plugins that are installed: no test ran in this process, so they have nothing to sum up.
+
+    Hypothesis, for one, would import all of itself for that: 0.5 s, and 6 s where bytecode cannot be kept.
+    """
+    for plugin, _ in config.pluginmanager.list_plugin_distinfo():
+        if config.pluginmanager.is_registered(plugin):
+            config.pluginmanager.unregister(plugin)
+
+
+def _stop_capture(session: pytest.Session) -> None:
+    """End the agent's own capture: each rank makes its own, with a file offset that it shares with nobody."""
+    manager = cast("CaptureManager | None", session.config.pluginmanager.get_plugin("capturemanager"))
+    if manager is None:  # with -p no:capture there is none
+        return
+    manager.resume_global_capture()  # it is off between the steps of a session
+    captured = (sys.stdout, sys.stderr)
+    manager.stop_global_capturing()
+    redirect_handlers(captured, (sys.stdout, sys.stderr))

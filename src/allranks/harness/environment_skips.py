@@ -1,0 +1,120 @@
+"""Skips that the surroundings cause: our own exception, and sandcastle skips of torch.
+
+These decorators say that the surroundings lack something. Off sandcastle they leave what ``unittest.skip`` leaves, and
+nothing tells the two apart. So they are wrapped as soon as torch's module with them is imported, before a suite can
+decorate anything: the reason that they leave is then a string of a class of its own, which goes through unittest and
+pytest as it is.
+"""
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from allranks import skip_codes
+from allranks.outcomes import SkipKind
+from allranks.skip_codes import SkipCode
+
+
+class EnvironmentSkip(pytest.skip.Exception):  # type: ignore[misc,name-defined]
+    """A skip whose cause is the surroundings and not the author of the test.
+
+    Args:
+        code: torch's exit code for this cause.
+        detail: What is lacking here, in words; empty when the code says it all.
+    """
+
+    # pytest takes the words "Skipped: " off the reason that it shows, and these two are what it prints before a reason.
+    __module__ = "builtins"
+    __qualname__ = "Skipped"
+
+    def __init__(self, code: SkipCode, detail: str = "") -> None:
+        self.code = code
+        super().__init__(_reason(code, detail), _use_item_location=True)
+
+    @property
+    def kind(self) -> SkipKind:
+        """Whether hardware is lacking, or something else."""
+        return skip_codes.kind(self.code)
+
+
+def _reason(code: SkipCode, detail: str) -> str:
+    if not detail:
+        return skip_codes.reason(code)
+    # The table's own words for the generic code say no more than that there is a reason.
+    return detail if code is SkipCode.GENERIC else f"{skip_codes.reason(code)}: {detail}"
+
+
+MODULE = "torch.testing._internal.common_utils"
+"""Where torch has the decorators."""
+
+_DECORATORS = ("skip_but_pass_in_sandcastle", "skip_but_pass_in_sandcastle_if")
+
+
+class SandcastleReason(str):
+    """Why a test was skipped by one of torch's sandcastle decorators."""
+
+    __slots__ = ()
+
+
+@contextmanager
+def watch_for_sandcastle_skips() -> Iterator[None]:
+    """Have all skips by these decorators bear their mark, for suites that are imported meanwhile."""
+    module = sys.modules.get(MODULE)
+    if module is not None:
+        _mark_reasons(module)
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Waits for the import of torch's module."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != MODULE:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = _then_mark(spec.loader.exec_module)  # type: ignore[assignment,method-assign]
+        return spec
+
+
+def _then_mark(execute: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
+    @functools.wraps(execute)
+    def exec_module(module: types.ModuleType) -> None:
+        execute(module)
+        _mark_reasons(module)
+
+    return exec_module
+
+
+def _mark_reasons(module: types.ModuleType) -> None:
+    for name in _DECORATORS:
+        decorator = getattr(module, name, None)
+        if decorator is not None and not hasattr(decorator, "allranks_marks_reasons"):
+            setattr(module, name, _marking(decorator))
+
+
+def _marking(decorator: Callable[..., Any]) -> Callable[..., Any]:
+    """The decorator, whose last argument, or the one of that name, is the reason."""
+
+    @functools.wraps(decorator)
+    def marking(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's decorators have no types
+        if "reason" in kwargs:
+            return decorator(*args, **{**kwargs, "reason": SandcastleReason(kwargs["reason"])})
+        return decorator(*args[:-1], SandcastleReason(args[-1]), **kwargs)
+
+    marking.allranks_marks_reasons = True  # type: ignore[attr-defined]
+    return marking

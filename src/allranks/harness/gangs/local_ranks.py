@@ -1,0 +1,312 @@
+"""The ranks of one node as whoever leads them sees them: what happens to them, and what can be done to them."""
+
+import contextlib
+import selectors
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from allranks.harness import evidence, linux
+from allranks.harness.channel import End, Report, RunTest
+from allranks.harness.gangs.call_board import LastCall, read_board, read_phase
+from allranks.harness.gangs.orphans import REAP_PATIENCE, KilledOrphan, Orphans, kill_orphans
+from allranks.harness.gangs.output import Output, OutputLog
+from allranks.harness.gangs.rank_process import Echo, RankProcess
+from allranks.harness.stacks.flight_recorder import FlightRecorder
+from allranks.harness.stacks.stacks import StackFile, dump_stacks
+
+CLOSED_PATIENCE = 1.0
+"""Seconds in which a rank whose pipe has ended must be dead; longer means that it closed its pipe and lives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A rank has reported.
+
+    Attributes:
+        at: Seconds since the epoch, on the clock of the leading agent.
+        has_strangers: Other processes have spoken in the rank's place, which was left out.
+    """
+
+    rank: int
+    report: Report
+    at: float
+    has_strangers: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """A rank's process has ended.
+
+    Attributes:
+        status: Exit code, negative for a signal; None where nobody knows.
+        at: Seconds since the epoch, on the clock of the leading agent.
+        cut_off: Why it was killed while it lived on, in words: what it had done to its pipe; empty where it was not.
+        for_want_of_memory: The kernel killed it when memory ran out.
+        stacks: What a fatal signal left in its stack file.
+        output: What it printed last.
+        lost: Why nobody knows its status; empty where somebody does.
+    """
+
+    rank: int
+    status: int | None
+    at: float
+    cut_off: str = ""
+    for_want_of_memory: bool = False
+    stacks: str = ""
+    output: Output = field(default_factory=Output)
+    lost: str = ""
+
+
+Happening = Said | Gone
+Look = Callable[[], Sequence[Happening]]
+"""Registered with a selector as the data of a descriptor: what has happened, when that is readable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stuck:
+    """Where a rank is that has not ended its step.
+
+    Attributes:
+        stacks: Its stacks; empty where it gives none.
+        held: What keeps it from doing anything, in words; empty for nothing.
+        phase: Of its test, in words; empty where it does not say.
+    """
+
+    stacks: str = ""
+    held: str = ""
+    phase: str = ""
+
+
+_HELD = {
+    "T": "it is stopped (SIGSTOP)",
+    "t": "whoever traces it holds it",
+    "D": "the kernel holds it (state D)",
+}
+"""By state; a process is in the last one for a moment now and then."""
+
+
+class Ranks(Protocol):
+    """The ranks of one gang on one node."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Their numbers."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """Their process ids, each in its own node's name space."""
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Register what tells of them, with a :data:`Look` as data."""
+
+    def send(self, command: RunTest | End) -> None:
+        """Send a command to each."""
+
+    def signal(self, ranks: Collection[int], number: int) -> None:
+        """Send a signal to these ranks alone."""
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """KILL these ranks with all that they started and that stayed in their process groups."""
+
+    def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
+        """Where these ranks are, whatever they do."""
+
+    def calls(self) -> Mapping[int, Sequence[LastCall]]:
+        """What each rank called last in its process groups, the newest call first."""
+
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
+        """Log what each rank has printed since the last call, and return it.
+
+        Args:
+            title: The node id of the test in which it was printed.
+        """
+
+    def close(self) -> Sequence[KilledOrphan]:
+        """Kill what the ranks, which have ended, left behind, and close all descriptors."""
+
+
+def stack_files(results: Path, numbers: Iterable[int]) -> dict[int, StackFile]:
+    """The stack files of ranks that are about to be forked; made later, they would miss what one writes at once."""
+    files = {number: results / f"rank-{number}.stacks.txt" for number in numbers}
+    for path in files.values():
+        # Made by whoever supervises, lest a umask of the suite's keep ranks of later gangs from it.
+        evidence.append(path, b"", 1)
+    return {number: StackFile(path) for number, path in files.items()}
+
+
+class LocalRanks:
+    """Ranks whose parent this process is.
+
+    Args:
+        processes: The forked ranks.
+        results: Where their files are.
+        orphans: Finds what they leave behind.
+        recorder: torch's flight recorder, where these ranks have one.
+        stacks: Their :func:`stack_files`, made before the fork; None to make them now.
+        echo: Gets each line that ranks of a driver's test print, which the driver passes on; None for nobody.
+    """
+
+    def __init__(  # noqa: PLR0913 - all but three have a default, and go by their names
+        self,
+        processes: Sequence[RankProcess],
+        results: Path,
+        orphans: Orphans,
+        recorder: FlightRecorder | None = None,
+        *,
+        stacks: Mapping[int, StackFile] | None = None,
+        echo: Echo | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._echo = echo
+        self._processes = {process.number: process for process in processes}
+        self._results = results
+        self._orphans = orphans
+        self._killed_for_memory = linux.killed_for_memory()
+        self._logs = {number: OutputLog(results / f"rank-{number}.log") for number in self._processes}
+        self._stacks = stack_files(results, self._processes) if stacks is None else stacks
+        self._selector: selectors.BaseSelector | None = None
+        self._stopped: set[int] = set()
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """See :attr:`Ranks.ranks`."""
+        return list(self._processes)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """See :attr:`Ranks.pids`."""
+        return [process.pid for process in self._processes.values()]
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """See :meth:`Ranks.watch`."""
+        self._selector = selector
+        for rank in self._processes.values():
+            for descriptor, look in self._looks(rank).items():
+                selector.register(descriptor, selectors.EVENT_READ, look)
+
+    def _looks(self, rank: RankProcess) -> dict[int, Look]:
+        return {
+            rank.link.descriptor: lambda: self._look_at_reports(rank),
+            rank.pidfd: lambda: self._look_at_end(rank),
+            rank.stdout.descriptor: lambda: self._look_at_output(rank),
+            rank.stderr.descriptor: lambda: self._look_at_output(rank),
+        }
+
+    def _look_at_reports(self, rank: RankProcess) -> Sequence[Happening]:
+        said = self._said(rank)
+        return [*said, *self._look_at_end(rank)] if rank.link.at_end else said
+
+    def _said(self, rank: RankProcess) -> list[Happening]:
+        said: list[Happening] = []
+        for report in rank.link.read():
+            if report.driver is None or report.driver.printed is None:
+                strangers = rank.link.take_strangers()
+                said.append(Said(rank=rank.number, report=report, at=time.time(), has_strangers=strangers))
+            elif self._echo is not None:
+                self._echo(report.driver.rank, report.driver.printed)
+        return said
+
+    def _look_at_output(self, rank: RankProcess) -> Sequence[Happening]:
+        for stream in (rank.stdout, rank.stderr):
+            stream.drain()
+            if stream.at_end:
+                self._forget(stream.descriptor)
+        return ()
+
+    def _look_at_end(self, rank: RankProcess) -> Sequence[Happening]:
+        """A report that was sent before the end counts; a rank that closed its connection will never report again."""
+        if rank.exit_status is not None:
+            return ()
+        said = self._said(rank)
+        cut_off = _cut_off(rank)
+        while more := self._said(rank):
+            said += more
+        for descriptor in (rank.pidfd, rank.link.descriptor):
+            self._forget(descriptor)
+        return [*said, self._gone(rank, cut_off)]
+
+    def _gone(self, rank: RankProcess, cut_off: str) -> Gone:
+        status = rank.reap()
+        return Gone(
+            rank=rank.number,
+            status=status,
+            at=time.time(),
+            cut_off=cut_off,
+            lost="" if status is not None else "whoever traces it keeps the status of its end",
+            for_want_of_memory=status == -signal.SIGKILL and linux.killed_for_memory() > self._killed_for_memory,
+            stacks=self._stacks[rank.number].added(),
+            output=rank.glance(),
+        )
+
+    def _forget(self, descriptor: int) -> None:
+        with contextlib.suppress(KeyError):
+            if self._selector is not None:
+                self._selector.unregister(descriptor)
+
+    def send(self, command: RunTest | End) -> None:
+        """See :meth:`Ranks.send`."""
+        for rank in self._processes.values():
+            rank.link.send(command)
+
+    def signal(self, ranks: Collection[int], number: int) -> None:
+        """See :meth:`Ranks.signal`."""
+        for rank in ranks:
+            self._processes[rank].signal(number)
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """See :meth:`Ranks.kill`."""
+        for rank in map(self._processes.__getitem__, ranks):
+            self._stopped.add(rank.pid)
+            rank.kill_group()
+
+    def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
+        """See :meth:`Ranks.find`."""
+        # The process id of a rank that has been reaped may be anyone's.
+        pids = {rank: self._processes[rank].pid for rank in ranks if self._processes[rank].exit_status is None}
+        before = {rank: linux.state_of(pid) for rank, pid in pids.items()}
+        stopped = {rank for rank, state in before.items() if state in ("T", "t")}
+        # A rank takes up to a second to write its recording: it is asked first, and waited for last.
+        recordings = self._recorder.request(pids) if self._recorder else []
+        stacks = dump_stacks(pids, stopped, {rank: self._stacks[rank] for rank in pids})
+        if self._recorder:
+            self._recorder.wait(recordings)
+        held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]}
+        return {
+            rank: Stuck(
+                stacks=stacks.get(rank, ""), held=held.get(rank, ""), phase=read_phase(self._processes[rank].board)
+            )
+            for rank in ranks
+        }
+
+    def calls(self) -> Mapping[int, Sequence[LastCall]]:
+        """See :meth:`Ranks.calls`."""
+        return {number: read_board(rank.board) for number, rank in self._processes.items()}
+
+    def put_output_away(self, title: str) -> Mapping[int, Output]:
+        """See :meth:`Ranks.put_output_away`."""
+        outputs = {number: rank.take_output() for number, rank in self._processes.items()}
+        for number, output in outputs.items():
+            self._logs[number].add(title, output)
+        return outputs
+
+    def close(self) -> Sequence[KilledOrphan]:
+        """See :meth:`Ranks.close`."""
+        ranks = {rank.pid: number for number, rank in self._processes.items()}
+        left = kill_orphans(self._orphans, ranks, self._stopped)
+        for rank in self._processes.values():
+            rank.close()
+        return left
+
+
+def _cut_off(rank: RankProcess) -> str:
+    """Wait for the end of a rank that can say nothing more; kill it where it lives on, and say why."""
+    is_garbled = rank.link.is_garbled
+    if not is_garbled and linux.is_readable(rank.pidfd, CLOSED_PATIENCE):
+        return ""
+    rank.kill_group()
+    linux.is_readable(rank.pidfd, REAP_PATIENCE)
+    return "wrote into its connection to the supervisor" if is_garbled else "closed its connection to the supervisor"

@@ -1,0 +1,317 @@
+"""What a supervisor learns of a step on one rank: by its reports, or by its end.
+
+To the agent that looks like any exit in mid-test; only what was printed tells that it was a time limit.
+"""
+
+import json
+import re
+import signal
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from allranks import skip_codes
+from allranks.harness import linux
+from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
+from allranks.harness.gangs.local_ranks import Gone, Said
+from allranks.harness.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
+from allranks.harness.stacks.stacks import innermost, is_machinery
+from allranks.outcomes import Outcome, Phase, SkipKind, following, overall
+
+_TITLE = re.compile(r"\+{10,} Timeout \+{10,}$", re.MULTILINE)
+_STACK = re.compile(r"^~+ Stack of (?P<thread>\S+) \(\d+\) ~+$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+
+
+def is_pytest_timeout(output: str) -> str | None:
+    """What to say of a rank that pytest-timeout ended; None where it was something else.
+
+    Args:
+        output: What the rank printed last; pytest's terminal is its standard output, and a suite may redirect that.
+    """
+    title = _TITLE.search(output)
+    if title is None:
+        return None
+    where = _innermost(output[title.end() :])
+    return f"timed out by pytest-timeout{'; it was in ' + where if where else ''}"
+
+
+def _innermost(text: str) -> str:
+    """The innermost frame of the user's own code in the main thread; pytest-timeout prints it oldest frame first."""
+    parts = _STACK.split(text)
+    stacks = dict(zip(parts[1::2], parts[2::2], strict=False))
+    frames = reversed(list(_FRAME.finditer(stacks.get("MainThread", ""))))
+    frame = next((frame for frame in frames if not is_machinery(frame["file"])), None)
+    return f"{frame['file']}:{frame['line']} in {frame['name']}" if frame else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """The outcome of one step on one rank, as the agent learned it.
+
+    Attributes:
+        at: Seconds since the epoch.
+        addition: What the supervisor knows besides the message, in words: it comes first, for messages are long.
+        is_spoilt: The rank cannot be in a gang any more.
+        changed: What the test has left other than it was, by name.
+        consequence: The outcome came of another rank's bad one, or within the grace after it.
+        caused_by: For an aborted rank: the rank that went first.
+        is_final: The rank's step is over.
+        is_symptom: All that went wrong here is that a peer did not come, or was gone.
+        observed: The supervisor saw it, because the rank itself could not say it any more.
+        is_lost: Nobody knows how the rank ended.
+        calls: What the rank called in its process groups; None where it does not say.
+    """
+
+    rank: int
+    outcome: Outcome
+    at: float
+    message: str = ""
+    addition: str = ""
+    text: str = ""
+    early_skip: bool = False
+    is_spoilt: bool = False
+    changed: tuple[str, ...] = ()
+    is_final: bool = True
+    is_symptom: bool = False
+    consequence: bool = False
+    caused_by: int | None = None
+    observed: bool = False
+    skip_kind: SkipKind | None = None
+    skip_code: int | None = None
+    is_lost: bool = False
+    calls: Calls | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this rank's outcome is its own doing, as far as can be told."""
+        return self.outcome is not Outcome.ABORTED and not self.is_symptom
+
+
+MOST_PHASES = 200
+"""Phases of one test that are kept of a rank; each subtest that goes wrong is one."""
+
+
+@dataclass(kw_only=True)
+class Step:
+    """One thing that all ranks of a gang do in lockstep: a start, a test, an end.
+
+    Attributes:
+        nodeid: The test; empty for a start and an end.
+        phases: What each rank has reported so far.
+        leaving: The exit status with which a rank's main thread has said that it ends.
+        launched: From a driver, what became of the ranks of its test.
+        driver: From a driver, what else it has told, with its own phases, in order.
+        strangers: Ranks in whose place other processes have spoken.
+    """
+
+    nodeid: str = ""
+    arrivals: list[StepOutcome] = field(default_factory=list)
+    phases: dict[int, list[Phase]] = field(default_factory=dict)
+    leaving: dict[int, Leaving] = field(default_factory=dict)
+    launched: list[LaunchedEnd] = field(default_factory=list)
+    driver: list[DriverSays | Phase] = field(default_factory=list)
+    strangers: set[int] = field(default_factory=set)
+
+    def take(self, said: Said) -> None:
+        """Keep what a rank has said before its end."""
+        report = said.report
+        if said.has_strangers:
+            self.strangers.add(said.rank)
+        phases = self.phases.setdefault(said.rank, [])
+        for phase in report.phases:
+            is_first_bad = phase.outcome.is_bad and not any(each.outcome.is_bad for each in phases)
+            if len(phases) < MOST_PHASES or is_first_bad:
+                phases.append(phase)
+                self.driver.append(phase)
+        if report.leaving is not None:
+            self.leaving[said.rank] = report.leaving
+        if report.launched is not None:
+            self.launched.append(report.launched)
+        if report.driver is not None:
+            self.driver.append(report.driver)
+
+    def phase_under_way(self, rank: int) -> str:
+        """The phase of the test that a rank has begun and not told the end of, in words; empty for none."""
+        if not self.nodeid:
+            return ""
+        phases = self.phases.get(rank)
+        return following(phases[-1]) if phases else "set-up"
+
+    def may_skip_by_exit(self, rank: int, status: int) -> bool:
+        """Whether an exit status may mean a skip: the main thread left with it in the set-up or call of a test."""
+        leaving = self.leaving.get(rank)
+        said = leaving is not None and leaving.status == status
+        return said and self.phase_under_way(rank) in ("set-up", "call")
+
+    def note(self, arrival: StepOutcome) -> None:
+        """Add what arrived; the first bad outcome of a rank stands, whatever the rank comes to after it."""
+        if not self.has_gone_wrong_on(arrival.rank):
+            self.arrivals.append(arrival)
+
+    def has_gone_wrong_on(self, rank: int) -> bool:
+        """Whether a bad outcome of this rank has arrived."""
+        return any(arrival.rank == rank and arrival.outcome.is_bad for arrival in self.arrivals)
+
+    @property
+    def has_gone_wrong(self) -> bool:
+        """Whether a bad outcome of any rank has arrived."""
+        return any(arrival.outcome.is_bad for arrival in self.arrivals)
+
+    @property
+    def cause(self) -> StepOutcome | None:
+        """The first bad outcome that a rank came to by itself."""
+        return next((arrival for arrival in self._bad if arrival.is_own), None)
+
+    @property
+    def leader(self) -> StepOutcome | None:
+        """The cause; where nothing but symptoms arrived, the first of them that is no other's consequence."""
+        return self.cause or next((each for each in self._bad if not each.consequence), next(iter(self._bad), None))
+
+    @property
+    def skipper(self) -> StepOutcome | None:
+        """The first rank that skipped."""
+        return next((arrival for arrival in self.arrivals if arrival.outcome is Outcome.SKIPPED), None)
+
+    @property
+    def _bad(self) -> Iterable[StepOutcome]:
+        return (arrival for arrival in self.arrivals if arrival.outcome.is_bad)
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """What the test has left other than it was on any rank, by name."""
+        return frozenset(name for arrival in self.arrivals for name in arrival.changed)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the gang may be kept: all ranks are in its group, and all passed, or all skipped before the call."""
+        if any(arrival.is_spoilt for arrival in self.arrivals):
+            return False
+        passed = all(arrival.outcome is Outcome.PASSED for arrival in self.arrivals)
+        return passed or all(arrival.early_skip for arrival in self.arrivals)
+
+    def compare_calls(self) -> Mismatch | None:
+        """Compare what the ranks of a step called that is clean otherwise; one that is wrong becomes an error here."""
+        calls = {arrival.rank: arrival.calls for arrival in self.arrivals if arrival.calls is not None}
+        mismatch = find_mismatch(calls) if self.is_clean else None
+        if mismatch is not None and mismatch.is_error and self.skipper is None:
+            self.arrivals = [_blamed(arrival, mismatch) for arrival in self.arrivals]
+        return mismatch
+
+    def explain_symptoms(self, skipper: StepOutcome | None, odd: Collection[int] = ()) -> None:
+        """At the step's end: what turned out to be a symptom of what another rank did is its consequence.
+
+        Args:
+            skipper: The rank that skipped, where its peers may not do otherwise.
+            odd: The ranks that have called something else than most: where all that arrived are symptoms, theirs leads.
+        """
+        cause = self.cause or skipper or next((arrival for arrival in self._bad if arrival.rank in odd), None)
+        if cause is not None:
+            self.arrivals = [
+                _caused_by(cause, arrival) if arrival.is_symptom and arrival is not cause else arrival
+                for arrival in self.arrivals
+            ]
+
+    def add(self, what: str) -> None:
+        """Have the outcome that leads say how the ranks' calls differ; empty for nothing."""
+        leader = self.leader
+        if leader is not None and what and what not in leader.message:
+            self.arrivals = [
+                replace(arrival, addition=f"the ranks' calls differ: {what}; ") if arrival is leader else arrival
+                for arrival in self.arrivals
+            ]
+
+
+def _blamed(arrival: StepOutcome, mismatch: Mismatch) -> StepOutcome:
+    if arrival.rank not in mismatch.ranks:
+        return arrival
+    return replace(arrival, outcome=Outcome.ERRORED, message=mismatch.message, observed=True)
+
+
+def _calls(report: Report) -> Calls | None:
+    """What a rank says that it called; what makes no sense counts as a call that has failed."""
+    if not report.calls:
+        return None
+    try:
+        return calls_of(json.loads(report.calls))
+    except (ValueError, RecursionError):
+        return Calls(failures=1)
+
+
+def _caused_by(cause: StepOutcome, symptom: StepOutcome) -> StepOutcome:
+    return replace(symptom, consequence=True, caused_by=cause.rank)
+
+
+def reported(said: Said, step: Step) -> StepOutcome:
+    """What a rank said itself; of its phases the worst decides, whatever its last report makes of them."""
+    report, phases = said.report, step.phases.get(said.rank, ())
+    phase = overall(phases) if phases else None
+    outcome = phase.outcome if phase else report.outcome
+    return StepOutcome(
+        rank=said.rank,
+        outcome=outcome,
+        at=said.at,
+        message=phase.message if phase else report.message,
+        early_skip=report.early_skip,
+        is_spoilt=report.is_spoilt,
+        changed=report.changed,
+        is_symptom=report.is_symptom,
+        is_final=report.is_final,
+        calls=_calls(report),
+        consequence=step.cause is not None and outcome.is_bad,
+    )
+
+
+def ended(gone: Gone, step: Step) -> StepOutcome:
+    """The outcome of a rank whose process ended instead of reporting; a fatal signal leaves its stacks."""
+    status, is_consequence = gone.status, step.cause is not None
+    reason = None if status is None else skip_codes.reason_of_exit(status)
+    if status is not None and reason is not None and step.may_skip_by_exit(gone.rank, status):
+        return StepOutcome(
+            rank=gone.rank,
+            outcome=Outcome.SKIPPED,
+            at=gone.at,
+            message=step.leaving[gone.rank].reason or reason,
+            observed=True,
+            skip_kind=skip_codes.kind_of_exit(status),
+            skip_code=status,
+        )
+    late = is_pytest_timeout(gone.output.stdout + gone.output.stderr) if status == 1 else None
+    return StepOutcome(
+        rank=gone.rank,
+        outcome=Outcome.CRASHED if late is None else Outcome.TIMED_OUT,
+        at=gone.at,
+        message=f"rank {gone.rank} {late or describe_end(gone) + was_in(gone.stacks)}",
+        text=gone.stacks,
+        is_symptom=status == -signal.SIGABRT and died_of_a_peer(gone.output.stderr),
+        consequence=is_consequence,
+        observed=True,
+        is_lost=bool(gone.lost),
+    )
+
+
+# What NCCL's watchdog prints when it ends a process because a collective of it took too long (torch 2.13).
+_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*time(d |-)?out", re.IGNORECASE)
+
+
+def died_of_a_peer(stderr: str) -> bool:
+    """Whether NCCL's watchdog ended a process because a collective of it took too long."""
+    return _WATCHDOG.search(stderr) is not None
+
+
+def describe_end(gone: Gone) -> str:
+    """In words, how a rank's process ended."""
+    if gone.status is None:
+        return f"is lost: {gone.lost}"
+    if gone.cut_off:
+        return f"{gone.cut_off} and was killed"
+    if gone.for_want_of_memory:
+        return "was killed for want of memory (SIGKILL, by the kernel)"
+    if gone.status < 0:
+        return f"was killed by {linux.signal_name(-gone.status)}"
+    return f"left with exit code {gone.status} in mid-test"
+
+
+def was_in(stacks: str) -> str:
+    """Where a rank was, in words, as in "; it was in file:line in name"; empty where nobody knows."""
+    where = innermost(stacks)
+    return f"; it was in {where}" if where else ""

@@ -1,0 +1,131 @@
+"""Ranks that live as long as a class of tests, and run one test of it after the other in lockstep."""
+
+import unittest
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from allranks.harness.channel import End
+from allranks.harness.gangs.step_outcome import Step
+from allranks.harness.launchers.launch import Launch, LaunchContext, LaunchTerms
+from allranks.harness.launchers.launched_rank import LaunchedRank
+from allranks.harness.launchers.own_ranks import raise_for
+from allranks.harness.launchers.plain import meeting_file
+
+RANKS_ATTRIBUTE = "allranks_ranks"
+"""Where a class has its living ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLife:
+    """What each rank does.
+
+    Attributes:
+        join: Makes the process group; gets the file at which the ranks meet.
+        run: Runs one test, of which it gets a fresh test case.
+        leave: Destroys the process group.
+    """
+
+    join: Callable[[LaunchedRank, str], None]
+    run: Callable[[Any, LaunchedRank], None]
+    leave: Callable[[], None]
+
+
+class KeptRanks:
+    """The living ranks of a class, as its launching process has them.
+
+    Args:
+        case: The test that they are started for.
+        surroundings: What they depend on a runner for.
+        world_size: How many there are.
+        life: What each does.
+
+    Attributes:
+        file: The file at which they meet.
+    """
+
+    def __init__(self, case: unittest.TestCase, surroundings: LaunchContext, world_size: int, life: RankLife) -> None:
+        self._surroundings = surroundings
+        self._life = life
+        # A test's number, by which both sides know it.
+        self._names: Sequence[str] = tuple(sorted(dir(type(case))))
+        with ExitStack() as resources:
+            self.file = resources.enter_context(meeting_file())
+            self._workplace = resources.enter_context(surroundings.workplace(type(case)))
+            terms = surroundings.launch_terms(case)
+            self._launch = Launch(self._workplace, world_size, lambda launched: self._live(case, launched), terms)
+            resources.callback(self._launch.close)
+            self._raise_for(self._launch.start(), terms)
+            self._resources = resources.pop_all()
+
+    def run(self, case: unittest.TestCase) -> None:
+        """Have the ranks run a test, and raise what they came to; see :meth:`OwnRanks.join`."""
+        __tracebackhide__ = True
+        terms = self._surroundings.launch_terms(case)
+        self._raise_for(self._launch.run(terms, self._names.index(_name(case))), terms)
+
+    def end(self) -> None:
+        """Have the ranks tear down and leave, and raise what went wrong in that."""
+        with self._resources:
+            self._raise_for(self._launch.end(), self._launch.last)
+
+    def close(self) -> None:
+        """Stop what still lives."""
+        self._resources.close()
+
+    def _raise_for(self, step: Step, terms: LaunchTerms) -> None:
+        __tracebackhide__ = True
+        raise_for(step, may_disagree=terms.may_disagree)
+
+    def _live(self, first: unittest.TestCase, launched: LaunchedRank) -> int:
+        """What a fork does: make the process group, run tests as it is told to, and leave; returns the exit status."""
+        if not launched.start(lambda: self._life.join(launched, self.file)):
+            return 1
+        for command in launched.commands():
+            if isinstance(command, End):
+                launched.end(self._life.leave)
+                return 0
+            case = type(first)(self._names[command.index])
+            launched.run(self._surroundings.rank_terms(case), partial(self._life.run, case, launched))
+        return 1
+
+
+def kept_by(cls: type[unittest.TestCase]) -> KeptRanks | None:
+    """The living ranks of a class; it shares none with the class that it inherits from."""
+    ranks: KeptRanks | None = vars(cls).get(RANKS_ATTRIBUTE)
+    return ranks
+
+
+def take_from(cls: type[unittest.TestCase]) -> KeptRanks | None:
+    """The living ranks of a class, which has none any more."""
+    ranks = kept_by(cls)
+    if ranks is not None:
+        delattr(cls, RANKS_ATTRIBUTE)
+    return ranks
+
+
+def run_in(ranks: KeptRanks, case: unittest.TestCase) -> None:
+    """Run a test in the ranks of its class, and end them where it goes wrong."""
+    __tracebackhide__ = True
+    try:
+        ranks.run(case)
+    except unittest.SkipTest:
+        raise
+    except BaseException:
+        # What the ranks have in common, above all the process group, is not to be relied on any more.
+        take_from(type(case))
+        ranks.close()
+        raise
+
+
+def end_ranks_of(cls: type[unittest.TestCase]) -> None:
+    """Have the ranks of a class leave, if it has any, and raise what went wrong in that."""
+    ranks = take_from(cls)
+    if ranks is not None:
+        ranks.end()
+
+
+def _name(case: unittest.TestCase) -> str:
+    return case._testMethodName  # noqa: SLF001 - unittest gives the name nowhere else

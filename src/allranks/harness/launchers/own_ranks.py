@@ -1,0 +1,189 @@
+"""The ranks that one launcher test starts, and the result that they add up to."""
+
+import traceback
+import unittest
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from allranks.harness.gangs.step_outcome import Step, StepOutcome
+from allranks.harness.launchers.launch import Excuse, Launch, LaunchContext, excuse_nothing
+from allranks.harness.launchers.launched_rank import LaunchedRank
+from allranks.harness.ranks.printing import flush_output
+from allranks.harness.ranks.rank_setup import leave
+from allranks.outcomes import Outcome, overall
+
+OF_RANKS_ATTRIBUTE = "allranks_of_ranks"
+"""An exception with a true attribute of this name says in the launching process what ranks have said already."""
+
+
+_BELOW_THE_TEST = ("/allranks/testing/process_cases.py", "/allranks/harness/")
+
+
+class RankFailureError(AssertionError):
+    """One or more ranks of a launcher test went wrong, or ranks disagree on a skip.
+
+    The message begins with the rank that went first, and has its traceback; its peers follow, each in a line.
+    """
+
+    allranks_of_ranks = True
+
+
+class RankSkip(unittest.SkipTest):
+    """All ranks skipped."""
+
+    allranks_of_ranks = True
+
+
+def raise_for(step: Step, *, may_disagree: bool) -> None:
+    """Raise what a step of the ranks means for the test; nothing where all ranks passed.
+
+    Args:
+        step: What arrived from the ranks.
+        may_disagree: Some ranks may skip while others pass.
+
+    Raises:
+        RankFailureError: A rank went wrong, or only some ranks skipped.
+        RankSkip: All ranks skipped.
+        pytest.xfail.Exception: All ranks called ``pytest.xfail``.
+    """
+    __tracebackhide__ = True
+    if step.leader is not None:
+        raise RankFailureError("\n".join(_account(step, step.leader)))
+    outcomes = {arrival.outcome for arrival in step.arrivals}
+    if outcomes == {Outcome.XFAILED}:
+        pytest.xfail(step.arrivals[0].message)
+    skipped = [arrival for arrival in step.arrivals if arrival.outcome is Outcome.SKIPPED]
+    if skipped and len(skipped) == len(step.arrivals):
+        raise RankSkip(skipped[0].message)
+    if skipped and not may_disagree:
+        raise RankFailureError(_disagreement(step.arrivals))
+
+
+def _account(step: Step, leader: StepOutcome) -> Iterator[str]:
+    yield _headline(leader)
+    yield from (f"    {line}" for line in _text(leader, step).splitlines())
+    for arrival in sorted(step.arrivals, key=lambda each: each.rank):
+        if arrival is not leader and arrival.rank != leader.rank:
+            yield _headline(arrival)
+
+
+def _headline(arrival: StepOutcome) -> str:
+    name = f"rank {arrival.rank}"
+    if arrival.observed and arrival.message.startswith(f"{name} "):
+        return arrival.message
+    if arrival.outcome is Outcome.ABORTED:
+        return f"{name} was {arrival.message}"
+    said = f": {arrival.message}" if arrival.message else ""
+    after = " in consequence" if arrival.consequence else ""
+    return f"{name} {arrival.outcome.replace('_', ' ')}{after}{said}"
+
+
+def _text(arrival: StepOutcome, step: Step) -> str:
+    """A rank's traceback, or its stacks."""
+    if arrival.observed:
+        return "\n".join(_above_the_fork(arrival.text))
+    phases = step.phases.get(arrival.rank, ())
+    return overall(phases).text if phases else arrival.text
+
+
+def _above_the_fork(stacks: str) -> Iterator[str]:
+    """The lines of some stacks without the frames below the test, which are the launching process's up to the fork."""
+    is_below = False
+    for line in stacks.splitlines():
+        is_frame = line.startswith("  File ")
+        is_below = is_frame and (is_below or any(part in line for part in _BELOW_THE_TEST))
+        if not is_below and not line.startswith("Extension modules:"):
+            yield line
+
+
+def _disagreement(arrivals: Sequence[StepOutcome]) -> str:
+    lines = [_headline(arrival) for arrival in sorted(arrivals, key=lambda each: each.rank)]
+    return "\n".join(("ranks disagree: some skipped and others did not", *lines))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedEnds:
+    """How ranks may end that do not run their test to its end.
+
+    Attributes:
+        excuse: Whether the end of a rank is one of them.
+        of_rank_0: The exit status that rank 0 must end with; 0 for none.
+    """
+
+    excuse: Excuse = excuse_nothing
+    of_rank_0: int = 0
+
+
+def expected_ends(case: unittest.TestCase, test: Callable[[], object]) -> ExpectedEnds:
+    """What a test case says, by torch's two attributes for it, of how the ranks of a test may end."""
+    if test in getattr(case, "skip_return_code_checks", ()):
+        return ExpectedEnds(excuse=lambda _rank, _status: True)
+    special: Mapping[Callable[[], object], int] = getattr(case, "special_return_code_checks", {})
+    expected = special.get(test, 0)
+    return ExpectedEnds(
+        excuse=lambda _rank, status: expected not in (0, None) and status == expected, of_rank_0=expected
+    )
+
+
+class OwnRanks:
+    """Starts the ranks of a test, and waits for them.
+
+    Args:
+        case: The test; its clean-ups end the ranks.
+        surroundings: What the ranks depend on a runner for.
+        world_size: How many ranks there are.
+        work: What each does; see :class:`allranks.harness.launchers.launch.Launch`.
+    """
+
+    def __init__(
+        self,
+        case: unittest.TestCase,
+        surroundings: LaunchContext,
+        world_size: int,
+        work: Callable[[LaunchedRank], int],
+    ) -> None:
+        self._case = case
+        resources = ExitStack()
+        # After tearDown, however that ends, and also after a set-up that failed.
+        case.addCleanup(resources.close)
+        self._terms = surroundings.launch_terms(case)
+        self._workplace = resources.enter_context(surroundings.workplace(type(case)))
+        self.launch = Launch(self._workplace, world_size, work, self._terms)
+        resources.callback(self.launch.close)
+        self.launch.release(self._terms)
+
+    def join(self, ends: ExpectedEnds) -> None:
+        """Wait for the ranks, and raise what they came to.
+
+        Raises:
+            RankFailureError: A rank went wrong, or only some ranks skipped.
+            RankSkip: All ranks skipped.
+        """
+        __tracebackhide__ = True
+        terms = self._terms
+        step = self.launch.wait(ends.excuse)
+        raise_for(step, may_disagree=terms.may_disagree)
+        if ends.of_rank_0 and ends.of_rank_0 != self.launch.excused_status(0):
+            self._case.fail(f"rank 0 was to end with exit status {ends.of_rank_0}, and its test ended without that")
+
+
+def no_ranks_error(case: unittest.TestCase) -> RuntimeError:
+    """For a test that waits for ranks and has started none."""
+    msg = (
+        f"no rank was started for {case.id()}\n"
+        "A test of this class runs in ranks alone, and setUp did not call self._spawn_processes().\n"
+        "Call super().setUp() and then self._spawn_processes() in setUp."
+    )
+    return RuntimeError(msg)
+
+
+def exit_as_asked(exit_: SystemExit) -> None:
+    """End the process as ``sys.exit`` would: the exit status is what the launching process looks at."""
+    if not isinstance(exit_.code, int | None) or exit_.code in (0, None):
+        # Who reads the report wants to know where a rank left that should not have.
+        traceback.print_exception(exit_)
+    flush_output()
+    leave(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None))

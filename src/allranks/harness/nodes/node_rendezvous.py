@@ -1,0 +1,267 @@
+"""How the agents of one job find each other: the leader opens a port, and closes it when all followers are in.
+
+Whoever else connects gets nothing but a number, has to answer in time, and is cut off.
+"""
+
+import selectors
+import socket
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from allranks.harness.config import AgentConfig, Post
+from allranks.harness.nodes.connection import Message, Wire, WireError, is_proof, make_nonce, make_proof
+
+GREETING_PATIENCE = 5.0
+"""Seconds that whoever connects gets for its proof."""
+
+_MOST_STRANGERS = 64
+_FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
+
+
+class NodesError(Exception):
+    """The agents of a job cannot work together.
+
+    Attributes:
+        text: What there is to say besides; empty for nothing.
+    """
+
+    def __init__(self, message: str, text: str = "") -> None:
+        super().__init__(message)
+        self.text = text
+
+
+@dataclass(frozen=True, eq=False)
+class _Stranger:
+    """Somebody who has connected, and has proven nothing yet."""
+
+    wire: Wire
+    nonce: str
+    deadline: float
+
+
+class Gate:
+    """The leading agent's port.
+
+    Args:
+        post: The leader's own.
+        followers: The nodes whose agents are to come.
+
+    Raises:
+        NodesError: The port cannot be had.
+    """
+
+    def __init__(self, post: Post, followers: Collection[int]) -> None:
+        self._post = post
+        self._absent = set(followers)
+        self._met: dict[int, Wire] = {}
+        self._strangers: list[_Stranger] = []
+        self._selector = selectors.DefaultSelector()
+        try:
+            self._listener = _listen(post)
+        except OSError as error:
+            msg = f"The leading agent cannot listen at {post.leader}:{post.port}: {error}."
+            raise NodesError(msg) from error
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def admit(self, limit: float) -> dict[int, Wire]:
+        """Wait for the agents of the other nodes, then close the port.
+
+        Args:
+            limit: Seconds that they may take.
+
+        Raises:
+            NodesError: One has not come.
+        """
+        deadline = time.monotonic() + limit
+        try:
+            while self._absent and (remaining := deadline - time.monotonic()) > 0:
+                self._look(remaining)
+        finally:
+            self._close()
+        if self._absent:
+            for wire in self._met.values():
+                wire.close()
+            raise _absent(self._absent, limit)
+        return self._met
+
+    def _look(self, remaining: float) -> None:
+        now = time.monotonic()
+        timeout = min([remaining, *(stranger.deadline - now for stranger in self._strangers)])
+        for key, _ in self._selector.select(max(0.0, timeout)):
+            if key.data is None:
+                self._open()
+            else:
+                self._hear(key.data)
+        for stranger in self._late():
+            self._turn_away(stranger)
+
+    def _late(self) -> list[_Stranger]:
+        now = time.monotonic()
+        return [stranger for stranger in self._strangers if stranger.deadline <= now]
+
+    def _open(self) -> None:
+        """Let somebody in as far as the hall; of too many who stand there in silence, the first has to go."""
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            # Whoever it was has left already.
+            return
+        stranger = _Stranger(Wire(connection), make_nonce(), time.monotonic() + GREETING_PATIENCE)
+        self._strangers.append(stranger)
+        self._selector.register(stranger.wire, selectors.EVENT_READ, stranger)
+        if self._say(stranger, {"nonce": stranger.nonce}) and len(self._strangers) > _MOST_STRANGERS:
+            self._turn_away(self._strangers[0])
+
+    def _say(self, stranger: _Stranger, message: Message) -> bool:
+        try:
+            stranger.wire.send(message, 0.0)
+        except WireError:
+            self._turn_away(stranger)
+            return False
+        return True
+
+    def _hear(self, stranger: _Stranger) -> None:
+        if stranger not in self._strangers:
+            return
+        for said in stranger.wire.receive()[:1]:
+            node, nonce = said.get("node"), said.get("nonce")
+            if isinstance(node, int) and isinstance(nonce, str) and self._is_awaited(stranger, node, nonce, said):
+                proof = make_proof(self._post.token, "leader", node, stranger.nonce, nonce)
+                if self._say(stranger, {"proof": proof}):
+                    self._meet(stranger, node)
+            else:
+                self._turn_away(stranger)
+            return
+        if stranger.wire.ended:
+            self._turn_away(stranger)
+
+    def _is_awaited(self, stranger: _Stranger, node: int, nonce: str, said: Message) -> bool:
+        known = is_proof(said.get("proof"), self._post.token, "follower", node, stranger.nonce, nonce)
+        return known and node in self._absent
+
+    def _meet(self, stranger: _Stranger, node: int) -> None:
+        self._forget(stranger)
+        stranger.wire.trust()
+        self._absent.discard(node)
+        self._met[node] = stranger.wire
+
+    def _turn_away(self, stranger: _Stranger) -> None:
+        if stranger in self._strangers:
+            self._forget(stranger)
+            stranger.wire.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        self._strangers.remove(stranger)
+        self._selector.unregister(stranger.wire)
+
+    def _close(self) -> None:
+        for stranger in [*self._strangers]:
+            self._turn_away(stranger)
+        self._selector.close()
+        self._listener.close()
+
+
+def _listen(post: Post) -> socket.socket:
+    [family, kind, protocol, _, address] = next(_addresses(post, socket.AI_PASSIVE))
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # Whoever made the job may hold the port for us, bound and without listening.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _addresses(post: Post, flags: int) -> Iterator[tuple[int, int, int, str, tuple[str, int]]]:
+    found = socket.getaddrinfo(post.leader, post.port, type=socket.SOCK_STREAM, flags=flags)
+    return iter(found)  # type: ignore[arg-type]
+
+
+def _absent(nodes: Collection[int], limit: float) -> NodesError:
+    who = f"agent of node {min(nodes)} has" if len(nodes) == 1 else f"agents of nodes {_listed(nodes)} have"
+    return NodesError(f"The {who} not come within {limit:g} s.")
+
+
+def _listed(nodes: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(nodes)))
+
+
+def reach(post: Post, limit: float) -> Wire:
+    """Connect a following agent to the leader, which may still have to come.
+
+    Args:
+        post: The follower's.
+        limit: Seconds that it may take.
+
+    Raises:
+        NodesError: The leader has not come, or either does not know the token.
+    """
+    deadline = time.monotonic() + limit
+    wire = Wire(_connect(post, deadline, limit))
+    try:
+        _greet(wire, post, deadline)
+    except NodesError:
+        wire.close()
+        raise
+    wire.trust()
+    return wire
+
+
+def _connect(post: Post, deadline: float, limit: float) -> socket.socket:
+    pause = _FIRST_RETRY
+    while (remaining := deadline - time.monotonic()) > 0:
+        try:
+            return socket.create_connection((post.leader, post.port), timeout=remaining)
+        except OSError:
+            # On another host nothing can tell when the leader has come as far as opening its port.
+            time.sleep(min(pause, remaining))
+            pause = min(2 * pause, _LAST_RETRY)
+    msg = f"The leading agent has not come within {limit:g} s: nobody listens at {post.leader}:{post.port}."
+    raise NodesError(msg)
+
+
+def _greet(wire: Wire, post: Post, deadline: float) -> None:
+    theirs, mine = str(_answer(wire, deadline).get("nonce")), make_nonce()
+    proof = make_proof(post.token, "follower", post.node, theirs, mine)
+    try:
+        wire.send({"node": post.node, "nonce": mine, "proof": proof}, max(0.0, deadline - time.monotonic()))
+    except WireError as error:
+        raise _turned_away() from error
+    if not is_proof(_answer(wire, deadline).get("proof"), post.token, "leader", post.node, theirs, mine):
+        msg = "Whoever listens at the leading agent's port does not know the job's token."
+        raise NodesError(msg)
+
+
+def _answer(wire: Wire, deadline: float) -> Message:
+    while not wire.ended:
+        if messages := wire.receive():
+            return messages[0]
+        if not wire.wait(deadline):
+            break
+    raise _turned_away()
+
+
+def _turned_away() -> NodesError:
+    return NodesError("The leading agent has not let this one in.")
+
+
+def meet(config: AgentConfig) -> dict[int, Wire]:
+    """Find the agents of a job that this one has to do with: a follower its leader, the leader its followers.
+
+    Returns:
+        The connection to each, by its node; none where the job has one node.
+
+    Raises:
+        NodesError: They have not come.
+    """
+    post, limit = config.post, config.limits.assembly
+    if post is None:
+        return {}
+    if post.node:
+        return {0: reach(post, limit)}
+    return Gate(post, range(1, config.nodes)).admit(limit)

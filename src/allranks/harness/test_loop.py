@@ -1,0 +1,394 @@
+"""Leads gangs through the collected tests, each with a rendezvous of its own.
+
+``file`` gets a path that never existed before. ``env`` and ``tcp`` get a port that nobody else can
+take: the agent binds it with SO_REUSEADDR and never listens, so the kernel gives it to no one, while
+rank 0's store, which sets the same option, can still bind and listen on it. The agent keeps the
+socket until every rank has joined.
+"""
+
+import itertools
+import socket
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from allranks.harness import linux
+from allranks.harness.channel import RunTest
+from allranks.harness.config import AgentConfig, Folders, seed_of_test
+from allranks.harness.driver_workers import Lanes
+from allranks.harness.forks import LocalNode
+from allranks.harness.gangs.ends import Journal, ends_of, failed_start
+from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
+from allranks.harness.gangs.step_outcome import Step
+from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
+from allranks.harness.launchers.driver_account import DriverAccount
+from allranks.harness.nodes.node import Node, Orders, muster_all
+from allranks.harness.program import Program, Terms
+from allranks.outcomes import Outcome, disagree, may_disagree
+from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendezvous:
+    """Where the ranks of one gang meet.
+
+    Attributes:
+        url: What ``init_process_group`` takes as ``init_method``.
+        environment: Variables that the ranks need for it.
+    """
+
+    url: str
+    environment: dict[str, str] = field(default_factory=dict)
+    held: socket.socket | None = None
+
+    def joined(self) -> None:
+        """Let go of the port: every rank has joined, or the gang is gone."""
+        if self.held is not None:
+            self.held.close()
+
+
+def make_rendezvous(config: AgentConfig, shared: Path) -> Rendezvous:
+    """A fresh rendezvous of the cell's init method.
+
+    Raises:
+        ValueError: The init method is none of ``env``, ``tcp``, ``file``.
+    """
+    if config.init_method == "file":
+        return Rendezvous(url=f"file://{shared}/rendezvous-{uuid.uuid4().hex}")
+    held = _hold_port()
+    port = held.getsockname()[1]
+    # Both are set for tcp too: suites read them to make stores of their own.
+    environment = {"MASTER_ADDR": config.master_addr, "MASTER_PORT": str(port)}
+    match config.init_method:
+        case "env":
+            return Rendezvous(url="env://", environment=environment, held=held)
+        case "tcp":
+            return Rendezvous(url=f"tcp://{config.master_addr}:{port}", environment=environment, held=held)
+    held.close()
+    msg = f"init method {config.init_method!r} is none of env, tcp, file"
+    raise ValueError(msg)
+
+
+def _hold_port() -> socket.socket:
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    return held
+
+
+DRIVER_MARGIN = 5.0
+"""Seconds that a driver gets beyond what its ranks get, to look at their stacks, to stop them and to tear down."""
+
+
+_NAMES = 20
+"""Names that one notice lists."""
+
+_COMMAND = 1000
+"""Characters of a command line."""
+
+MANY_FORKS = 60
+"""From so many on it pays to make each cheaper, which takes the better part of a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedJob:
+    """The job as its supervisor holds it.
+
+    Attributes:
+        journal: Where records go.
+        end: When the job is over.
+    """
+
+    config: AgentConfig
+    folders: Folders
+    journal: Journal
+    end: JobEnd
+
+
+OfLane = Callable[[Path], LocalNode]
+"""This node, for ranks whose files are in another folder."""
+
+
+@dataclass(kw_only=True)
+class _Count:
+    """What conductors that share a job's tests count together; a lock is not needed, for each step is one of Python's.
+
+    Attributes:
+        gangs: Numbers of gangs.
+        settled: For each test that has run, whether it went wrong.
+        changed: By name what tests have left other than it was, and which tests.
+    """
+
+    gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    settled: dict[str, bool] = field(default_factory=dict)
+    changed: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def bad_tests(self) -> int:
+        return sum(self.settled.copy().values())
+
+
+class TestLoop:
+    """Runs every collected test on every rank.
+
+    Args:
+        program: What to run.
+        nodes: Where ranks are started.
+        job: The job that it is run for.
+        count: What is counted together with others; None where there are none.
+    """
+
+    def __init__(
+        self, program: Program, nodes: Sequence[Node], job: SupervisedJob, count: _Count | None = None
+    ) -> None:
+        self._program = program
+        self._nodes = nodes
+        self._job = job
+        self._config = job.config
+        self._folders = job.folders
+        self._journal = job.journal
+        self._count = _Count() if count is None else count
+        self._has_many_forks = False
+        self._index = 0
+        self._number = 1
+        self._runs_again = False
+        self._preload: dict[str, None] = {}
+        self._driver: DriverAccount | None = None
+
+    @property
+    def settled(self) -> dict[str, bool]:
+        """For each test that has run, whether it went wrong."""
+        return self._count.settled
+
+    @property
+    def _current(self) -> str:
+        """The test that runs, or is about to."""
+        return self._program.tests[self._index]
+
+    def run_all(self, of_lane: OfLane | None) -> None:
+        """Run the tests until they end, or ``-x`` or ``--maxfail`` says so.
+
+        Args:
+            of_lane: How launcher tests overlap; None where they do not.
+
+        Raises:
+            HangupError: The job was ended from outside.
+            JobLimitError: The job's time is up.
+            NodeLostError: A node is lost; the tests that are left have no outcome.
+            ForkServerError: Nobody is there any more who could start ranks.
+            LaneLostError: A lane broke; its test and those that are left have no outcome.
+        """
+        self._has_many_forks = self._forks_ahead() >= MANY_FORKS
+        remaining = list(range(len(self._program.tests)))
+        while remaining and not self._is_over():
+            launchers = self._launchers_ahead(remaining) if of_lane else []
+            if of_lane and len(launchers) > 1:
+                remaining[: sum(map(len, launchers))] = self._run_in_lanes(of_lane, launchers)
+            else:
+                del remaining[: self._run(first_assembly(self._program.terms, remaining))]
+        if remaining:
+            nodeids = tuple(self._program.tests[index] for index in remaining)
+            self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
+        self._tell_changes()
+
+    def _tell_changes(self) -> None:
+        """Say what tests have left other than it was, each thing once: a suite may do it in each of its tests."""
+        by_tests: dict[tuple[str, ...], list[str]] = {}
+        for name, nodeids in self._count.changed.items():
+            by_tests.setdefault(tuple(nodeids), []).append(name)
+        for (first, *others), names in by_tests.items():
+            too = f", and so did {len(others)} other tests" if others else ""
+            listed = ", ".join(names[:_NAMES])
+            text = f"it left {listed} other than it was{too}; that was put back for the next test"
+            self._journal.write(Notice(nodeid=first, text=text))
+
+    def _forks_ahead(self) -> int:
+        """About how many processes will be forked on this node, drivers and the ranks of launcher tests included."""
+        terms = self._program.terms
+        ranks = len(self._config.local_ranks)
+        return sum(ranks + terms[indices[0]].launches for indices in assemblies(terms, range(len(terms))))
+
+    def run_some(self, indices: Sequence[int]) -> None:
+        """See :class:`allranks.harness.driver_workers.Worker`."""
+        remaining = list(indices)
+        while remaining and not self._is_over():
+            del remaining[: self._run(first_assembly(self._program.terms, remaining))]
+        if remaining:
+            nodeids = tuple(self._program.tests[index] for index in remaining)
+            self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
+
+    def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
+        """The assemblies of launcher tests that come next."""
+        terms = self._program.terms
+        return list(assemblies(terms, itertools.takewhile(lambda index: terms[index].launches, remaining)))
+
+    def _run_in_lanes(self, of_lane: OfLane, launchers: Sequence[list[int]]) -> list[int]:
+        """Run assemblies side by side; returns the tests that were not begun, because the job is to stop."""
+        waiting = deque(launchers)
+
+        def next_work() -> Sequence[int] | None:
+            return None if self._is_over() or not waiting else waiting.popleft()
+
+        def make_worker(results: Path) -> TestLoop:
+            job = replace(self._job, folders=replace(self._folders, results=results))
+            return TestLoop(self._program, [of_lane(results)], job, self._count)
+
+        Lanes(
+            count=min(self._config.overlap, len(launchers)),
+            results=self._folders.results,
+            make_worker=make_worker,
+            next_work=next_work,
+        ).run()
+        return [index for indices in waiting for index in indices]
+
+    def _is_over(self) -> bool:
+        return bool(self._program.maxfail) and self._count.bad_tests >= self._program.maxfail
+
+    def _run(self, indices: Sequence[int]) -> int:
+        """Run tests until one goes wrong, and that one again as it may be; returns how many tests have run."""
+        done = self._run_gang(indices)
+        delay = self._program.terms[self._index].delay
+        while self._runs_again:
+            linux.is_readable(self._job.end.fileno(), min(delay, self._job.end.remaining()))
+            self._job.end.check()
+            self._runs_again = False
+            self._number += 1
+            self._run_gang([self._index])
+        self._number = 1
+        return done
+
+    def _run_gang(self, indices: Sequence[int]) -> int:
+        """Start a gang for some tests and lead it as far as it goes; returns how many tests have run."""
+        self._index = indices[0]
+        terms = self._program.terms[indices[0]]
+        rendezvous = make_rendezvous(self._config, self._folders.shared) if terms.has_process_group else None
+        self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
+        try:
+            gang = self._start(rendezvous)
+            try:
+                return self._lead(gang, indices, rendezvous)
+            except HangupError as error:
+                self._record_bad(gang, gang.abort(str(error)))
+                raise
+            except JobLimitError as error:
+                self._record_bad(gang, gang.give_up(str(error)))
+                raise
+            finally:
+                self._close(gang)
+        finally:
+            if rendezvous is not None:
+                rendezvous.joined()
+
+    def _start(self, rendezvous: Rendezvous | None) -> Gang:
+        number = next(self._count.gangs)
+        orders = Orders(
+            gang=number,
+            url=rendezvous.url if rendezvous else None,
+            environment=rendezvous.environment if rendezvous else {},
+            preload=tuple(self._preload),
+            launches=self._driver is not None,
+            has_many_forks=self._has_many_forks,
+        )
+        self._has_many_forks = False
+        # A driver starts its ranks on the node that it is on.
+        crews = muster_all(self._nodes[:1] if orders.launches else self._nodes, orders)
+        self._journal.write(GangStarted(gang=number, pids=tuple(pid for crew in crews for pid in crew.pids)))
+        may_be_held = self._config.pdb_rank is not None
+        return Gang(crews, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held)
+
+    def _close(self, gang: Gang) -> None:
+        self._preload.update(gang.imported)
+        for process in gang.close():
+            command = process.command[:_COMMAND]
+            self._journal.write(LeftBehind(nodeid=self._current, rank=process.rank, pid=process.pid, command=command))
+
+    def _lead(self, gang: Gang, indices: Sequence[int], rendezvous: Rendezvous | None) -> int:
+        start = gang.start()
+        if rendezvous is not None:
+            rendezvous.joined()
+        if start.leader is not None:
+            self._journal.write(TestStarted(nodeid=self._current, number=self._number))
+            self._record(gang, failed_start(start, start.leader))
+            gang.condemn()
+            return 1
+        self._journal.write(GangReady())
+        for done, (index, following) in enumerate(_with_following(indices), start=1):
+            self._index = index
+            seed = seed_of_test(self._config.seed, self._current)
+            may = may_disagree(self._current, self._config.mixed_skip)
+            self._journal.write(TestStarted(nodeid=self._current, seed=seed, may_disagree=may, number=self._number))
+            command = RunTest(index=index, nodeid=self._current, following=following, seed=seed)
+            step = gang.run(command, self._patience(index))
+            mismatch = step.compare_calls() if self._program.terms[index].shares_ranks else None
+            self._record(gang, step)
+            if step.leader is not None:
+                gang.condemn()
+                return done
+            if mismatch is not None or (not step.is_clean and not self._program.terms[index].is_skipped):
+                break
+        self._record_bad(gang, gang.end())
+        return done
+
+    def _patience(self, index: int) -> Deadlines:
+        terms = self._program.terms[index]
+        may = may_disagree(self._program.tests[index], self._config.mixed_skip)
+        skip = None if may else SKIP_GRACES * self._config.limits.peer_grace
+        return self._driver_patience(terms, skip) if terms.launches else Deadlines(limit=terms.limit, skip=skip)
+
+    def _driver_patience(self, terms: Terms, skip: float | None) -> Deadlines:
+        """What a driver gets: once for set-up, in which ranks may have to meet, and anew when they have the test."""
+        limits = self._config.limits
+        margin = DRIVER_MARGIN + limits.peer_grace
+        set_up = max(terms.limit, limits.process_group + ROUNDED_UP)
+        return Deadlines(limit=set_up + margin, anew=terms.limit + margin, skip=skip)
+
+    def _record_bad(self, gang: Gang, step: Step) -> None:
+        """Report what is bad of a step that the current test has only lent its name."""
+        bad = [arrival for arrival in step.arrivals if arrival.outcome.is_bad]
+        self._record(gang, replace(step, arrivals=bad))
+
+    def _record(self, gang: Gang, step: Step) -> None:
+        """Report one step of the current test."""
+        nodeid = self._current
+        if self._driver is not None:
+            is_bad = self._driver.settle(gang, nodeid, step)
+        else:
+            ends = ends_of(step, nodeid, self._config.world_size, gang.put_output_away(nodeid))
+            for record in ends.records:
+                self._journal.write(record)
+            may = may_disagree(nodeid, self._config.mixed_skip)
+            is_bad = step.leader is not None or (disagree(ends.outcomes) and not may)
+        for rank in sorted(step.strangers):
+            text = f"a process that rank {rank} had forked went on in its place; what it reported was left out"
+            self._journal.write(Notice(nodeid=nodeid, text=text))
+        # What starts ranks of its own ends with its test.
+        for name in sorted(step.changed) if self._driver is None else ():
+            self._count.changed.setdefault(name, []).append(nodeid)
+        # What may yet run well does not count: another lane would stop the job by it.
+        self._runs_again = self._runs_again or (is_bad and self._number <= self._program.terms[self._index].reruns)
+        # As in the report, a skip settles nothing of a try that went wrong.
+        is_bad = is_bad or (self._number > 1 and {each.outcome for each in step.arrivals} == {Outcome.SKIPPED})
+        if not self._runs_again and (step.arrivals or nodeid not in self._count.settled):
+            self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
+
+
+def _with_following(indices: Sequence[int]) -> list[tuple[int, int | None]]:
+    return list(zip(indices, [*indices[1:], None], strict=True))
+
+
+def assemblies(terms: Sequence[Terms], indices: Iterable[int]) -> Iterator[list[int]]:
+    """The runs of neighbouring tests that one gang each may run.
+
+    Args:
+        terms: How each collected test is run.
+        indices: Tests, in their order.
+    """
+    for _, neighbours in itertools.groupby(indices, lambda index: terms[index].gang):
+        yield list(neighbours)
+
+
+def first_assembly(terms: Sequence[Terms], indices: Sequence[int]) -> list[int]:
+    """The first of the :func:`assemblies` of some tests, at least one."""
+    return next(assemblies(terms, indices))

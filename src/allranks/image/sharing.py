@@ -1,0 +1,330 @@
+"""Images that one machine builds and others load: a folder of archives, and a registry.
+
+The folder goes from one CI machine to another, and may have been made by somebody whom nobody trusts, such as a pull
+request's author. An archive therefore holds one image that has no name, and is run by one that is made of its whole id:
+it cannot take the place of an image that a later run on the same daemon looks for.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+from allranks.errors import ImageError
+from allranks.image.built_image import BuiltImage, ensure_image, image_reference, repository
+from allranks.image.daemon import Progress, Site, error_of, find, reported
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.images import Image as DockerImage
+
+    from allranks.matrix.model import Image
+
+
+LIST_NAME: Final = "images.json"
+
+SCHEMA: Final = 1
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_REMEDY: Final = "Make the folder anew (allranks build --export), or leave --images out, to build them here."
+_NAMES_OF_CONTAINERD: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortableImage:
+    """An image that other machines can have.
+
+    Attributes:
+        name: Its name in the matrix file.
+        key: The name by which it is found where it was built, with the key of what went in; of a finished image its
+            reference.
+        reference: By which it is run elsewhere: an id, or what a registry knows it by.
+        file: Its archive, a file of the folder; empty where the reference says enough.
+    """
+
+    name: str
+    key: str
+    reference: str
+    file: str = ""
+
+
+Put = Callable[[PortableImage, BuiltImage, "Shelf", Site], PortableImage]
+"""Puts an image that has been built where others can get it; returns it with a reference of the place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """Where portable images are put.
+
+    Attributes:
+        folder: For the list and the archives.
+        put: How what is built gets there: :func:`as_archive`, or :func:`allranks.image.sharing.by_push`.
+        known: What a registry has under a key; None where it has nothing, or there is no registry.
+    """
+
+    folder: Path
+    put: Put
+    known: Callable[[str, Site], str | None]
+
+
+def export_images(images: Iterable[Image], shelf: Shelf, site: Site) -> tuple[PortableImage, ...]:
+    """Put images where other machines can get them, and build those that are nowhere yet.
+
+    Args:
+        images: What the matrix file says about them, each once.
+        shelf: Where they are put; what an earlier call left there, and is still right, stays.
+        site: Where they are built.
+
+    Raises:
+        ImageError: One cannot be built, or cannot be put there.
+    """
+    with _as_image_error(shelf.folder):
+        shelf.folder.mkdir(parents=True, exist_ok=True)
+        kept = _kept(shelf.folder)
+        exported = tuple(_exported(image, shelf, site, kept) for image in images)
+        write_list(shelf.folder, exported)
+    return exported
+
+
+def write_list(folder: Path, images: Iterable[PortableImage]) -> None:
+    """Write the list of a folder, which is made if it is not there.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    listed = {"schema": SCHEMA, "images": [asdict(image) for image in images]}
+    (folder / LIST_NAME).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+
+
+def in_no_registry(_key: str, _site: Site) -> str | None:
+    """What a registry knows, where there is none."""
+    return None
+
+
+def as_archive(image: PortableImage, built: BuiltImage, shelf: Shelf, site: Site) -> PortableImage:
+    """Write an image into a file of the folder, without its name."""
+    file = f"{image.name}.tar"
+    draft = shelf.folder / f".{file}.unfinished"
+    site.progress(f"writing {image.key} to {shelf.folder / file}")
+    with (
+        reported(f"The image {image.key} could not be written to a file.", remedy="Run again."),
+        draft.open("wb") as to,
+    ):
+        to.writelines(site.client.api.get_image(built.id))
+    draft.replace(shelf.folder / file)
+    return replace(image, reference=built.id, file=file)
+
+
+def read_images(folder: Path) -> dict[str, PortableImage]:
+    """What a folder has to offer, by name; nothing of it is loaded.
+
+    Raises:
+        ImageError: There is no list, or it says what it cannot mean.
+    """
+    listed = folder / LIST_NAME
+    try:
+        value = json.loads(listed.read_bytes())
+        images = [_portable(entry) for entry in value["images"]] if value["schema"] == SCHEMA else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = f"{listed} cannot be read as a list of images."
+        raise ImageError(what, why=f"{type(error).__name__}: {error}.", remedy=_REMEDY) from error
+    if images is None:
+        msg = f"{listed} was written by another version of allranks."
+        raise ImageError(msg, remedy=_REMEDY)
+    return {image.name: image for image in images}
+
+
+def take_images(
+    images: Iterable[PortableImage], folder: Path, client: DockerClient, progress: Progress
+) -> dict[str, str]:
+    """Have the archives of some images loaded.
+
+    Args:
+        images: Some of :func:`read_images`.
+        folder: Where their archives are.
+        client: Connection to the daemon.
+        progress: Receives a line for each that is loaded.
+
+    Returns:
+        By which reference each is run, by name.
+
+    Raises:
+        ImageError: An archive cannot be read or loaded, or is not that of one image without a name.
+    """
+    with _as_image_error(folder):
+        return {image.name: _taken(image, folder, client, progress) for image in images}
+
+
+def _kept(folder: Path) -> Mapping[str, PortableImage]:
+    """What an earlier export left; a list that cannot be read is made anew."""
+    with suppress(ImageError):
+        return read_images(folder)
+    return {}
+
+
+def _exported(image: Image, shelf: Shelf, site: Site, kept: Mapping[str, PortableImage]) -> PortableImage:
+    key = image_reference(image, site)
+    wanted = PortableImage(name=image.name, key=key, reference=key)
+    if image.image is not None:
+        return wanted
+    before = kept.get(image.name)
+    if before and before.key == key and (not before.file or (shelf.folder / before.file).is_file()):
+        site.progress(f"{key} is in {shelf.folder} already")
+        return before
+    if known := shelf.known(key, site):
+        site.progress(f"{key} is in the registry already: {known}")
+        return replace(wanted, reference=known)
+    # The archive of another key goes out of the list before it is replaced: who is interrupted leaves none that lies.
+    write_list(shelf.folder, (other for name, other in kept.items() if name != image.name))
+    return shelf.put(
+        wanted, ensure_image(image, root=site.root, client=site.client, progress=site.progress), shelf, site
+    )
+
+
+def _portable(entry: Mapping[str, Any]) -> PortableImage:
+    image = PortableImage(**{name: str(entry[name]) for name in ("name", "key", "reference", "file")})
+    if not _NAME.fullmatch(image.name) or image.file not in ("", f"{image.name}.tar"):
+        msg = f"{image.name!r} with the archive {image.file!r} is none that allranks has written"
+        raise ValueError(msg)
+    return image
+
+
+def _taken(image: PortableImage, folder: Path, client: DockerClient, progress: Progress) -> str:
+    if not image.file:
+        return image.reference
+    there = find(client, image.reference) or _loaded(image, folder / image.file, client, progress)
+    # By its name it is found and removed like those that are built here; no run looks for one that says an id.
+    name, tag = repository(image.name), f"id-{str(there.id).removeprefix('sha256:')}"
+    with reported(f"The image {image.name} could not be given a name.", remedy="Run again."):
+        client.api.tag(there.id, name, tag)
+    return f"{name}:{tag}"
+
+
+def _loaded(image: PortableImage, archive: Path, client: DockerClient, progress: Progress) -> DockerImage:
+    _refuse_names(archive)
+    progress(f"loading image {image.name} from {archive}")
+    remedy = "Free space where the daemon keeps its images, then run again."
+    with reported(f"The image {image.name} could not be loaded.", remedy=remedy), archive.open("rb") as file:
+        # The id may be another one than where it was built: daemons that keep images in containerd count otherwise.
+        [loaded] = client.images.load(file)
+    return loaded
+
+
+def _refuse_names(archive: Path) -> None:
+    """See to it that loading an archive gives no image a name.
+
+    Raises:
+        ImageError: It would, or it is a link.
+    """
+    if archive.is_symlink():
+        msg = f"{archive} is a link, and is not followed."
+        raise ImageError(msg, remedy=_REMEDY)
+    names = list(_names_in(archive))
+    if names:
+        what = f"{archive} would give an image the name {names[0]}."
+        raise ImageError(what, why="A later run might take it for its own.", remedy=_REMEDY)
+
+
+def _names_in(archive: Path) -> Iterator[str]:
+    """The names in each list that a daemon reads: Docker's own, its old one, and that of the OCI's layout."""
+    with tarfile.open(archive, "r:") as content:
+        _refuse_odd_paths(content)
+        manifest = _json_of(content, "manifest.json") or []
+        if len(manifest) != 1:
+            msg = f"it holds {len(manifest)} images and not one"
+            raise ValueError(msg)
+        yield from (name for image in manifest for name in image.get("RepoTags") or ())
+        yield from _json_of(content, "repositories") or {}
+        for image in (_json_of(content, "index.json") or {}).get("manifests", ()):
+            annotations = image.get("annotations") or {}
+            yield from (annotations[key] for key in _NAMES_OF_CONTAINERD if annotations.get(key))
+
+
+def _refuse_odd_paths(content: tarfile.TarFile) -> None:
+    """See to it that no member of an archive comes to lie, by another way, where a list lies."""
+    members = content.getmembers()
+    links = {posixpath.normpath(member.name) for member in members if member.issym() or member.islnk()}
+    for member in members:
+        name = member.name.removeprefix("./").rstrip("/")
+        parents = {parent.as_posix() for parent in PurePosixPath(name).parents}
+        is_plain = name in ("", ".", posixpath.normpath(name)) and not name.startswith(("/", ".."))
+        if not is_plain or parents & links or ("/" not in name and name in links):
+            msg = f"the path {member.name!r} leads elsewhere than it seems"
+            raise ValueError(msg)
+
+
+def _json_of(content: tarfile.TarFile, name: str) -> Any:  # noqa: ANN401 - JSON
+    """What a file of an archive says; None where it is not there. Of two with one name a daemon may take either."""
+    found = [member for member in content.getmembers() if member.name.removeprefix("./") == name]
+    if not found:
+        return None
+    if len(found) > 1 or not found[0].isfile():
+        msg = f"{name} is there twice, or is no file"
+        raise ValueError(msg)
+    file = content.extractfile(found[0])
+    return json.load(file) if file else None
+
+
+@contextmanager
+def _as_image_error(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, tarfile.TarError, ValueError, AttributeError, TypeError) as error:
+        what = f"The folder of images {folder} cannot be used."
+        raise ImageError(what, why=f"{error}.", remedy=_REMEDY) from error
+
+
+def look_up(registry: str) -> Callable[[str, Site], str | None]:
+    """What a registry knows of a key, by its digest; a registry that does not answer knows nothing.
+
+    Args:
+        registry: The part of its names above ours, such as ``ghcr.io/owner/repository``.
+    """
+
+    def known(key: str, site: Site) -> str | None:
+        with suppress(ImageError):
+            return _by_digest(_place(registry, key), site)
+        return None
+
+    return known
+
+
+def by_push(registry: str) -> Put:
+    """How an image gets into a registry; parameter as of :func:`look_up`."""
+
+    def put(image: PortableImage, built: BuiltImage, _shelf: Shelf, site: Site) -> PortableImage:
+        place = _place(registry, image.key)
+        name, _, tag = place.rpartition(":")
+        site.progress(f"pushing {place}")
+        with reported(f"The image {place} could not be pushed.", remedy=_LOGIN):
+            site.client.api.tag(built.id, name, tag)
+            for event in site.client.api.push(name, tag, stream=True, decode=True):
+                if error := error_of(event):
+                    msg = f"The image {place} could not be pushed."
+                    raise ImageError(msg, why=f"{error}.", remedy=_LOGIN)
+        return replace(image, reference=_by_digest(place, site))
+
+    return put
+
+
+_LOGIN = "Log in to the registry (docker login) as somebody who may write there, then run again."
+
+
+def _place(registry: str, key: str) -> str:
+    """Registries take lower case only, and the owner of a repository may have a capital."""
+    return f"{registry.rstrip('/')}/{key}".lower()
+
+
+def _by_digest(place: str, site: Site) -> str:
+    """The image that a name means now, by a name that will never mean another."""
+    with reported(f"The registry could not be asked for {place}.", remedy=_LOGIN):
+        answer = site.client.api.inspect_distribution(place)  # type: ignore[no-untyped-call]
+    return f"{place.rpartition(':')[0]}@{answer['Descriptor']['digest']}"

@@ -1,0 +1,116 @@
+"""The outcome of a test on a rank, of each of its phases, and what a skip means.
+
+The harness writes these words into events and rank XML; the report reads them back. This module is
+copied into jobs with the rest of the harness, so it uses the standard library alone.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+
+class Outcome(StrEnum):
+    """What one rank of one test came to."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    XFAILED = "xfailed"
+    XPASSED = "xpassed"
+    ERRORED = "errored"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed_out"
+    ABORTED = "aborted"
+    MISSING = "missing"
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether this outcome keeps a test from passing (a strict xpass arrives as failed)."""
+        return self not in GOOD
+
+
+GOOD = frozenset({Outcome.PASSED, Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPASSED})
+
+
+def disagree(outcomes: Collection[Outcome]) -> bool:
+    """Whether the ranks of one test disagree on whether it could run, or on whether it is expected to fail."""
+    skipped_and_ran = Outcome.SKIPPED in outcomes and any(outcome is not Outcome.SKIPPED for outcome in outcomes)
+    return skipped_and_ran or (Outcome.XFAILED in outcomes and Outcome.PASSED in outcomes)
+
+
+def may_disagree(nodeid: str, mixed_skip: Iterable[str]) -> bool:
+    """Whether the ranks of a test may disagree on a skip: its node id matches one of these ``fnmatch`` patterns."""
+    return any(fnmatchcase(nodeid, pattern) for pattern in mixed_skip)
+
+
+class SkipKind(StrEnum):
+    """Why a rank skipped.
+
+    ``environment``: the surroundings lack something (an exit code of torch's table, sandcastle);
+    ``hardware``: an environment skip for want of GPUs, an error in a cell that was given them;
+    ``plain``: the author's own ``pytest.skip``.
+    """
+
+    PLAIN = "plain"
+    ENVIRONMENT = "environment"
+    HARDWARE = "hardware"
+
+
+TEXT_LIMIT = 64 * 1024
+"""Characters of a traceback or of one captured stream that go into an event; the rest is not kept."""
+
+MESSAGE_LIMIT = 1000
+"""Characters of a message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One phase of one test on one rank.
+
+    Attributes:
+        when: ``setup``, ``call`` or ``teardown``.
+        duration: Seconds.
+        message: One line; empty for a phase that passed.
+        text: The traceback or the reason.
+        skip_code: torch's exit code, for a skip that has one.
+    """
+
+    when: str
+    outcome: Outcome
+    duration: float
+    message: str = ""
+    text: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    skip_kind: SkipKind | None = None
+    skip_code: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it passed, and there is nothing more to say."""
+        return self.outcome is Outcome.PASSED and not (self.message or self.text or self.stdout or self.stderr)
+
+
+def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
+    """`text` with its middle cut out where it is longer than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters cut …\n{text[-half:]}"
+
+
+def following(phase: Phase) -> str:
+    """What a test does after a phase, in words; empty for its end."""
+    if phase.when == "teardown":
+        return ""
+    return "tear-down" if phase.when == "call" or phase.outcome is not Outcome.PASSED else "call"
+
+
+def overall(phases: Sequence[Phase]) -> Phase:
+    """The phase that decides a test: the first bad one, else the one that was not a plain pass, else the call."""
+    bad = next((phase for phase in phases if phase.outcome.is_bad), None)
+    if bad is not None:
+        return bad
+    notable = next((phase for phase in phases if phase.outcome is not Outcome.PASSED), None)
+    return notable or next((phase for phase in phases if phase.when == "call"), phases[-1])

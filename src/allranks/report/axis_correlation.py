@@ -1,0 +1,215 @@
+"""Which axis a failure depends on: the predicate that holds exactly where a test fails.
+
+Pure. What a predicate claims is checked against every cell that is known, so that one counter-example silences it; and
+it must be unlikely to have come about by chance, which is counted and not guessed:
+
+Were the failures spread over the cells at random, each choice of ``n`` failing cells out of ``N`` would be as likely.
+A matrix offers some predicates (a handful for each axis) that pick out ``n`` cells; their number, divided by the number
+of choices, is the chance that *some* predicate fits failures which have nothing to do with any axis. Above
+:data:`MOST_CHANCE` nothing is said. One in ten is what it takes for the case that people meet most, nine cells (three
+world sizes by three init methods) of which the three of one world size fail: six predicates out of 84 choices. Four
+cells are never enough, nor is one failing or one passing cell, whatever the count: a single cell may be apart for the
+sake of its machine, or of the hour.
+
+Cells are bits of a number. Of a test that passes, all that stays is a hash of its name and a number that it shares with
+the tests that passed in the same cells: 200,000 tests take less than 20 MB.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import comb
+from typing import Final, NamedTuple
+
+from allranks.matrix.axes import AXES
+from allranks.report.judged import JobSummary
+from allranks.report.results import TestVerdict, VerdictKind
+
+Axes = Mapping[str, str | int]
+"""A cell's value on each axis."""
+
+FEWEST: Final = 2
+"""Cells that have to fail, and cells that have to pass."""
+
+MOST_CHANCE: Final = 0.1
+"""The largest chance, that some predicate fits by accident, at which one is still named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """A predicate with its evidence.
+
+    Attributes:
+        axis: The axis that it is about.
+        predicate: As it would stand behind ``when`` in a matrix file: ``world_size >= 4``.
+        fails: How many cells it holds in; the test fails in each of them.
+        passes: How many cells it does not hold in; the test passes in each of them.
+        also: Predicates on other axes that hold in the same cells: these results do not tell them apart.
+    """
+
+    axis: str
+    predicate: str
+    fails: int
+    passes: int
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    axis: str
+    predicate: str
+    values: frozenset[str | int]
+
+    def holds_in(self, cells: Sequence[Axes]) -> frozenset[int]:
+        return frozenset(place for place, cell in enumerate(cells) if cell[self.axis] in self.values)
+
+
+def blame(failing: Iterable[Axes], passing: Iterable[Axes]) -> Blame | None:
+    """The simplest predicate on one axis that holds in each failing cell and in no passing one.
+
+    The order of the cells makes no difference. On numbers a bound (``>=``, or ``<=`` where more than one value lies
+    below) is tried before a value between two bounds; on words a value before *all but one value*.
+
+    Args:
+        failing: The cells in which the test failed.
+        passing: The cells in which it ran and passed. Those in which it was skipped are no evidence.
+
+    Returns:
+        None where there is no such predicate, or where the evidence for it is thin.
+    """
+    failed, passed = list(failing), list(passing)
+    if len(failed) < FEWEST or len(passed) < FEWEST:
+        return None
+    cells, wanted = failed + passed, frozenset(range(len(failed)))
+    candidates = [candidate for axis in _axes(cells) for candidate in _candidates(axis, cells)]
+    places = [candidate.holds_in(cells) for candidate in candidates]
+    choices = {place for place in places if len(place) == len(failed)}
+    fitting = [candidate for candidate, place in zip(candidates, places, strict=True) if place == wanted]
+    if not fitting or len(choices) > MOST_CHANCE * comb(len(cells), len(failed)):
+        return None
+    first = fitting[0]
+    others = {candidate.axis: candidate.predicate for candidate in fitting if candidate.axis != first.axis}
+    return Blame(
+        axis=first.axis,
+        predicate=first.predicate,
+        fails=len(failed),
+        passes=len(passed),
+        also=tuple(others.values()),
+    )
+
+
+def _axes(cells: Sequence[Axes]) -> list[str]:
+    """The axes that every cell has a value on, in their fixed order."""
+    common = set(cells[0]).intersection(*cells[1:])
+    return [axis for axis in AXES if axis in common] + sorted(common.difference(AXES))
+
+
+def _candidates(axis: str, cells: Sequence[Axes]) -> Iterator[_Candidate]:
+    """The predicates that tell some of an axis's values from the others, the simplest first."""
+    values = {cell[axis] for cell in cells}
+    numbers = sorted(value for value in values if isinstance(value, int))
+    ordered = _on_numbers(numbers) if len(numbers) == len(values) else _on_words(sorted(values, key=str))
+    yield from (_Candidate(axis, f"{axis} {text}", chosen) for text, chosen in ordered)
+
+
+def _on_numbers(values: Sequence[int]) -> Iterator[tuple[str, frozenset[str | int]]]:
+    for place in range(1, len(values)):
+        yield f">= {values[place]}", frozenset(values[place:])
+    if len(values) > 1:
+        yield f"== {values[0]}", frozenset(values[:1])
+    for place in range(1, len(values) - 1):
+        yield f"<= {values[place]}", frozenset(values[: place + 1])
+        yield f"== {values[place]}", frozenset([values[place]])
+
+
+def _on_words(values: Sequence[str | int]) -> Iterator[tuple[str, frozenset[str | int]]]:
+    if len(values) > 1:
+        yield from ((f"== {value!r}", frozenset([value])) for value in values)
+    if len(values) > 2:
+        yield from ((f"!= {value!r}", frozenset(values) - {value}) for value in values)
+
+
+class CaseKey(NamedTuple):
+    """A test, whatever the cell and the shard.
+
+    Attributes:
+        suite: The suite's name, without the shard.
+    """
+
+    suite: str
+    nodeid: str
+
+
+class Evidence:
+    """Takes the verdicts of a run, and says at its end which axis is to blame for what."""
+
+    def __init__(self) -> None:
+        self._cells: dict[str, int] = {}
+        self._axes: list[Axes] = []
+        self._passed: dict[int, int] = {}
+        self._failed: dict[CaseKey, int] = {}
+        self._groups: dict[int, dict[CaseKey, None]] = {}
+        self._in_group: dict[int, int] = {}
+        self._alike: dict[int, int] = {}
+        self._verdicts: dict[tuple[int, int], Blame | None] = {}
+
+    def cell(self, facts: JobSummary) -> int:
+        """The bit of a job's cell."""
+        number = self._cells.setdefault(facts.cell, len(self._cells))
+        if number == len(self._axes):
+            self._axes.append(facts.axes)
+        return 1 << number
+
+    def passed(self, key: CaseKey, cell: int) -> None:
+        """A test ran in this cell and passed."""
+        place = hash(key)
+        cells = self._passed.get(place, 0) | cell
+        self._passed[place] = self._alike.setdefault(cells, cells)
+
+    def failed(self, key: CaseKey, group: int, cell: int) -> None:
+        """A test went wrong in this cell, in the way of this group."""
+        self._failed[key] = self._failed.get(key, 0) | cell
+        self._groups.setdefault(group, {})[key] = None
+        self._in_group[group] = self._in_group.get(group, 0) | cell
+
+    @cached_property
+    def _passed_of_failed(self) -> Mapping[CaseKey, int]:
+        return {key: self._passed.get(hash(key), 0) for key in self._failed}
+
+    def of_tests(self) -> Iterator[tuple[CaseKey, Blame]]:
+        """The tests for which an axis is to blame."""
+        for key, failed in self._failed.items():
+            if found := self._blame(failed, self._passed_of_failed[key]):
+                yield key, found
+
+    def of_group(self, group: int) -> Blame | None:
+        """The axis that is to blame for a group of failures.
+
+        A cell fails when one of the group's tests fails there as the group does. It passes when one of them passes
+        there and none fails in whatever way.
+        """
+        keys = self._groups.get(group, ())
+        passed = _union(self._passed_of_failed[key] for key in keys)
+        failed = _union(self._failed[key] for key in keys)
+        return self._blame(self._in_group.get(group, 0), passed & ~failed)
+
+    def _blame(self, failed: int, passed: int) -> Blame | None:
+        if (failed, passed) not in self._verdicts:
+            self._verdicts[failed, passed] = blame(self._axes_of(failed), self._axes_of(passed))
+        return self._verdicts[failed, passed]
+
+    def _axes_of(self, cells: int) -> list[Axes]:
+        return [axes for number, axes in enumerate(self._axes) if cells >> number & 1]
+
+
+def tells(test: TestVerdict) -> bool:
+    """Whether a good verdict is evidence: the test ran, and passed without having failed first."""
+    verdict = test.verdict
+    return verdict.kind is VerdictKind.PASSED and verdict.executed and not test.earlier
+
+
+def _union(masks: Iterable[int]) -> int:
+    union = 0
+    for mask in masks:
+        union |= mask
+    return union

@@ -1,0 +1,159 @@
+"""Reads a run folder, judges it job by job, and writes the merged reports into it.
+
+Files only: nothing here needs torch, an engine, the matrix file or the machine that the run was on. Merging again
+writes the same again, and two processes that merge one folder wait for each other. No more than one job's tests are
+held at a time.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from allranks.errors import ResultsError, UsageError
+from allranks.report.accounting import account, damaged_manifest
+from allranks.report.baseline import Baseline
+from allranks.report.folder import is_merged_report
+from allranks.report.gathering import Gathered, gather
+from allranks.report.judged import CellSuite, MergedRun, SuiteRow
+from allranks.report.junit import JUnitWriter, refuse_foreign
+from allranks.report.junit_case import JUnitForm
+from allranks.report.page.writer import PageWriter, is_page
+from allranks.report.report_json import JsonWriter, is_report_json
+from allranks.report.results import SkipPolicy
+from allranks.report.summary import write_summary
+from allranks.report.verdict import VerdictPolicy
+from allranks.user_cache import hold
+
+JUNIT_NAME: Final = "junit.xml"
+PAGE_NAME: Final = "report.html"
+JSON_NAME: Final = "report.json"
+SUMMARY_NAME: Final = "summary.md"
+LOCK_NAME: Final = ".merge.lock"
+
+
+Observer = Callable[[CellSuite], None]
+"""What is shown each job with its tests, before these are dropped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """A folder that is being judged.
+
+    Attributes:
+        suites: To be gone through once.
+    """
+
+    gathered: Gathered
+    policy: SkipPolicy
+    suites: Iterable[CellSuite]
+
+    @property
+    def planned(self) -> frozenset[str] | None:
+        manifest = self.gathered.manifest
+        return frozenset(f"{job.cell}/{job.suite}" for job in manifest.jobs) if manifest else None
+
+
+def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
+    folder: Path,
+    *,
+    policy: SkipPolicy | None = None,
+    environ: Mapping[str, str] = os.environ,
+    observers: Sequence[Observer] = (),
+    baseline: Baseline | None = None,
+    junit_form: JUnitForm | None = None,
+) -> MergedRun:
+    """Merges a run folder, a folder with parts of a run below it, or any folder with the JUnit XML of ranks.
+
+    Args:
+        folder: Where the results lie, and where ``junit.xml``, ``report.html`` and ``summary.md`` are
+            written.
+        policy: How environment skips are read; None for what the run's matrix file says, else for what the sandcastle
+            variables say.
+        environ: Where the sandcastle variables are looked up.
+        observers: Called with each job's tests, in the order of the report.
+        baseline: How many tests executed when all was well; None for what the run's matrix file names.
+        junit_form: The form of ``junit.xml``; None for the usual one.
+
+    Raises:
+        UsageError: The folder is not there, or nothing in it is a result.
+        ResultsError: The reports cannot be written, or would overwrite a file of somebody else.
+    """
+    root = Path(os.path.realpath(folder))  # Path.resolve raises for links in a circle
+    if not root.is_dir():
+        msg = f"There is no results folder {folder}."
+        raise UsageError(msg, remedy="Give the folder of a run: results/latest.")
+    try:
+        with hold(root / LOCK_NAME):
+            refuse_foreign(root / JUNIT_NAME, is_merged_report)
+            refuse_foreign(root / PAGE_NAME, is_page)
+            refuse_foreign(root / JSON_NAME, is_report_json)
+            judged = _judge(root, policy, environ, baseline)
+            return _write(root, judged, observers, junit_form or JUnitForm())
+    except OSError as error:
+        msg = f"The report of {folder} cannot be made."
+        raise ResultsError(
+            msg,
+            why=f"{error.filename or folder}: {error.strerror}.",
+            remedy="Make the folder writable, or merge a copy of it.",
+        ) from error
+
+
+def _judge(folder: Path, policy: SkipPolicy | None, environ: Mapping[str, str], baseline: Baseline | None) -> _Judged:
+    gathered = gather(folder)
+    manifest = gathered.manifest
+    setting = VerdictPolicy(
+        skip=policy or (manifest.policy.skip if manifest else None) or _sandcastle(environ),
+        mixed_skip=manifest.policy.mixed_skip if manifest else (),
+    )
+    if not gathered.attempts and manifest is None and not gathered.problems:
+        msg = f"There is nothing to merge in {folder}."
+        raise UsageError(
+            msg,
+            why="No run.json and no XML file lies below it.",
+            remedy="Give the folder of a run (results/latest), or a folder with the JUnit XML of ranks.",
+        )
+    damaged = (damaged_manifest(gathered.problems),) if gathered.problems else ()
+    suites = chain(damaged, account(gathered, setting, baseline))
+    return _Judged(gathered=gathered, policy=setting.skip, suites=suites)
+
+
+def _write(folder: Path, judged: _Judged, observers: Sequence[Observer], form: JUnitForm) -> MergedRun:
+    page = PageWriter(folder / PAGE_NAME)
+    with JsonWriter(folder / JSON_NAME) as machine:
+        with JUnitWriter(folder / JUNIT_NAME, form) as junit:
+            rows = tuple(_rows(judged.suites, (junit.add, machine.add, page.add, *observers)))
+        merged = _merged(folder, judged, rows, junit.files)
+        machine.write(merged)
+    page.write(merged)
+    write_summary(merged)
+    return merged
+
+
+def _merged(folder: Path, judged: _Judged, rows: tuple[SuiteRow, ...], junit_files: tuple[Path, ...]) -> MergedRun:
+    return MergedRun(
+        folder=folder,
+        junit=folder / JUNIT_NAME,
+        junit_files=junit_files,
+        page=folder / PAGE_NAME,
+        summary=folder / SUMMARY_NAME,
+        run_id=judged.gathered.run_id,
+        suites=rows,
+        policy=judged.policy,
+        planned=judged.planned,
+    )
+
+
+def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterator[SuiteRow]:
+    for suite in suites:
+        for observer in observers:
+            observer(suite)
+        yield suite.row
+
+
+def _sandcastle(environ: Mapping[str, str]) -> SkipPolicy:
+    """``pass`` on sandcastle, told as torch tells it (testing/_internal/common_utils.py, ``IS_SANDCASTLE``)."""
+    on = environ.get("SANDCASTLE") == "1" or environ.get("TW_JOB_USER") == "sandcastle"
+    return "pass" if on else "skip"

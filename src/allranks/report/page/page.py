@@ -1,0 +1,325 @@
+"""The page as one document: counts, matrix and failures without a script, then its data.
+
+Bounded, whatever the run: the script shows all of it, and ``junit.xml`` has it too.
+
+Nothing that a test or a rank said stands in it but escaped, or packed in base64; and whatever slipped through would not
+run: the page's own policy lets in one style and one script, by their hashes, and lets nothing out.
+"""
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from string import Template
+from typing import Final
+
+from allranks.report.judged import Counts, MergedRun, SuiteRow
+from allranks.report.judged import total as total_of
+from allranks.report.results import TestVerdict, VerdictKind
+from allranks.report.table import seconds
+from allranks.xml_text import cut, first_line, readable
+
+MOST_GROUPS: Final = 2000
+"""Different failures that are told apart; the rest are one group more, so that memory has a bound."""
+
+_MESSAGE: Final = 300
+_OTHERS: Final = "Other messages: there are more different ones than this page tells apart"
+
+_VARYING: Final = re.compile(
+    r"""
+    0x[0-9a-f]+                                # addresses
+    | \b[Rr]ank\s?\d+ | \bpid[ =]?\d+          # which rank, which process
+    | (?<=:)\d{4,5}\b                          # ports
+    | \d+(?:\.\d+)?\s?(?:ms|s|seconds)\b       # how long it took
+    | /tmp/[^\s'":,]+                          # scratch folders
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureGroup:
+    """Failures that say the same.
+
+    Attributes:
+        message: The words of the first of them.
+        reason: As a verdict's.
+    """
+
+    message: str
+    kind: VerdictKind
+    reason: str
+
+
+class Groups:
+    """Numbers the different failures of a run, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str, str, str], int] = {}
+        self._groups: list[FailureGroup] = []
+
+    @property
+    def groups(self) -> tuple[FailureGroup, ...]:
+        """All groups so far, by their number."""
+        return tuple(self._groups)
+
+    def number_of(self, test: TestVerdict, message: str) -> int:
+        """The group of a bad test that says ``message``."""
+        kind, reason = test.verdict.kind, test.verdict.reason
+        key = (kind.value, reason, signature(message))
+        if key not in self._numbers and len(self._groups) >= MOST_GROUPS:
+            key, message, kind, reason = ("", "", ""), _OTHERS, VerdictKind.ERROR, ""
+        if key not in self._numbers:
+            self._numbers[key] = len(self._groups)
+            self._groups.append(FailureGroup(message=message, kind=kind, reason=reason))
+        return self._numbers[key]
+
+
+def message_of(test: TestVerdict) -> str:
+    """What the rank that leads a bad test says, in one line; what the verdict says where none leads."""
+    verdict = test.verdict
+    lead = next((rank for rank in test.ranks if rank.rank == verdict.leading), None)
+    said = first_line(readable(lead.message)) or first_line(readable(lead.text)) if lead else ""
+    return cut(said or first_line(readable(verdict.message)) or verdict.reason, _MESSAGE).replace("\n", " ")
+
+
+def signature(message: str) -> str:
+    """``message`` without what differs from run to run and from rank to rank: addresses, ports, pids, rank numbers."""
+    return _VARYING.sub("*", message)
+
+
+SHOWN_FAILURES: Final = 50
+"""Groups of failures that are shown without the script."""
+
+SHOWN_TILES: Final = 1200
+"""Places of the matrix that are shown without the script; where there are more, those of the cells that failed."""
+
+_SHOWN_NOTES: Final = 100
+_SHOWN_REASONS: Final = 20
+_NAME: Final = 300
+
+_UNRULY: Final = {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
+"""Line ends and marks of direction that no element contains: they would turn the text around them."""
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """A group of failures, by the first of them.
+
+    Attributes:
+        place: ``<cell> / <suite>``.
+        count: How many there are.
+    """
+
+    place: str
+    nodeid: str
+    kind: VerdictKind
+    message: str
+    text: str
+    is_of_job: bool = False
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Static:
+    """What the static part shows.
+
+    Attributes:
+        samples: The first groups of failures.
+        reasons: Of skips, each with the number of skips and of skips that count as passes.
+        listed: A sentence for what the page leaves out; empty for nothing.
+    """
+
+    merged: MergedRun
+    samples: Sequence[Sample]
+    reasons: Sequence[tuple[str, int, int]]
+    listed: str = ""
+
+    @property
+    def title(self) -> str:
+        """Of the browser's tab."""
+        bad = self.merged.counts.bad
+        return f"{f'{bad:,} went wrong' if bad else 'all good'} · {readable(self.merged.run_id)} · allranks"
+
+    @property
+    def header(self) -> str:
+        """What came of the run, in a sentence and in numbers."""
+        counts = self.merged.counts
+        bad = counts.bad
+        state = "bad" if bad else "good" if counts.passed else "idle"
+        return (
+            f'<h1 class="{state}">{_sentence(counts)}</h1>'
+            f'<p class="run">Run <bdi>{escaped(self.merged.run_id)}</bdi>: {_extent(self.merged)}</p>'
+            f'<ul class="counts" id="counts">{"".join(_counts(counts))}</ul>'
+            + (f'<p class="listed">{escaped(self.listed)}</p>' if self.listed else "")
+        )
+
+    @property
+    def matrix(self) -> str:
+        """Cells by suites."""
+        places: dict[str, dict[str, list[SuiteRow]]] = {}
+        for row in self.merged.suites:
+            places.setdefault(row.cell, {}).setdefault(row.whole_suite, []).append(row)
+        suites = list(dict.fromkeys(suite for of_cell in places.values() for suite in of_cell))
+        suites, more = suites[:SHOWN_TILES], len(suites) - SHOWN_TILES
+        room = max(1, SHOWN_TILES // max(1, len(suites)))
+        cells = sorted(places, key=lambda cell: not _has_bad(places[cell])) if len(places) > room else list(places)
+        head = "".join(f'<th scope="col"><bdi>{escaped(suite)}</bdi></th>' for suite in suites)
+        rows = "".join(_cell(cell, places[cell], suites) for cell in cells[:room])
+        out = "".join(
+            f"<p>{count} more {what} are not shown here.</p>"
+            for count, what in ((len(cells) - room, "cells"), (more, "suites"))
+            if count > 0
+        )
+        return f'<table><thead><tr><th scope="col">cell</th>{head}</tr></thead><tbody>{rows}</tbody></table>{out}'
+
+    @property
+    def failures(self) -> str:
+        """The first failures, the same ones as one."""
+        shown = sorted(self.samples, key=lambda sample: not sample.is_of_job)[:SHOWN_FAILURES]
+        if not shown:
+            return '<p class="none">No failure.</p>'
+        left = self.merged.counts.bad - sum(sample.count for sample in shown)
+        more = f"<p>And {left:,} more, in {escaped(self.merged.junit.name)} beside this page.</p>" if left else ""
+        return "".join(map(_failure, shown)) + more
+
+    @property
+    def skips(self) -> str:
+        """The reasons of skips, the most frequent first."""
+        most = sorted(self.reasons, key=lambda reason: (-reason[1] - reason[2], reason[0]))
+        rows = "".join(
+            f"<tr><td>{skipped or ''}</td><td>{passed or ''}</td><td><bdi>{escaped(text)}</bdi></td></tr>"
+            for text, skipped, passed in most[:_SHOWN_REASONS]
+        )
+        more = f"<p>And {len(most) - _SHOWN_REASONS:,} more reasons.</p>" if len(most) > _SHOWN_REASONS else ""
+        if not rows:
+            return '<p class="none">Nothing was skipped.</p>'
+        head = "<th>skipped</th><th>skipped, counts as passed</th><th>reason</th>"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
+
+    @property
+    def notes(self) -> str:
+        """What a reader should know and no testcase says."""
+        notes = self.merged.notes
+        more = [f"And {len(notes) - _SHOWN_NOTES} more, in summary.md."] if len(notes) > _SHOWN_NOTES else []
+        return "".join(f"<li>{escaped(note)}</li>" for note in (*notes[:_SHOWN_NOTES], *more))
+
+
+def escaped(text: str) -> str:
+    """``text`` as HTML that says it and does nothing, not even to the direction of what stands beside it."""
+    return html.escape(readable(text).translate(_UNRULY))
+
+
+def _sentence(counts: Counts) -> str:
+    bad = counts.bad
+    if bad:
+        return f"{bad:,} of {_number(counts.tests, 'test')} went wrong"
+    if not counts.tests:
+        return "There is no test in this run"
+    return f"All good: {counts.passed:,} of {_number(counts.tests, 'test')} passed"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _extent(merged: MergedRun) -> str:
+    cells = len({row.cell for row in merged.suites})
+    suites = len({row.share.suite if row.share else row.suite for row in merged.suites})
+    policy = "; environment skips count as passed" if merged.policy == "pass" else ""
+    return f"{_number(cells, 'cell')}, {_number(suites, 'suite')}, {seconds(merged.counts.time)} of tests{policy}"
+
+
+def _counts(counts: Counts) -> Iterator[str]:
+    for letter, what, count in (
+        ("F", "failed", counts.failed),
+        ("E", "errors", counts.errors),
+        ("f", "flaky", counts.flaky),
+        ("P", "passed", counts.passed - counts.skip_but_pass),
+        ("K", "skipped, counts as passed", counts.skip_but_pass),
+        ("S", "skipped", counts.skipped),
+    ):
+        if count or letter in "FEPS":
+            yield f'<li class="v-{letter}"><b>{count:,}</b> {what}</li>'
+
+
+def _has_bad(of_cell: Mapping[str, Sequence[SuiteRow]]) -> bool:
+    return any(row.counts.bad for rows in of_cell.values() for row in rows)
+
+
+def _cell(cell: str, places: Mapping[str, Sequence[SuiteRow]], suites: Sequence[str]) -> str:
+    tiles = "".join(_tile(total_of(places[suite])) if suite in places else "<td></td>" for suite in suites)
+    return f'<tr><th scope="row"><bdi>{escaped(cell)}</bdi></th>{tiles}</tr>'
+
+
+def _tile(counts: Counts) -> str:
+    if bad := counts.bad:
+        return f'<td class="t-bad">{bad:,} bad <small>of {counts.tests:,}</small></td>'
+    if counts.passed:
+        return f'<td class="t-good">{counts.passed:,} ok</td>'
+    return f'<td class="t-idle">{counts.skipped:,} skipped</td>'
+
+
+def _failure(sample: Sample) -> str:
+    more = f" <small>and {sample.count - 1:,} more like it</small>" if sample.count > 1 else ""
+    letter = "F" if sample.kind is VerdictKind.FAILURE else "E"
+    return (
+        f'<details class="failure"><summary><span class="badge v-{letter}">{sample.kind}</span> '
+        f"<bdi>{escaped(sample.nodeid[:_NAME])}</bdi>{more}<br><small><bdi>{escaped(sample.place[:_NAME])}</bdi>: "
+        f"<bdi>{escaped(sample.message)}</bdi></small></summary><pre>{escaped(sample.text)}</pre></details>"
+    )
+
+
+GENERATOR: Final = '<meta name="generator" content="allranks">'
+"""By which a page is known for what it is."""
+
+_DATA: Final = "application/octet-stream"
+"""A type that no browser runs."""
+
+
+def document(static: Static, index: str, chunks: Sequence[str]) -> str:
+    """The whole page.
+
+    Args:
+        static: What can be read without the script.
+        index: All testcases, packed.
+        chunks: What they tell when they are opened, packed.
+    """
+    style, script = _resource("page.css"), _resource("page.js")
+    return Template(_resource("page.html")).substitute(
+        generator=GENERATOR,
+        policy=_policy(style, script),
+        title=escaped(static.title),
+        style=style,
+        header=static.header,
+        matrix=static.matrix,
+        failures=static.failures,
+        skips=static.skips,
+        notes=static.notes,
+        data="\n".join([_island("index", index), *(_island(f"chunk-{n}", chunk) for n, chunk in enumerate(chunks))]),
+        script=script,
+    )
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _island(name: str, packed: str) -> str:
+    return f'<script type="{_DATA}" id="{name}">{packed}</script>'
+
+
+@cache
+def _resource(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

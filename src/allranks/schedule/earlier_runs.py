@@ -1,0 +1,291 @@
+"""What a run takes from earlier runs: caches, durations, and what they left to do.
+
+All shards of a suite in a cell make the same split only if all of them collect the same tests and know the same
+durations. The first of them change both, so the run keeps what it began with in its own folder, also for other
+sessions that join it: the durations once, so that a shard that is run again has the same tests, and the cache for each
+attempt, so that ``--lf`` in a run that is gone on with knows what has failed in it.
+"""
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from allranks.engine.ownership import is_dead
+from allranks.engine.protocol import FileCopy
+from allranks.errors import UsageError
+from allranks.harness.config import COVERAGE, EARLIER_COVERAGE, PYTEST_CACHE
+from allranks.matrix.model import Job, Matrix
+from allranks.report.durations import Durations, DurationsError, parse, read_durations, render
+from allranks.report.folder import read_manifest
+from allranks.report.verdict import VerdictPolicy
+from allranks.schedule.results_folder import RunFolder, as_results_error
+from allranks.schedule.retry_policy import Again, Wanted, newest_attempt, to_run_again
+from allranks.user_cache import hold
+
+_VALUES = "v"
+"""The folder of pytest's cache that holds values; the rest explains the cache to people, or belongs to tests."""
+
+_LAST_FAILED = Path("cache") / "lastfailed"
+"""A JSON object whose keys are the tests, and what could not be collected, that failed (pytest's cacheprovider.py)."""
+
+
+def carried_files(cache: Path) -> Iterator[FileCopy]:
+    """What a job takes along of an earlier one's cache; nothing where there is none yet."""
+    if cache.is_dir() and next(cache.iterdir(), None):
+        yield FileCopy(source=cache, target=Path(PYTEST_CACHE) / _VALUES)
+
+
+def earlier_coverage(attempt: Path) -> Iterator[FileCopy]:
+    """What a job takes along of the attempt that it goes on with: the figure of both is one."""
+    folder = attempt / COVERAGE
+    if folder.is_dir() and not folder.is_symlink():
+        yield FileCopy(source=folder, target=Path(EARLIER_COVERAGE))
+
+
+def keep_cache(results: Path, cache: Path) -> None:
+    """Take a job's cache out of the results that came home, for the next job of this cell and suite.
+
+    Each file is there whole or not at all, also for another run that starts at this moment.
+
+    Raises:
+        OSError: The cache cannot be written.
+    """
+    _put(results / PYTEST_CACHE / _VALUES, cache)
+    shutil.rmtree(results / PYTEST_CACHE, ignore_errors=True)
+
+
+def keep_cache_of_shard(results: Path, cache: Path, began_with: Path, own: Collection[str]) -> None:
+    """Take a shard's cache out of its results, and put what it says of its own tests into that of the whole suite.
+
+    Args:
+        results: The job's results.
+        cache: The suite's cache in this cell, which all shards share.
+        began_with: The cache as it was for all shards of the run.
+        own: Node ids of the tests that are the shard's.
+
+    Raises:
+        OSError: The cache cannot be read or written.
+    """
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with hold(cache.parent / f".{cache.name}.lock"):
+        draft = cache.parent / f".{cache.name}.shard"
+        shutil.rmtree(draft, ignore_errors=True)
+        keep_cache(results, draft)
+        if (draft / _LAST_FAILED).exists():
+            now, before, after = (_failed(folder / _LAST_FAILED) for folder in (cache, began_with, draft))
+            failed = json.dumps(_merged(now, before, after, own), indent=2)
+            (draft / _LAST_FAILED).write_text(failed, encoding="utf-8")
+        _put(draft, cache)
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _put(values: Path, cache: Path) -> None:
+    for path in sorted(values.rglob("*")):
+        if path.is_file() and not path.is_symlink():
+            target = cache / path.relative_to(values)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft = target.with_name(f".{target.name}.{os.getpid()}")
+            shutil.copyfile(path, draft)
+            draft.replace(target)
+
+
+def _merged(
+    now: dict[str, object], before: dict[str, object], after: dict[str, object], own: Collection[str]
+) -> dict[str, object]:
+    """What has failed in the whole suite, after one more of its shards.
+
+    A module that can be collected again leaves its tests in the cache as failed; they are their shards' to judge.
+    """
+    mended = before.keys() - after.keys()
+    broken = {name for name in after.keys() - before.keys() if name in own or "::" not in name}
+    return {**{name: now[name] for name in now if name not in mended}, **{name: after[name] for name in broken}}
+
+
+def _failed(path: Path) -> dict[str, object]:
+    """What a cache says has failed; nothing where it says nothing, or what pytest would not understand either."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+DURATIONS = "durations.json"
+
+
+def take_snapshot(
+    folder: RunFolder,
+    jobs: Iterable[Job],
+    durations: Path,
+    say: Callable[[str], None],
+    *,
+    known: Durations | None = None,
+) -> RunFolder:
+    """Keep the durations that the shards among some jobs go by; of a run that is joined, what it has kept stays.
+
+    Args:
+        folder: The run's folder.
+        jobs: What is to run; for whole suites alone, whose lengths only help to pack them, nothing is kept.
+        durations: The file of durations.
+        say: Prints one line.
+        known: What shards go by in the place of that file: on every machine of a plan the same.
+
+    Returns:
+        The folder, with the durations of this run.
+
+    Raises:
+        ResultsError: The folder cannot be written.
+    """
+    if not any(job.shard for job in jobs):
+        return replace(folder, durations=read_durations(durations, _to_nobody))
+    with as_results_error(folder.path), hold(folder.lock):
+        return replace(folder, durations=_kept(folder.path / DURATIONS, durations, say, known))
+
+
+def _to_nobody(_line: str) -> None:
+    """Keep quiet about a file that nothing depends on."""
+
+
+def _kept(kept: Path, durations: Path, say: Callable[[str], None], known: Durations | None) -> Durations:
+    """The run's own copy of the durations, made where there is none yet."""
+    if not kept.exists():
+        draft = kept.with_name(f".{kept.name}")
+        draft.write_text(render(read_durations(durations, say) if known is None else known), encoding="utf-8")
+        draft.replace(kept)
+    try:
+        return parse(kept.read_text(encoding="utf-8"))
+    except DurationsError as error:
+        msg = f"{kept} {error}"
+        raise ValueError(msg) from error
+
+
+def cache_to_start_with(folder: RunFolder, job: Job, attempt: int) -> Path:
+    """The cache that an attempt starts with: for shards the same for all, however much the first have changed by then.
+
+    Raises:
+        ResultsError: The folder cannot be written.
+    """
+    cache, copy = folder.cache_of(job), folder.cache_for(job, attempt)
+    with as_results_error(folder.path):
+        if copy != cache:
+            with hold(folder.lock):
+                _copy(cache, copy)
+    return copy
+
+
+def _copy(cache: Path, copy: Path) -> None:
+    """Copy a cache as it is now, nothing where there is none; a copy that is there already stays."""
+    if copy.exists():
+        return
+    draft = copy.with_name(f".{copy.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    if cache.is_dir():
+        shutil.copytree(cache, draft, dirs_exist_ok=True)
+    draft.replace(copy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlierRun:
+    """What is known of a run that has ended, however it did.
+
+    Attributes:
+        run_id: The run.
+        folder: Its results.
+        arguments: What pytest was given in each of its jobs, by cell and suite.
+        setting: How its results are judged: it goes on as it began, whatever the matrix file says by now.
+    """
+
+    run_id: str
+    folder: Path
+    arguments: Mapping[tuple[str, str], tuple[str, ...]]
+    setting: VerdictPolicy
+
+    @property
+    def suites(self) -> tuple[str, ...]:
+        """The suites, and the shards of suites, that it had planned."""
+        return tuple(dict.fromkeys(suite for _, suite in self.arguments))
+
+    def own(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those of some jobs that it had planned."""
+        return [job for job in jobs if (job.cell.id, job.name) in self.arguments]
+
+    def refuse_lost(self, jobs: Sequence[Job]) -> None:
+        """See that all that it had planned is among these jobs.
+
+        Raises:
+            UsageError: The matrix has changed since, and some of it cannot be run any more.
+        """
+        there = {(job.cell.id, job.name) for job in jobs}
+        lost = next((place for place in self.arguments if place not in there), None)
+        if lost:
+            msg = f"The run {self.run_id} had planned {'/'.join(lost)}, and the matrix has no such job any more."
+            raise UsageError(msg, remedy="Name the cells that are to go on, or begin a new run.")
+
+    def arguments_of(self, jobs: Sequence[Job], given: tuple[str, ...]) -> tuple[str, ...]:
+        """What pytest was given in all of these jobs.
+
+        Args:
+            jobs: Some of its jobs.
+            given: What the command line gives it; with another selection, what is left out now would count as done.
+
+        Raises:
+            UsageError: They were run with different arguments, or with others than are given now.
+        """
+        found = {self.arguments[job.cell.id, job.name] for job in jobs}
+        if len(found) > 1:
+            msg = f"The jobs of the run {self.run_id} had different arguments for pytest."
+            raise UsageError(msg, remedy="Name the cells of one kind.")
+        before = next(iter(found), ())
+        if given and given != before:
+            msg = f"The run {self.run_id} had other arguments for pytest: {shlex.join(before) or 'none'}."
+            raise UsageError(msg, remedy="Leave them away to go on with it, or begin a new run.")
+        return before
+
+    def left(self, jobs: Sequence[Job], wanted: Wanted) -> dict[str, Again]:
+        """What of its jobs has to run again, by their ids; nothing of those that are done."""
+        left = {job.id: to_run_again(newest_attempt(self.folder, job), self.setting, wanted) for job in jobs}
+        return {job_id: again for job_id, again in left.items() if again}
+
+
+def setting_of(matrix: Matrix) -> VerdictPolicy:
+    """How the results of a run are judged while it goes on; environment skips are good, whatever they count as."""
+    return VerdictPolicy(skip=matrix.policy.skip or "skip", mixed_skip=matrix.policy.mixed_skip)
+
+
+def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
+    """The run to go on with.
+
+    Args:
+        results: The folder of all runs.
+        run_id: The run; None for the newest.
+
+    Raises:
+        UsageError: There is no such run, its plan cannot be read, or it has not ended.
+    """
+    named = results / (run_id or "latest")
+    folder = named.resolve()
+    manifest, problem = read_manifest(folder, folder)
+    if problem:
+        msg = f"{named / 'run.json'} cannot be read, so nobody knows what the run had planned."
+        raise UsageError(msg, why=problem, remedy="Begin a new run.")
+    if manifest is None:
+        msg = f"There is no run to go on with: {named} has no run.json."
+        raise UsageError(msg, remedy="Name the folder of all runs with --results, or begin a run.")
+    found = EarlierRun(
+        run_id=manifest.run_id,
+        folder=folder,
+        arguments={job.place: job.pytest_args for job in manifest.jobs},
+        setting=VerdictPolicy(skip=manifest.policy.skip or "skip", mixed_skip=manifest.policy.mixed_skip),
+    )
+    if found.folder != (results / found.run_id).resolve():
+        msg = f"{named} holds the run {found.run_id}, and is not its own folder: new results would go elsewhere."
+        raise UsageError(msg, remedy=f"Put it back to {results / found.run_id}.")
+    if not is_dead(found.run_id):
+        msg = f"The run {found.run_id} has not ended yet."
+        raise UsageError(msg, remedy="Wait for it, or end it with Ctrl-C where it runs.")
+    return found

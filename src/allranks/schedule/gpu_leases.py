@@ -1,0 +1,244 @@
+"""Leases on GPUs, which exclude other runs on this host, and the queue for them.
+
+Without it, a run that needs all GPUs at once would wait for as long as others take single ones as they come free. Who
+waits has a ticket: a file in the host's folder of locks, named by the moment, locked (flock(2)) for as long as its
+owner lives, and touched by it whenever it looks again. Nobody takes a GPU that somebody before them in the line
+waits for. A waiter holds no GPU, so two of them never wait for each other; one that is dead has no lock any more, and
+one that is stopped does not touch its ticket: neither holds anybody up.
+
+A lease is a lock (flock(2)) on one file for each GPU, in one folder for the whole host. It lasts as long as any
+process holds its descriptor: the orchestrator, and every process of a job on the process engine. The file
+says whose the lease is or was. Who has to wait stands in line (:mod:`allranks.schedule.gpu_leases`).
+"""
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from allranks.engine.ownership import is_at, lock_folder, open_lock
+
+_QUEUE_PREFIX: Final = "line-"
+
+PATIENCE: Final = 5.0
+"""Seconds for which a ticket counts that its owner does not touch: twenty looks of a run that waits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ticket:
+    """A place in the line, for as long as the process lives, or until it leaves.
+
+    Attributes:
+        path: The ticket's file; names are in the order of the line.
+        descriptor: The lock.
+    """
+
+    path: Path
+    descriptor: int
+
+    def touch(self) -> None:
+        """Say that its owner still waits."""
+        _touch(self.descriptor)
+
+    def leave(self) -> None:
+        """Give the place up."""
+        with suppress(OSError):
+            self.path.unlink()
+        os.close(self.descriptor)
+
+
+def stand_in_line(gpus: Sequence[str]) -> Ticket:
+    """Take a place at the end of the line.
+
+    Args:
+        gpus: Those of which some are waited for.
+
+    Raises:
+        OSError: The folder of locks cannot be written.
+    """
+    while True:
+        path = lock_folder() / f"{_QUEUE_PREFIX}{time.monotonic_ns():020}-{os.getpid()}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        os.fchmod(descriptor, 0o666)
+        ticket = Ticket(path, descriptor)
+        # Somebody may have found it before it was locked, and taken it for a dead one's.
+        if _locks(descriptor, fcntl.LOCK_EX) and is_at(path, descriptor):
+            _touch(descriptor)
+            os.write(descriptor, json.dumps({"gpus": list(gpus)}).encode())
+            _touch(descriptor)
+            return ticket
+        ticket.leave()
+
+
+def claimed(ticket: Ticket | None = None) -> frozenset[str]:
+    """The GPUs that somebody waits for who is before us in the line.
+
+    Args:
+        ticket: Our own place; None where we have none, and everybody is before us.
+    """
+    folder = lock_folder()
+    # In one call: an interrupt in the middle of a walk would leave the folder open.
+    names = (name for name in os.listdir(folder) if name.startswith(_QUEUE_PREFIX))  # noqa: PTH208
+    before = (name for name in names if ticket is None or name < ticket.path.name)
+    return frozenset(gpu for name in before for gpu in _wanted(folder / name))
+
+
+def _wanted(path: Path) -> Iterator[str]:
+    """The GPUs that the owner of a ticket waits for; none where it is dead or stopped."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return  # it has just left
+    try:
+        if _locks(descriptor, fcntl.LOCK_SH):
+            with suppress(OSError):  # another user's
+                path.unlink()
+        elif time.monotonic_ns() - os.fstat(descriptor).st_mtime_ns < PATIENCE * 1e9:
+            yield from _read(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int) -> Iterator[str]:
+    with suppress(ValueError, LookupError, TypeError):  # it is being written
+        yield from map(str, json.loads(os.pread(descriptor, 1 << 16, 0))["gpus"])
+
+
+def _locks(descriptor: int, how: int) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _touch(descriptor: int) -> None:
+    # The host's clock may be set while somebody waits; this one is the same for all its processes, and never is.
+    now = time.monotonic_ns()
+    os.utime(descriptor, ns=(now, now))
+
+
+_LEASE_PREFIX = "gpu-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease(AbstractContextManager["Lease"]):
+    """The exclusive hold of a job on some GPUs.
+
+    Attributes:
+        gpus: Their UUIDs.
+        descriptors: The locks; whoever inherits one keeps that GPU.
+    """
+
+    gpus: tuple[str, ...] = ()
+    descriptors: tuple[int, ...] = ()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the GPUs back, as far as this process holds them."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Whose a lease is.
+
+    Attributes:
+        since: Seconds since the epoch.
+    """
+
+    run_id: str = ""
+    job_id: str = ""
+    pid: int = 0
+    since: float = 0.0
+
+
+def try_lease(
+    gpus: Sequence[str], count: int, holder: Holder | None = None, ticket: Ticket | None = None
+) -> Lease | None:
+    """A lease on `count` of these GPUs, all of them or none; None when too few are free, or others are before us.
+
+    Args:
+        gpus: To choose from.
+        count: How many.
+        holder: Who asks, for :func:`holders`.
+        ticket: Our place in the line.
+    """
+    held: dict[str, int] = {}
+    for gpu in _not_claimed(gpus, ticket) if count else ():
+        if len(held) == count:
+            break
+        descriptor = _try_lock(gpu)
+        if descriptor is not None:
+            held[gpu] = descriptor
+    lease = Lease(gpus=tuple(held), descriptors=tuple(held.values()))
+    if len(held) == count:
+        for gpu, descriptor in held.items():
+            _sign(descriptor, gpu, holder or Holder())
+        return lease
+    with lease:
+        return None
+
+
+def _sign(descriptor: int, gpu: str, holder: Holder) -> None:
+    with suppress(OSError):  # a full disk: the lock holds without a name
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"gpu": gpu, **asdict(holder)}).encode(), 0)
+
+
+def holders(gpus: Iterable[str]) -> dict[str, Holder | None]:
+    """Who holds each of these GPUs, and each that a job of this host holds besides; None for nobody."""
+    signed = dict(_signed(path) for path in lock_folder().glob(f"{_LEASE_PREFIX}*"))
+    others = [gpu for gpu in signed if gpu not in gpus and not _is_free(gpu)]
+    return {gpu: None if _is_free(gpu) else signed.get(gpu, Holder()) for gpu in dict.fromkeys((*gpus, *others))}
+
+
+def _signed(path: Path) -> tuple[str, Holder]:
+    """What a lock file says; nothing but a name where somebody is about to write it."""
+    try:
+        said = json.loads(path.read_bytes())
+        return str(said.pop("gpu")), Holder(**said)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return path.name.removeprefix(_LEASE_PREFIX), Holder()
+
+
+def count_free(gpus: Iterable[str], ticket: Ticket | None = None) -> int:
+    """How many of these GPUs nobody holds at this moment, or waits for and is before us in the line."""
+    return sum(_is_free(gpu) for gpu in _not_claimed(gpus, ticket))
+
+
+def _not_claimed(gpus: Iterable[str], ticket: Ticket | None) -> Iterable[str]:
+    wanted = tuple(gpus)
+    others = claimed(ticket) if wanted else frozenset()
+    return [gpu for gpu in wanted if gpu not in others]
+
+
+def _is_free(gpu: str) -> bool:
+    descriptor = _try_lock(gpu)
+    if descriptor is None:
+        return False
+    os.close(descriptor)
+    return True
+
+
+def _try_lock(gpu: str) -> int | None:
+    descriptor = open_lock(_lock_path(gpu))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _lock_path(gpu: str) -> str:
+    return str(lock_folder() / f"{_LEASE_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', gpu)}")

@@ -1,0 +1,363 @@
+"""The GPUs of this host, as NVML or the system lists them, and as containers get them.
+
+NVIDIA's are those that NVML names (:mod:`allranks.schedule.gpus`); AMD's are in the kernel's topology (amdgpu's
+``/sys/class/kfd``). Those of a remote daemon nobody here can ask for: ``ALLRANKS_GPUS`` names them.
+"""
+
+import os
+import queue
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, Self
+
+from allranks.engine.protocol import GpuDriver, Passthrough
+from allranks.errors import DeviceError, UsageError
+
+_LIMIT: Final = 60.0
+"""Seconds: a first call loads the driver's firmware, a few seconds for each GPU; a sick one may never answer."""
+
+_REMEDY: Final = (
+    "Run nvidia-smi, and do what it says, mostly a restart of the host; or leave GPUs out: --gpu-mode none."
+)
+
+# nvml.h, enum nvmlReturn_t.
+_NOT_SUPPORTED: Final = 3
+_NOT_FOUND: Final = 6
+_DRIVER_NOT_LOADED: Final = 9
+_LIBRARY_NOT_FOUND: Final = 12
+_FUNCTION_NOT_FOUND: Final = 13
+
+_MIG_ENABLED: Final = 1
+
+
+class Nvml(Protocol):
+    """What of the module ``pynvml`` is asked; a handle is whatever it hands out, errors are its ``NVMLError``."""
+
+    NVMLError: type[Exception]
+
+    def nvmlInit(self) -> None: ...  # noqa: D102, N802 - NVIDIA's names, and NVIDIA's manual
+    def nvmlShutdown(self) -> None: ...  # noqa: D102, N802
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetUUID(self, handle: Any, /) -> str: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetName(self, handle: Any, /) -> str: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, /) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMigMode(self, handle: Any, /) -> list[int]: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Any, /) -> int: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Any, index: int, /) -> Any: ...  # noqa: ANN401, D102, N802
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU, or an instance of one that is cut up (MIG).
+
+    Attributes:
+        uuid: What CUDA and NVIDIA's toolkit know it by.
+        name: The product; empty where NVML does not say.
+        memory_mib: 0 where NVML does not say.
+    """
+
+    uuid: str
+    name: str = ""
+    memory_mib: int = 0
+
+    @property
+    def description(self) -> str:
+        """For people: product and memory."""
+        memory = f"{self.memory_mib / 1024:.0f} GiB" if self.memory_mib else ""
+        return ", ".join(filter(None, (self.name, memory)))
+
+
+def nvidia_gpus(nvml: Nvml | None = None, *, has_cards: bool = True, limit: float = _LIMIT) -> tuple[Gpu, ...]:
+    """The GPUs of this host by their numbers, instances in the place of those that are cut up.
+
+    Args:
+        nvml: The library; None for the host's own.
+        has_cards: Whether cards of NVIDIA's are known to be there: without one nobody misses the driver.
+        limit: Seconds in which it has to answer.
+
+    Returns:
+        None of them where NVIDIA's driver is not installed.
+
+    Raises:
+        DeviceError: NVML has an error in the place of an answer, or none at all.
+    """
+    # A sick device holds its caller in the kernel, where no Ctrl-C reaches: a thread can be left there.
+    answers: queue.SimpleQueue[tuple[Gpu, ...] | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(_ask(nvml or _library(has_cards=has_cards), has_cards=has_cards))
+        except Exception as error:  # noqa: BLE001 - raised where somebody waits for it
+            answers.put(error)
+
+    threading.Thread(target=ask, name="allranks-nvml", daemon=True).start()
+    try:
+        answer = answers.get(timeout=limit)
+    except queue.Empty:
+        msg = "NVIDIA's management library (NVML) does not answer."
+        raise DeviceError(msg, why=f"It was given {limit:g} s.", remedy=_REMEDY) from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _library(*, has_cards: bool) -> Nvml | None:
+    """NVIDIA's bindings; None where they are not installed and no card asks for them.
+
+    Raises:
+        DeviceError: There are cards, and no bindings.
+    """
+    try:
+        # A plan asks nobody, and need not wait for it.
+        import pynvml  # type: ignore[import-untyped] # noqa: PLC0415 - NVIDIA has no types for it
+    except ImportError as error:
+        if not has_cards:
+            return None
+        msg = "This host has GPUs, and NVIDIA's bindings of NVML are not installed."
+        remedy = "Install them (pip install nvidia-ml-py), name the GPUs (ALLRANKS_GPUS), or use --gpu-mode none."
+        raise DeviceError(msg, why=str(error), remedy=remedy) from error
+    library: Nvml = pynvml
+    return library
+
+
+def _ask(nvml: Nvml | None, *, has_cards: bool) -> tuple[Gpu, ...]:
+    if nvml is None:
+        return ()
+    absent = {_LIBRARY_NOT_FOUND} if has_cards else {_LIBRARY_NOT_FOUND, _DRIVER_NOT_LOADED}
+    with _as_device_error(nvml, "cannot be initialised"):
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            if _code(error) in absent:
+                return ()
+            raise
+    try:
+        return tuple(_found(nvml))
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _found(nvml: Nvml) -> Iterator[Gpu]:
+    with _as_device_error(nvml, "cannot count GPUs"):
+        count = nvml.nvmlDeviceGetCount()
+    for number in range(count):
+        with _as_device_error(nvml, f"cannot say what GPU {number} of {count} is"):
+            yield from _gpus_at(nvml, number)
+
+
+@contextmanager
+def _as_device_error(nvml: Nvml, what: str) -> Iterator[None]:
+    try:
+        yield
+    except nvml.NVMLError as error:
+        msg = f"NVIDIA's management library (NVML) {what}."
+        raise DeviceError(msg, why=f"It says: {error}.", remedy=_REMEDY) from error
+
+
+def _gpus_at(nvml: Nvml, number: int) -> Iterator[Gpu]:
+    """The GPU of a number, or its instances: CUDA cannot use a GPU that is to be cut up as a whole."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+    if not _is_cut_up(nvml, handle):
+        yield _gpu(nvml, handle)
+        return
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except nvml.NVMLError as error:
+            if _code(error) != _NOT_FOUND:
+                raise
+            continue  # places need not be filled in their order
+        yield _gpu(nvml, instance)
+
+
+def _is_cut_up(nvml: Nvml, handle: Any) -> bool:  # noqa: ANN401 - NVML's
+    try:
+        current, _pending = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError as error:
+        if _code(error) in {_NOT_SUPPORTED, _FUNCTION_NOT_FOUND}:  # most GPUs; drivers before 450
+            return False
+        raise
+    return current == _MIG_ENABLED
+
+
+def _gpu(nvml: Nvml, handle: Any) -> Gpu:  # noqa: ANN401 - NVML's
+    name, memory = "", 0
+    with suppress(nvml.NVMLError):  # only people need these
+        name = nvml.nvmlDeviceGetName(handle)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20
+    return Gpu(uuid=nvml.nvmlDeviceGetUUID(handle), name=name, memory_mib=memory)
+
+
+def _code(error: Exception) -> int | None:
+    return getattr(error, "value", None)
+
+
+GpuMode = Literal["auto", "nvidia", "cdi", "rocm", "none"]
+
+GPUS_VARIABLE = "ALLRANKS_GPUS"
+"""Names the GPUs, comma-separated, where they cannot be asked for: those of a remote daemon."""
+
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_ROOT: Final = Path("/")
+_NVIDIA_VENDOR: Final = "0x10de"
+_DISPLAY_CLASS: Final = "0x03"
+_KFD: Final = Path("dev/kfd")
+_TOPOLOGY: Final = Path("sys/class/kfd/kfd/topology/nodes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """The GPUs that jobs may lease.
+
+    Attributes:
+        driver: How containers are given them.
+        gpus: Their ids, in the driver's order: UUIDs where they have some.
+        nodes: For AMD's, the device node of each, by id.
+        everything: All that the host has, where `gpus` are some of them.
+        root: Where ``/dev`` is.
+        descriptions: What some of them are, for people, by id.
+    """
+
+    driver: GpuDriver = "nvidia"
+    gpus: tuple[str, ...] = ()
+    nodes: Mapping[str, Path] | None = None
+    everything: tuple[str, ...] = ()
+    root: Path = _ROOT
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+
+    def name_of(self, gpu: str) -> str:
+        """A GPU as a person finds it: its number among all of the host's, what it is, and its id."""
+        all_gpus = self.everything or self.gpus
+        number = f"GPU {all_gpus.index(gpu)}" if gpu in all_gpus else "GPU"
+        return f"{number} ({', '.join(filter(None, (self.descriptions.get(gpu), gpu)))})"
+
+    def only(self, wanted: str) -> Self:
+        """Some of its GPUs: see :func:`chosen_gpus`."""
+        return replace(self, gpus=chosen_gpus(self.gpus, wanted), everything=self.everything or self.gpus)
+
+    def of(self, gpus: Sequence[str]) -> Passthrough:
+        """How a container is given these of its GPUs."""
+        if not gpus or self.driver != "rocm":
+            return Passthrough(driver=self.driver)
+        paths = [_KFD, *((self.nodes or {}).get(gpu, Path("dev/dri", gpu)) for gpu in gpus)]
+        return Passthrough(
+            driver="rocm",
+            nodes=tuple(f"/{path}" for path in paths),
+            groups=tuple(sorted(set(_groups(self.root / path for path in paths)))),
+            numbers=tuple(map((self.everything or self.gpus).index, gpus)),
+        )
+
+
+def _groups(paths: Iterator[Path]) -> Iterator[int]:
+    """The groups that may use device nodes; by number, since a container's names for them are its own."""
+    for path in paths:
+        with suppress(OSError):  # a remote daemon's
+            yield path.stat().st_gid
+
+
+def take_inventory(
+    mode: GpuMode = "auto", environ: Mapping[str, str] = os.environ, root: Path = _ROOT, nvml: Nvml | None = None
+) -> Inventory:
+    """The GPUs of this host.
+
+    Args:
+        mode: Whose; ``auto`` for NVIDIA's, and where there are none for AMD's.
+        environ: May name the GPUs itself, or hide some of NVIDIA's (``CUDA_VISIBLE_DEVICES``), as batch systems do.
+        root: Where ``/dev`` and ``/sys`` are.
+        nvml: Whom to ask for NVIDIA's; None for the host's own library.
+
+    Raises:
+        DeviceError: NVIDIA's driver is there, and cannot say.
+    """
+    if mode == "none":
+        return Inventory()
+    if GPUS_VARIABLE in environ:
+        names = (name.strip() for name in environ[GPUS_VARIABLE].split(","))
+        gpus = tuple(dict.fromkeys(name for name in names if name))
+        return Inventory(driver="nvidia" if mode == "auto" else mode, gpus=gpus, root=root)
+    nvidia = nvidia_gpus(nvml, has_cards=any(nvidia_cards(root))) if mode != "rocm" else ()
+    if nvidia or mode in {"nvidia", "cdi"}:
+        found = _of_nvidia("cdi" if mode == "cdi" else "nvidia", nvidia, root)
+        return replace(found, gpus=tuple(_visible(found.gpus, environ[_VISIBLE]))) if _VISIBLE in environ else found
+    nodes = dict(_amd_gpus(root))
+    return Inventory(driver="rocm" if nodes or mode == "rocm" else "nvidia", gpus=tuple(nodes), nodes=nodes, root=root)
+
+
+def _of_nvidia(driver: GpuDriver, gpus: Sequence[Gpu], root: Path) -> Inventory:
+    descriptions = {gpu.uuid: gpu.description for gpu in gpus}
+    ids = tuple(descriptions)
+    return Inventory(driver=driver, gpus=ids, everything=ids, root=root, descriptions=descriptions)
+
+
+def _visible(gpus: Sequence[str], shown: str) -> Iterator[str]:
+    """The GPUs that CUDA shows under a value of ``CUDA_VISIBLE_DEVICES``.
+
+    Numbers and beginnings of ids count, and the first that names no GPU hides itself and all that follow (CUDA C++
+    Programming Guide, "CUDA Environment Variables").
+    """
+    for name in map(str.strip, shown.split(",")):
+        named = gpus[int(name) : int(name) + 1] if name.isdecimal() else [gpu for gpu in gpus if gpu.startswith(name)]
+        if not name or len(named) != 1:
+            return
+        yield named[0]
+
+
+def nvidia_cards(root: Path = _ROOT) -> Iterator[str]:
+    """Addresses of NVIDIA's GPUs on the PCI bus, driver or not.
+
+    Args:
+        root: Where ``/sys`` is.
+    """
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        try:
+            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor == _NVIDIA_VENDOR and kind.startswith(_DISPLAY_CLASS):
+            yield device.name
+
+
+def _amd_gpus(root: Path) -> Iterator[tuple[str, Path]]:
+    """Their ids, and the device node of each; nodes of the topology without SIMD units are CPUs."""
+    folders = (root / _TOPOLOGY).glob("[0-9]*")
+    for folder in sorted(folders, key=lambda folder: int(folder.name)):
+        try:
+            lines = (folder / "properties").read_text(encoding="ascii").splitlines()
+        except OSError:
+            continue  # the kernel hides those that this user's cgroup may not use
+        said = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdecimal()}
+        if said.get("simd_count") and said.get("drm_render_minor"):
+            node = Path("dev/dri", f"renderD{said['drm_render_minor']}")
+            yield (f"GPU-{said['unique_id']:016x}" if said.get("unique_id") else node.name), node
+
+
+def chosen_gpus(gpus: Sequence[str], wanted: str) -> tuple[str, ...]:
+    """Some of a host's GPUs.
+
+    Args:
+        gpus: All of them, in the driver's order.
+        wanted: Numbers from 0, ranges of them and ids, comma-separated: ``0,2-3``. Empty for none.
+
+    Raises:
+        UsageError: One of them is not there.
+    """
+    parts = [part.strip() for part in wanted.split(",") if part.strip()]
+    return tuple(dict.fromkeys(gpu for part in parts for gpu in _chosen(gpus, part)))
+
+
+def _chosen(gpus: Sequence[str], part: str) -> Sequence[str]:
+    if part in gpus:
+        return (part,)
+    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+    if first <= last < len(gpus):
+        return gpus[first : last + 1]
+    there = f"numbers 0 to {len(gpus) - 1}, or {', '.join(gpus)}" if gpus else "none"
+    msg = f"There is no GPU {part} on this host."
+    raise UsageError(msg, why=f"There are: {there}.", remedy="Name some of them: --gpus 0,2-3")

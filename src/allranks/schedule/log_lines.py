@@ -1,0 +1,214 @@
+"""What a run prints: a line for each event, with groups and annotations on GitHub Actions.
+
+Jobs run side by side, and groups cannot be nested: a job's lines are kept until its end. Workflow commands are switched
+off but for our own, since a line of a test's that looks like one, indented or not, would be one
+(https://docs.github.com/actions/reference/workflow-commands-for-github-actions).
+"""
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Final
+
+from allranks.records import Printed, RankEnded, Record
+from allranks.report.judged import Failure, MergedRun
+from allranks.report.run_files import JobError
+from allranks.report.table import failures, left_out
+from allranks.schedule.progress import State, Tests
+
+_LINES = 12
+_SHOWN = 160  # characters of a message: one or two lines of a terminal
+
+
+@dataclass
+class LiveView:
+    """Says what happens, as it happens; jobs that run side by side are told apart.
+
+    Args:
+        say: Prints one line.
+    """
+
+    say: Callable[[str], None]
+    _running: set[str] = field(default_factory=set)
+    _has_failed: set[str] = field(default_factory=set)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def job_is(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
+        """A job waits, for the first time or again, or is being prepared: in lines that is nothing to tell.
+
+        Args:
+            job_id: The job.
+            state: Where it is.
+            gpus: The places of its GPUs among the host's.
+        """
+
+    def job_started(self, job_id: str, where: str) -> None:
+        """A job has its turn."""
+        with self._lock:
+            self._running.add(job_id)
+            self.say(f"{job_id}: running in {where}")
+
+    def take(self, job_id: str, record: Record) -> None:
+        """A job has reported something: the first bad outcome of each is worth a line at once, and what ranks print."""
+        with self._lock:
+            match record:
+                case Printed():
+                    whose = f"{job_id}: " if len(self._running) > 1 else ""
+                    self.say(f"{whose}[rank {record.rank}] {record.line}")
+                case RankEnded() if record.outcome.is_bad and job_id not in self._has_failed:
+                    self._has_failed.add(job_id)
+                    self.say(f"{job_id}: first failure: {failure_of(record)}")
+
+    def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
+        """A job is over; what befell the job as a whole is said in full, as far as a person would read."""
+        with self._lock:
+            self._running.discard(job_id)
+            self.say(f"{job_id}: {error.what if error else tests.words or 'no test ran'} ({seconds:.1f} s)")
+            for text in (error.why, error.remedy) if error else ():
+                for line in _last_lines(text):
+                    self.say(f"    {line}")
+
+
+def failure_of(ended: RankEnded) -> str:
+    """What a rank came to, in which test, and why, on one line."""
+    who, what = f"rank {ended.rank}", ended.outcome.replace("_", " ")
+    message = " ".join(ended.message.split()).removeprefix(f"{who} ").removeprefix(f"{what}: ")
+    return f"{who} {what} in {ended.nodeid}: {message[:_SHOWN]}"
+
+
+def _last_lines(text: str) -> list[str]:
+    """The end of a text, which is where Python and pip say what went wrong."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines if len(lines) <= _LINES else ["…", *lines[-_LINES:]]
+
+
+ANNOTATIONS: Final = 10
+"""Annotations that GitHub shows of one step."""
+
+_KEPT: Final = 2000
+"""Lines of a job's output that its group has; the rank's own log has all."""
+
+
+def is_on_actions(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is a step of a workflow."""
+    return environ.get("GITHUB_ACTIONS") == "true"
+
+
+class Commands:
+    """Workflow commands, of which the runner takes none but these.
+
+    Args:
+        say: Prints one line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._word = ""
+
+    def switch_off(self) -> None:
+        """Have the runner take no commands until a word that nobody can guess."""
+        self._word = secrets.token_hex(16)
+        self._say(f"::stop-commands::{self._word}")
+
+    def switch_on(self) -> None:
+        """Have it take commands again."""
+        if self._word:
+            self._say(f"::{self._word}::")
+            self._word = ""
+
+    def give(self, command: str) -> None:
+        """Give one command."""
+        self.switch_on()
+        self._say(command)
+        self.switch_off()
+
+
+@dataclass(kw_only=True)
+class ActionsView(LiveView):
+    """Says what happens, and puts what a job printed into a group when it ends.
+
+    Args:
+        commands: How groups are made.
+    """
+
+    commands: Commands
+    _output: dict[str, list[str]] = field(default_factory=dict)
+
+    def take(self, job_id: str, record: Record) -> None:
+        """See :meth:`LiveView.take <allranks.schedule.log_lines.LiveView.take>`."""
+        if not isinstance(record, Printed):
+            super().take(job_id, record)
+            return
+        with self._lock:
+            lines = self._output.setdefault(job_id, [])
+            if len(lines) < _KEPT:
+                lines.append(f"[rank {record.rank}] {record.line}")
+
+    def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
+        """See :meth:`LiveView.job_ended <allranks.schedule.log_lines.LiveView.job_ended>`."""
+        with self._lock:
+            if lines := self._output.pop(job_id, []):
+                self._group(f"{job_id}: what its ranks printed", lines)
+            super().job_ended(job_id, tests, seconds, error)
+
+    def _group(self, title: str, lines: Sequence[str]) -> None:
+        self.commands.give(f"::group::{_escaped(title)}")
+        for line in lines:
+            self.say(line)
+        if len(lines) == _KEPT:
+            self.say("(cut here; the ranks' own logs have all)")
+        self.commands.give("::endgroup::")
+
+
+def annotate(merged: MergedRun, commands: Commands) -> None:
+    """Have GitHub show the first failures with the workflow run, and beside the files that they are in.
+
+    Args:
+        merged: The run.
+        commands: How that is asked for.
+    """
+    found = failures(merged)
+    shown = found[:ANNOTATIONS] if len(found) <= ANNOTATIONS else found[: ANNOTATIONS - 1]
+    for failure in shown:
+        commands.give(_annotation(failure))
+    if more := left_out(merged, shown):
+        commands.give(f"::error title=allranks::{more} more are in the report")
+
+
+def _annotation(failure: Failure) -> str:
+    file, _, rest = failure.nodeid.partition("::")
+    said = {"title": f"{failure.place}: {failure.nodeid}"}
+    if rest and file.endswith(".py"):
+        said["file"] = file
+    properties = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in said.items())
+    alike = f" (and {failure.alike} more like it)" if failure.alike else ""
+    return f"::error {properties}::{_escaped(failure.message + alike)}"
+
+
+def _escaped(text: str, also: str = "") -> str:
+    """The text as part of a workflow command, which it cannot end."""
+    return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{also}" else sign for sign in text)
+
+
+@dataclass(frozen=True)
+class ActionsConsole:
+    """The log of a step of a workflow.
+
+    Attributes:
+        say: Prints one line.
+        commands: How the runner is asked for something.
+    """
+
+    say: Callable[[str], None]
+    commands: Commands
+
+    def watch(self, _job_ids: Sequence[str]) -> AbstractContextManager[LiveView]:
+        """See :class:`Console <allranks.schedule.console.Console>`."""
+        return nullcontext(ActionsView(say=self.say, commands=self.commands))
+
+    def annotate(self, merged: MergedRun) -> None:
+        """See :func:`annotate`."""
+        annotate(merged, self.commands)

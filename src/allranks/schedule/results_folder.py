@@ -1,0 +1,298 @@
+"""The results folder: the manifest of a run, its metadata, and the record of each attempt."""
+
+import json
+import os
+import secrets
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import allranks
+from allranks.engine.ownership import OwnedRun
+from allranks.errors import ResultsError, UsageError
+from allranks.matrix.expand import Expansion
+from allranks.matrix.model import Job
+from allranks.report.baseline import read_baseline
+from allranks.report.run_files import DroppedCells, JudgingPolicy, Manifest, PlannedJob, as_json
+from allranks.report.untrusted import Fields
+from allranks.schedule.packing.estimate import seconds_of_tests
+from allranks.user_cache import hold
+
+if TYPE_CHECKING:
+    from allranks.report.durations import Durations
+
+
+def facts_of(expansion: Expansion) -> Manifest:
+    """What a manifest says beside its jobs: command, policy, dropped cells."""
+    matrix = expansion.matrix
+    policy = matrix.policy
+    return Manifest(
+        command=shlex.join(["allranks", *sys.argv[1:]]),
+        matrix=matrix.path.name,
+        policy=JudgingPolicy(
+            skip=policy.skip,
+            mixed_skip=policy.mixed_skip,
+            baseline=read_baseline(matrix.root / policy.baseline) if policy.baseline else {},
+        ),
+        dropped=tuple(
+            DroppedCells(rule=rule.when.source, reason=rule.reason, count=len(cells))
+            for rule, cells in expansion.dropped.items()
+        ),
+    )
+
+
+def fresh_manifest(run_id: str, facts: Manifest, seed: int | None) -> Manifest:
+    """A manifest without jobs.
+
+    Args:
+        run_id: The run.
+        facts: What else it says: command, policy, dropped cells.
+        seed: What every rank of every test starts from; None for a random one.
+    """
+    return replace(
+        facts,
+        run_id=run_id,
+        allranks=allranks.__version__,
+        python=sys.version.split()[0],
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        seed=secrets.randbits(31) if seed is None else seed,
+    )
+
+
+def announced(manifest: Manifest, jobs: Iterable[Job], pytest_args: Sequence[str]) -> Manifest:
+    """The manifest with these jobs, too; one that it has stays as it is."""
+    known = {job.id for job in manifest.jobs}
+    cells, planned = dict(manifest.cells), list(manifest.jobs)
+    for job in jobs:
+        cells.setdefault(job.cell.id, job.cell.told_axes())
+        if job.id not in known:
+            entry = PlannedJob(id=job.id, cell=job.cell.id, suite=job.name, image=job.image.name)
+            planned.append(replace(entry, pytest_args=tuple(pytest_args)))
+    return replace(manifest, cells=cells, jobs=tuple(planned))
+
+
+_LOCK = ".manifest.lock"
+
+_OWNERS = ".owners.json"
+"""Which party last ran each job of a run, by the job's id."""
+
+RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
+"""Names the run that several processes share, such as the sessions of one nox process."""
+
+
+PARTY_VARIABLE = "ALLRANKS_PARTY"
+"""Names the nox process whose sessions share a run: to each other they are one party, to all others they are not."""
+
+
+def own_party() -> str:
+    """The party of this process: the nox process that started it, else itself alone."""
+    return os.environ.get(PARTY_VARIABLE) or new_party()
+
+
+def new_party() -> str:
+    """A name that no other party has."""
+    return secrets.token_hex(8)
+
+
+def new_run_id() -> str:
+    """A name for a run: when it began, and something that no other run that second has."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """Where one run leaves everything.
+
+    Attributes:
+        path: ``results/<run id>``.
+        run_id: The run.
+        seed: What every rank of every test starts from.
+        durations: What tests had taken when the run began, for its shards.
+    """
+
+    path: Path
+    run_id: str
+    seed: int
+    durations: "Durations" = field(default_factory=dict)
+
+    def cache_of(self, job: Job) -> Path:
+        """Where pytest's cache of a cell and suite, of all its shards, is kept beside the runs, for the next one."""
+        return self.path.parent / ".cache" / job.cell.id / job.suite.name
+
+    def cache_for(self, job: Job, attempt: int) -> Path:
+        """Where the cache is that an attempt starts with: of shards, a copy that all of them start it with."""
+        if job.shard is None:
+            return self.cache_of(job)
+        return self.path / ".caches" / job.cell.id / job.suite.name / f"attempt-{attempt}"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever writes what the sessions of a run share."""
+        return self.path / _LOCK
+
+    def seconds_of(self, job: Job) -> Mapping[str, float]:
+        """What the tests of a shard's suite had taken under its backend, by node id; nothing for a whole suite."""
+        return self.durations.get(job.suite.name, {}).get(job.cell.backend, {}) if job.shard else {}
+
+    def expected(self, job: Job) -> float | None:
+        """Seconds that a job may take, by what its suite's tests took under its backend; None where nobody knows."""
+        return seconds_of_tests(self.durations, job)
+
+    def new_attempt(self, job: Job) -> tuple[int, Path]:
+        """The number and the folder of a new attempt at a job; earlier ones stay as they are.
+
+        Raises:
+            ResultsError: The folder cannot be made.
+        """
+        suite = self.path / "cells" / job.cell.id / job.name
+        with as_results_error(suite):
+            suite.mkdir(parents=True, exist_ok=True)
+            # An interrupt in the middle of a listing by pathlib would leave its descriptor open.
+            numbers = [name.removeprefix("attempt-") for name in os.listdir(suite)]  # noqa: PTH208
+            number = max((int(each) for each in numbers if each.isdecimal()), default=0) + 1
+            while True:
+                folder = suite / f"attempt-{number}"
+                try:
+                    folder.mkdir()
+                except FileExistsError:
+                    number += 1
+                    continue
+                return number, folder
+
+
+def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
+    results: Path,
+    run_id: str,
+    jobs: Iterable[Job],
+    facts: Manifest,
+    seed: int | None,
+    pytest_args: Sequence[str] = (),
+) -> RunFolder:
+    """Make a run's folder, or join it, and announce jobs in its manifest before the first of them runs.
+
+    Args:
+        results: The folder of all runs.
+        run_id: The run; several processes may announce jobs of one run, one after the other.
+        jobs: What is to run.
+        facts: What else the manifest says: command, policy, dropped cells.
+        seed: Asked-for seed; None for a random one, or that of the run that is joined.
+        pytest_args: What the jobs give to pytest, for those who go on with the run.
+
+    Raises:
+        ResultsError: The folder cannot be written.
+    """
+    path = results / run_id
+    with as_results_error(results):
+        path.mkdir(parents=True, exist_ok=True)
+        with hold(path / _LOCK):
+            manifest = announced(_read(path / "run.json") or fresh_manifest(run_id, facts, seed), jobs, pytest_args)
+            write_json(path / "run.json", as_json(manifest))
+        _point_latest(results, run_id)
+    return RunFolder(path=path, run_id=run_id, seed=manifest.seed)
+
+
+def take_jobs(  # noqa: PLR0913 - each is something else
+    results: Path, owned: OwnedRun, jobs: Sequence[Job], say: Callable[[str], None], *, party: str, goes_on: bool
+) -> None:
+    """Own jobs as long as their run is owned, all or none of them, before any of them starts.
+
+    A job belongs to one party: a second one that ran it again would have its attempts pass for retries of the first,
+    and so make good what was bad. Sessions of one nox process, such as that of a cell and that of a prefix of it, are
+    one party: they run a job one after the other.
+
+    Args:
+        results: The folder of all runs.
+        owned: The run.
+        jobs: What is to run.
+        say: Prints one line.
+        party: Who this is.
+        goes_on: Whether results of these jobs are gone on with, whoever has run them.
+
+    Raises:
+        UsageError: One of them is another party's.
+        ResultsError: The folder cannot be used.
+    """
+    path = results / owned.run_id
+    with as_results_error(results):
+        path.mkdir(parents=True, exist_ok=True)
+        while (busy := _take_or_find_busy(path, owned, jobs, party, goes_on=goes_on)) is not None:
+            say(f"waiting for {busy}: another session of this nox runs it")
+            owned.wait_for(busy)
+
+
+def _take_or_find_busy(path: Path, owned: OwnedRun, jobs: Sequence[Job], party: str, *, goes_on: bool) -> str | None:
+    """Own all jobs, or none and name one that another session of the same party runs at this moment."""
+    taken: list[str] = []
+    with ExitStack() as undo, hold(path / _LOCK):
+        undo.callback(_give_back, owned, taken)
+        owners = _owners(path / _OWNERS)
+        for job in jobs:
+            is_own = owners.get(job.id) == party
+            if not owned.try_own(job.id):
+                if is_own:
+                    return job.id
+                raise _is_others(job.id, owned.run_id, "is being run by another process")
+            taken.append(job.id)
+            if not (is_own or goes_on) and next((path / "cells" / job.cell.id / job.name).glob("attempt-*"), None):
+                raise _is_others(job.id, owned.run_id, "has been run already")
+        write_json(path / _OWNERS, {**owners, **dict.fromkeys(taken, party)})
+        undo.pop_all()
+    return None
+
+
+def _owners(path: Path) -> dict[str, str]:
+    """Whose the jobs of a run are, by their ids."""
+    if not path.exists():
+        return {}
+    owners = json.loads(path.read_text(encoding="utf-8"))
+    return {str(job_id): str(party) for job_id, party in owners.items()}
+
+
+def _give_back(owned: OwnedRun, taken: Iterable[str]) -> None:
+    for job_id in taken:
+        owned.disown(job_id)
+
+
+def _is_others(job_id: str, run_id: str, how: str) -> UsageError:
+    return UsageError(
+        f"{job_id} of the run {run_id} {how}.",
+        why="A job belongs to whoever runs it first: attempts of two would pass for retries of one.",
+        remedy=f"Go on with that run when it has ended (--resume, --rerun-failed), or begin another one: unset "
+        f"{RUN_ID_VARIABLE}, or give it another value.",
+    )
+
+
+def _read(path: Path) -> Manifest | None:
+    if not path.exists():
+        return None
+    return Manifest.read(Fields(json.loads(path.read_text(encoding="utf-8"))))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file that is there whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    draft.replace(path)
+
+
+def _point_latest(results: Path, run_id: str) -> None:
+    draft = results / f".latest-{os.getpid()}"
+    draft.unlink(missing_ok=True)
+    draft.symlink_to(run_id, target_is_directory=True)
+    draft.replace(results / "latest")
+
+
+@contextmanager
+def as_results_error(folder: Path) -> Iterator[None]:
+    """Turn what goes wrong with files into :class:`ResultsError`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        msg = f"The results folder {folder} cannot be used."
+        remedy = "Make it writable, or name another one with --results."
+        raise ResultsError(msg, why=str(error), remedy=remedy) from error

@@ -1,0 +1,202 @@
+"""One run, from its jobs to its report and its exit code."""
+
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from allranks.engine.ownership import own_run
+from allranks.errors import AllranksError, DeviceError, ExitCode
+from allranks.interruption import interruptible
+from allranks.matrix.expand import Expansion
+from allranks.matrix.model import EngineName, Job
+from allranks.report.durations import Durations, Meter, keep_durations
+from allranks.report.judged import MergedRun, exit_code
+from allranks.report.merging import Observer, merge
+from allranks.report.table import render_table
+from allranks.schedule.attempt_runner import AttemptRunner
+from allranks.schedule.combined_coverage import combine
+from allranks.schedule.console import Annotate, Console, annotate_all, console_for
+from allranks.schedule.dispatcher import Dispatcher
+from allranks.schedule.earlier_runs import take_snapshot
+from allranks.schedule.gpus import GpuMode, Inventory, take_inventory
+from allranks.schedule.host import choose_host, engines
+from allranks.schedule.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
+from allranks.schedule.retry_policy import Again, RunPolicy
+
+ENOUGH = 65_536
+"""For some ten thousand jobs at a time; far below what programs choke on that go through all that they may have."""
+
+
+def make_room_for_descriptors(enough: int = ENOUGH) -> None:
+    """Raise this process's limit of open descriptors, and that of its children, as far as it may (setrlimit(2)).
+
+    Args:
+        enough: It need not be higher than this.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+MEANING: Mapping[ExitCode, str] = {
+    ExitCode.OK: "all verdicts are good",
+    ExitCode.TESTS_FAILED: "tests failed",
+    ExitCode.USAGE: "the request or the matrix file is wrong",
+    ExitCode.UNACCOUNTED: "a cell or rank is unaccounted for",
+    ExitCode.INFRASTRUCTURE: "the infrastructure failed",
+    ExitCode.NOTHING_RAN: "nothing ran: no test executed",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What the command line says about a run.
+
+    Attributes:
+        run_id: The run to begin or to join.
+        results: The folder of all runs.
+        engine: The engine that was asked for.
+        seed: Asked-for seed; None for a random one.
+        pytest_args: Arguments for pytest inside the ranks.
+        nothing_ran_allowed: Whether a run in which no test executed is good.
+        durations: The file of durations; None for the one that the matrix names.
+        known: What the shards of its suites go by; None for what the file of durations knows.
+        policy: How its jobs follow each other.
+        left: What is left of the jobs of a run that is gone on with, by their ids; None for a new run.
+        gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
+        gpu_mode: Whose GPUs, and how containers are given them.
+        planned_gpus: How many GPUs this machine has to have, since a plan has chosen it for jobs that need them.
+        annotate: How a CI service is told of failures.
+    """
+
+    run_id: str
+    results: Path
+    engine: EngineName
+    seed: int | None
+    pytest_args: tuple[str, ...]
+    nothing_ran_allowed: bool
+    durations: Path | None = None
+    known: Durations | None = None
+    policy: RunPolicy = field(default_factory=RunPolicy)
+    left: Mapping[str, Again] | None = None
+    gpus: str | None = None
+    gpu_mode: GpuMode = "auto"
+    planned_gpus: int = 0
+    annotate: Annotate = annotate_all
+
+
+def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
+    """Run jobs, merge what they leave, and show it.
+
+    Args:
+        expansion: The matrix that the jobs come from, with what was dropped from it.
+        jobs: What to run, in order; of a run that is gone on with, all whose results are shown.
+        options: How to run it.
+        say: Prints one line.
+
+    Raises:
+        AllranksError: The run could not begin, or nothing can be written.
+    """
+    make_room_for_descriptors()
+    pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
+    if options.policy.pdb:
+        pytest_args = [("-s",)]  # the terminal is the debugger's
+    with console_for(say, pytest_args) as console:
+        return _run(expansion, jobs, options, console)
+
+
+def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console: Console) -> ExitCode:
+    # Before there is a run: what cannot be asked for is no run that failed.
+    say = console.say
+    inventory = take_inventory(options.gpu_mode)
+    if options.gpus is not None:
+        inventory = inventory.only(options.gpus)
+    _refuse_missing_gpus(inventory, options.planned_gpus)
+    if options.left is not None:
+        _remove_remains()
+    to_do, again = _to_do(jobs, options.left)
+    with own_run(options.run_id) as owned, ExitStack() as uses, interruptible():
+        goes_on = options.left is not None
+        take_jobs(options.results, owned, to_do, say, party=own_party(), goes_on=goes_on)
+        facts = facts_of(expansion)
+        folder = open_run(options.results, options.run_id, jobs, facts, options.seed, options.pytest_args)
+        durations = options.durations or expansion.matrix.root / expansion.matrix.durations
+        try:
+            folder = take_snapshot(folder, jobs, durations, say, known=options.known)
+            host = choose_host(options.engine, expansion.matrix, say, inventory, uses)
+            with console.watch([job.id for job in to_do]) as live:
+                attempts = AttemptRunner(expansion.matrix, host, folder, live, options.pytest_args, options.policy)
+                Dispatcher(attempts).run(to_do, again)
+            combine(expansion.matrix, folder.path, jobs, options.pytest_args, say)
+            return _conclude(folder, jobs, options, durations, console)
+        except KeyboardInterrupt:
+            say("interrupted: containers and processes of this run are gone")
+            options.annotate(console, _show(folder, {job.id for job in jobs}, console))
+            return ExitCode.INTERRUPTED
+        except Exception:
+            # Whatever broke: what was planned, and what was found so far, is in a report.
+            with suppress(AllranksError):
+                merge(folder.path)
+            raise
+
+
+def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
+    """A job without its GPUs would skip all its tests: on the machine that was chosen for them, they are lost."""
+    there = len(inventory.gpus)
+    if there < planned:
+        what = f"The plan has a job with {planned} GPUs for this machine, and allranks finds {there}."
+        why = "All of its tests would be skipped, and nobody would see that they were to run."
+        remedy = "See `allranks doctor` on this machine, or correct gpus of its [[runners]] in the matrix file."
+        raise DeviceError(what, why=why, remedy=remedy)
+
+
+def _remove_remains() -> None:
+    """Remove what a killed process has left of the run that is gone on with: when we own it, it has an owner."""
+    for engine in engines():
+        engine.reap()
+
+
+def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Sequence[Job], Mapping[str, Again]]:
+    if left is None:
+        return jobs, {}
+    return [job for job in jobs if job.id in left], left
+
+
+def _conclude(
+    folder: RunFolder, jobs: Sequence[Job], options: RunOptions, durations: Path, console: Console
+) -> ExitCode:
+    """The exit code of these jobs alone: other sessions that share the run answer for theirs, in whatever order."""
+    ids = {job.id for job in jobs}
+    meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
+    own = _show(folder, ids, console, meter.add)
+    options.annotate(console, own)
+    keep_durations(durations, meter.durations, console.say)
+    return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
+
+
+def _show(folder: RunFolder, job_ids: AbstractSet[str], console: Console, *observers: Observer) -> MergedRun:
+    own, say = merge(folder.path, observers=observers).only(job_ids), console.say
+    say("")
+    say(render_table(own))
+    say("")
+    report = _lasting(folder.path)
+    say("report: " + "\n        ".join(str(_from_here(report / file.name)) for file in own.junit_files))
+    say(f"page: {_from_here(report / own.page.name)}")
+    return own
+
+
+def _lasting(folder: Path) -> Path:
+    """The run's folder as ``results/latest``, unless another run has begun since and that is its name now."""
+    latest = folder.parent / "latest"
+    return latest if latest.resolve() == folder.resolve() else folder
+
+
+def _from_here(path: Path) -> Path:
+    """The path as a person in the current folder would type it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,0 +1,219 @@
+"""torch's exit codes for a skipped test, with the installed torch's own table of them.
+
+A rank of torch's own test cases that cannot run a test leaves with one of these exit codes, and its launcher reads
+the reason from the code. The numbers are those of ``TEST_SKIPS`` in ``torch/testing/_internal/common_distributed.py``,
+which takes a second to import and is not there without torch; this module needs the standard library alone. What the
+installed torch says goes before this table: see :mod:`allranks.skip_codes`.
+
+Codes and words differ between versions of torch, and a newer one has codes that we do not know. Importing the module
+that holds the table takes a second and changes global state, so it is parsed instead, and never executed.
+"""
+
+import ast
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from types import MappingProxyType
+
+from allranks.outcomes import SkipKind
+
+
+class SkipCode(IntEnum):
+    """An exit code by which a rank says that it skipped, and why."""
+
+    BACKEND_UNAVAILABLE = 72
+    SMALL_WORLD_SIZE = 73
+    NO_CUDA = 74
+    MULTI_GPU_1 = 75
+    NO_NCCL = 76
+    MULTI_GPU_2 = 77
+    ROCM = 78
+    NO_PEER_ACCESS = 79
+    MULTI_GPU_3 = 80
+    MULTI_GPU_4 = 81
+    MULTI_GPU_5 = 82
+    MULTI_GPU_6 = 83
+    MULTI_GPU_7 = 84
+    MULTI_GPU_8 = 85
+    GENERIC = 86
+    ODD_WORLD_SIZE = 87
+    MISSING_IMPORT = 88
+    NO_ACCELERATOR = 89
+
+
+_MULTI_GPU = (
+    SkipCode.MULTI_GPU_1,
+    SkipCode.MULTI_GPU_2,
+    SkipCode.MULTI_GPU_3,
+    SkipCode.MULTI_GPU_4,
+    SkipCode.MULTI_GPU_5,
+    SkipCode.MULTI_GPU_6,
+    SkipCode.MULTI_GPU_7,
+    SkipCode.MULTI_GPU_8,
+)
+
+_HARDWARE = frozenset({SkipCode.NO_CUDA, SkipCode.NO_PEER_ACCESS, SkipCode.NO_ACCELERATOR, *_MULTI_GPU})
+
+_REASONS = MappingProxyType(
+    {
+        SkipCode.BACKEND_UNAVAILABLE: "the backend that this test needs is not available here",
+        SkipCode.SMALL_WORLD_SIZE: "the world is too small for this test",
+        SkipCode.NO_CUDA: "no CUDA device is visible",
+        SkipCode.NO_NCCL: "this torch is built without NCCL",
+        SkipCode.ROCM: "this test does not apply to ROCm",
+        SkipCode.NO_PEER_ACCESS: "the GPUs cannot reach each other's memory",
+        SkipCode.GENERIC: "the rank skipped for a reason of its own",
+        SkipCode.ODD_WORLD_SIZE: "this test needs an even number of ranks",
+        SkipCode.MISSING_IMPORT: "a package that this test imports is not installed",
+        SkipCode.NO_ACCELERATOR: "no accelerator is visible",
+        SkipCode.MULTI_GPU_1: "fewer than 1 GPU is visible",
+        **{code: f"fewer than {n} GPUs are visible" for n, code in enumerate(_MULTI_GPU[1:], start=2)},
+    }
+)
+
+_SANDCASTLE_LINE = re.compile(r"^Skipping \S.* on sandcastle for (?:the )?following reason: *(.*?)\s*$", re.MULTILINE)
+
+
+def reason(code: SkipCode) -> str:
+    """One clause that says why a rank with this code skipped."""
+    return _REASONS[code]
+
+
+def kind(code: SkipCode) -> SkipKind:
+    """:attr:`SkipKind.HARDWARE` for want of GPUs, :attr:`SkipKind.ENVIRONMENT` for everything else."""
+    return SkipKind.HARDWARE if code in _HARDWARE else SkipKind.ENVIRONMENT
+
+
+def reason_of_exit(status: int) -> str | None:
+    """Why a rank that ended with this exit status skipped; None where the status is no skip.
+
+    The words are those of the installed torch where its table has the code, else ours. The table is read when the
+    first exit status above 0 is asked about: 30 ms, once in a process.
+
+    Args:
+        status: As :func:`os.waitstatus_to_exitcode` gives it (negative: a signal), or the argument of ``sys.exit``.
+    """
+    if status <= 0:
+        return None
+    if (skip := installed_skips().get(status)) is not None:
+        return skip.message
+    return _REASONS[SkipCode(status)] if status in set(SkipCode) else None
+
+
+def kind_of_exit(status: int) -> SkipKind:
+    """What a skip with this exit status lacks: :func:`kind`, for codes too that only the installed torch has.
+
+    Raises:
+        ValueError: The status is no skip.
+    """
+    if status in set(SkipCode):
+        return kind(SkipCode(status))
+    if status <= 0 or (skip := installed_skips().get(status)) is None:
+        msg = f"exit status {status} is no skip: ask reason_of_exit first"
+        raise ValueError(msg)
+    return SkipKind.HARDWARE if skip.is_for_want_of_devices else SkipKind.ENVIRONMENT
+
+
+def sandcastle_reason(stderr: str) -> str | None:
+    """Why a test that passed was in truth skipped, by the line that torch's sandcastle decorators print.
+
+    With sandcastle on, ``skip_but_pass_in_sandcastle`` and its kin (``torch/testing/_internal/common_utils.py``) let
+    the test pass and say so on standard error, in one line.
+
+    Args:
+        stderr: What one test wrote to standard error.
+
+    Returns:
+        The reason of the first such line; None where no whole line has that form.
+    """
+    found = _SANDCASTLE_LINE.search(stderr)
+    return None if found is None else found[1] or reason(SkipCode.GENERIC)
+
+
+def multi_gpu(n: int) -> SkipCode:
+    """The code of "at least ``n`` GPUs are needed".
+
+    torch's table ends at 8 GPUs, so a need for more has the code for 8; the detail of the skip gives the number.
+
+    Raises:
+        ValueError: ``n`` is less than 1.
+    """
+    if n < 1:
+        msg = f"a test cannot need {n} GPUs: give a number from 1"
+        raise ValueError(msg)
+    return _MULTI_GPU[min(n, len(_MULTI_GPU)) - 1]
+
+
+_DEVICE_NAMES = frozenset({"no_cuda", "no_peer_access", "no_accelerator"})
+
+
+@dataclass(frozen=True)
+class TorchSkip:
+    """One entry of torch's table.
+
+    Args:
+        name: torch's key, such as ``multi-gpu-2``.
+        code: The exit code.
+        message: torch's words for it.
+    """
+
+    name: str
+    code: int
+    message: str
+
+    @property
+    def is_for_want_of_devices(self) -> bool:
+        """Whether GPUs, or what takes their place, are lacking."""
+        return self.name in _DEVICE_NAMES or self.name.startswith("multi-")
+
+
+@functools.cache
+def installed_skips() -> Mapping[int, TorchSkip]:
+    """The installed torch's skips by exit code; empty without torch, or where its table is of no form that we know."""
+    try:
+        source = _table_file().read_text(encoding="utf-8")
+    except (OSError, ModuleNotFoundError):
+        return MappingProxyType({})
+    return MappingProxyType({skip.code: skip for skip in parse_skips(source)})
+
+
+def _table_file() -> Path:
+    # torch itself must be found without looking into it: find_spec("torch.testing") would import torch.
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(name="torch")
+    return Path(spec.origin).parent / "testing" / "_internal" / "common_distributed.py"
+
+
+def parse_skips(source: str) -> Iterator[TorchSkip]:
+    """The entries of ``TEST_SKIPS`` in the source of torch's module; what is no plain literal is left out."""
+    try:
+        statements = ast.parse(source).body
+    except (SyntaxError, ValueError):
+        return
+    for table in filter(None, map(_table_of, statements)):
+        for name, entry in zip(table.keys, table.values, strict=True):
+            yield from _read_entry(name, entry)
+
+
+def _table_of(statement: ast.stmt) -> ast.Dict | None:
+    match statement:
+        case (
+            ast.Assign(targets=[ast.Name(id="TEST_SKIPS")], value=ast.Dict() as table)
+            | ast.AnnAssign(target=ast.Name(id="TEST_SKIPS"), value=ast.Dict() as table)
+        ):
+            return table
+    return None
+
+
+def _read_entry(name: ast.expr | None, entry: ast.expr) -> Iterator[TorchSkip]:
+    match name, entry:
+        case (
+            ast.Constant(value=str(key)),
+            ast.Call(args=[ast.Constant(value=int(code)), ast.Constant(value=str(message))]),
+        ):
+            yield TorchSkip(name=key, code=code, message=message)

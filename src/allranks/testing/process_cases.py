@@ -1,0 +1,369 @@
+"""Test cases whose ranks are forks: new ones for each test, or kept for a class."""
+
+import functools
+import inspect
+import os
+import types
+import unittest
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # public, but not exported for mypy
+
+from allranks.harness.launchers.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
+from allranks.harness.launchers.launch import LaunchContext, LaunchTerms
+from allranks.harness.launchers.launched_rank import LaunchedRank
+from allranks.harness.launchers.own_ranks import OwnRanks, exit_as_asked, expected_ends, no_ranks_error
+from allranks.harness.launchers.plain import PlainSurroundings, meeting_file
+from allranks.testing.tensors import TensorEquality
+
+
+class LauncherTestCase(TensorEquality, unittest.TestCase):
+    """A test case whose test methods wait for ranks in the launching process, and run in each rank."""
+
+    allranks_launcher: ClassVar[bool] = True
+    """By this an agent knows a test that starts its ranks itself."""
+
+    allranks_surroundings: ClassVar[LaunchContext | None] = None
+    """Set by an agent in the launching process; None under a plain pytest or unittest."""
+
+    MAIN_PROCESS_RANK: ClassVar[int] = -1
+    """The ``rank`` of the test case in the launching process."""
+
+    peer_grace: ClassVar[float] = 3.0
+    """Seconds that the peers of a bad rank get to end by themselves; an agent has its own setting."""
+
+    def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803 - unittest's
+        name = method_name if methodName == "runTest" else methodName
+        super().__init__(name)
+        self.rank = self.MAIN_PROCESS_RANK
+        test = getattr(self, name, None)
+        if test is not None:
+            setattr(self, name, self.join_or_run(test))
+
+    def join_or_run(self, fn: Callable[[], object]) -> Callable[[], None]:
+        """The test method of this object: the launching process waits for the ranks in it, and a rank runs the test."""
+
+        @functools.wraps(fn)
+        def wrapper(self: LauncherTestCase) -> None:
+            if self.rank == self.MAIN_PROCESS_RANK:
+                self._join_processes(fn)
+            else:
+                fn()
+
+        return types.MethodType(wrapper, self)
+
+    def _join_processes(self, fn: Callable[[], object]) -> None:
+        """Wait for the ranks, and make their outcomes the test's."""
+        raise NotImplementedError
+
+    def _surroundings(self) -> LaunchContext:
+        return self.allranks_surroundings or PlainSurroundings(self.peer_grace)
+
+    def _terms(self) -> LaunchTerms:
+        return self._surroundings().launch_terms(self)
+
+    def _run_and_clean_up(self, test_name: str, tell: Callable[[Exception], None]) -> None:
+        """Run a test in this rank, and what it has registered to be called after it.
+
+        Args:
+            test_name: The name of its method.
+            tell: Reports at once that the test has gone wrong by an exception.
+        """
+        with ExitStack() as stack:
+            stack.callback(self._clean_up)
+            try:
+                getattr(self, test_name)()
+            except unittest.SkipTest:
+                raise
+            except Exception as error:
+                # Peers may be waiting, and a clean-up may come to wait for them.
+                tell(error)
+                raise
+
+    def _clean_up(self) -> None:
+        """Call what the test has registered in this rank; unlike with ``doCleanups``, an error is one of the rank."""
+        with ExitStack() as stack:
+            for function, args, kwargs in self._cleanups:  # type: ignore[attr-defined]
+                stack.callback(function, *args, **kwargs)
+
+
+DEFAULT_WORLD_SIZE = 4
+
+
+class RankPipe:
+    """What a rank of :class:`MultiProcessTestCase` hands from ``_run`` to ``run_test``, in the place of torch's pipe.
+
+    Args:
+        tell: Reports at once that the test has gone wrong by this exception.
+
+    Attributes:
+        has_run: The test itself has ended well.
+    """
+
+    def __init__(self, tell: Callable[[Exception], None]) -> None:
+        self.tell = tell
+        self.has_run = False
+
+    def close(self) -> None:
+        """Nothing: here for a ``_run`` that was written for torch's class."""
+
+
+class MultiProcessTestCase(LauncherTestCase):
+    """A test case whose every test starts its own ranks: forks of the launching process.
+
+    The order for one test::
+
+        setUp        in the launching process; it calls self._spawn_processes(), which starts the ranks
+            test     in each rank, on a fresh test case with ``rank`` and ``file_name``; no setUp, no tearDown there
+        tearDown     in the launching process, when all ranks have ended
+
+    A rank that fails ends the test: its peers get ``peer_grace`` seconds, then they are stopped. The error names the
+    rank that went first, with its traceback (:class:`~allranks.harness.launchers.own_ranks.RankFailureError`). The test
+    is skipped when all ranks skip, by an exception or by an exit code of torch's table; when only some do, it is an
+    error.
+    """
+
+    TEST_ERROR_EXIT_CODE: ClassVar[int] = 10
+    """The exit status of a rank whose test raised an exception."""
+
+    def __init__(self, method_name: str = "runTest", methodName: str = "runTest") -> None:  # noqa: N803 - unittest's
+        super().__init__(method_name, methodName)
+        self.file_name = ""
+        self._ranks: OwnRanks | None = None
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are. To be overridden."""
+        return DEFAULT_WORLD_SIZE
+
+    @property
+    def init_method(self) -> str:
+        """What ``init_process_group`` takes as ``init_method``: a file that no other test has."""
+        return f"file://{self.file_name}"
+
+    @property
+    def destroy_pg_upon_exit(self) -> bool:
+        """Whether a rank whose test has passed destroys its process groups before it ends. To be overridden."""
+        return True
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def setUp(self) -> None:
+        """Make what every test of the class needs; a subclass calls this first and ``_spawn_processes`` last."""
+        super().setUp()
+        self.special_return_code_checks: dict[Callable[..., object], int] = {}
+        """Tests whose rank 0 must end with an exit status of its own, which other ranks may end with too."""
+        self.skip_return_code_checks: list[Callable[..., object]] = []
+        """Tests whose ranks may end in any way but an exception of the test."""
+        self.rank = self.MAIN_PROCESS_RANK
+        self.file_name = self.enterContext(meeting_file())
+
+    def _current_test_name(self) -> str:
+        return self._testMethodName
+
+    def _spawn_processes(self) -> None:
+        """Start the ranks. To be called in ``setUp``, after what they need is there."""
+        self._ranks = OwnRanks(self, self._surroundings(), int(self.world_size), self._be_rank)
+
+    def _join_processes(self, fn: Callable[[], object]) -> None:
+        """Wait for the ranks, and make their outcomes the test's."""
+        if self._ranks is None:
+            raise no_ranks_error(self)
+        self._ranks.join(expected_ends(self, fn))
+
+    def _be_rank(self, launched: LaunchedRank) -> int:
+        """What a fork does: run the test on an object of its own, and say what became of it."""
+        terms = self._surroundings().rank_terms(self)
+        outcome = launched.run(terms, lambda: self._run_in_rank(launched))
+        return self.TEST_ERROR_EXIT_CODE if outcome.is_bad else 0
+
+    def _run_in_rank(self, launched: LaunchedRank) -> None:
+        pipe = RankPipe(launched.tell)
+        try:
+            self._run(launched.number, self._current_test_name(), self.file_name, pipe)
+        except SystemExit as exit_:
+            # A `_run` that was written for torch's class may end this way after the test.
+            if pipe.has_run and not exit_.code:
+                return
+            exit_as_asked(exit_)
+
+    @classmethod
+    def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **_kwargs: object) -> None:
+        """What a rank does. To be overridden by a class that needs something before or after ``run_test``."""
+        self = cls(test_name)
+        self.rank = rank
+        self.file_name = file_name
+        self.run_test(test_name, parent_pipe)
+
+    def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
+        """Run one test in this rank, then its clean-ups, and destroy the process group that it has left.
+
+        Raises:
+            Exception: What the test raises.
+        """
+        self._run_and_clean_up(test_name, parent_pipe.tell)
+        parent_pipe.has_run = True
+        if self.destroy_pg_upon_exit and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+UNSET = -2
+"""``world_size`` and ``rank`` of a class that says nothing about them."""
+
+_AVAILABLE: Mapping[str, Callable[[], bool]] = MappingProxyType(
+    {
+        "nccl": dist.is_nccl_available,
+        "gloo": dist.is_gloo_available,
+        "mpi": dist.is_mpi_available,
+        "ucc": dist.is_ucc_available,
+        "xccl": dist.is_xccl_available,
+    }
+)
+
+
+class MultiProcContinuousTest(LauncherTestCase):
+    """A test case whose ranks, forks of the launching process, run one test of the class after the other.
+
+    The ranks are started by the first test's ``setUp``, after ``setUpClass``, and make the default process group
+    (:meth:`_init_pg`); ``tearDownClass`` has them destroy it and leave. ``setUp`` and ``tearDown`` run in the launching
+    process alone. Each rank runs a test on a fresh object of the class, with ``rank`` and ``world_size``, and finds
+    what earlier tests have left on the class and in the process, ``cls.pg`` for one.
+
+    A test in which a rank goes wrong, or only some skip, ends the ranks; the next test starts others. So the remaining
+    tests run, where torch's own class skips them.
+    """
+
+    allranks_keeps_ranks: ClassVar[bool] = True
+    """By this an agent knows that tests of the class that follow each other share their ranks."""
+
+    world_size: int = UNSET
+    """How many ranks there are, as a number or a property; the number of devices of :meth:`device_type` unless set."""
+
+    rdvz_file: ClassVar[str | None] = None
+    """The file at which the ranks meet."""
+
+    timeout: ClassVar[timedelta] = timedelta(seconds=120)
+    """The time limit of the process group's operations."""
+
+    pg: ClassVar[dist.ProcessGroup]
+    """In a rank: the default process group."""
+
+    @classmethod
+    def backend_str(cls) -> str | None:
+        """The backend, such as ``"gloo"``; None to have torch choose by the tensors' devices."""
+        return None
+
+    @classmethod
+    def device_type(cls) -> str:
+        """The kind of device that the class tests; a string in the place of this method does as well."""
+        device = torch.accelerator.current_accelerator()
+        return "cpu" if device is None else device.type
+
+    @classmethod
+    def opts(cls, high_priority_stream: bool = False) -> Any:  # noqa: ANN401, ARG003 - torch's signature
+        """Options of the process group's backend; None for its defaults."""
+        return None
+
+    @classmethod
+    def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
+        """Make the default process group in a rank."""
+        os.environ["LOCAL_RANK"] = str(rank)
+        dist.init_process_group(
+            cls.backend_str(),
+            world_size=world_size,
+            rank=rank,
+            store=FileStore(rdvz_file, world_size),
+            pg_options=cls.opts(),
+            timeout=cls.timeout,
+        )
+        if dist.group.WORLD is not None:
+            cls.pg = dist.group.WORLD
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        """Have the ranks destroy their process group and leave."""
+        try:
+            end_ranks_of(cls)
+        finally:
+            super().tearDownClass()
+
+    def setUp(self) -> None:
+        """Start the ranks, if this is the class's first test, or the first after a bad one."""
+        super().setUp()
+        self.rank = self.MAIN_PROCESS_RANK
+        if kept_by(type(self)) is None:
+            self._start_ranks()
+
+    def _start_ranks(self) -> None:
+        cls = type(self)
+        cls.world_size = cls._size_of_world()
+        _skip_without_backend(cls.backend_str())
+        life = RankLife(join=self._join, run=cls._run_as, leave=_destroy_group)
+        ranks = KeptRanks(self, self._surroundings(), cls.world_size, life)
+        cls.rdvz_file = ranks.file
+        setattr(cls, RANKS_ATTRIBUTE, ranks)
+
+    def _join(self, launched: LaunchedRank, file: str) -> None:
+        """What a rank does first."""
+        cls = type(self)
+        cls.rank, cls.rdvz_file = launched.number, file
+        cls._init_pg(launched.number, launched.world_size, file)
+
+    def _join_processes(self, fn: Callable[[], object]) -> None:  # noqa: ARG002 - the ranks know it by its name
+        """Have the ranks run this test, and make their outcomes the test's."""
+        ranks = kept_by(type(self))
+        if ranks is None:
+            msg = (
+                f"no rank is there for {self.id()}\n"
+                "A test of this class runs in ranks alone, and super().setUp(), which starts them, was not called.\n"
+                "Call super().setUp() first in setUp."
+            )
+            raise RuntimeError(msg)
+        run_in(ranks, self)
+
+    @classmethod
+    def _size_of_world(cls) -> int:
+        said = inspect.getattr_static(cls, "world_size")
+        # A property needs an object, and the property of a class is asked before there is one.
+        size = int(said.fget(object.__new__(cls))) if isinstance(said, property) and said.fget else int(cls.world_size)
+        if size != UNSET:
+            return size
+        devices = cls._count_devices()
+        if devices == 0:
+            msg = f"there is no device of the kind {cls._kind_of_device()}"
+            raise unittest.SkipTest(msg)
+        return devices
+
+    @classmethod
+    def _kind_of_device(cls) -> str:
+        return cls.device_type() if callable(cls.device_type) else str(cls.device_type)
+
+    @classmethod
+    def _count_devices(cls) -> int:
+        return int(torch.get_device_module(cls._kind_of_device()).device_count())
+
+    def _run_as(self, launched: LaunchedRank) -> None:
+        """Run this test in a rank."""
+        self.rank = launched.number
+        self._run_and_clean_up(self._testMethodName, launched.tell)
+
+
+def _destroy_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _skip_without_backend(backend: str | None) -> None:
+    is_available = _AVAILABLE.get(backend or "")
+    if is_available is not None and not is_available():
+        msg = f"this torch has no backend {backend}"
+        raise unittest.SkipTest(msg)

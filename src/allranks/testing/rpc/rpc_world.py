@@ -1,0 +1,323 @@
+"""The RPC world of one test: where its workers meet, its set-up and its end."""
+
+import functools
+import hashlib
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, overload
+
+import torch.distributed as dist
+from torch.distributed import (  # type: ignore[attr-defined]  # TCPStore is public, but not exported for mypy
+    TCPStore,
+    rpc,
+)
+from torch.distributed.rpc import (  # type: ignore[attr-defined]  # torch has no public way to ask
+    _is_current_rpc_agent_set,
+)
+
+from allranks.testing.environment import RankEnvironment
+from allranks.testing.markers import plain_mark
+from allranks.testing.rpc.rpc_agents import DELAYED_MESSAGES, RETRYABLE_MESSAGES, FaultyTensorPipe, RpcAgent, TensorPipe
+from allranks.testing.shared_files import put_up, read_when_up
+
+
+def worker_name(rank: int) -> str:
+    """The name under which :func:`~allranks.testing.with_rpc` makes a rank known to its peers."""
+    return f"worker{rank}"
+
+
+class NoMeetingPointError(RuntimeError):
+    """The workers of a test have no place to meet."""
+
+
+@contextmanager
+def meeting_point(environment: RankEnvironment, name: str) -> Iterator[str]:
+    """An init method for RPC that no other test can use.
+
+    Rank 0 opens a store on a port of the kernel's choice and tells its peers by a notice in the folder of the gang.
+    Without an agent, as under torchrun, it is where MASTER_ADDR and MASTER_PORT say; torch keeps the tests apart.
+
+    Args:
+        environment: This rank's place.
+        name: Of the meeting: the same on all ranks, and another for each meeting of the gang.
+
+    Yields:
+        A URL for ``init_method``; valid as long as the ``with`` lasts.
+
+    Raises:
+        NoMeetingPointError: There is no agent, and neither variable is set.
+        PeerTimeoutError: Rank 0 did not come.
+    """
+    if environment.shared is None and environment.world_size > 1:
+        yield _variables_of_torchrun()
+    elif environment.rank == 0:
+        # The store that RPC makes at this port, in this process, is this one: that is what multi_tenant says.
+        host = _host(environment)
+        store = TCPStore(host, 0, environment.world_size, is_master=True, wait_for_workers=False, multi_tenant=True)
+        url = f"tcp://{host}:{store.port}"
+        if environment.shared is not None:
+            put_up(_notice(environment.shared, name), url)
+        yield url
+        del store
+    else:
+        yield read_when_up(_notice(environment.shared or Path(), name), "where the RPC workers meet")
+
+
+def _notice(shared: Path, name: str) -> Path:
+    folder = shared / "rpc"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
+def _host(environment: RankEnvironment) -> str:
+    on_one_node = environment.local_world_size == environment.world_size
+    return "127.0.0.1" if on_one_node else socket.gethostname()
+
+
+def _variables_of_torchrun() -> str:
+    lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if lacking:
+        msg = (
+            f"the RPC workers have no place to meet: {' and '.join(lacking)} not set, and no agent of allranks started "
+            "them. Run the suite with `allranks run` or torchrun, or pass init_method= to with_rpc."
+        )
+        raise NoMeetingPointError(msg)
+    return "env://"
+
+
+_TIMEOUT = timedelta(minutes=5)
+
+
+def initialize_pg(init_method: str, rank: int, world_size: int, *, timeout: timedelta = _TIMEOUT) -> None:
+    """Make a default process group over gloo, unless there is one.
+
+    Args:
+        init_method: Where its ranks meet; another place than that of the RPC workers.
+        rank: This rank.
+        world_size: How many ranks there are.
+        timeout: How long meeting, and each collective, may take.
+    """
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_CALL_TIMEOUT = 60.0
+_SHUTDOWN_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wishes:
+    """The arguments of :func:`with_rpc`."""
+
+    setup_rpc: bool
+    clean_shutdown: bool
+    faulty_messages: Sequence[str] | None
+    messages_to_delay: Mapping[str, float] | None
+    agent: RpcAgent | None
+    init_method: str | None
+    rpc_timeout: float
+    shutdown_timeout: float
+
+    def chosen_agent(self) -> RpcAgent:
+        if self.agent is not None:
+            return self.agent
+        if self.faulty_messages is None and self.messages_to_delay is None:
+            return TensorPipe()
+        return FaultyTensorPipe(
+            messages_to_fail=RETRYABLE_MESSAGES if self.faulty_messages is None else self.faulty_messages,
+            messages_to_delay=DELAYED_MESSAGES if self.messages_to_delay is None else self.messages_to_delay,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Worker:
+    """One rank's part of an RPC world."""
+
+    rank: int
+    world_size: int
+    backend: Any
+    options: Any
+
+
+@overload
+def with_rpc(test: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
+def with_rpc(
+    *,
+    setup_rpc: bool = ...,
+    clean_shutdown: bool = ...,
+    faulty_messages: Sequence[str] | None = ...,
+    messages_to_delay: Mapping[str, float] | None = ...,
+    agent: RpcAgent | None = ...,
+    init_method: str | None = ...,
+    rpc_timeout: float = ...,
+    shutdown_timeout: float = ...,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def with_rpc(  # noqa: PLR0913 - the four of torch's decorator, by the same names, and four of ours
+    test: Callable[P, R] | None = None,
+    /,
+    *,
+    setup_rpc: bool = True,
+    clean_shutdown: bool = True,
+    faulty_messages: Sequence[str] | None = None,
+    messages_to_delay: Mapping[str, float] | None = None,
+    agent: RpcAgent | None = None,
+    init_method: str | None = None,
+    rpc_timeout: float = _CALL_TIMEOUT,
+    shutdown_timeout: float = _SHUTDOWN_TIMEOUT,
+) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
+    """Set RPC up before a test and shut it down after it, on every rank.
+
+    For test functions and methods, as ``@with_rpc`` or ``@with_rpc(...)``. Rank and world size are those of the rank's
+    environment, unless the test is a method of an object that has ``rank`` and ``world_size`` itself: a test case that
+    starts its own ranks. Such an object also says, as far as it has them, where the workers meet (``init_method`` or
+    ``file_name``) and over what (``rpc_backend`` and ``rpc_backend_options``). Its ``setup_fault_injection`` is called
+    first, with ``faulty_messages`` and ``messages_to_delay``, and its ``worker_id`` is set to its rank.
+
+    References to remote objects that the test leaves behind are an error when RPC is shut down. After a test that
+    failed RPC is shut down without waiting for the peers, so that they learn of it at once.
+
+    The test gets ranks of its own (the marker ``isolation("test")``), since torch has references for the first world
+    of a process only. Without an agent, see to that yourself: in a later world a test with ``rpc.remote`` hangs when
+    RPC is shut down.
+
+    Args:
+        test: The test, for the form without parentheses.
+        setup_rpc: Whether to set RPC up at all; without it the test does that itself.
+        clean_shutdown: Whether to wait at the end until all workers are done; without it each just leaves.
+        faulty_messages: Message types whose first sends fail; takes the faulty agent.
+        messages_to_delay: Seconds by which messages of a type are late; takes the faulty agent.
+        agent: What to run over, in the place of :class:`TensorPipe` or :class:`FaultyTensorPipe`.
+        init_method: Where the workers meet, in the place of a meeting point of the test's own.
+        rpc_timeout: Seconds for one call.
+        shutdown_timeout: Seconds that a clean shutdown may wait for the peers.
+
+    Raises:
+        NoMeetingPointError: From the decorated test, where no agent and no torchrun started the ranks.
+        RuntimeError: From the decorated test: the peers did not shut down in time, or references are left.
+    """
+    wishes = _Wishes(
+        setup_rpc=setup_rpc,
+        clean_shutdown=clean_shutdown,
+        faulty_messages=faulty_messages,
+        messages_to_delay=messages_to_delay,
+        agent=agent,
+        init_method=init_method,
+        rpc_timeout=rpc_timeout,
+        shutdown_timeout=shutdown_timeout,
+    )
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        return _decorated(function, wishes)
+
+    return decorate if test is None else decorate(test)
+
+
+def _decorated(test: Callable[P, R], wishes: _Wishes) -> Callable[P, R]:
+    digest = hashlib.blake2b(f"{test.__module__}.{test.__qualname__}".encode(), digest_size=8).hexdigest()
+
+    # torch forgets the context of its references at the first shutdown of a process and makes no other (2.13: the owner
+    # of a reference made in a second world waits for 100 s for its deletion), so a test needs ranks of its own.
+    @plain_mark("isolation", "test")
+    @functools.wraps(test)
+    def in_world(*args: P.args, **kwargs: P.kwargs) -> R:
+        owner = args[0] if args and hasattr(args[0], "rank") and hasattr(args[0], "world_size") else None
+        with _world(owner, wishes, f"{digest}-{_number_of_world()}"):
+            return test(*args, **kwargs)
+
+    return in_world
+
+
+def _number_of_world() -> int:
+    """How many worlds this process has had; all ranks of a gang run the same tests in order, so they count alike."""
+    return int(getattr(rpc, "_init_counter", 0))
+
+
+@contextmanager
+def _world(owner: Any, wishes: _Wishes, meeting: str) -> Iterator[None]:  # noqa: ANN401 - any object with a rank
+    if owner is not None:
+        owner.worker_id = owner.rank
+        if hasattr(owner, "setup_fault_injection"):
+            owner.setup_fault_injection(wishes.faulty_messages, wishes.messages_to_delay)
+    with _counted_references():
+        if not wishes.setup_rpc:
+            yield
+            return
+        with _meeting(owner, wishes, meeting) as url:
+            _init(_worker_of(owner, wishes, url))
+            with _shut_down_after(wishes):
+                yield
+
+
+def _meeting(owner: Any, wishes: _Wishes, name: str) -> Any:  # noqa: ANN401 - as above
+    given = wishes.init_method or getattr(owner, "init_method", None)
+    if given is None and getattr(owner, "file_name", None) is not None:
+        given = f"file://{owner.file_name}"
+    return meeting_point(RankEnvironment.read(), name) if given is None else nullcontext(given)
+
+
+def _worker_of(owner: Any, wishes: _Wishes, url: str) -> _Worker:  # noqa: ANN401 - as above
+    place = RankEnvironment.read() if owner is None else owner
+    agent = wishes.chosen_agent()
+    backend = getattr(owner, "rpc_backend", None)
+    options = getattr(owner, "rpc_backend_options", None)
+    return _Worker(
+        rank=place.rank,
+        world_size=place.world_size,
+        backend=agent.backend if backend is None else backend,
+        options=agent.options(url, wishes.rpc_timeout) if options is None else options,
+    )
+
+
+def _init(worker: _Worker) -> None:
+    with warnings.catch_warnings():
+        # torch's own: its TensorPipe agent compares device maps over a backend that it makes without a group.
+        warnings.filterwarnings("ignore", "You are using a Backend ", UserWarning)
+        rpc.init_rpc(  # type: ignore[no-untyped-call]
+            worker_name(worker.rank),
+            backend=worker.backend,
+            rank=worker.rank,
+            world_size=worker.world_size,
+            rpc_backend_options=worker.options,
+        )
+
+
+@contextmanager
+def _shut_down_after(wishes: _Wishes) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if _is_up():
+            rpc.shutdown(graceful=False)
+        raise
+    # A test may have shut RPC down itself.
+    if _is_up():
+        rpc.shutdown(graceful=wishes.clean_shutdown, timeout=wishes.shutdown_timeout)
+
+
+def _is_up() -> bool:
+    return bool(_is_current_rpc_agent_set())
+
+
+@contextmanager
+def _counted_references() -> Iterator[None]:
+    """Let torch say at shutdown which references to remote objects are left; by default it does not."""
+    before = getattr(rpc.api, "_ignore_rref_leak", True)
+    rpc.api._ignore_rref_leak = False  # noqa: SLF001 - torch's only switch for it
+    try:
+        yield
+    finally:
+        rpc.api._ignore_rref_leak = before  # noqa: SLF001 - as above

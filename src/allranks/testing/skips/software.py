@@ -1,0 +1,199 @@
+"""What a test needs of backends, the operating system, and installed packages."""
+
+import importlib
+import sys
+from collections.abc import Callable, Collection
+
+import torch
+import torch.distributed as dist
+
+from allranks.skip_codes import SkipCode
+from allranks.testing.environment import RankEnvironment
+from allranks.testing.skips.requirement import Requirement, skip
+
+
+def _check_not_windows() -> None:
+    if sys.platform == "win32":
+        skip(SkipCode.GENERIC, "this test does not apply to Windows")
+
+
+skip_if_windows = Requirement(_check_not_windows)
+"""The test does not apply to Windows (code 86)."""
+
+
+def require_imports(*names: str) -> Requirement:
+    """The test imports these modules, and each must be installed (code 88).
+
+    A module that is there and cannot be imported for another reason is an error of the test, and no skip.
+
+    Raises:
+        TypeError: No name was given, or one is no string.
+    """
+    if not names or not all(isinstance(name, str) for name in names):
+        msg = f"give names of modules, such as 'transformers', not {names!r}"
+        raise TypeError(msg)
+
+    def check() -> None:
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                skip(SkipCode.MISSING_IMPORT, f"there is no module {error.name or name}")
+
+    return Requirement(check)
+
+
+def skip_because(reason: str) -> Requirement:
+    """The surroundings of this test lack what ``reason`` says (code 86).
+
+    Raises:
+        TypeError: There are no words of a reason.
+    """
+    return skip_when(lambda: True, reason)
+
+
+def skip_when(condition: Callable[[], object], reason: str) -> Requirement:
+    """The test is skipped where ``condition()``, called in each rank when the test runs, is true (code 86).
+
+    Args:
+        condition: To be answered alike by all ranks: one that runs alone waits for the others in vain.
+        reason: What the surroundings lack then, in words.
+
+    Raises:
+        TypeError: The condition cannot be called, or there are no words of a reason.
+    """
+    if not callable(condition):
+        msg = f"the condition is called when the test runs, so give a function, such as lambda: ..., not {condition!r}"
+        raise TypeError(msg)
+    if not isinstance(reason, str) or not reason.strip():
+        msg = f"give the reason in words, not {reason!r}"
+        raise TypeError(msg)
+
+    def check() -> None:
+        if condition():
+            skip(SkipCode.GENERIC, reason)
+
+    return Requirement(check)
+
+
+Version = tuple[int, ...]
+
+
+def require_backend_available(*names: str) -> Requirement:
+    """The test needs a torch that has one of these backends (code 72), whatever the cell's own backend is.
+
+    Raises:
+        TypeError: No name was given, or one is no string.
+    """
+    _check_names(names)
+
+    def check() -> None:
+        if not any(map(dist.is_backend_available, names)):
+            skip(SkipCode.BACKEND_UNAVAILABLE, f"this torch has no {' and no '.join(names)}")
+
+    return Requirement(check)
+
+
+def require_backend_in(*names: str) -> Requirement:
+    """The test is about these backends, and the cell's own must be one of them (code 72).
+
+    Raises:
+        TypeError: No name was given, or one is no string.
+    """
+    _check_names(names)
+
+    def check() -> None:
+        backend = RankEnvironment.read().backend
+        if backend not in names:
+            skip(SkipCode.BACKEND_UNAVAILABLE, f"it is about {' and '.join(names)}, and this cell runs {backend}")
+
+    return Requirement(check)
+
+
+def _check_names(names: Collection[object]) -> None:
+    if not names or not all(isinstance(name, str) for name in names):
+        msg = f"give names of backends, such as 'gloo' and 'nccl', not {names!r}"
+        raise TypeError(msg)
+
+
+require_gloo = require_backend_available("gloo")
+"""The test needs a torch that is built with gloo (code 72)."""
+
+require_ucc = require_backend_available("ucc")
+"""The test needs a torch that is built with UCC (code 72)."""
+
+require_mpi = require_backend_available("mpi")
+"""The test needs a torch that is built with MPI (code 72)."""
+
+
+def _check_nccl() -> None:
+    if not dist.is_nccl_available():
+        skip(SkipCode.NO_NCCL)
+
+
+require_nccl = Requirement(_check_nccl)
+"""The test needs a torch that is built with NCCL (code 76)."""
+
+
+def require_nccl_version(*minimum: int) -> Requirement:
+    """The test needs an NCCL (code 76) of at least this version (code 86): ``require_nccl_version(2, 27)``.
+
+    Raises:
+        TypeError: The version is not made of whole numbers.
+    """
+    _check_version(minimum)
+    return _on_nccl_version(lambda found: found >= minimum, f"this test needs at least {_dotted(minimum)}")
+
+
+def skip_nccl_versions(first: Version, fixed: Version) -> Requirement:
+    """The test fails on the NCCL versions from ``first`` to before ``fixed`` (code 86; without NCCL code 76).
+
+    Raises:
+        TypeError: A version is not a tuple of whole numbers.
+        ValueError: No version lies between the two.
+    """
+    _check_version(first)
+    _check_version(fixed)
+    if first >= fixed:
+        msg = f"there is no NCCL from {_dotted(first)} to before {_dotted(fixed)}: give the older one first"
+        raise ValueError(msg)
+    words = f"this test does not run from {_dotted(first)} to before {_dotted(fixed)}"
+    return _on_nccl_version(lambda found: not first <= found < fixed, words)
+
+
+def _on_nccl_version(is_good: Callable[[Version], bool], words: str) -> Requirement:
+    def check() -> None:
+        _check_nccl()
+        found: Version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        if not is_good(found):
+            skip(SkipCode.GENERIC, f"this torch has NCCL {_dotted(found)}, and {words}")
+
+    return Requirement(check)
+
+
+def _check_version(version: object) -> None:
+    if not isinstance(version, tuple) or not version or not all(isinstance(part, int) for part in version):
+        msg = f"give a version as whole numbers, such as 2, 27, not {version!r}"
+        raise TypeError(msg)
+
+
+def _dotted(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def skip_unsupported(operation: str, *, on: Collection[str]) -> Requirement:
+    """The test uses ``operation``, which the backends ``on`` lack (code 86, as torch's table has none of its own).
+
+    Raises:
+        TypeError: ``on`` is one string and not a collection of them.
+    """
+    if isinstance(on, str):
+        msg = f"give the backends as a list: on=[{on!r}]"
+        raise TypeError(msg)
+
+    def check() -> None:
+        backend = RankEnvironment.read().backend
+        if backend in on:
+            skip(SkipCode.GENERIC, f"{backend} has no {operation}")
+
+    return Requirement(check)

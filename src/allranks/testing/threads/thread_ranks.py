@@ -1,0 +1,169 @@
+"""Run a body in one thread for each rank, to the end of the last of them."""
+
+import ctypes
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from allranks.outcomes import Outcome
+from allranks.testing.threads.report import Ending, ending_of, frame_of, place_of
+from allranks.testing.threads.thread_world import ThreadedWorld, threaded_world
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinLimits:
+    """How long ranks are waited for. All in seconds.
+
+    Attributes:
+        total: For all of a test.
+        settling: For peers of a rank that failed to end by themselves, as they do when all fail alike.
+        grace: For peers of a rank that skipped to do the same; and for every rank to end once it was told to.
+    """
+
+    total: float
+    settling: float = 0.2
+    grace: float = 3.0
+
+
+def run_ranks(size: int, body: Callable[[int], None], patience: JoinLimits) -> list[Ending]:
+    """Run ``body(rank)`` in a thread for each rank, each with a default process group.
+
+    Args:
+        size: How many ranks.
+        body: What each rank does.
+        patience: How long it may take.
+
+    Returns:
+        What became of each rank, in the order in which they ended; those that were stopped come last.
+
+    Raises:
+        ThreadedWorldError: Ranks cannot be threads here.
+    """
+    with threaded_world(size) as world:
+        crew = _Crew(world, body, patience)
+        try:
+            crew.start()
+            crew.wait()
+        finally:
+            crew.stop()
+        return crew.endings
+
+
+class _Crew:
+    def __init__(self, world: ThreadedWorld, body: Callable[[int], None], patience: JoinLimits) -> None:
+        self._world = world
+        self._body = body
+        self._patience = patience
+        self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+        # Daemons: one that cannot be broken off must not keep the process alive.
+        self._threads = {
+            rank: threading.Thread(target=self._be, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(world.size)
+        }
+        self._stopped: dict[int, Ending] = {}
+        self.endings: list[Ending] = []
+
+    def start(self) -> None:
+        for thread in self._threads.values():
+            thread.start()
+
+    def _be(self, rank: int) -> None:
+        error = None
+        try:
+            with self._world.member(rank, self._patience.total):
+                self._body(rank)
+        except BaseException as caught:  # noqa: BLE001 - whatever ends a rank is its outcome
+            error = caught
+        self._ended.put((rank, error))
+
+    def wait(self) -> None:
+        """Wait for all ranks, but not for long after one has gone wrong."""
+        deadline = time.monotonic() + self._patience.total
+        while self._live and not self._went_wrong:
+            if not self._take(deadline):
+                self._mark_live(Outcome.TIMED_OUT)
+                return
+        self._collect(self._patience.settling if self._has_failed else self._patience.grace)
+
+    def stop(self) -> None:
+        """End every rank that still lives, in order: by its collectives, by an exception, or not at all."""
+        # Peers of a bad rank may end well in their time; ranks that timed out have had theirs.
+        grace = self._patience.settling if self._stopped else self._patience.grace
+        self._mark_live(Outcome.ABORTED)
+        if self._live:
+            self._world.terminate()
+            self._collect(grace)
+        for rank in self._live:
+            _raise_in(self._threads[rank])
+        self._collect(self._patience.grace)
+        self.endings += [replace(self._stopped[rank], is_left=True) for rank in self._live]
+
+    @property
+    def _live(self) -> list[int]:
+        gone = {ending.rank for ending in self.endings}
+        return [rank for rank in self._threads if rank not in gone]
+
+    @property
+    def _has_failed(self) -> bool:
+        return any(ending.outcome.is_bad for ending in self.endings)
+
+    @property
+    def _went_wrong(self) -> bool:
+        return any(ending.outcome is not Outcome.PASSED for ending in self.endings)
+
+    def _collect(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._live and self._take(deadline):
+            pass
+
+    def _take(self, deadline: float) -> bool:
+        """Wait for the next rank to end; whether one did before the deadline."""
+        try:
+            rank, error = self._ended.get(timeout=max(deadline - time.monotonic(), 0))
+        except queue.Empty:
+            return False
+        self._threads[rank].join()
+        self.endings.append(self._ending(rank, error))
+        return True
+
+    def _ending(self, rank: int, error: BaseException | None) -> Ending:
+        """What a rank came to; what it raises when it is stopped says nothing, and what it does says little."""
+        stopped = self._stopped.get(rank)
+        if stopped is None:
+            return ending_of(rank, error)
+        if stopped.outcome is Outcome.ABORTED and not self._is_end(error):
+            return ending_of(rank, error)
+        return stopped
+
+    def _is_end(self, error: BaseException | None) -> bool:
+        """Whether an error is our doing: itself, or what a clean-up made of it."""
+        while error is not None:
+            if isinstance(error, StopRank) or self._world.is_termination(error):
+                return True
+            error = error.__context__
+        return False
+
+    def _mark_live(self, outcome: Outcome) -> None:
+        for rank in self._live:
+            if rank not in self._stopped:
+                self._stopped[rank] = self._where(rank, outcome)
+
+    def _where(self, rank: int, outcome: Outcome) -> Ending:
+        frame = frame_of(self._threads[rank].ident)
+        innermost, is_waiting = frame, False
+        while innermost is not None:
+            is_waiting = is_waiting or self._world.has_file(innermost.f_code.co_filename)
+            innermost = innermost.f_back
+        return Ending(rank=rank, outcome=outcome, place=place_of(frame, below=__file__), is_waiting=is_waiting)
+
+
+class StopRank(BaseException):
+    """Ends the thread of a rank that does not end by itself; no ``except Exception`` catches it."""
+
+
+def _raise_in(thread: threading.Thread) -> None:
+    """Raise :class:`StopRank` in a thread, at its next step of Python."""
+    if thread.is_alive() and thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(StopRank))

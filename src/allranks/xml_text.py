@@ -1,0 +1,124 @@
+"""Text and names of tests made safe for XML, and short enough to read."""
+
+import os
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, TypeVar
+
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_LIKE_ESCAPED = re.compile("#(?=x(?:[01][0-9A-F]|23|D[89A-F][0-9A-F]{2}|FFF[EF]))")
+
+
+def split_nodeid(nodeid: str) -> tuple[str, str]:
+    """``classname`` and ``name`` of a node id, as pytest's own JUnit report has them.
+
+    ``pkg/test_a.py::TestB::test_c[x::y]`` gives ``("pkg.test_a.TestB", "test_c[x::y]")``, and a module that was
+    skipped as a whole, ``pkg/test_a.py``, gives ``("", "pkg.test_a")``.
+    """
+    path, bracket, parameters = nodeid.partition("[")
+    file, *names = path.split("::")
+    module = file.removesuffix(".py").replace(os.sep, ".")
+    if not names:
+        return "", module
+    *classes, name = names
+    return ".".join((module, *classes)), name + bracket + parameters
+
+
+def legal(text: str) -> str:
+    """`text` with the characters that XML 1.0 forbids written as ``#xNN``."""
+    return _ILLEGAL.sub(lambda match: f"#x{ord(match.group()):02X}", text)
+
+
+def xml_id(nodeid: str) -> str:
+    """A node id, or another name, as reports have it: :func:`legal`, and different for each id.
+
+    What an id has that already looks like such a ``#xNN`` gets ``#x23`` for its ``#``. All other ids are as they were.
+    """
+    return legal(_LIKE_ESCAPED.sub("#x23", nodeid))
+
+
+TEXT_LIMIT = 64 * 1024
+"""Characters that one text of the report may have."""
+
+MESSAGE_LIMIT = 4 * 1024
+"""Characters that one message may have: clients show messages in lists."""
+
+_ROUGH: Final = 4
+"""How many times a limit is looked at on either side of a cut: what cleaning takes away is seldom more."""
+
+_PLAIN: Final = re.compile(r"[ !#-%'-;=?-~]*").fullmatch
+"""Nearly all names: nothing in them has to be cleaned or escaped, and that is quickly seen."""
+
+_ESCAPED: Final = re.compile(r"[&<>\r]").search
+_CLEAN: Final = re.compile(r"[ -~\n\t]*").fullmatch
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+
+_IN_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"})
+_IN_ATTRIBUTE = {**_IN_TEXT, **str.maketrans({'"': "&quot;", "\n": "&#10;", "\t": "&#9;"})}
+
+
+_REMEMBERED: Final = 1 << 14
+_SHORT: Final = 200
+
+_T = TypeVar("_T")
+
+
+def remembered(function: Callable[[str], _T]) -> Callable[[str], _T]:
+    """A function that remembers what it gave for short texts: the same names come in every cell."""
+    known = lru_cache(maxsize=_REMEMBERED)(function)
+    return lambda text: known(text) if len(text) <= _SHORT else function(text)
+
+
+def readable(text: str) -> str:
+    """``text`` without terminal colours and cursor movements, and legal in XML."""
+    return text if _CLEAN(text) else legal(_ANSI.sub("", text))
+
+
+@remembered
+def attribute(text: str) -> str:
+    """``text`` as the value of an attribute, with its quotation marks; made readable."""
+    if _PLAIN(text):
+        return f'"{text}"'
+    return f'"{readable(text).translate(_IN_ATTRIBUTE)}"'
+
+
+def quoted(text: str) -> str:
+    """``text``, which is legal in XML, as the value of an attribute, with its quotation marks."""
+    return f'"{text}"' if _PLAIN(text) else f'"{text.translate(_IN_ATTRIBUTE)}"'
+
+
+def element_text(text: str) -> str:
+    """``text``, which is readable, as what stands in an element."""
+    if not _ESCAPED(text):
+        return text
+    return text.translate(_IN_TEXT)
+
+
+def cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    """``text`` with its middle left out, and a note that says so, when it is longer than ``limit`` characters.
+
+    The head of a traceback says where it began and the tail what it came to; the middle is what a reader misses least.
+    """
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]}{_note(len(text) - limit)}{text[len(text) - (limit - limit // 2) :]}"
+
+
+def clean_cut(text: str, limit: int = TEXT_LIMIT) -> str:
+    """``text`` readable and cut, whatever its length, in the time that its two ends take."""
+    ends = limit * _ROUGH
+    if len(text) <= 2 * ends:
+        return cut(readable(text), limit)
+    head, tail = readable(text[:ends]), readable(text[-ends:])
+    return f"{head[: limit // 2]}{_note(len(text) - limit)}{tail[len(tail) - (limit - limit // 2) :]}"
+
+
+def _note(left_out: int) -> str:
+    return f"\n[... {left_out} characters cut here; the rank's own files have all of it ...]\n"
+
+
+def first_line(text: str) -> str:
+    """The first line that says something; empty where there is none."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
