@@ -21,7 +21,16 @@ def installed(tmp_path, monkeypatch):
 
 def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
     targets = {copy.target for copy in package_files()}
-    names = ("__init__.py", "records.py", "typed_json.py", "harness", "testing")
+    names = (
+        "__init__.py",
+        "outcomes.py",
+        "records.py",
+        "skip_codes.py",
+        "typed_json.py",
+        "xml_text.py",
+        "harness",
+        "testing",
+    )
     assert targets == {Path("allranks", name) for name in names}
     assert all(copy.source.exists() for copy in package_files())
 

@@ -24,8 +24,8 @@ try:
     end.wait_for_turn()
     print("went", end.remaining() <= float(sys.argv[1]), flush=True)
     while True:
-        from allranks.harness import kernel
-        kernel.is_readable(end.fileno(), min(end.remaining(), 20))
+        from allranks.harness import linux
+        linux.is_readable(end.fileno(), min(end.remaining(), 20))
         end.check()
 except (HangupError, JobLimitError) as error:
     print(type(error).__name__, error, flush=True)

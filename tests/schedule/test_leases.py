@@ -12,10 +12,10 @@ GPUS = tuple(f"GPU-{number}" for number in range(4))
 COMPETITOR = """
 import os, random, sys
 from pathlib import Path
-from allranks.schedule import leases as gpus, line
+from allranks.schedule import gpu_leases as gpus
 
 folder, seed = Path(sys.argv[1]), int(sys.argv[2])
-gpus.lock_folder = line.lock_folder = lambda: folder
+gpus.lock_folder = lambda: folder
 names = [f"GPU-{number}" for number in range(4)]
 chance = random.Random(seed)
 for _ in range(60):
@@ -35,9 +35,9 @@ for _ in range(60):
 HOLDER = """
 import sys
 from pathlib import Path
-from allranks.schedule import leases as gpus, line
+from allranks.schedule import gpu_leases as gpus
 
-gpus.lock_folder = line.lock_folder = lambda: Path(sys.argv[1])
+gpus.lock_folder = lambda: Path(sys.argv[1])
 lease = gpus.try_lease(["GPU-0"], 1)
 print("held", flush=True)
 sys.stdin.read()

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.usefixtures("locks")
 COMPETITOR = """
 import json, os, sys, time
 from pathlib import Path
-from allranks.schedule import leases, line
+from allranks.schedule import gpu_leases
 
 folder, name, count, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-leases.lock_folder = line.lock_folder = lambda: folder
+gpu_leases.lock_folder = lambda: folder
 gpus = [f"GPU-{number}" for number in range(4)]
 book = os.open(folder.parent / "book", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
@@ -35,9 +35,9 @@ def note(what):
 
 def wait_for_lease():
     ticket = None
-    while (lease := leases.try_lease(gpus, count, None, ticket)) is None:
+    while (lease := gpu_leases.try_lease(gpus, count, None, ticket)) is None:
         if ticket is None:
-            ticket = line.stand_in_line(gpus)
+            ticket = gpu_leases.stand_in_line(gpus)
             note("waits")
         ticket.touch()
         time.sleep(0.002)
@@ -61,10 +61,10 @@ for _ in range(rounds):
 WAITER = """
 import sys, time
 from pathlib import Path
-from allranks.schedule import line
+from allranks.schedule import gpu_leases
 
-line.lock_folder = lambda: Path(sys.argv[1])
-ticket = line.stand_in_line(["GPU-0"])
+gpu_leases.lock_folder = lambda: Path(sys.argv[1])
+ticket = gpu_leases.stand_in_line(["GPU-0"])
 print("waits", flush=True)
 while True:
     ticket.touch()

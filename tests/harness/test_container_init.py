@@ -16,11 +16,13 @@ from allranks.records import ContainerEnded
 SOURCE = Path(__file__).parents[2] / "src" / "allranks"
 KEPT = (
     "records.py",
+    "outcomes.py",
+    "skip_codes.py",
     "typed_json.py",
-    "harness/keeper.py",
-    "harness/kernel.py",
-    "harness/outcome.py",
-    "harness/stream.py",
+    "xml_text.py",
+    "harness/container_init.py",
+    "harness/linux.py",
+    "harness/record_stream.py",
 )
 COMMAND = """
 import sys
@@ -28,8 +30,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 if sys.argv[1:2] == ["keep"]:
-    from allranks.harness import keeper
-    keeper.main(sys.argv[2:])
+    from allranks.harness import container_init
+    container_init.main(sys.argv[2:])
 """
 
 
@@ -145,7 +147,7 @@ def test_a_termination_is_the_agents(keeper):
 
 def test_a_process_that_does_not_go_keeps_no_other_from_being_killed(monkeypatch):
     killed, left = [], iter([frozenset({1, 2, 3})])
-    monkeypatch.setattr(keeper_module.kernel, "children", lambda: next(left, frozenset()))
+    monkeypatch.setattr(keeper_module.linux, "children", lambda: next(left, frozenset()))
     monkeypatch.setattr(keeper_module.os, "kill", lambda pid, number: killed.append((pid, number)))
     monkeypatch.setattr(keeper_module, "_wait_for_end", lambda _pid, _deadline: killed.append("waited"))
     keeper_module.end_orphans()

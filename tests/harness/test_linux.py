@@ -35,14 +35,14 @@ def run(script):
 
 
 def test_a_process_without_children_has_none():
-    assert run("from allranks.harness import kernel; print(kernel.children())") == "frozenset()\n"
+    assert run("from allranks.harness import linux; print(linux.children())") == "frozenset()\n"
 
 
 def test_a_name_with_spaces_and_parentheses_confuses_nobody():
     script = """
         import os, signal
         from pathlib import Path
-        from allranks.harness import kernel
+        from allranks.harness import linux
         ready, done = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -50,7 +50,7 @@ def test_a_name_with_spaces_and_parentheses_confuses_nobody():
             os.write(done, b"!")
             signal.pause()
         os.read(ready, 1)
-        assert kernel.children() == {pid}
+        assert linux.children() == {pid}
         os.kill(pid, signal.SIGKILL)
     """
     run(script)
@@ -59,8 +59,8 @@ def test_a_name_with_spaces_and_parentheses_confuses_nobody():
 def test_orphans_of_a_process_that_adopts_them_become_its_children():
     script = """
         import os, signal
-        from allranks.harness import kernel
-        kernel.adopt_orphans()
+        from allranks.harness import linux
+        linux.adopt_orphans()
         told, tell = os.pipe()
         child = os.fork()
         if child == 0:
@@ -71,10 +71,10 @@ def test_orphans_of_a_process_that_adopts_them_become_its_children():
             os._exit(0)
         os.waitpid(child, 0)
         grandchild = int(os.read(told, 100))
-        assert kernel.children() == {grandchild}
+        assert linux.children() == {grandchild}
         os.kill(grandchild, signal.SIGKILL)
         os.waitpid(grandchild, 0)
-        assert kernel.children() == frozenset()
+        assert linux.children() == frozenset()
     """
     run(script)
 
@@ -82,13 +82,13 @@ def test_orphans_of_a_process_that_adopts_them_become_its_children():
 def test_a_process_can_ask_to_die_with_its_parent():
     script = """
         import os, signal
-        from allranks.harness import kernel
-        kernel.adopt_orphans()
+        from allranks.harness import linux
+        linux.adopt_orphans()
         ready, done = os.pipe()
         child = os.fork()
         if child == 0:
             if os.fork() == 0:
-                kernel.die_with_parent()
+                linux.die_with_parent()
                 os.write(done, b"!")
                 signal.pause()
             signal.pause()
@@ -103,7 +103,7 @@ def test_a_process_can_ask_to_die_with_its_parent():
 
 GATHER = """
 import re
-from allranks.harness import kernel
+from allranks.harness import linux
 
 def huge():
     with open("/proc/self/smaps_rollup") as file:
@@ -111,7 +111,7 @@ def huge():
 
 content = [bytes([number % 256]) * 1024 for number in range(20_000)]
 before = huge()
-kernel.gather_into_huge_pages()
+linux.gather_into_huge_pages()
 assert content == [bytes([number % 256]) * 1024 for number in range(20_000)]
 print(huge() - before)
 """
