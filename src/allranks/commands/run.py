@@ -24,7 +24,7 @@ from allranks.commands.options import (
     selected_cells,
 )
 from allranks.errors import ExitCode, UsageError
-from allranks.harness.collection.pytest_options import REFUSED
+from allranks.harness.refusals import REFUSED
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from allranks.report.judged import JobSummary
-from allranks.report.page.details import files_of_ranks, folder_to_link
+from allranks.report.page.case_list import files_of_ranks, folder_to_link
 
 
 def test_the_folder_of_an_attempt_is_relative_to_the_page() -> None:

@@ -14,7 +14,7 @@ from runs import case, failed, gloo_matrix, job, passed, rank, skipped, write_pa
 from allranks.errors import ResultsError
 from allranks.report.judged import Share
 from allranks.report.merging import merge
-from allranks.report.page import details, index
+from allranks.report.page import case_list
 from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
 
 Unpacked = Callable[[Path], dict[str, Any]]
@@ -193,7 +193,7 @@ def test_two_kilobytes_are_carried_whole_where_ranks_say_the_same(tmp_path: Path
 def test_what_passed_gives_way_in_a_page_that_is_too_large_and_failures_stay(
     tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "BUDGET", 20_000)
+    monkeypatch.setattr(case_list, "LIST_BUDGET", 20_000)
     path = write_page(tmp_path, [job("gloo-w64-g0-env", "s", large(alike))])
     carried = unpacked(path)
     letters = [letter for _, _, letter, _ in rows(carried)]
@@ -209,15 +209,17 @@ def test_what_passed_gives_way_in_a_page_that_is_too_large_and_failures_stay(
 def test_names_beyond_what_memory_has_room_for_are_counted(
     tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "MOST_NAMES", 10)
+    monkeypatch.setattr(case_list, "MOST_NAMES", 10)
     path = write_page(tmp_path, [job("c", "s", [passed(f"t{number}") for number in range(50)])])
     assert unpacked(path)["rest"]["jobs"][0]["out"] == 40
 
 
 def test_texts_give_way_before_failures_do(tmp_path: Path, unpacked: Unpacked, monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms = [room for room in details._ROOMS if room.until]
+    rooms = [room for room in case_list._ROOMS if room.until]
     monkeypatch.setattr(
-        details, "_ROOMS", tuple(type(room)(**{**vars(room), "until": 100_000 * n}) for n, room in enumerate(rooms, 1))
+        case_list,
+        "_ROOMS",
+        tuple(type(room)(**{**vars(room), "until": 100_000 * n}) for n, room in enumerate(rooms, 1)),
     )
     path = write_page(tmp_path, [job("c", "s", map(different, range(300)))])
     carried = unpacked(path)

@@ -1,4 +1,4 @@
-"""Options of pytest and its plugins that several ranks refuse or change, and the cache of a job.
+"""Options of pytest and its plugins as several ranks take them, and the cache of a job.
 
 A job starts with the cache that the last job of the same cell and suite left, in its results folder, and leaves its own
 there. Ranks never write it: a rank knows its own outcomes alone. The fork server does, once, from the outcomes
@@ -8,50 +8,13 @@ of all ranks, and it does so by telling pytest's own cache plugins, whose files 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import pytest
 
 from allranks.harness.collection.lockstep import refused_reruns
 from allranks.harness.config import PYTEST_CACHE
-
-
-class Refusal(NamedTuple):
-    """Why an option is refused.
-
-    Attributes:
-        option: The name that pytest has for its value.
-        why: What follows the flag in a sentence.
-        remedy: What to do instead.
-    """
-
-    option: str
-    why: str
-    remedy: str
-
-
-_NO_TERMINAL: Final = (
-    "cannot be used: ranks have no terminal, and their peers would be stopped meanwhile.",
-    "Name a rank, which gets yours: `allranks run CELL --suite SUITE --pdb-rank N`.",
-)
-_NO_TEST: Final = ("cannot be used: it runs no test, and each would count as passed.", "Use --setup-show.")
-
-REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
-    {
-        "--pdb": Refusal("usepdb", *_NO_TERMINAL),
-        "--trace": Refusal("trace", *_NO_TERMINAL),
-        "--setup-plan": Refusal("setupplan", *_NO_TEST),
-        "--setup-only": Refusal("setuponly", *_NO_TEST),
-        "--flake-max-minutes": Refusal(
-            "flake_max_minutes",
-            "cannot be used: each rank would look at its own clock, and some would skip a test that others run.",
-            "Take --flake-runs alone; limits.job in the matrix file ends the job.",
-        ),
-    }
-)
-"""By flag."""
-
+from allranks.harness.refusals import REFUSED
 
 _SWITCHED_OFF = ("no:cacheprovider", "-pno:cacheprovider")
 _READERS = ("lfplugin", "stepwiseplugin")

@@ -9,12 +9,14 @@ import heapq
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-
-import pytest
+from typing import TYPE_CHECKING
 
 from allranks.harness.config import JobShard
 from allranks.harness.program import Terms
 from allranks.xml_text import xml_id
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def shuffled(items: "Sequence[pytest.Item]", seed: int) -> "list[pytest.Item]":
@@ -72,14 +74,14 @@ class OwnShare:
         elsewhere: How many of the collected tests and skipped modules are other jobs'.
     """
 
-    items: tuple[pytest.Item, ...]
+    items: "tuple[pytest.Item, ...]"
     skipped: tuple[str, ...]
     split: str
     elsewhere: int
 
 
 def take_share(
-    items: Sequence[pytest.Item], terms: Sequence[Terms], skipped: Sequence[str], share: JobShard
+    items: "Sequence[pytest.Item]", terms: Sequence[Terms], skipped: Sequence[str], share: JobShard
 ) -> OwnShare:
     """This job's part of the collected tests.
 
@@ -102,7 +104,7 @@ def take_share(
     )
 
 
-def unit_key(item: pytest.Item, terms: Terms) -> Hashable:
+def unit_key(item: "pytest.Item", terms: Terms) -> Hashable:
     """What a test has in common with those that it stays together with.
 
     Where ranks outlive a test, that is its file, also under ``isolation = "job"``: module fixtures are set up once, and

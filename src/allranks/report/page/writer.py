@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from allranks.report.axis_correlation import Blame, CaseKey, Evidence, tells
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
-from allranks.report.page.details import Details, files_of_ranks, folder_to_link
-from allranks.report.page.index import Index
+from allranks.report.page.case_list import Details, Index, files_of_ranks, folder_to_link
 from allranks.report.page.page import GENERATOR, Groups, Sample, Static, document, message_of
 from allranks.report.results import PassedRanks, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.untrusted import fresh, head

@@ -1,0 +1,41 @@
+"""Options of pytest that cannot be had where each test runs on several ranks, each with the reason."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+
+class Refusal(NamedTuple):
+    """Why an option is refused.
+
+    Attributes:
+        option: The name that pytest has for its value.
+        why: What follows the flag in a sentence.
+        remedy: What to do instead.
+    """
+
+    option: str
+    why: str
+    remedy: str
+
+
+_NO_TERMINAL: Final = (
+    "cannot be used: ranks have no terminal, and their peers would be stopped meanwhile.",
+    "Name a rank, which gets yours: `allranks run CELL --suite SUITE --pdb-rank N`.",
+)
+_NO_TEST: Final = ("cannot be used: it runs no test, and each would count as passed.", "Use --setup-show.")
+
+REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
+    {
+        "--pdb": Refusal("usepdb", *_NO_TERMINAL),
+        "--trace": Refusal("trace", *_NO_TERMINAL),
+        "--setup-plan": Refusal("setupplan", *_NO_TEST),
+        "--setup-only": Refusal("setuponly", *_NO_TEST),
+        "--flake-max-minutes": Refusal(
+            "flake_max_minutes",
+            "cannot be used: each rank would look at its own clock, and some would skip a test that others run.",
+            "Take --flake-runs alone; limits.job in the matrix file ends the job.",
+        ),
+    }
+)
+"""By flag."""
