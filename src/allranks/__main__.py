@@ -1,4 +1,4 @@
-"""``python -m allranks``, and the command ``allranks``: its start is imports, and Ctrl-C may come then, too."""
+"""``python -m allranks`` and the command ``allranks``: Ctrl-C may come even while they import."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""The command line: ``allranks plan | run | build | merge | report | leases | images | doctor | clean``."""
+"""The command line: its commands, their common options, and errors as exit codes."""
 
 import argparse
 import io

@@ -1,4 +1,4 @@
-"""Python environments that allranks makes on first use, one for each content, shared by every run of the user.
+"""Python environments, made on first use, one for each content, shared by all runs of a user.
 
 The standard library alone: the nox sessions use it before anything is installed.
 """

@@ -1,4 +1,4 @@
-"""Whether this host can run jobs, and for each thing that is amiss the one thing to do: ``allranks doctor``.
+"""Whether this host can run jobs, with one remedy for each problem: ``allranks doctor``.
 
 Only looks: nothing is started, changed or removed.
 """

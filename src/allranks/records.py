@@ -1,4 +1,4 @@
-"""What a job reports: typed records, one function that writes a line of one, and one that reads it.
+"""Records: all that a job reports, as types, with one function to write and one to read them.
 
 A line is a JSON array of the record's name and an object of those of its fields that differ from their defaults. The
 standard library alone is needed: agents write records inside a job, the orchestrator and ``merge`` read them.

@@ -1,4 +1,4 @@
-"""Dataclasses as values of JSON's types, and back, every field of which is looked at."""
+"""Dataclasses to JSON values and back, with every field checked."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""``allranks plan``: the cells of the matrix, and how their jobs are divided among the machines of a CI."""
+"""``allranks plan``: lists the cells of the matrix, and divides their jobs among CI machines."""
 
 import argparse
 import json

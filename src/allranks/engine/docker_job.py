@@ -1,4 +1,4 @@
-"""A job of the docker engine while it runs: a container for each node, which is heard, and ended whatever happens."""
+"""A running job of the docker engine: one container for each node, removed in every case."""
 
 import socket
 import ssl

@@ -1,4 +1,4 @@
-"""What the docker engine asks the daemon for: made of a job alone, and compared without any daemon."""
+"""The docker engine's requests to the daemon, made of a job alone, and testable without a daemon."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The command of every job, run by its path under ``python -I -S``: no module of a suite can get into this process.
+"""The command of every job, run by path under ``python -I -S``: it imports nothing of a suite.
 
 With ``keep`` as its first argument it keeps a job's files besides: see :mod:`allranks.harness.container_init`.
 """

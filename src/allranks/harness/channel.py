@@ -1,4 +1,4 @@
-"""What a supervisor and a rank say to each other, over one pair of sockets.
+"""The messages between a supervisor and a rank, over one pair of sockets.
 
 The supervisor sends :class:`RunTest` and :class:`End`; a rank answers with :class:`Report`. Each message is one line of
 JSON. The kernel says with every piece that comes which process has sent it (``SO_PASSCRED``, unix(7)): what a child of

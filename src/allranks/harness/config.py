@@ -1,4 +1,4 @@
-"""What an agent is told about its job: one JSON file, written by the orchestrator."""
+"""An agent's configuration of its job: one JSON file, written by the orchestrator."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The process that keeps a job's files: they live in memory, and as long as something runs in the job's container.
+"""The first process of a container: it keeps the job's files in memory until they are fetched.
 
 It starts the agent, ends with all that the agent left when that has ended, says so, and stays until the files have been
 fetched; whoever fetches them removes the container. The agent shares its standard input and output.

@@ -1,4 +1,4 @@
-"""The fork server: the one process of a job that imports torch, pytest and the suite, and forks ranks off itself.
+"""The fork server: the process of a job that imports torch and the suite, and forks ranks.
 
 It starts no thread, never initialises CUDA and never runs a test itself, so its forks are clean. What the suite does
 to it when it is imported, its supervisor survives: it is started by exec, and is told to do nothing but to collect, to

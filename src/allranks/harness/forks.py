@@ -1,4 +1,4 @@
-"""The supervisor's side of its fork server: it starts it, hears what it collects, and has it fork ranks."""
+"""The supervisor's side of its fork server: starts it, reads what it collects, orders ranks."""
 
 import os
 import selectors

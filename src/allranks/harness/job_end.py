@@ -1,4 +1,4 @@
-"""When a job is over: its time is up, or whoever wants it has hung up.
+"""When a job ends: its time is up, or its client has closed the connection.
 
 One descriptor becomes readable when somebody hangs up, and stays so: every supervising loop waits for it, in whatever
 thread. Time is counted by the monotonic clock of the process that supervises, which runs no code of tests.

@@ -1,4 +1,4 @@
-"""What a fork server tells its supervisor, besides records: what has been collected, and how its session ended."""
+"""A fork server's reports to its supervisor, besides records: the tests, and its end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

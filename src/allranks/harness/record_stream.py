@@ -1,4 +1,4 @@
-"""The stream of records that leaves a job; a thread writes what has to wait, so that no reader holds supervision up.
+"""Writes the records that leave a job; a thread waits for a slow reader, supervision does not.
 
 Each record is a line behind a record separator (RFC 7464), so that anything else that lands there can be told apart.
 What waits for the reader is bounded: first texts are left out, then whatever is only shown.

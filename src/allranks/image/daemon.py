@@ -1,4 +1,4 @@
-"""What images ask of the Docker daemon, with its failures as :class:`~allranks.errors.ImageError`."""
+"""The Docker daemon as image builds use it; its failures become :class:`~allranks.errors.ImageError`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a matrix file to cells, selections and jobs. The standard library and packaging alone: noxfiles import this."""
+"""From a matrix file to cells and jobs. Noxfiles import it: standard library and packaging."""

@@ -1,4 +1,4 @@
-"""What a matrix file says, as frozen values.
+"""The content of a matrix file, as frozen values.
 
 Nothing here reads a file or decides anything: `declaration` makes these values, `expand` and `jobs`
 turn them into cells and jobs.

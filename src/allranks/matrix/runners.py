@@ -1,4 +1,4 @@
-"""``[[runners]]``: which CI machines take which cells, and whether such a machine can run them at all."""
+"""``[[runners]]``: which CI machines take which cells, and whether they can run them."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Every planned job, collected test and launched rank gets a testcase: what is absent is an error, never a green."""
+"""Gives every planned job, collected test and launched rank a testcase: absence is an error."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet

@@ -1,4 +1,4 @@
-"""How many tests of each suite executed in each cell when all was well: fewer is an error that nobody else would see.
+"""How many tests of each suite executed in each cell when all was well: fewer is an error.
 
 A suite whose every test is skipped is green. The baseline is a small file that a user commits: it names the number of
 tests that executed, and a later run in which fewer do has an error in the suite concerned. More is no error, nor is a

@@ -1,4 +1,4 @@
-"""What the elements and attributes of rank XML state, in testcases and besides."""
+"""The statements of rank XML, in the elements of testcases and in attributes besides."""
 
 import math
 import re

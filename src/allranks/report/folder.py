@@ -1,4 +1,4 @@
-"""What lies in a run folder: the manifest, the attempts at each job, and the rank XML.
+"""The content of a run folder: the manifest, the attempts at each job, and the rank XML.
 
 Files only. A damaged one becomes a sentence in ``problem`` and never stops the rest from being read.
 """

@@ -1,4 +1,4 @@
-"""The merged JUnit report, written as it comes: one job at a time, in files that stay below the limit of GitLab.
+"""The merged JUnit report, written job by job, in files that stay below the limit of GitLab.
 
 ``junit.xml`` is the whole report as long as that fits; then it goes on in ``junit-2.xml`` and so on, each of them a
 document of its own with the counts of its own, and a suite goes on in the next file under the same name.

@@ -1,4 +1,4 @@
-"""One file of the merged report while it is written: a complete JUnit document with counts of its own.
+"""One file of the merged report: a complete JUnit document with counts of its own.
 
 Testcases go straight to the disk. The counts that stand at the beginning are known at the end: they get room, or what
 follows them waits in a file beside it.

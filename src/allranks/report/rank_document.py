@@ -1,4 +1,4 @@
-"""Writes ``rank-N.xml``: what one rank came to, in pytest's JUnit dialect, what that cannot say in properties.
+"""Writes ``rank-N.xml``: one rank's results in pytest's JUnit dialect, with properties.
 
 The time is that of a loop over the testcases: what ranks share of one, its names above all, is made once.
 """

@@ -1,4 +1,4 @@
-"""``run.json`` and ``job.json``: what a run and an attempt say of themselves, written by runs and read by reports.
+"""``run.json`` and ``job.json``: how runs and attempts describe themselves to reports.
 
 The files of schema 1 lack some of the fields, and read alike.
 """

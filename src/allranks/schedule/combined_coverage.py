@@ -1,4 +1,4 @@
-"""Coverage of a run: the data of its jobs becomes one ``.coverage``, with the reports that pytest-cov was asked for.
+"""Coverage of a run: combines its jobs' data into one ``.coverage``, and writes reports.
 
 Coverage.py does it: that of allranks' own environment or, where that has none, of ``process.python``.
 """

@@ -1,4 +1,4 @@
-"""Where a run says what happens: lines for whoever reads a log, a table for whoever sits before it."""
+"""Where a run prints: lines into a log, or a live table on a terminal."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Run by an interpreter that has coverage.py: one file of data, and reports, out of the data of several jobs.
+"""Combines coverage data and writes reports, in an interpreter that has coverage.py.
 
 What is wanted comes on standard input, in JSON: see :mod:`allranks.schedule.combined_coverage`. It prints the table.
 """

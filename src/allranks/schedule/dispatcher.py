@@ -1,4 +1,4 @@
-"""Starts jobs side by side, as many as fit, and puts the next on standby: its agent imports torch and collects.
+"""Starts jobs side by side, as many as fit, with the next one already on standby.
 
 Each job has a thread of its own. The main thread decides what starts, makes images, and alone receives signals.
 """

@@ -1,4 +1,4 @@
-"""The GPUs that a run may lease: which are free, leased or sick, and its place in the host-wide queue for them."""
+"""The GPUs that a run may lease: free, leased or sick, and its place in the host-wide queue."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What the records of a job say about the job as a whole; of its tests, how many came to what."""
+"""Derives facts about a whole job from its records: its error, its tests, their counts."""
 
 import errno
 import re

@@ -1,4 +1,4 @@
-"""What a rank process is told about itself, and which GPUs belong to which rank.
+"""The environment of a rank process: its place in the world, and its GPUs.
 
 The agent sets these variables for each rank it forks. Under a plain pytest none is set, and the process is then what it
 looks like: the only rank of a world of one, over gloo.

@@ -1,4 +1,4 @@
-"""Failures that a suite is known to have for reasons outside of it, from the file that it keeps of them."""
+"""Failures that a suite expects for reasons outside of it, read from its file of them."""
 
 import tomllib
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What markers say about how a test is run: its isolation, its time limit, whether it joins the process group."""
+"""How a test's markers have it run: isolation, time limit, process group."""
 
 from collections.abc import Sequence
 from typing import get_args

@@ -1,4 +1,4 @@
-"""The fork server's pytest session: pytest parses, configures and collects; forks of this process do the running."""
+"""The fork server's pytest session: it parses, configures and collects; its forks run tests."""
 
 import gc
 import os

@@ -1,1 +1,1 @@
-"""What the agent supervises: a gang of ranks, what arrives from them, and what is done when one goes wrong."""
+"""The supervisor's view of a gang of ranks, and its reaction when one goes wrong."""

@@ -1,4 +1,4 @@
-"""Who is to blame for a step that did not end: each rank that is still out is asked where it is, and what it called."""
+"""Finds the rank to blame for a step that did not end: by stacks, and by calls of collectives."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a rank began last, in memory that its supervisor can read while it waits: a phase, and calls in each group."""
+"""A rank's current phase and last calls, in memory that its supervisor reads while it waits."""
 
 import mmap
 import os

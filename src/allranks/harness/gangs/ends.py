@@ -1,4 +1,4 @@
-"""What a step of a test came to on each rank, as records."""
+"""The outcome of a test on each rank, as records."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The ranks of one node as whoever leads them sees them: what happens to them, and what can be done to them."""
+"""The ranks of one node, as the gang sees them: their events, and how to act on them."""
 
 import contextlib
 import selectors

@@ -1,4 +1,4 @@
-"""What outlives the rank that has started it: it is killed, but for what tidies up after the dead."""
+"""Kills processes that outlive the rank that started them, except those that clean up."""
 
 import os
 import re

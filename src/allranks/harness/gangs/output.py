@@ -1,4 +1,4 @@
-"""What a rank prints: read from its pipes as it comes, and kept as far as anyone would read."""
+"""A rank's output: read from its pipes as it is printed, and kept within a limit."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""One forked rank, seen from whoever supervises it: its process, its connections, and how to end it."""
+"""One forked rank, as its supervisor holds it: its process, its connections, and its end."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Compares what the ranks of a kept gang called in one test: a call left unmatched would reach the next test."""
+"""Compares the calls of the ranks of a kept gang: an unmatched one would reach the next test."""
 
 import itertools
 import operator

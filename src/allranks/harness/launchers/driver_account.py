@@ -1,4 +1,4 @@
-"""What a driver's test comes to, as the supervisor reports it: the ranks' outcomes, and the launching process's own."""
+"""The outcome of a driver's test: its ranks' outcomes, and the launching process's own."""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet

@@ -1,4 +1,4 @@
-"""Ranks that a test starts itself: forks of the launching process, which waits for them and supervises them."""
+"""Ranks that a test starts itself: forks of the launching process, which supervises them."""
 
 import os
 import secrets

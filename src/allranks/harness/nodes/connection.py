@@ -1,4 +1,4 @@
-"""What two agents of one job speak: JSON objects over TCP, and first the proof that both know the job's token.
+"""The connection of two agents: JSON over TCP, after a mutual proof of the job's token.
 
 Each message is one JSON object behind its length in four bytes. The leader sends a number that it has just made up, the
 follower answers with one of its own and a code over both (HMAC, RFC 2104, with SHA-256) that only who knows the token

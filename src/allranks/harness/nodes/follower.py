@@ -1,4 +1,4 @@
-"""A following agent: it has forks of its own, and does with them what the leading agent says.
+"""A following agent: it starts and ends its own ranks by order of the leading agent.
 
 It waits for its leader, for its ranks and for the end of the job all at once. When the leader is gone, or the job
 over, it ends its ranks and itself.

@@ -1,4 +1,4 @@
-"""How the agents of one job find each other: the leader opens a port, and closes it when all followers are in.
+"""How the agents of a job meet: the leader opens a port until all followers have joined.
 
 Whoever else connects gets nothing but a number, has to answer in time, and is cut off.
 """

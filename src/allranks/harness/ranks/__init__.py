@@ -1,1 +1,1 @@
-"""What runs in the process of a rank."""
+"""Runs in the process of a rank."""

@@ -1,4 +1,4 @@
-"""Counts this rank's calls in its process groups: collectives by group, messages by pair and direction.
+"""Counts this rank's calls in its process groups: collectives and messages.
 
 It wraps the methods of torch's C++ class ``ProcessGroup`` as Python sees them. Functions of ``torch.distributed`` under
 any name, object collectives, coalesced and batched calls, FSDP and a group's own methods all end there.

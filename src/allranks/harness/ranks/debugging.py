@@ -1,4 +1,4 @@
-"""A debugger in one rank, on the terminal that the run was started on; elsewhere ``breakpoint()`` says what to do.
+"""A debugger in one rank, on the run's terminal; elsewhere ``breakpoint()`` prints what to do.
 
 The rank has a session of its own, so the terminal does not control it: it is opened by its path, and Ctrl-C stays the
 run's. While the debugger has the rank, the gang's clock stands.

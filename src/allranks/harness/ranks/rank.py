@@ -1,4 +1,4 @@
-"""A rank: a fork of the fork server that runs the tests it is told to, and reports what became of each."""
+"""A rank: a fork of the fork server that runs tests on command and reports each outcome."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What one test changes for the next: put back after each test of a kept gang, unless a wider fixture has set it."""
+"""Restores what a test of a kept gang changed, unless a wider fixture had set it."""
 
 import faulthandler
 import functools

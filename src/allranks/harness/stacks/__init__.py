@@ -1,1 +1,1 @@
-"""What is taken of a rank that does not go on: its stacks, and what torch has recorded of its collectives."""
+"""Evidence of a rank that hangs: its stacks, and what torch recorded of its collectives."""

@@ -1,1 +1,1 @@
-"""``report.html``: the run as one page that needs no server, no network, and for counts and failures no script."""
+"""``report.html``: a run as one page without server, network or, for the essentials, script."""

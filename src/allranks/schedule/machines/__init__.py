@@ -1,1 +1,1 @@
-"""Which machine of a CI runs which jobs: a plan that one machine makes and all others check before they go by it."""
+"""Which CI machine runs which jobs: a plan that each machine checks before it uses it."""

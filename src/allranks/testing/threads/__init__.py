@@ -1,1 +1,1 @@
-"""Ranks that are threads of one process: for tests that want a world, and need neither processes nor a network."""
+"""Ranks that are threads of one process: for tests that need neither processes nor network."""

@@ -1,0 +1,89 @@
+"""Packages stand in layers, names are unique, and files are short, with a first line that says what each is."""
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(SOURCE.rglob("*.py"))
+}
+OWN_NAMES = [path.stem for path in MODULES.values() if path.stem not in {"__init__", "__main__"}]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of allranks that a file imports, wherever it does."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("allranks"):
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in MODULES else node.module
+
+
+def package(module: str) -> str:
+    """The room below ``allranks`` that a module is in; itself, where it stands above all rooms."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_no_package_imports_one_that_imports_it():
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        others = {package(each) for each in imported(path)} - {package(module), "allranks"}
+        graph.setdefault(package(module), set()).update(others)
+    order = list(TopologicalSorter(graph).static_order())
+    assert order.index("allranks.harness") < order.index("allranks.testing")
+    assert order.index("allranks.matrix") < order.index("allranks.schedule")
+
+
+def test_no_module_has_the_name_of_another():
+    assert [name for name, count in Counter(OWN_NAMES).items() if count > 1] == []
+
+
+def test_no_class_has_the_name_of_another():
+    names = (
+        node.name
+        for path in MODULES.values()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+def test_there_are_no_more_modules_than_one_can_know():
+    assert 150 < len(OWN_NAMES) <= 190
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_file_is_short_and_its_first_line_says_what_it_is(module):
+    text = MODULES[module].read_text()
+    assert text.count("\n") <= 400
+    first, *_ = (ast.get_docstring(ast.parse(text)) or "").split("\n")
+    assert first.endswith((".", "``")), "a sentence"
+    assert len(first) < 100
+
+
+WITHOUT = """
+import importlib, sys
+for name in ("pytest", "torch", "_pytest"):
+    sys.modules[name] = None  # an import of it fails
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+"""
+
+
+def test_what_an_orchestrator_imports_needs_neither_pytest_nor_torch():
+    rooms = ("commands", "engine", "image", "matrix", "report", "schedule")
+    modules = [
+        module
+        for module in MODULES
+        if module.split(".")[1:2] and module.split(".")[1] in rooms and "script" not in module
+    ]
+    assert len(modules) > 80
+    subprocess.run([sys.executable, "-c", WITHOUT, *modules], check=True, timeout=60)
