@@ -19,7 +19,7 @@ from allranks.engine.package import package_folder
 from allranks.engine.process import ProcessEngine, environment, remove_tree
 from allranks.engine.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
-from allranks.harness.config import PYTEST_CACHE, AgentConfig, Post
+from allranks.harness.config import PYTEST_CACHE, AgentConfig, NodeConfig
 from allranks.outcomes import Outcome
 from allranks.records import NodeLost, Notice, Passed, RankEnded
 
@@ -77,13 +77,13 @@ def test_gpus_are_spread_over_nodes():
 
 
 def test_each_node_sees_its_own_gpus(make_spec, tmp_path):
-    post = Post(node=1, leader="127.0.0.1", port=1, token="t")  # noqa: S106 - no secret
+    post = NodeConfig(node=1, leader="127.0.0.1", port=1, token="t")  # noqa: S106 - no secret
     spec = make_spec(gpus=("a", "b"), nodes=2, post=post)
     assert environment(spec, tmp_path, tmp_path, {})["CUDA_VISIBLE_DEVICES"] == "b"
 
 
 def test_the_token_is_in_no_record(make_spec):
-    post = Post(node=1, leader="127.0.0.1", port=1, token="very-secret")  # noqa: S106 - no secret
+    post = NodeConfig(node=1, leader="127.0.0.1", port=1, token="very-secret")  # noqa: S106 - no secret
     spec = make_spec(nodes=2, post=post)
     assert "very-secret" not in json.dumps(spec.to_json()) + repr(spec)
     assert spec.to_json()["agent"]["nodes"] == 2

@@ -15,7 +15,7 @@ from allranks.harness.config import Folders
 from allranks.harness.forks import Family, ForkServer, ForkServerError
 from allranks.harness.gangs.rank_process import open_ends
 from allranks.harness.job_end import HangupError, JobEnd
-from allranks.harness.program import Finish, Muster, Program, SessionEnded
+from allranks.harness.program import Finish, Program, SessionEnded, StartGang
 from allranks.records import Imported, Notice
 
 
@@ -225,7 +225,7 @@ def test_the_end_of_the_job_comes_first(start_server, end):
         list(start_server("time.sleep(60)").told(end))
 
 
-MUSTER = Muster(ranks=(0, 1), gang=1)
+MUSTER = StartGang(ranks=(0, 1), gang=1)
 
 
 def muster(server, end):
@@ -237,8 +237,8 @@ def muster(server, end):
 @pytest.mark.parametrize(
     ("answer", "error", "why"),
     [
-        ('tell("Mustered", {"error": "no more processes"})', OSError, "no more processes"),
-        ('tell("Mustered", {"pids": [1]})', OSError, "other ranks than it was asked for"),
+        ('tell("Forked", {"error": "no more processes"})', OSError, "no more processes"),
+        ('tell("Forked", {"pids": [1]})', OSError, "other ranks than it was asked for"),
         ("os._exit(5)", ForkServerError, "ended with exit status 5"),
         ("os.kill(os.getpid(), 9)", ForkServerError, "was killed by SIGKILL"),
     ],

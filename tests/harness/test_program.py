@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from allranks.harness.program import (
     Finish,
-    Muster,
-    Mustered,
+    Forked,
     Program,
     SessionEnded,
     Settled,
     SkippedModule,
-    Terms,
+    StartGang,
+    TestOptions,
     asked_by,
     line_of,
     told_by,
@@ -24,7 +24,7 @@ TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)
 WHOLE = st.integers(-(2**53) + 1, 2**53 - 1)
 TERMS = st.builds(
-    Terms,
+    TestOptions,
     gang=TEXTS,
     has_process_group=st.booleans(),
     limit=st.floats(0, 1e9),
@@ -45,13 +45,13 @@ PROGRAMS = st.builds(
 )
 TOLD = (
     PROGRAMS
-    | st.builds(Mustered, pids=st.lists(WHOLE, max_size=3).map(tuple), error=TEXT)
+    | st.builds(Forked, pids=st.lists(WHOLE, max_size=3).map(tuple), error=TEXT)
     | st.builds(SessionEnded, status=WHOLE, changed=TEXT)
     | st.builds(Notice, text=TEXT, nodeid=TEXT)
     | st.builds(Imported, torch=TEXT, seconds=st.floats(0, 1e9))
 )
 ASKED = st.builds(
-    Muster,
+    StartGang,
     ranks=st.lists(WHOLE, max_size=3).map(tuple),
     gang=WHOLE,
     url=st.none() | TEXT,
@@ -100,7 +100,7 @@ def assert_reads_or_refuses(read, kinds, line):
     assert isinstance(found, kinds)
 
 
-READERS = [(told_by, (Record, Program, Mustered, SessionEnded)), (asked_by, (Muster, Finish))]
+READERS = [(told_by, (Record, Program, Forked, SessionEnded)), (asked_by, (StartGang, Finish))]
 
 
 @settings(max_examples=300)
@@ -127,7 +127,7 @@ def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
         (b"[" * 100_000, "is no JSON"),
         (b"{}", "is no record"),
         (b'["Program", []]', "has no object as its Program"),
-        (b'["Mustered", {"pids": ["1"]}]', "as pids of Mustered"),
+        (b'["Forked", {"pids": ["1"]}]', "as pids of Forked"),
         (b'["Program", {"terms": [{}]}]', "lacks gang of Terms"),
         (b'["SessionEnded", {}]', "lacks status of SessionEnded"),
         (b'["Muster", {"ranks": [0], "gang": 1}]', "does not know: 'Muster'"),
@@ -139,7 +139,7 @@ def test_the_error_says_why_nothing_is_told_on_a_line(line, why):
     assert why in str(error.value)
 
 
-@pytest.mark.parametrize("line", [b'["Mustered", {}]', b"[]", b"3", b'["Muster", {}]', b'["Finish", {"tests": [1]}]'])
+@pytest.mark.parametrize("line", [b'["Forked", {}]', b"[]", b"3", b'["Muster", {}]', b'["Finish", {"tests": [1]}]'])
 def test_what_is_no_request_is_refused(line):
     with pytest.raises(RecordError):
         asked_by(line)

@@ -19,7 +19,7 @@ from typing import IO, Generic, Protocol, TypeVar
 from allranks.engine.agent_output import Damage
 from allranks.engine.intake import MOST_ENTRIES, Intake
 from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Passthrough, RecordSink
-from allranks.harness.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, Post, share_of
+from allranks.harness.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, NodeConfig, share_of
 from allranks.records import NodesMet, Record
 
 _TOKEN_BYTES = 32
@@ -42,7 +42,7 @@ class Meeting:
     def config_of(self, agent: AgentConfig, node: int) -> AgentConfig:
         """What the agent of one node is told."""
         address, port = self.held.getsockname()
-        post = Post(node=node, leader=address, port=port, token=self.token)
+        post = NodeConfig(node=node, leader=address, port=port, token=self.token)
         # On one host the leading agent sees the GPUs of all.
         return replace(agent, post=post, check_gpus=() if node else agent.check_gpus)
 

@@ -13,7 +13,7 @@ from allranks.engine.agents import spec_of_node
 from allranks.engine.archive import Archive, ArchiveBuilder
 from allranks.engine.ownership import HOST_LABEL, RUN_VARIABLE
 from allranks.engine.protocol import FileCopy, JobSpec
-from allranks.harness.config import RESULTS_BYTES, Post
+from allranks.harness.config import RESULTS_BYTES, NodeConfig
 from allranks.harness.container_init import COMMAND, ISOLATED
 
 USER = 10001
@@ -84,7 +84,7 @@ def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
         return [spec]
     leader = node_name(0)
     agent = replace(spec.agent, master_addr=leader)
-    posts = [Post(node=node, leader=leader, port=PORT, token=token) for node in range(nodes)]
+    posts = [NodeConfig(node=node, leader=leader, port=PORT, token=token) for node in range(nodes)]
     return [spec_of_node(spec, replace(agent, post=post)) for post in posts]
 
 

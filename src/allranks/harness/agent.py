@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from allranks.harness import evidence, linux
 from allranks.harness.config import AgentConfig, Folders
-from allranks.harness.driver_workers import LaneLostError
+from allranks.harness.driver_workers import WorkerLostError
 from allranks.harness.forks import (
     REPORT_PATIENCE,
     SESSION_END_PATIENCE,
@@ -29,10 +29,10 @@ from allranks.harness.forks import (
 )
 from allranks.harness.gangs.orphans import end_children
 from allranks.harness.job_end import HANGUP_STATUS, HangupError, JobEnd, JobLimitError
-from allranks.harness.nodes.connection import Wire
+from allranks.harness.nodes.connection import NodeConnection
 from allranks.harness.nodes.follower import Follower
 from allranks.harness.nodes.leader import Leader
-from allranks.harness.nodes.node import CollectionFailure, NodeLostError, Roll
+from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, NodeLostError
 from allranks.harness.nodes.node_rendezvous import NodesError, meet
 from allranks.harness.program import Finish, Program, SessionEnded, Settled
 from allranks.harness.record_stream import RecordWriter
@@ -199,10 +199,12 @@ class Supervision:
         follower = Follower(wires[0], self._config.limits.silence) if self._config.node else None
         status = self._collect_and_run(server, wires, follower)
         if follower is not None and self._failures:
-            follower.report(Roll(failures=tuple(self._failures)))
+            follower.report(CollectionDigest(failures=tuple(self._failures)))
         return status
 
-    def _collect_and_run(self, server: ForkServer, wires: Mapping[int, Wire], follower: Follower | None) -> int:
+    def _collect_and_run(
+        self, server: ForkServer, wires: Mapping[int, NodeConnection], follower: Follower | None
+    ) -> int:
         try:
             program = self._collect(server)
         except ForkServerError as error:
@@ -261,7 +263,7 @@ class Supervision:
         if self._config.nodes == 1:
             return True
         tests = (*(module.nodeid for module in program.skipped), *program.tests)
-        roll = Roll(
+        roll = CollectionDigest(
             tests=tests,
             failures=tuple(self._failures),
             torch=server.torch,
@@ -299,7 +301,7 @@ class Supervision:
             self._stream.write(NodeLost(node=error.node, message=str(error)))
         except ForkServerError as error:
             self._fail(f"The process that has imported the suite {error}.", self._log(), FailureKind.SUITE)
-        except LaneLostError as error:
+        except WorkerLostError as error:
             self._fail("the supervisor broke down", str(error))
         except HangupError:
             self._stream.write(Interrupted())

@@ -48,7 +48,7 @@ class TimeLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Post:
+class NodeConfig:
     """The place of one agent among those of a job on several nodes.
 
     Attributes:
@@ -137,7 +137,7 @@ class AgentConfig:
     mixed_skip: tuple[str, ...] = ()
     nodes: int = 1
     overlap: int = 1
-    post: Post | None = None
+    post: NodeConfig | None = None
     share: JobShard | None = None
     only: tuple[str, ...] | None = None
     shuffle: int | None = None
@@ -191,7 +191,7 @@ class AgentConfig:
         try:
             limits = TimeLimits(**fields.pop("limits"))
             lists = {name: tuple(fields[name]) for name in ("pytest_args", "mixed_skip")}
-            post = Post(**fields["post"]) if fields["post"] else None
+            post = NodeConfig(**fields["post"]) if fields["post"] else None
             share = JobShard(**fields["share"]) if fields["share"] else None
             only = None if fields["only"] is None else tuple(fields["only"])
             gpus = tuple(GpuToCheck(**gpu) for gpu in fields.pop("check_gpus"))

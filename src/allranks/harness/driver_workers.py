@@ -14,7 +14,7 @@ from allranks.harness.forks import ForkServerError
 from allranks.harness.job_end import HangupError, JobLimitError
 
 
-class LaneLostError(Exception):
+class WorkerLostError(Exception):
     """A lane broke: what its tests came to is not known."""
 
 
@@ -37,7 +37,7 @@ def lane_folder(results: Path, lane: int) -> Path:
 
 
 @dataclass(kw_only=True)
-class Lanes:
+class DriverWorkers:
     """Some lanes, from their start to their end.
 
     Attributes:
@@ -85,7 +85,7 @@ class Lanes:
         except (HangupError, JobLimitError, ForkServerError) as error:
             self._errors.append(error)
         except Exception:  # noqa: BLE001 - whatever broke the lane is the job's result
-            self._errors.append(LaneLostError(traceback.format_exc()))
+            self._errors.append(WorkerLostError(traceback.format_exc()))
 
     def _next(self) -> Sequence[int] | None:
         """The next tests; none after something went wrong."""

@@ -23,7 +23,7 @@ from allranks.harness import evidence, linux
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.forks import STACKS
 from allranks.harness.gangs.rank_process import BeRank, fork_rank
-from allranks.harness.program import Asked, Mustered, Told, asked_by, line_of
+from allranks.harness.program import Asked, Forked, Told, asked_by, line_of
 from allranks.harness.ranks import rank_setup
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
 from allranks.records import AgentFailed, FailureKind, Imported
@@ -78,7 +78,7 @@ class Supervisor:
             os.close(descriptor)
         said = _answer(between, reading)
         pids = loads(said) if said else "the process that forks them ended"
-        self.write(Mustered(error=pids) if isinstance(pids, str) else Mustered(pids=tuple(pids)))
+        self.write(Forked(error=pids) if isinstance(pids, str) else Forked(pids=tuple(pids)))
 
 
 def _answer(between: int, reading: int) -> bytes:

@@ -25,7 +25,7 @@ from allranks.harness.gangs.rank_process import ConnectionEnds, Echo, RankProces
 from allranks.harness.job_end import JobEnd
 from allranks.harness.launchers.driver_account import DRIVER, driver_folder
 from allranks.harness.nodes.node import Orders
-from allranks.harness.program import LINE_LIMIT, Asked, Finish, Muster, Mustered, SessionEnded, Told, line_of, told_by
+from allranks.harness.program import LINE_LIMIT, Asked, Finish, Forked, SessionEnded, StartGang, Told, line_of, told_by
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
 from allranks.records import Imported, Record
@@ -151,7 +151,7 @@ class ForkServer:
             # It has ended before it had read all that it was asked.
             return b"", 0
 
-    def muster(self, muster: Muster, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
+    def muster(self, muster: StartGang, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
         """Have ranks forked; they have these ends then.
 
         Raises:
@@ -170,9 +170,9 @@ class ForkServer:
             raise OSError(answer.error or "the fork server tells of other ranks than it was asked for")
         return [each.process(pid) for each, pid in zip(ends, answer.pids, strict=True)]
 
-    def _answer(self, end: JobEnd) -> Mustered:
+    def _answer(self, end: JobEnd) -> Forked:
         for told in self.told(end, MUSTER_PATIENCE):
-            if isinstance(told, Mustered):
+            if isinstance(told, Forked):
                 return told
         raise ForkServerError(self.ended())
 
@@ -374,7 +374,7 @@ class LocalNode:
         with self.family.expecting(), ExitStack() as undo:
             ends = [open_ends(number, None if orders.launches else self.echo, undo) for number in numbers]
             ranks = self.server.muster(
-                Muster(
+                StartGang(
                     ranks=tuple(numbers),
                     gang=orders.gang,
                     url=orders.url,

@@ -13,7 +13,7 @@ LINE_LIMIT: Final = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class TestOptions:
     """How one test is run.
 
     Attributes:
@@ -67,7 +67,7 @@ class Program:
     """
 
     tests: tuple[str, ...] = ()
-    terms: tuple[Terms, ...] = ()
+    terms: tuple[TestOptions, ...] = ()
     skipped: tuple[SkippedModule, ...] = ()
     deselected: int = 0
     maxfail: int = 0
@@ -80,7 +80,7 @@ class Program:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mustered:
+class Forked:
     """Ranks have been forked, or could not be.
 
     Attributes:
@@ -106,7 +106,7 @@ class SessionEnded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muster:
+class StartGang:
     """A request to fork ranks; their descriptors follow.
 
     Attributes:
@@ -149,12 +149,12 @@ class Finish:
     tests: tuple[Settled, ...] = ()
 
 
-Told = Record | Program | Mustered | SessionEnded
-Asked = Muster | Finish
-_TOLD: Final[Mapping[str, type[Program | Mustered | SessionEnded]]] = {
-    kind.__name__: kind for kind in (Program, Mustered, SessionEnded)
+Told = Record | Program | Forked | SessionEnded
+Asked = StartGang | Finish
+_TOLD: Final[Mapping[str, type[Program | Forked | SessionEnded]]] = {
+    kind.__name__: kind for kind in (Program, Forked, SessionEnded)
 }
-_ASKED: Final[Mapping[str, type[Asked]]] = {kind.__name__: kind for kind in (Muster, Finish)}
+_ASKED: Final[Mapping[str, type[Asked]]] = {kind.__name__: kind for kind in (StartGang, Finish)}
 
 
 def line_of(message: Told | Asked) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from allranks.harness import linux
 from allranks.harness.channel import RunTest
 from allranks.harness.config import AgentConfig, Folders, seed_of_test
-from allranks.harness.driver_workers import Lanes
+from allranks.harness.driver_workers import DriverWorkers
 from allranks.harness.forks import LocalNode
 from allranks.harness.gangs.ends import Journal, ends_of, failed_start
 from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
@@ -25,7 +25,7 @@ from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.nodes.node import Node, Orders, muster_all
-from allranks.harness.program import Program, Terms
+from allranks.harness.program import Program, TestOptions
 from allranks.outcomes import Outcome, disagree, may_disagree
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
 
@@ -235,7 +235,7 @@ class TestLoop:
             job = replace(self._job, folders=replace(self._folders, results=results))
             return TestLoop(self._program, [of_lane(results)], job, self._count)
 
-        Lanes(
+        DriverWorkers(
             count=min(self._config.overlap, len(launchers)),
             results=self._folders.results,
             make_worker=make_worker,
@@ -337,7 +337,7 @@ class TestLoop:
         skip = None if may else SKIP_GRACES * self._config.limits.peer_grace
         return self._driver_patience(terms, skip) if terms.launches else Deadlines(limit=terms.limit, skip=skip)
 
-    def _driver_patience(self, terms: Terms, skip: float | None) -> Deadlines:
+    def _driver_patience(self, terms: TestOptions, skip: float | None) -> Deadlines:
         """What a driver gets: once for set-up, in which ranks may have to meet, and anew when they have the test."""
         limits = self._config.limits
         margin = DRIVER_MARGIN + limits.peer_grace
@@ -378,7 +378,7 @@ def _with_following(indices: Sequence[int]) -> list[tuple[int, int | None]]:
     return list(zip(indices, [*indices[1:], None], strict=True))
 
 
-def assemblies(terms: Sequence[Terms], indices: Iterable[int]) -> Iterator[list[int]]:
+def assemblies(terms: Sequence[TestOptions], indices: Iterable[int]) -> Iterator[list[int]]:
     """The runs of neighbouring tests that one gang each may run.
 
     Args:
@@ -389,6 +389,6 @@ def assemblies(terms: Sequence[Terms], indices: Iterable[int]) -> Iterator[list[
         yield list(neighbours)
 
 
-def first_assembly(terms: Sequence[Terms], indices: Sequence[int]) -> list[int]:
+def first_assembly(terms: Sequence[TestOptions], indices: Sequence[int]) -> list[int]:
     """The first of the :func:`assemblies` of some tests, at least one."""
     return next(assemblies(terms, indices))

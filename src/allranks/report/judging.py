@@ -16,9 +16,9 @@ from allranks.report.results import (
     EarlierAttempt,
     PassedRanks,
     RankFile,
+    RankGroup,
     RankResult,
     Rerun,
-    Team,
     TestVerdict,
     Verdict,
     VerdictKind,
@@ -85,11 +85,11 @@ def judge(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -
 class _Good:
     """The short way to the verdict of tests that passed on every rank: nearly all, and all judged alike."""
 
-    team: Team
+    team: RankGroup
     verdict: Verdict
 
     @classmethod
-    def of(cls, teams: Sequence[Team], expected: range, setting: VerdictPolicy) -> Self | None:
+    def of(cls, teams: Sequence[RankGroup], expected: range, setting: VerdictPolicy) -> Self | None:
         """None where the ranks did not run the same tests."""
         if len(teams) != 1 or teams[0].ranks != tuple(expected):
             return None

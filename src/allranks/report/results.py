@@ -249,7 +249,7 @@ class RankFile:
 
 
 @dataclass(frozen=True, eq=False)
-class Team:
+class RankGroup:
     """The files of ranks that ran the same tests, in the order of the ranks."""
 
     files: tuple[RankFile, ...]
@@ -290,7 +290,7 @@ class Team:
 class PassedRanks(Sequence[RankResult]):
     """The results of a test that passed on every rank, each made when it is asked for."""
 
-    team: Team
+    team: RankGroup
     place: int
 
     def __len__(self) -> int:
@@ -317,7 +317,7 @@ class PassedRanks(Sequence[RankResult]):
         return self.team.slowest[self.place]
 
 
-def teams_of(files: Iterable[RankFile]) -> tuple[Team, ...]:
+def teams_of(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:
     """The files, those with the same tests together; the ranks of a job that went well are one team."""
     groups: dict[int, list[RankFile]] = {}
     known: list[tuple[Key, ...]] = []
@@ -327,10 +327,10 @@ def teams_of(files: Iterable[RankFile]) -> tuple[Team, ...]:
             same = len(known)
             known.append(file.keys)
         groups.setdefault(same, []).append(file)
-    return tuple(Team(tuple(sorted(group, key=lambda file: file.rank or 0))) for group in groups.values())
+    return tuple(RankGroup(tuple(sorted(group, key=lambda file: file.rank or 0))) for group in groups.values())
 
 
-def results_of(nodeid: str, teams: Iterable[Team]) -> list[RankResult]:
+def results_of(nodeid: str, teams: Iterable[RankGroup]) -> list[RankResult]:
     """What the ranks say of one test."""
     return [
         file.result(place) for team in teams if (place := team.places.get(nodeid)) is not None for file in team.files

@@ -32,7 +32,7 @@ PATIENCE: Final = 5.0
 
 
 @dataclass(frozen=True, eq=False)
-class Ticket:
+class QueueEntry:
     """A place in the line, for as long as the process lives, or until it leaves.
 
     Attributes:
@@ -54,7 +54,7 @@ class Ticket:
         os.close(self.descriptor)
 
 
-def stand_in_line(gpus: Sequence[str]) -> Ticket:
+def stand_in_line(gpus: Sequence[str]) -> QueueEntry:
     """Take a place at the end of the line.
 
     Args:
@@ -67,7 +67,7 @@ def stand_in_line(gpus: Sequence[str]) -> Ticket:
         path = lock_folder() / f"{_QUEUE_PREFIX}{time.monotonic_ns():020}-{os.getpid()}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         os.fchmod(descriptor, 0o666)
-        ticket = Ticket(path, descriptor)
+        ticket = QueueEntry(path, descriptor)
         # Somebody may have found it before it was locked, and taken it for a dead one's.
         if _locks(descriptor, fcntl.LOCK_EX) and is_at(path, descriptor):
             _touch(descriptor)
@@ -77,7 +77,7 @@ def stand_in_line(gpus: Sequence[str]) -> Ticket:
         ticket.leave()
 
 
-def claimed(ticket: Ticket | None = None) -> frozenset[str]:
+def claimed(ticket: QueueEntry | None = None) -> frozenset[str]:
     """The GPUs that somebody waits for who is before us in the line.
 
     Args:
@@ -163,7 +163,7 @@ class Holder:
 
 
 def try_lease(
-    gpus: Sequence[str], count: int, holder: Holder | None = None, ticket: Ticket | None = None
+    gpus: Sequence[str], count: int, holder: Holder | None = None, ticket: QueueEntry | None = None
 ) -> Lease | None:
     """A lease on `count` of these GPUs, all of them or none; None when too few are free, or others are before us.
 
@@ -211,12 +211,12 @@ def _signed(path: Path) -> tuple[str, Holder]:
         return path.name.removeprefix(_LEASE_PREFIX), Holder()
 
 
-def count_free(gpus: Iterable[str], ticket: Ticket | None = None) -> int:
+def count_free(gpus: Iterable[str], ticket: QueueEntry | None = None) -> int:
     """How many of these GPUs nobody holds at this moment, or waits for and is before us in the line."""
     return sum(_is_free(gpu) for gpu in _not_claimed(gpus, ticket))
 
 
-def _not_claimed(gpus: Iterable[str], ticket: Ticket | None) -> Iterable[str]:
+def _not_claimed(gpus: Iterable[str], ticket: QueueEntry | None) -> Iterable[str]:
     wanted = tuple(gpus)
     others = claimed(ticket) if wanted else frozenset()
     return [gpu for gpu in wanted if gpu not in others]

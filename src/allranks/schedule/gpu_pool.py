@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterable
 
-from allranks.schedule.gpu_leases import Holder, Lease, Ticket, count_free, stand_in_line, try_lease
+from allranks.schedule.gpu_leases import Holder, Lease, QueueEntry, count_free, stand_in_line, try_lease
 from allranks.schedule.request import JobEnvironment
 
 
@@ -21,7 +21,7 @@ class GpuPool:
         self._run_id = run_id
         self._sick: set[str] = set()
         self._checked: set[tuple[str, JobEnvironment]] = set()
-        self._queue_entry: Ticket | None = None
+        self._queue_entry: QueueEntry | None = None
         self._queued_job = ""
 
     @property

@@ -13,7 +13,7 @@ from allranks.harness.channel import DriverSays, End, Leaving, RankEnd, Report, 
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.ends import ends_of
 from allranks.harness.gangs.gang import SKIP_GRACES, Deadlines, Gang
-from allranks.harness.gangs.local_ranks import Gone, LocalRanks
+from allranks.harness.gangs.local_ranks import LocalRanks, RankExit
 from allranks.harness.gangs.rank_process import fork_ranks
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, describe_end
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
@@ -304,7 +304,7 @@ def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(arrivals, is_c
     ],
 )
 def test_an_end_is_put_in_words(end, words):
-    assert describe_end(Gone(rank=0, at=0.0, **end)) == words
+    assert describe_end(RankExit(rank=0, at=0.0, **end)) == words
 
 
 def test_the_end_of_the_job_breaks_a_step_off(start_gang, job_end):

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from allranks.harness.channel import Leaving, Report
 from allranks.harness.gangs.blame import given_up, name_crossing
 from allranks.harness.gangs.call_board import LastCall
-from allranks.harness.gangs.local_ranks import Gone, Said, Stuck
+from allranks.harness.gangs.local_ranks import RankExit, RankHang, RankReport
 from allranks.harness.gangs.step_outcome import MOST_PHASES, Step, StepOutcome, died_of_a_peer, ended, reported
 from allranks.outcomes import Outcome, Phase, SkipKind
 
 HEAD = "Current thread 0x1 (most recent call first):\n"
 WAITING = '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in wait\n'
-IN_A_COLLECTIVE = Stuck(stacks=f'{HEAD}{WAITING}  File "/home/me/test_a.py", line 5 in test_a\n')
-ELSEWHERE = Stuck(stacks=f'{HEAD}  File "/home/me/test_a.py", line 7 in loop\n')
+IN_A_COLLECTIVE = RankHang(stacks=f'{HEAD}{WAITING}  File "/home/me/test_a.py", line 5 in test_a\n')
+ELSEWHERE = RankHang(stacks=f'{HEAD}  File "/home/me/test_a.py", line 7 in loop\n')
 
 
 def arrival(rank, outcome, **said):
@@ -54,10 +54,10 @@ def test_after_a_symptom_the_rank_that_did_not_come_is_timed_out_and_who_waits_i
     assert "its peers waited for it in vain; it was in /home/me/test_a.py:7 in loop" in settled[0].message
 
 
-REPORTING = Stuck(stacks=f'{HEAD}  File "/x/site-packages/_pytest/_code/code.py", line 9 in repr_excinfo\n')
+REPORTING = RankHang(stacks=f'{HEAD}  File "/x/site-packages/_pytest/_code/code.py", line 9 in repr_excinfo\n')
 
 
-@pytest.mark.parametrize("stuck", [Stuck(), REPORTING])
+@pytest.mark.parametrize("stuck", [RankHang(), REPORTING])
 def test_a_rank_of_unknown_place_is_to_blame_unless_it_has_called_what_its_peers_have(stuck):
     unknown = {1: stuck}
     assert outcomes(give_up([SYMPTOM], unknown)) == {1: ("timed_out", None)}
@@ -67,7 +67,7 @@ def test_a_rank_of_unknown_place_is_to_blame_unless_it_has_called_what_its_peers
 
 def test_a_rank_without_a_stack_that_called_in_another_group_is_to_blame():
     calls = {0: all_reduce(2), 1: all_reduce(1, group="7"), 2: all_reduce(2)}
-    assert outcomes(give_up([SYMPTOM], {1: Stuck()}, calls=calls)) == {1: ("timed_out", None)}
+    assert outcomes(give_up([SYMPTOM], {1: RankHang()}, calls=calls)) == {1: ("timed_out", None)}
 
 
 def test_where_all_wait_in_collectives_the_symptom_leads():
@@ -149,7 +149,7 @@ def test_what_the_supervisor_knows_is_said_by_the_outcome_that_leads():
 
 
 def test_a_stopped_rank_says_so():
-    [settled] = give_up([], {1: Stuck(held="it is stopped (SIGSTOP)")}, phases={1: ["setup"]})
+    [settled] = give_up([], {1: RankHang(held="it is stopped (SIGSTOP)")}, phases={1: ["setup"]})
     assert settled.message == "rank 1 timed out: no end after 9 s, in the call of this test; it is stopped (SIGSTOP)"
 
 
@@ -169,7 +169,7 @@ ARRIVALS = st.builds(
 
 @given(st.lists(ARRIVALS, max_size=4), st.sets(st.integers(4, 7), min_size=1), st.data())
 def test_every_rank_that_is_out_gets_one_bad_outcome_and_no_abort_is_without_a_cause(arrivals, out, data):
-    stuck = {rank: data.draw(st.sampled_from([IN_A_COLLECTIVE, ELSEWHERE, Stuck()])) for rank in out}
+    stuck = {rank: data.draw(st.sampled_from([IN_A_COLLECTIVE, ELSEWHERE, RankHang()])) for rank in out}
     settled = give_up(arrivals, stuck)
     assert sorted(each.rank for each in settled) == sorted(out)
     for each in settled:
@@ -240,7 +240,7 @@ def test_outside_of_a_test_no_exit_skips():
 @given(st.integers(-64, 255), st.lists(st.sampled_from([SET_UP, CALL, TEAR_DOWN, ("call", "failed")]), max_size=3))
 def test_an_end_is_bad_unless_it_is_a_skip_that_the_test_has_chosen(status, phases):
     step = step_of(*phases, leaving={0: Leaving(status=status)})
-    arrival = ended(Gone(rank=0, status=status, at=1.0), step)
+    arrival = ended(RankExit(rank=0, status=status, at=1.0), step)
     is_skip = 72 <= status <= 89 and arrival.skip_code == status and step.may_skip_by_exit(0, status)
     assert arrival.outcome.is_bad is not is_skip
     assert (arrival.skip_kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)) is is_skip
@@ -248,7 +248,7 @@ def test_an_end_is_bad_unless_it_is_a_skip_that_the_test_has_chosen(status, phas
 
 def said(*phases, **report):
     report = {"nodeid": "t::x", "phases": phases, "goes_on": bool(phases), **report}
-    return Said(rank=0, report=Report(**report), at=1.0)
+    return RankReport(rank=0, report=Report(**report), at=1.0)
 
 
 OUTCOMES = st.sampled_from(["passed", "failed", "skipped", "errored", "xfailed"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.harness import linux
-from allranks.harness.driver_workers import LaneLostError, Lanes, lane_folder
+from allranks.harness.driver_workers import DriverWorkers, WorkerLostError, lane_folder
 from allranks.harness.forks import ForkServerError
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 
@@ -29,7 +29,9 @@ class Trial:
         self.ran, self.waiting = [], list(assemblies)
         self._deeds = deeds or {}
         self._stop_after = stop_after
-        self.lanes = Lanes(count=lanes, results=folder, make_worker=self._make_worker, next_work=self._next_work)
+        self.lanes = DriverWorkers(
+            count=lanes, results=folder, make_worker=self._make_worker, next_work=self._next_work
+        )
 
     def _next_work(self):
         if not self.waiting or (self._stop_after is not None and self._stop_after in self.tests):
@@ -104,7 +106,7 @@ def test_nothing_new_is_begun_when_there_is_to_be_no_more(tmp_path):
 
 def test_a_lane_that_breaks_says_why_and_where(tmp_path):
     trial = Trial(tmp_path, 1, assemblies_of([1, 1]), {0: raising(RuntimeError("test 0 breaks its lane"))})
-    with pytest.raises(LaneLostError, match="test 0 breaks its lane") as error:
+    with pytest.raises(WorkerLostError, match="test 0 breaks its lane") as error:
         trial.lanes.run()
     assert "in deed" in str(error.value)
     assert trial.tests == [0]
@@ -113,7 +115,7 @@ def test_a_lane_that_breaks_says_why_and_where(tmp_path):
 def test_a_lane_whose_folder_cannot_be_made_is_lost(tmp_path):
     (tmp_path / "lane-1").touch()
     trial = Trial(tmp_path, 1, assemblies_of([1]))
-    with pytest.raises(LaneLostError, match="FileExistsError"):
+    with pytest.raises(WorkerLostError, match="FileExistsError"):
         trial.lanes.run()
     assert trial.tests == []
 
@@ -139,7 +141,7 @@ def test_after_the_error_of_one_lane_the_others_end_what_they_have_and_begin_not
 
     other = threading.current_thread()
     trial = Trial(tmp_path, 2, [[0], [1, 2], [3]], {0: note_thread, 1: outlast})
-    with pytest.raises(LaneLostError, match="ValueError"):
+    with pytest.raises(WorkerLostError, match="ValueError"):
         trial.lanes.run()
     assert sorted(trial.tests) == [0, 1, 2]
     assert trial.waiting == [[3]]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.harness.nodes import connection as wires
-from allranks.harness.nodes.connection import Wire, WireError, is_proof, make_proof
+from allranks.harness.nodes.connection import NodeConnection, WireError, is_proof, make_proof
 
 MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text())), max_size=5)
 
@@ -29,7 +29,7 @@ def receive(wire, count):
 @settings(max_examples=50)
 @given(MESSAGES)
 def test_messages_arrive_as_they_were_sent(messages):
-    here, there = map(Wire, local_connection())
+    here, there = map(NodeConnection, local_connection())
     there.trust()
     try:
         for message in messages:
@@ -51,7 +51,7 @@ def test_the_last_messages_are_heard_before_the_end(pair):
 
 def test_a_message_in_pieces_is_one_message():
     raw, other = local_connection()
-    wire = Wire(other)
+    wire = NodeConnection(other)
     data = json.dumps({"a": 1}).encode()
     for byte in struct.pack("!I", len(data)) + data[:-1]:
         raw.send(bytes([byte]))
@@ -65,7 +65,7 @@ def test_a_message_in_pieces_is_one_message():
 @pytest.mark.parametrize("said", [b"[1]", b"{", b"\xff", b"1", b"[" * 900])
 def test_what_is_no_object_ends_the_connection(said):
     raw, other = local_connection()
-    wire = Wire(other)
+    wire = NodeConnection(other)
     raw.sendall(struct.pack("!I", len(said)) + said)
     wire.wait(time.monotonic() + 10)
     assert wire.receive() == []
@@ -77,7 +77,7 @@ def test_what_is_no_object_ends_the_connection(said):
 @pytest.mark.parametrize(("trusted", "size"), [(False, wires.GREETING_LIMIT + 1), (True, wires.FRAME_LIMIT + 1)])
 def test_a_message_that_is_too_long_is_not_even_read(trusted, size):
     raw, other = local_connection()
-    wire = Wire(other)
+    wire = NodeConnection(other)
     if trusted:
         wire.trust()
     raw.sendall(struct.pack("!I", size))

@@ -5,16 +5,16 @@ from dataclasses import replace
 from agent_run import CONFIG
 
 from allranks.harness.nodes.leader import Leader
-from allranks.harness.nodes.node import CollectionFailure, Roll
+from allranks.harness.nodes.node import CollectionDigest, CollectionFailure
 
-ROLL = Roll(tests=("a",), torch="2", python="3")
+ROLL = CollectionDigest(tests=("a",), torch="2", python="3")
 
 
 def test_a_follower_that_tells_twice_what_it_could_not_collect_is_heard_once(pair):
     here, there = pair
     here.trust()
     failed = replace(ROLL, failures=(CollectionFailure(nodeid="a", text="broken"),))
-    for roll in (failed, Roll(failures=failed.failures)):
+    for roll in (failed, CollectionDigest(failures=failed.failures)):
         there.send({"roll": roll.as_message()}, 10)
     assert Leader(replace(CONFIG, nodes=2), {1: here}).compare(ROLL) == [
         CollectionFailure(nodeid="a", text="On node 1: broken")

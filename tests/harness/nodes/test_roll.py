@@ -1,8 +1,8 @@
 from dataclasses import replace
 
-from allranks.harness.nodes.node import CollectionFailure, Roll, difference
+from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, difference
 
-ROLL = Roll(tests=("a", "b", "c"), torch="2", python="3")
+ROLL = CollectionDigest(tests=("a", "b", "c"), torch="2", python="3")
 
 
 def test_equal_rolls_have_no_difference():
@@ -11,11 +11,14 @@ def test_equal_rolls_have_no_difference():
 
 def test_a_roll_comes_back_from_its_message():
     roll = replace(ROLL, failures=(CollectionFailure(nodeid="a", text="x"),))
-    assert Roll.from_message(roll.as_message()) == roll
+    assert CollectionDigest.from_message(roll.as_message()) == roll
 
 
 def test_versions_are_compared_before_tests():
-    assert difference(ROLL, Roll(torch="2", python="3.1"), 2) == "Node 0 has Python 3, and node 2 has Python 3.1."
+    assert (
+        difference(ROLL, CollectionDigest(torch="2", python="3.1"), 2)
+        == "Node 0 has Python 3, and node 2 has Python 3.1."
+    )
 
 
 def test_different_hardware_is_named():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from allranks.harness.collection.marker_options import MarkerError
-from allranks.harness.program import Terms
+from allranks.harness.program import TestOptions
 
 if TYPE_CHECKING:
     from hypothesis import settings as Settings  # noqa: N812 - it is a class
@@ -54,7 +54,7 @@ def _in_file(config: pytest.Config, name: str) -> bool:
         return False
 
 
-def with_reruns(item: pytest.Item, terms: Terms) -> Terms:
+def with_reruns(item: pytest.Item, terms: TestOptions) -> TestOptions:
     """The terms of a test, with how often it may be run again.
 
     Raises:

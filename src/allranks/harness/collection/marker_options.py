@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from allranks.harness.config import AgentConfig, Isolation
-from allranks.harness.program import Terms
+from allranks.harness.program import TestOptions
 
 _LONGEST = 10**8
 """Seconds of a time limit: three years."""
@@ -24,7 +24,7 @@ class MarkerError(Exception):
         self.nodeid = nodeid
 
 
-def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[Terms]:
+def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[TestOptions]:
     """The terms of each collected test.
 
     Raises:
@@ -53,7 +53,7 @@ def time_limit(item: pytest.Item, config: AgentConfig) -> float:
     return config.limits.test if own is None or config.pdb_rank is not None else own
 
 
-def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> Terms:
+def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> TestOptions:
     """A driver for each test, or for each class whose ranks live as long as the class; one for neighbours that skip."""
     is_skipped = _is_skipped(item)
     place: tuple[str, ...] = (str(index),)
@@ -62,7 +62,7 @@ def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> Terms
     elif is_skipped:
         # Tests that start no rank leave nothing behind that the next one could find.
         place = ("skips",)
-    return Terms(
+    return TestOptions(
         gang=("launcher", *place),
         has_process_group=False,
         limit=time_limit(item, config),
@@ -79,13 +79,13 @@ def _is_skipped(item: pytest.Item) -> bool:
     return by_decorator or item.get_closest_marker("skip") is not None
 
 
-def _terms(item: pytest.Item, index: int, config: AgentConfig) -> Terms:
+def _terms(item: pytest.Item, index: int, config: AgentConfig) -> TestOptions:
     if is_launcher(item):
         return _launcher_terms(item, index, config)
     has_process_group = item.get_closest_marker("no_process_group") is None
     isolation = _isolation(item) or config.isolation
     place = {"test": (str(index),), "file": (str(item.path),)}.get(isolation, ())
-    return Terms(
+    return TestOptions(
         gang=(isolation, *place, str(has_process_group)),
         has_process_group=has_process_group,
         limit=time_limit(item, config),

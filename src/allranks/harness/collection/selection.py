@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allranks.harness.config import JobShard
-from allranks.harness.program import Terms
+from allranks.harness.program import TestOptions
 from allranks.xml_text import xml_id
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class OwnShare:
 
 
 def take_share(
-    items: "Sequence[pytest.Item]", terms: Sequence[Terms], skipped: Sequence[str], share: JobShard
+    items: "Sequence[pytest.Item]", terms: Sequence[TestOptions], skipped: Sequence[str], share: JobShard
 ) -> OwnShare:
     """This job's part of the collected tests.
 
@@ -104,7 +104,7 @@ def take_share(
     )
 
 
-def unit_key(item: "pytest.Item", terms: Terms) -> Hashable:
+def unit_key(item: "pytest.Item", terms: TestOptions) -> Hashable:
     """What a test has in common with those that it stays together with.
 
     Where ranks outlive a test, that is its file, also under ``isolation = "job"``: module fixtures are set up once, and

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from allranks.harness.gangs.call_board import MESSAGES, LastCall
-from allranks.harness.gangs.local_ranks import Stuck
+from allranks.harness.gangs.local_ranks import RankHang
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, was_in
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, words_for_ranks
 from allranks.harness.stacks.stacks import innermost, waits_in_distributed
@@ -19,7 +19,7 @@ _UNEVEN = ("all_to_all",)
 
 
 def given_up(
-    step: Step, stuck: Mapping[int, Stuck], calls: _Calls, *, late: str, skipper: StepOutcome | None
+    step: Step, stuck: Mapping[int, RankHang], calls: _Calls, *, late: str, skipper: StepOutcome | None
 ) -> list[StepOutcome]:
     """The outcomes of ranks that had to be stopped, those who are to blame first.
 
@@ -42,7 +42,7 @@ def given_up(
     return [*blamed, *(_aborted(rank, stuck[rank], first) for rank in waiting if first is not None)]
 
 
-def _to_blame(step: Step, stuck: Mapping[int, Stuck], calls: _Calls) -> Sequence[int]:
+def _to_blame(step: Step, stuck: Mapping[int, RankHang], calls: _Calls) -> Sequence[int]:
     """The ranks that others wait for.
 
     Who waits in a collective is not to blame, unless it waits in another one than most, or nobody else can be. Of those
@@ -58,12 +58,12 @@ def _to_blame(step: Step, stuck: Mapping[int, Stuck], calls: _Calls) -> Sequence
     return odd_ones_out({rank: calls[rank] for rank in stuck if rank in calls}) or list(stuck)
 
 
-def waits_for_peers(stuck: Stuck) -> bool:
+def waits_for_peers(stuck: RankHang) -> bool:
     """Whether a rank does nothing but wait in torch.distributed."""
     return not stuck.held and waits_in_distributed(stuck.stacks)
 
 
-def _has_called(rank: int, stuck: Stuck, calls: _Calls) -> bool:
+def _has_called(rank: int, stuck: RankHang, calls: _Calls) -> bool:
     """Whether all that is known of a rank is that it has called what its peers have."""
     return not (innermost(stuck.stacks) or stuck.held) and bool(calls.get(rank)) and not _is_behind(rank, calls)
 
@@ -146,7 +146,7 @@ def _in_words(calls: Mapping[int, LastCall], number: int) -> str:
     return f"{words_for_ranks(ranks)} called {first}{rest}"
 
 
-def _aborted(rank: int, stuck: Stuck, first: StepOutcome) -> StepOutcome:
+def _aborted(rank: int, stuck: RankHang, first: StepOutcome) -> StepOutcome:
     why = ", which skipped" if first.outcome is Outcome.SKIPPED else ""
     return StepOutcome(
         rank=rank,
@@ -160,7 +160,7 @@ def _aborted(rank: int, stuck: Stuck, first: StepOutcome) -> StepOutcome:
     )
 
 
-def _timed_out(rank: int, stuck: Stuck, late: str, under_way: str) -> StepOutcome:
+def _timed_out(rank: int, stuck: RankHang, late: str, under_way: str) -> StepOutcome:
     phase = f", in the {under_way} of this test" if under_way else ""
     where = f"; {stuck.held}" if stuck.held else was_in(stuck.stacks)
     return StepOutcome(

@@ -10,7 +10,7 @@ from allranks.harness.channel import End, RunTest
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.blame import given_up, name_crossing, name_parting, odd_ones_out, waits_for_peers
 from allranks.harness.gangs.call_board import LastCall
-from allranks.harness.gangs.local_ranks import Gone, Happening, Look, Ranks, Said, Stuck
+from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport, Ranks
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.step_outcome import Step, StepOutcome, ended, reported
@@ -65,7 +65,7 @@ class Gang:
         self._may_be_held = may_be_held
         self._limits = limits
         self._alive = {rank for crew in crews for rank in crew.ranks}
-        self._ends: dict[int, Gone] = {}
+        self._ends: dict[int, RankExit] = {}
         self._told_of: set[int] = set()
         self.imported: dict[str, None] = {}
         self._step = Step()
@@ -210,19 +210,19 @@ class Gang:
             for happening in look():
                 self._note(happening)
 
-    def _see_the_end(self) -> Sequence[Happening]:
+    def _see_the_end(self) -> Sequence[RankEvent]:
         """Somebody has hung up, which is looked at after each wait; whoever stops ranks must not see it again."""
         self._selector.unregister(self._job_end)
         return ()
 
-    def _note(self, happening: Happening) -> None:
+    def _note(self, happening: RankEvent) -> None:
         """Take what happened to a rank into the step, unless its step has ended."""
         step, rank = self._step, happening.rank
-        if isinstance(happening, Gone):
+        if isinstance(happening, RankExit):
             self._alive.discard(rank)
             self._ends[rank] = happening
             self._hold(rank, is_held=False)
-        if isinstance(happening, Said):
+        if isinstance(happening, RankReport):
             report = happening.report
             if report.is_debugging is not None:
                 self._hold(rank, is_held=report.is_debugging)
@@ -238,9 +238,9 @@ class Gang:
                 return
         if rank not in self._pending:
             return
-        if isinstance(happening, Gone):
+        if isinstance(happening, RankExit):
             self._told_of.add(rank)
-        arrival = reported(happening, step) if isinstance(happening, Said) else ended(happening, step)
+        arrival = reported(happening, step) if isinstance(happening, RankReport) else ended(happening, step)
         step.note(arrival)
         if arrival.is_final:
             self._pending.discard(rank)
@@ -262,7 +262,7 @@ class Gang:
         for arrival in given_up(self._step, stuck, self._last_calls(), late=late, skipper=skipper):
             self._step.note(arrival)
 
-    def _find(self, ranks: Collection[int]) -> dict[int, Stuck]:
+    def _find(self, ranks: Collection[int]) -> dict[int, RankHang]:
         return {
             rank: stuck
             for crew in self._crews

@@ -23,7 +23,7 @@ CLOSED_PATIENCE = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class RankReport:
     """A rank has reported.
 
     Attributes:
@@ -38,7 +38,7 @@ class Said:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gone:
+class RankExit:
     """A rank's process has ended.
 
     Attributes:
@@ -61,13 +61,13 @@ class Gone:
     lost: str = ""
 
 
-Happening = Said | Gone
-Look = Callable[[], Sequence[Happening]]
+RankEvent = RankReport | RankExit
+Look = Callable[[], Sequence[RankEvent]]
 """Registered with a selector as the data of a descriptor: what has happened, when that is readable."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stuck:
+class RankHang:
     """Where a rank is that has not ended its step.
 
     Attributes:
@@ -112,7 +112,7 @@ class Ranks(Protocol):
     def kill(self, ranks: Collection[int]) -> None:
         """KILL these ranks with all that they started and that stayed in their process groups."""
 
-    def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
+    def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
         """Where these ranks are, whatever they do."""
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
@@ -196,28 +196,28 @@ class LocalRanks:
             rank.stderr.descriptor: lambda: self._look_at_output(rank),
         }
 
-    def _look_at_reports(self, rank: RankProcess) -> Sequence[Happening]:
+    def _look_at_reports(self, rank: RankProcess) -> Sequence[RankEvent]:
         said = self._said(rank)
         return [*said, *self._look_at_end(rank)] if rank.link.at_end else said
 
-    def _said(self, rank: RankProcess) -> list[Happening]:
-        said: list[Happening] = []
+    def _said(self, rank: RankProcess) -> list[RankEvent]:
+        said: list[RankEvent] = []
         for report in rank.link.read():
             if report.driver is None or report.driver.printed is None:
                 strangers = rank.link.take_strangers()
-                said.append(Said(rank=rank.number, report=report, at=time.time(), has_strangers=strangers))
+                said.append(RankReport(rank=rank.number, report=report, at=time.time(), has_strangers=strangers))
             elif self._echo is not None:
                 self._echo(report.driver.rank, report.driver.printed)
         return said
 
-    def _look_at_output(self, rank: RankProcess) -> Sequence[Happening]:
+    def _look_at_output(self, rank: RankProcess) -> Sequence[RankEvent]:
         for stream in (rank.stdout, rank.stderr):
             stream.drain()
             if stream.at_end:
                 self._forget(stream.descriptor)
         return ()
 
-    def _look_at_end(self, rank: RankProcess) -> Sequence[Happening]:
+    def _look_at_end(self, rank: RankProcess) -> Sequence[RankEvent]:
         """A report that was sent before the end counts; a rank that closed its connection will never report again."""
         if rank.exit_status is not None:
             return ()
@@ -229,9 +229,9 @@ class LocalRanks:
             self._forget(descriptor)
         return [*said, self._gone(rank, cut_off)]
 
-    def _gone(self, rank: RankProcess, cut_off: str) -> Gone:
+    def _gone(self, rank: RankProcess, cut_off: str) -> RankExit:
         status = rank.reap()
-        return Gone(
+        return RankExit(
             rank=rank.number,
             status=status,
             at=time.time(),
@@ -263,7 +263,7 @@ class LocalRanks:
             self._stopped.add(rank.pid)
             rank.kill_group()
 
-    def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
+    def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
         """See :meth:`Ranks.find`."""
         # The process id of a rank that has been reaped may be anyone's.
         pids = {rank: self._processes[rank].pid for rank in ranks if self._processes[rank].exit_status is None}
@@ -276,7 +276,7 @@ class LocalRanks:
             self._recorder.wait(recordings)
         held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]}
         return {
-            rank: Stuck(
+            rank: RankHang(
                 stacks=stacks.get(rank, ""), held=held.get(rank, ""), phase=read_phase(self._processes[rank].board)
             )
             for rank in ranks

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from allranks import skip_codes
 from allranks.harness import linux
 from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
-from allranks.harness.gangs.local_ranks import Gone, Said
+from allranks.harness.gangs.local_ranks import RankExit, RankReport
 from allranks.harness.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
 from allranks.harness.stacks.stacks import innermost, is_machinery
 from allranks.outcomes import Outcome, Phase, SkipKind, following, overall
@@ -112,7 +112,7 @@ class Step:
     driver: list[DriverSays | Phase] = field(default_factory=list)
     strangers: set[int] = field(default_factory=set)
 
-    def take(self, said: Said) -> None:
+    def take(self, said: RankReport) -> None:
         """Keep what a rank has said before its end."""
         report = said.report
         if said.has_strangers:
@@ -241,7 +241,7 @@ def _caused_by(cause: StepOutcome, symptom: StepOutcome) -> StepOutcome:
     return replace(symptom, consequence=True, caused_by=cause.rank)
 
 
-def reported(said: Said, step: Step) -> StepOutcome:
+def reported(said: RankReport, step: Step) -> StepOutcome:
     """What a rank said itself; of its phases the worst decides, whatever its last report makes of them."""
     report, phases = said.report, step.phases.get(said.rank, ())
     phase = overall(phases) if phases else None
@@ -261,7 +261,7 @@ def reported(said: Said, step: Step) -> StepOutcome:
     )
 
 
-def ended(gone: Gone, step: Step) -> StepOutcome:
+def ended(gone: RankExit, step: Step) -> StepOutcome:
     """The outcome of a rank whose process ended instead of reporting; a fatal signal leaves its stacks."""
     status, is_consequence = gone.status, step.cause is not None
     reason = None if status is None else skip_codes.reason_of_exit(status)
@@ -298,7 +298,7 @@ def died_of_a_peer(stderr: str) -> bool:
     return _WATCHDOG.search(stderr) is not None
 
 
-def describe_end(gone: Gone) -> str:
+def describe_end(gone: RankExit) -> str:
     """In words, how a rank's process ended."""
     if gone.status is None:
         return f"is lost: {gone.lost}"

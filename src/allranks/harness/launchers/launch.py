@@ -16,7 +16,7 @@ from allranks.harness.collection.imports import preload
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.ends import Journal, ends_of, failed_start
 from allranks.harness.gangs.gang import SKIP_GRACES, Deadlines, Gang
-from allranks.harness.gangs.local_ranks import Gone, Happening, LocalRanks, Said, stack_files
+from allranks.harness.gangs.local_ranks import LocalRanks, RankEvent, RankExit, RankReport, stack_files
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.rank_process import Echo, RankProcess, fork_ranks
@@ -285,16 +285,16 @@ class _LaunchedCrew(LocalRanks):
         if process.exit_status is None:
             linux.is_readable(process.pidfd, timeout)
 
-    def _look_at_end(self, rank: RankProcess) -> Sequence[Happening]:
+    def _look_at_end(self, rank: RankProcess) -> Sequence[RankEvent]:
         return [each for happening in super()._look_at_end(rank) for each in self._with_excuse(happening)]
 
-    def _with_excuse(self, happening: Happening) -> Sequence[Happening]:
-        if isinstance(happening, Said) or not self._is_expected(happening):
+    def _with_excuse(self, happening: RankEvent) -> Sequence[RankEvent]:
+        if isinstance(happening, RankReport) or not self._is_expected(happening):
             return [happening]
         report = Report(nodeid=self.nodeid, outcome=Outcome.PASSED)
-        return [Said(rank=happening.rank, report=report, at=happening.at), happening]
+        return [RankReport(rank=happening.rank, report=report, at=happening.at), happening]
 
-    def _is_expected(self, gone: Gone) -> bool:
+    def _is_expected(self, gone: RankExit) -> bool:
         if gone.status is None or gone.cut_off or not self.excuse(gone.rank, gone.status):
             return False
         self.excused[gone.rank] = gone.status

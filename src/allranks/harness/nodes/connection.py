@@ -35,7 +35,7 @@ class WireError(Exception):
     """The other side cannot be spoken to any more; the message says what it did, as in "is gone"."""
 
 
-class Wire:
+class NodeConnection:
     """One end of a connection.
 
     Args:

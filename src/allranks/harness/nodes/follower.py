@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 
 from allranks.harness.channel import command_of
 from allranks.harness.forks import ForkServerError
-from allranks.harness.gangs.local_ranks import Gone, Happening, Look, Ranks
+from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, Ranks
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
 from allranks.harness.job_end import HangupError, JobEnd
-from allranks.harness.nodes.connection import Message, Wire, WireError
-from allranks.harness.nodes.node import Node, Orders, Roll
+from allranks.harness.nodes.connection import Message, NodeConnection, WireError
+from allranks.harness.nodes.node import CollectionDigest, Node, Orders
 from allranks.outcomes import shorten
 from allranks.typed_json import told
 
@@ -32,11 +32,11 @@ class Follower:
         silence: Seconds that the leader may take to read what it is sent.
     """
 
-    def __init__(self, wire: Wire, silence: float) -> None:
+    def __init__(self, wire: NodeConnection, silence: float) -> None:
         self._wire = wire
         self._silence = silence
 
-    def report(self, roll: Roll) -> None:
+    def report(self, roll: CollectionDigest) -> None:
         """Tell the leader what has been collected."""
         with suppress(WireError):  # the end of the connection says the same
             self._say({"roll": roll.as_message()})
@@ -85,7 +85,7 @@ class _Service:
         end: When the job is over.
     """
 
-    def __init__(self, wire: Wire, node: Node, silence: float, end: JobEnd) -> None:
+    def __init__(self, wire: NodeConnection, node: Node, silence: float, end: JobEnd) -> None:
         self._wire = wire
         self._node = node
         self._silence = silence
@@ -117,7 +117,7 @@ class _Service:
             selector.register(descriptor, selectors.EVENT_READ, look)
         return selector
 
-    def _look_at_end(self) -> Sequence[Happening]:
+    def _look_at_end(self) -> Sequence[RankEvent]:
         raise HangupError
 
     def _turn(self) -> None:
@@ -131,7 +131,7 @@ class _Service:
             # It came while something was being said.
             self._look_at_leader()
 
-    def _look_at_leader(self) -> Sequence[Happening]:
+    def _look_at_leader(self) -> Sequence[RankEvent]:
         for message in self._wire.receive():
             self._obey(message)
         if self._wire.ended and not self._is_over:
@@ -197,8 +197,8 @@ class _Service:
         return crew.close()
 
 
-def _told(happening: Happening) -> Message:
-    if not isinstance(happening, Gone):
+def _told(happening: RankEvent) -> Message:
+    if not isinstance(happening, RankExit):
         return {"rank": happening.rank, "report": told(happening.report), "has_strangers": happening.has_strangers}
     output = Output(stdout=_cut(happening.output.stdout), stderr=_cut(happening.output.stderr))
     return asdict(replace(happening, stacks=_cut(happening.stacks), output=output))

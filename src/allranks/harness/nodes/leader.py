@@ -15,12 +15,12 @@ from dataclasses import asdict
 from allranks.harness.channel import End, Report, RunTest
 from allranks.harness.config import AgentConfig, TimeLimits, share_of
 from allranks.harness.gangs.call_board import LastCall
-from allranks.harness.gangs.local_ranks import Gone, Happening, Look, Said, Stuck
+from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
 from allranks.harness.linux import Timer
-from allranks.harness.nodes.connection import Message, Wire, WireError
-from allranks.harness.nodes.node import CollectionFailure, NodeLostError, Orders, Roll, difference
+from allranks.harness.nodes.connection import Message, NodeConnection, WireError
+from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference
 from allranks.harness.nodes.node_rendezvous import NodesError
 from allranks.typed_json import build, told
 
@@ -40,7 +40,7 @@ class FollowerLink:
         lost: What became of the agent, as in "is gone"; empty as long as it answers.
     """
 
-    def __init__(self, node: int, wire: Wire, silence: float) -> None:
+    def __init__(self, node: int, wire: NodeConnection, silence: float) -> None:
         self.node = node
         self.lost = ""
         self._wire = wire
@@ -139,7 +139,7 @@ class RemoteNode:
         self._link = link
         self._ranks = ranks
 
-    def muster(self, orders: Orders) -> "RemoteCrew":
+    def muster(self, orders: Orders) -> "RemoteRanks":
         """See :meth:`allranks.harness.nodes.node.Node.muster`.
 
         Raises:
@@ -151,10 +151,10 @@ class RemoteNode:
         if "error" in answer:
             msg = f"node {self._link.node} could not start its ranks: {answer['error']}"
             raise OSError(msg)
-        return RemoteCrew(self._link, dict(zip(self._ranks, answer["pids"], strict=True)))
+        return RemoteRanks(self._link, dict(zip(self._ranks, answer["pids"], strict=True)))
 
 
-class RemoteCrew:
+class RemoteRanks:
     """Ranks that the agent of another node has forked.
 
     Args:
@@ -185,18 +185,18 @@ class RemoteCrew:
         for descriptor in self._link.descriptors:
             selector.register(descriptor, selectors.EVENT_READ, look)
 
-    def _look(self) -> Sequence[Happening]:
+    def _look(self) -> Sequence[RankEvent]:
         happenings = [_happening(message["happening"]) for message in self._link.take()]
-        self._alive -= {happening.rank for happening in happenings if isinstance(happening, Gone)}
+        self._alive -= {happening.rank for happening in happenings if isinstance(happening, RankExit)}
         return [*happenings, *self._losses()]
 
-    def _losses(self) -> Iterator[Gone]:
+    def _losses(self) -> Iterator[RankExit]:
         if not self._link.lost:
             return
         self._forget()
         lost = f"the agent of node {self._link.node} {self._link.lost}"
         for rank in sorted(self._alive):
-            yield Gone(rank=rank, status=None, at=time.time(), lost=lost)
+            yield RankExit(rank=rank, status=None, at=time.time(), lost=lost)
         self._alive.clear()
 
     def _forget(self) -> None:
@@ -219,12 +219,12 @@ class RemoteCrew:
         if ranks:
             self._link.tell({"do": "kill", "ranks": list(ranks)})
 
-    def find(self, ranks: Collection[int]) -> Mapping[int, Stuck]:
+    def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.find`."""
         if not ranks:
             return {}
         found = self._link.ask({"do": "find", "ranks": list(ranks)}) or {}
-        return {rank: Stuck(**found.get(str(rank), {})) for rank in ranks}
+        return {rank: RankHang(**found.get(str(rank), {})) for rank in ranks}
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.calls`."""
@@ -245,13 +245,13 @@ class RemoteCrew:
         return [KilledOrphan(**process) for process in answer["left"]]
 
 
-def _happening(fields: Message) -> Happening:
+def _happening(fields: Message) -> RankEvent:
     """What a follower has told, at the leader's time: of two clocks, one has to decide what came first."""
     rank, now = int(fields["rank"]), time.time()
     if "report" in fields:
         report = build(Report, fields["report"])
-        return Said(rank=rank, report=report, at=now, has_strangers=bool(fields.get("has_strangers")))
-    return Gone(**{**fields, "at": now, "output": Output(**fields["output"])})
+        return RankReport(rank=rank, report=report, at=now, has_strangers=bool(fields.get("has_strangers")))
+    return RankExit(**{**fields, "at": now, "output": Output(**fields["output"])})
 
 
 class Leader:
@@ -262,11 +262,11 @@ class Leader:
         wires: The connection to each follower, by its node.
     """
 
-    def __init__(self, config: AgentConfig, wires: Mapping[int, Wire]) -> None:
+    def __init__(self, config: AgentConfig, wires: Mapping[int, NodeConnection]) -> None:
         self._config = config
         self._links = [FollowerLink(node, wire, config.limits.silence) for node, wire in sorted(wires.items())]
 
-    def compare(self, own: Roll) -> list[CollectionFailure]:
+    def compare(self, own: CollectionDigest) -> list[CollectionFailure]:
         """Wait until the others have collected, too, and see that they have collected the same.
 
         Returns:
@@ -310,9 +310,9 @@ class _Rolls:
     def __init__(self, links: Sequence[FollowerLink], limits: TimeLimits) -> None:
         self._limit = limits.assembly
         self._absent = {link.node: link for link in links}
-        self._rolls: dict[int, Roll] = {}
+        self._rolls: dict[int, CollectionDigest] = {}
 
-    def call(self) -> Mapping[int, Roll]:
+    def call(self) -> Mapping[int, CollectionDigest]:
         deadline = time.monotonic() + self._limit
         with selectors.DefaultSelector() as selector:
             for link in self._absent.values():
@@ -334,6 +334,6 @@ class _Rolls:
             raise NodesError(msg)
         for roll in rolls[:1]:
             # An agent that has failed says so once more as it ends.
-            self._rolls[link.node] = Roll.from_message(roll)
+            self._rolls[link.node] = CollectionDigest.from_message(roll)
             del self._absent[link.node]
         return bool(rolls)

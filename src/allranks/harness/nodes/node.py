@@ -25,7 +25,7 @@ class CollectionFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roll:
+class CollectionDigest:
     """What one agent has collected.
 
     Attributes:
@@ -54,7 +54,7 @@ class Roll:
         return cls(**{**message, "tests": tuple(message["tests"]), "failures": failures})
 
 
-def difference(leader: Roll, other: Roll, node: int) -> str:
+def difference(leader: CollectionDigest, other: CollectionDigest, node: int) -> str:
     """In what the rolls of node 0 and of another node differ, in a sentence; empty for nothing."""
     for name, word in (("torch", "torch"), ("python", "Python")):
         ours, theirs = getattr(leader, name), getattr(other, name)

@@ -9,8 +9,8 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from allranks.harness.config import AgentConfig, Post
-from allranks.harness.nodes.connection import Message, Wire, WireError, is_proof, make_nonce, make_proof
+from allranks.harness.config import AgentConfig, NodeConfig
+from allranks.harness.nodes.connection import Message, NodeConnection, WireError, is_proof, make_nonce, make_proof
 
 GREETING_PATIENCE = 5.0
 """Seconds that whoever connects gets for its proof."""
@@ -35,12 +35,12 @@ class NodesError(Exception):
 class _Stranger:
     """Somebody who has connected, and has proven nothing yet."""
 
-    wire: Wire
+    wire: NodeConnection
     nonce: str
     deadline: float
 
 
-class Gate:
+class NodeRendezvous:
     """The leading agent's port.
 
     Args:
@@ -51,10 +51,10 @@ class Gate:
         NodesError: The port cannot be had.
     """
 
-    def __init__(self, post: Post, followers: Collection[int]) -> None:
+    def __init__(self, post: NodeConfig, followers: Collection[int]) -> None:
         self._post = post
         self._absent = set(followers)
-        self._met: dict[int, Wire] = {}
+        self._met: dict[int, NodeConnection] = {}
         self._strangers: list[_Stranger] = []
         self._selector = selectors.DefaultSelector()
         try:
@@ -64,7 +64,7 @@ class Gate:
             raise NodesError(msg) from error
         self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def admit(self, limit: float) -> dict[int, Wire]:
+    def admit(self, limit: float) -> dict[int, NodeConnection]:
         """Wait for the agents of the other nodes, then close the port.
 
         Args:
@@ -107,7 +107,7 @@ class Gate:
         except OSError:
             # Whoever it was has left already.
             return
-        stranger = _Stranger(Wire(connection), make_nonce(), time.monotonic() + GREETING_PATIENCE)
+        stranger = _Stranger(NodeConnection(connection), make_nonce(), time.monotonic() + GREETING_PATIENCE)
         self._strangers.append(stranger)
         self._selector.register(stranger.wire, selectors.EVENT_READ, stranger)
         if self._say(stranger, {"nonce": stranger.nonce}) and len(self._strangers) > _MOST_STRANGERS:
@@ -162,7 +162,7 @@ class Gate:
         self._listener.close()
 
 
-def _listen(post: Post) -> socket.socket:
+def _listen(post: NodeConfig) -> socket.socket:
     [family, kind, protocol, _, address] = next(_addresses(post, socket.AI_PASSIVE))
     listener = socket.socket(family, kind, protocol)
     try:
@@ -177,7 +177,7 @@ def _listen(post: Post) -> socket.socket:
     return listener
 
 
-def _addresses(post: Post, flags: int) -> Iterator[tuple[int, int, int, str, tuple[str, int]]]:
+def _addresses(post: NodeConfig, flags: int) -> Iterator[tuple[int, int, int, str, tuple[str, int]]]:
     found = socket.getaddrinfo(post.leader, post.port, type=socket.SOCK_STREAM, flags=flags)
     return iter(found)  # type: ignore[arg-type]
 
@@ -191,7 +191,7 @@ def _listed(nodes: Collection[int]) -> str:
     return ", ".join(map(str, sorted(nodes)))
 
 
-def reach(post: Post, limit: float) -> Wire:
+def reach(post: NodeConfig, limit: float) -> NodeConnection:
     """Connect a following agent to the leader, which may still have to come.
 
     Args:
@@ -202,7 +202,7 @@ def reach(post: Post, limit: float) -> Wire:
         NodesError: The leader has not come, or either does not know the token.
     """
     deadline = time.monotonic() + limit
-    wire = Wire(_connect(post, deadline, limit))
+    wire = NodeConnection(_connect(post, deadline, limit))
     try:
         _greet(wire, post, deadline)
     except NodesError:
@@ -212,7 +212,7 @@ def reach(post: Post, limit: float) -> Wire:
     return wire
 
 
-def _connect(post: Post, deadline: float, limit: float) -> socket.socket:
+def _connect(post: NodeConfig, deadline: float, limit: float) -> socket.socket:
     pause = _FIRST_RETRY
     while (remaining := deadline - time.monotonic()) > 0:
         try:
@@ -225,7 +225,7 @@ def _connect(post: Post, deadline: float, limit: float) -> socket.socket:
     raise NodesError(msg)
 
 
-def _greet(wire: Wire, post: Post, deadline: float) -> None:
+def _greet(wire: NodeConnection, post: NodeConfig, deadline: float) -> None:
     theirs, mine = str(_answer(wire, deadline).get("nonce")), make_nonce()
     proof = make_proof(post.token, "follower", post.node, theirs, mine)
     try:
@@ -237,7 +237,7 @@ def _greet(wire: Wire, post: Post, deadline: float) -> None:
         raise NodesError(msg)
 
 
-def _answer(wire: Wire, deadline: float) -> Message:
+def _answer(wire: NodeConnection, deadline: float) -> Message:
     while not wire.ended:
         if messages := wire.receive():
             return messages[0]
@@ -250,7 +250,7 @@ def _turned_away() -> NodesError:
     return NodesError("The leading agent has not let this one in.")
 
 
-def meet(config: AgentConfig) -> dict[int, Wire]:
+def meet(config: AgentConfig) -> dict[int, NodeConnection]:
     """Find the agents of a job that this one has to do with: a follower its leader, the leader its followers.
 
     Returns:
@@ -264,4 +264,4 @@ def meet(config: AgentConfig) -> dict[int, Wire]:
         return {}
     if post.node:
         return {0: reach(post, limit)}
-    return Gate(post, range(1, config.nodes)).admit(limit)
+    return NodeRendezvous(post, range(1, config.nodes)).admit(limit)
