@@ -12,7 +12,7 @@ from allranks.harness.stacks.stacks import innermost, waits_in_distributed
 from allranks.outcomes import Outcome
 
 _Calls = Mapping[int, Sequence[LastCall]]
-"""What each rank called last in its process groups, the newest call first."""
+"""The last calls of each rank in its process groups, the newest first."""
 
 _UNEVEN = ("all_to_all",)
 """Calls whose tensors may have another shape on each rank."""
@@ -21,14 +21,14 @@ _UNEVEN = ("all_to_all",)
 def given_up(
     step: Step, stuck: Mapping[int, RankHang], calls: _Calls, *, late: str, skipper: StepOutcome | None
 ) -> list[StepOutcome]:
-    """The outcomes of ranks that had to be stopped, those who are to blame first.
+    """The outcomes of ranks that had to be stopped, with the ranks to blame first.
 
     Args:
-        step: What has arrived so far: with a bad outcome, the grace after it is over; with none, the time limit is.
+        step: The step so far: with a bad outcome, the grace after it is over; with none, the time limit is.
         stuck: Where each of them was.
-        calls: What each rank of the gang called last.
+        calls: The last calls of each rank of the gang.
         late: What they were late for, in words.
-        skipper: The rank that skipped, where its peers may not do otherwise.
+        skipper: The rank that skipped, if its peers had to skip as well.
     """
     first = step.cause or skipper
     if first is not None:
@@ -45,10 +45,10 @@ def given_up(
 def _to_blame(step: Step, stuck: Mapping[int, RankHang], calls: _Calls) -> Sequence[int]:
     """The ranks that others wait for.
 
-    Who waits in a collective is not to blame, unless it waits in another one than most, or nobody else can be. Of those
-    who do something else, the ones to blame are behind their peers, if any are. A rank whose stacks
-    show none of the user's code, or that has none, is taken to wait in its last call or to report it, unless it is
-    behind: on a busy host that takes seconds.
+    A rank that waits in a collective is not to blame, unless most ranks wait in another one, or no other rank can be.
+    Of the ranks that do something else, those behind their peers are to blame, or all if none is behind. A rank
+    without stacks, or with none of the user's code in them, is taken to wait in its last call or to report it, unless
+    it is behind: on a busy host that takes seconds.
     """
     absent = [rank for rank, each in stuck.items() if not (waits_for_peers(each) or _has_called(rank, each, calls))]
     if absent:
@@ -59,26 +59,26 @@ def _to_blame(step: Step, stuck: Mapping[int, RankHang], calls: _Calls) -> Seque
 
 
 def waits_for_peers(stuck: RankHang) -> bool:
-    """Whether a rank does nothing but wait in torch.distributed."""
+    """Whether a rank only waits in torch.distributed."""
     return not stuck.held and waits_in_distributed(stuck.stacks)
 
 
 def _has_called(rank: int, stuck: RankHang, calls: _Calls) -> bool:
-    """Whether all that is known of a rank is that it has called what its peers have."""
+    """Whether a rank shows no user code but has made the same calls as its peers."""
     return not (innermost(stuck.stacks) or stuck.held) and bool(calls.get(rank)) and not _is_behind(rank, calls)
 
 
 def _is_behind(rank: int, calls: _Calls) -> bool:
-    """Whether another rank has begun more collectives in a group of this one's."""
-    # The newest come first, and are to be what is kept.
+    """Whether another rank has begun more collectives in one of this rank's groups."""
+    # Newest calls come first: reversed, the newest of each group is kept.
     own = {DEFAULT_GROUP: 0, **{call.group: call.number for call in reversed(calls.get(rank, ()))}}
     return any(call.number > own.get(call.group, call.number) for others in calls.values() for call in others)
 
 
 def odd_ones_out(calls: _Calls) -> list[int]:
-    """The ranks that called something else than most ranks; none where no call has a majority.
+    """The ranks whose call differs from that of most ranks; none if no call has a majority.
 
-    What they called in the same place counts first: it may be that some have gone on from there.
+    Calls with the same group and number are compared first: some ranks may have gone on from there.
     """
     for same in _by_place(calls).values():
         if odd := _minority({rank: call.kind for rank, call in same.items()}):
@@ -87,7 +87,7 @@ def odd_ones_out(calls: _Calls) -> list[int]:
 
 
 def _minority(said: Mapping[int, object]) -> list[int]:
-    """The ranks that say something else than most; none where there is no majority."""
+    """The ranks whose value differs from the majority's; none if there is no majority."""
     most, count = next(iter(Counter(said.values()).most_common(1)), (None, 0))
     return [rank for rank, each in said.items() if each != most] if 2 * count > len(said) else []
 
@@ -103,7 +103,7 @@ def _signature(call: LastCall) -> tuple[str, ...]:
 
 
 def name_crossing(calls: _Calls) -> str:
-    """In words, the collective of one number in one group that is not the same on all ranks; empty if there is none."""
+    """In words, the first collective of a group that differs between ranks at the same number; empty if none does."""
     return next(_crossings(calls), "")
 
 

@@ -6,20 +6,20 @@ from typing import NamedTuple
 
 _LINE_BYTES = 192
 _KEPT = 4
-"""Collectives of a group that are kept: its messages have a line of their own."""
+"""Collectives kept for each group; its messages have a line of their own."""
 
 _SLOT_BYTES = (_KEPT + 1) * _LINE_BYTES
 _SLOTS = 64
 
 _PHASE = slice(_SLOT_BYTES * _SLOTS, _SLOT_BYTES * _SLOTS + 16)
-"""Where the phase under way stands."""
+"""The place of the current phase."""
 
 _PHASES = ("set-up", "call", "tear-down")
 
 BOARD_BYTES = _PHASE.stop
 
 MESSAGES = ("send", "recv")
-"""The kinds of calls that are no collectives."""
+"""The kinds of calls that are not collectives."""
 
 
 class LastCall(NamedTuple):
@@ -27,7 +27,7 @@ class LastCall(NamedTuple):
 
     Attributes:
         group: Name of the group, as in :class:`allranks.harness.gangs.unmatched_calls.GroupCalls`.
-        number: Of a collective in its group, from 1; of a message, that of the collective before it.
+        number: A collective's number in its group, from 1; for a message, the number of the collective before it.
         kind: ``all_reduce``, ``send``, ``recv``, …
         peer: The other rank of a message; None for a collective and for a receive from any source.
         dtype: Of the first tensor, ``float32``; empty without a tensor.
@@ -45,10 +45,10 @@ class LastCall(NamedTuple):
 
 
 class CallBoard:
-    """The rank's side.
+    """The rank's side of a board.
 
     Args:
-        memory: What :func:`map_board` gives.
+        memory: The result of :func:`map_board`.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -56,7 +56,7 @@ class CallBoard:
         self._free = list(range(_SLOTS))
 
     def enter(self, phase: str) -> None:
-        """Note which phase is under way, in words; empty for none."""
+        """Note the current phase, in words; empty for none."""
         self._memory[_PHASE] = phase.encode().ljust(16, b"\0")
 
     def open(self) -> int | None:
@@ -70,7 +70,7 @@ class CallBoard:
             self._free.append(slot)
 
     def note(self, slot: int | None, call: LastCall) -> None:
-        """Note a call, in the place of an older one."""
+        """Note a call, overwriting an older one."""
         if slot is not None:
             line = ("\t".join(map(str, call)) + "\0").encode()[:_LINE_BYTES]
             place = _KEPT if call.kind in MESSAGES else call.number % _KEPT
@@ -79,7 +79,7 @@ class CallBoard:
 
 
 def open_board() -> tuple[int, int]:
-    """Two descriptors of the memory of a board: the supervisor's and the rank's.
+    """Create a board; return two descriptors of its memory, the supervisor's and the rank's.
 
     Raises:
         OSError: The system has no descriptor or memory left.
@@ -94,7 +94,7 @@ def open_board() -> tuple[int, int]:
 
 
 def map_board(descriptor: int) -> mmap.mmap:
-    """The memory of a board in this process; its descriptor is closed."""
+    """Map the memory of a board into this process; its descriptor is closed."""
     try:
         return mmap.mmap(descriptor, BOARD_BYTES)
     finally:
@@ -113,7 +113,7 @@ def read_board(descriptor: int) -> list[LastCall]:
 
 
 def read_phase(descriptor: int) -> str:
-    """The phase under way, in words; empty for none, and where a rank has written anything else."""
+    """The current phase, in words; empty for none, and if the rank has written anything else."""
     phase = os.pread(descriptor, _PHASE.stop - _PHASE.start, _PHASE.start).rstrip(b"\0").decode(errors="replace")
     return phase if phase in _PHASES else ""
 

@@ -12,19 +12,19 @@ from allranks.skip_codes import sandcastle_reason
 
 
 class Journal(Protocol):
-    """Takes what there is to report."""
+    """Takes records to report."""
 
     def write(self, record: Record) -> None:
-        """Report one thing, stamped with the time of day."""
+        """Report a record, stamped with the time of day."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecords:
-    """What a step came to.
+    """The records of a step.
 
     Attributes:
-        passed: Of the ranks that simply passed; None where there are none.
-        others: Of each other rank, in the order of their arrival.
+        passed: For the ranks that simply passed; None if there are none.
+        others: For each other rank, in the order of arrival.
     """
 
     passed: Passed | None
@@ -32,23 +32,23 @@ class StepRecords:
 
     @property
     def records(self) -> list[Passed | RankEnded]:
-        """All of it; the failures last, so that whoever is told of the first has all that went before it."""
+        """All records; failures come last, so that the reader of the first one has everything before it."""
         return [*([] if self.passed is None else [self.passed]), *self.others]
 
     @property
     def outcomes(self) -> set[Outcome]:
-        """What ranks came to."""
+        """The outcomes of all ranks."""
         return {each.outcome for each in self.others} | ({Outcome.PASSED} if self.passed else set())
 
 
 def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]) -> StepRecords:
-    """What a step came to.
+    """Turn a step into records.
 
     Args:
-        step: What arrived.
+        step: The step, with its arrivals.
         nodeid: The test that it was a part of.
-        world_size: How many ranks the test has.
-        outputs: What each rank has printed.
+        world_size: The number of ranks of the test.
+        outputs: The output of each rank.
     """
     told = [_skipped_in_words(arrival, outputs.get(arrival.rank, Output()).stderr) for arrival in step.arrivals]
     final = {arrival.rank: arrival for arrival in told}
@@ -78,7 +78,7 @@ def _seconds(phases: Iterable[Phase]) -> float:
 
 
 def _ended(arrival: StepOutcome, phases: Sequence[Phase], nodeid: str, world_size: int, output: Output) -> RankEnded:
-    """One rank's end: what its phases say, unless the supervisor had to see it, and the rank had said nothing bad."""
+    """One rank's record: its phases decide, unless the supervisor observed the outcome and no phase was bad."""
     deciding = overall(phases) if phases else None
     if deciding is None or (arrival.observed and not deciding.outcome.is_bad) or arrival.outcome != deciding.outcome:
         deciding = Phase(
@@ -113,13 +113,13 @@ def _ended(arrival: StepOutcome, phases: Sequence[Phase], nodeid: str, world_siz
 
 
 def _told(printed: str, phases: Sequence[Phase], name: str) -> str:
-    """What a rank printed; a phase has text of its own only where a plugin has put it there."""
+    """What a rank printed; a phase has text of its own only if a plugin put it there."""
     sources = (printed, *(getattr(phase, name) for phase in reversed(phases)))
     return shorten(next(filter(None, sources), ""))
 
 
 def failed_start(start: Step, first: StepOutcome) -> Step:
-    """A start that failed, as the outcome of the test that was to come: who had joined is aborted by who did not."""
+    """A failed start as the next test's outcome: ranks that had joined are aborted by the one that did not."""
     return replace(start, arrivals=[_aborted_at_start(arrival, first) for arrival in start.arrivals])
 
 
@@ -138,7 +138,7 @@ def _aborted_at_start(arrival: StepOutcome, first: StepOutcome) -> StepOutcome:
 
 
 def _skipped_in_words(arrival: StepOutcome, stderr: str) -> StepOutcome:
-    """An arrival, a skip where a rank that passed has said so on its standard error."""
+    """The arrival; a skip if the rank passed but printed torch's sandcastle skip on standard error."""
     reason = sandcastle_reason(stderr) if stderr and arrival.outcome is Outcome.PASSED else None
     if reason is None:
         return arrival

@@ -18,13 +18,13 @@ from allranks.harness.job_end import JobEnd
 from allranks.outcomes import Outcome
 
 TERM_GRACE = 1.0
-"""Seconds between TERM and KILL: enough for an exit handler, too little to be waited for."""
+"""Seconds between TERM and KILL: enough for an exit handler, and too short to matter."""
 
 KILL_GRACE = 10.0
-"""Seconds after KILL: a process does not die of it while a call into a driver or a file system hangs."""
+"""Seconds after KILL: a process survives it while a call into a driver or a file system hangs."""
 
 SKIP_GRACES = 5
-"""Times ``peer_grace`` that the peers of a rank that skipped get: they may be about to skip, or wait for it in vain."""
+"""Multiple of ``peer_grace`` for the peers of a rank that skipped: they may skip as well, or wait for it in vain."""
 
 ROUNDED_UP = 2.0
 """Seconds that a rendezvous may take beyond its limit: torch's stores wait for whole seconds (measured with 2.13)."""
@@ -32,13 +32,13 @@ ROUNDED_UP = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """How long a step may take.
+    """The time limits of a step.
 
     Attributes:
         limit: Seconds from its start.
-        during: What ranks do meanwhile, where it is not a test, in words.
-        anew: Seconds from the moment on when a rank says that the clock starts; None for `limit`.
-        skip: Seconds that the peers of a rank that skipped get; None for all of `limit`.
+        during: The activity of the ranks, in words, if it is not a test.
+        anew: Seconds from a rank's report that restarts the clock; None for `limit`.
+        skip: Seconds for the peers of a rank that skipped; None for all of `limit`.
     """
 
     limit: float
@@ -54,10 +54,10 @@ class Gang:
         crews: The ranks, node by node.
         limits: Time limits.
         end: When the job is over.
-        may_be_held: A debugger may have one of them: what a rank says of that stops the clock.
+        may_be_held: A debugger may have one of the ranks, whose reports about it stop and restart the clock.
 
     Attributes:
-        imported: Modules that its ranks have imported late, and the next gang need not; in their order.
+        imported: Modules that its ranks imported late, for the next gang to import before its forks; in order.
     """
 
     def __init__(self, crews: Sequence[Ranks], *, limits: TimeLimits, end: JobEnd, may_be_held: bool = False) -> None:
@@ -83,12 +83,12 @@ class Gang:
         return self._supervise(Deadlines(limit=limit, during="while it joined the process group"))
 
     def run(self, command: RunTest, patience: Deadlines) -> Step:
-        """Release one test and wait for the last rank of it."""
+        """Release one test and wait for its last rank."""
         self._send(command)
         return self._supervise(patience, command.nodeid)
 
     def end(self) -> Step:
-        """Let the ranks tear down and leave; whoever does not in time is stopped."""
+        """Let the ranks tear down and exit; late ones are stopped."""
         self._send(End(is_condemned=False))
         during = "while fixtures and process group were torn down"
         step = self._supervise(Deadlines(limit=self._limits.process_group, during=during))
@@ -98,7 +98,7 @@ class Gang:
         return step
 
     def condemn(self) -> None:
-        """End a gang after something went wrong: fixtures get the grace to tear down, then everything stops."""
+        """End a gang after a bad outcome: fixtures get the peers' grace to tear down, then all ranks are stopped."""
         self._send(End(is_condemned=True))
         self._wait_for_ends(self._limits.peer_grace, self._alive)
         self._stop(self._alive)
@@ -107,10 +107,10 @@ class Gang:
         """Stop every rank at once, for a reason outside of the gang.
 
         Args:
-            reason: Why, in words.
+            reason: The reason, in words.
 
         Returns:
-            The step that was broken off.
+            The aborted step.
         """
         self._look(0.0)  # a report that was under way still counts
         pending, self._pending = self._pending, set()
@@ -124,10 +124,10 @@ class Gang:
         """Stop every rank because there is no time left for the gang.
 
         Args:
-            late: What ranks are late for that have not ended their step, in words.
+            late: What the ranks that have not ended their step are late for, in words.
 
         Returns:
-            The step that was given up: where each of those ranks was, and whom the others waited for.
+            The step that was given up, with the place of each of those ranks and the rank that others waited for.
         """
         self._look(0.0)
         if self._pending:
@@ -141,7 +141,7 @@ class Gang:
         return {rank: output for crew in self._crews for rank, output in crew.put_output_away(title).items()}
 
     def close(self) -> Sequence[KilledOrphan]:
-        """Stop what still lives, descendants that outlived their rank included, and close all descriptors.
+        """Stop all live ranks and descendants that outlived their rank, and close all descriptors.
 
         Returns:
             Those descendants.
@@ -155,7 +155,7 @@ class Gang:
             crew.send(command)
 
     def _supervise(self, patience: Deadlines, nodeid: str = "") -> Step:
-        """Wait for one report of each rank, whatever the ranks do instead."""
+        """Wait until each rank has reported, ended or been given up."""
         step = self._step = Step(nodeid=nodeid)
         for rank, gone in self._ends.items():
             if rank not in self._told_of:
@@ -169,7 +169,7 @@ class Gang:
             elif not clock.is_about_a_skip or all(map(waits_for_peers, self._find(self._pending).values())):
                 break
             else:
-                # Whoever does not wait may be about to skip as well.
+                # A rank that does not wait for its peers may be about to skip as well.
                 clock.go_on()
         skipper = None if patience.skip is None else step.skipper
         if self._pending:
@@ -179,10 +179,10 @@ class Gang:
         return step
 
     def _explain(self, step: Step, skipper: StepOutcome | None) -> None:
-        """Find what the ranks' calls say of a step that went wrong."""
+        """Explain a step that went wrong by the ranks' last calls."""
         calls = self._last_calls()
         odd, cause = odd_ones_out(calls), step.cause
-        # A rank that had to be stopped in another group's call is a cause because of that call.
+        # A rank that timed out in another group's call is a cause because of that call.
         may_part = cause is None or (cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd)
         step.explain_symptoms(skipper, odd)
         step.add(name_crossing(calls) or (name_parting(calls) if may_part else ""))
@@ -191,7 +191,7 @@ class Gang:
         return {rank: calls for crew in self._crews for rank, calls in crew.calls().items()}
 
     def _wait(self, timeout: float) -> None:
-        """Take what happens next, in the order in which the kernel tells; nothing when the time is up.
+        """Process the next events, in the kernel's order; return when the time is up.
 
         Raises:
             HangupError: The job is to end.
@@ -201,7 +201,7 @@ class Gang:
         self._job_end.check()
 
     def _look(self, timeout: float) -> None:
-        """As :meth:`_wait`, where an order to end changes nothing: the ranks are being stopped anyway."""
+        """Like :meth:`_wait`, but without the check for the job's end, as when the ranks are being stopped anyway."""
         self._take(self._selector.select(timeout))
 
     def _take(self, keys: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
@@ -211,12 +211,12 @@ class Gang:
                 self._note(happening)
 
     def _see_the_end(self) -> Sequence[RankEvent]:
-        """Somebody has hung up, which is looked at after each wait; whoever stops ranks must not see it again."""
+        """Stop watching for the hang-up: :meth:`_wait` checks for it, and loops that stop ranks must not wake on it."""
         self._selector.unregister(self._job_end)
         return ()
 
     def _note(self, happening: RankEvent) -> None:
-        """Take what happened to a rank into the step, unless its step has ended."""
+        """Add a rank's event to the step, unless the rank's step has ended."""
         step, rank = self._step, happening.rank
         if isinstance(happening, RankExit):
             self._alive.discard(rank)
@@ -229,7 +229,7 @@ class Gang:
                 return
             self.imported.update(dict.fromkeys(report.imported))
             if report.nodeid != step.nodeid or rank not in self._pending:
-                # Of a test that is over, or has not begun: nothing of it can change any more.
+                # About another test, or from a rank whose step has ended: it changes nothing.
                 return
             step.take(happening)
             if report.driver is not None and report.driver.released is not None:
@@ -254,7 +254,7 @@ class Gang:
             self._clock.restart()
 
     def _give_up(self, late: str, skipper: StepOutcome | None) -> None:
-        """Find out where the ranks are that are still out, stop them, and settle what that makes of each."""
+        """Find out where the pending ranks are, stop them, and settle the outcome of each."""
         stuck = self._find(self._pending)
         out = set(self._pending)
         self._pending = set()
@@ -283,7 +283,7 @@ class Gang:
             act(crew, [rank for rank in crew.ranks if rank in ranks and rank in self._alive])
 
     def _wait_for_ends(self, timeout: float, ranks: Collection[int]) -> None:
-        """Wait until these ranks are gone, whatever else happens meanwhile."""
+        """Wait until these ranks are gone, and process other events meanwhile."""
         wanted = set(ranks)
         deadline = time.monotonic() + timeout
         while wanted & self._alive and (remaining := deadline - time.monotonic()) > 0:
@@ -291,11 +291,11 @@ class Gang:
 
 
 _HELD = 1000.0
-"""Seconds until somebody looks again whether a debugger has a rank."""
+"""Seconds between checks while a debugger has a rank."""
 
 
 class _Clock:
-    """When a step is given up: at its limit, or sooner after something went wrong."""
+    """Decides when a step is given up: at its limit, or sooner after a bad outcome or a skip."""
 
     def __init__(self, patience: Deadlines, peer_grace: float) -> None:
         self._patience = patience
@@ -307,7 +307,7 @@ class _Clock:
         self._held: set[int] = set()
 
     def hold(self, rank: int, *, is_held: bool) -> None:
-        """Stand while a debugger has a rank, and count anew when it has let go, or the rank has ended."""
+        """Stop while a debugger has a rank; restart when it has let go, or the rank has ended."""
         if is_held == (rank in self._held):
             return
         self._held ^= {rank}
@@ -316,17 +316,17 @@ class _Clock:
 
     @property
     def late(self) -> str:
-        """What a rank is late for when its time is up, in words."""
+        """The missing event when a rank's time is up, in words."""
         return f"no end after {self._limit:g} s {self._patience.during}".rstrip()
 
     def restart(self) -> None:
-        """Count from now on, unless the step's end has been settled."""
+        """Restart, unless a bad outcome or a skip has already shortened the step."""
         if not self._is_wrong and not self._is_skipped:
             self._limit = self._patience.limit if self._patience.anew is None else self._patience.anew
             self._deadline = self._last = time.monotonic() + self._limit
 
     def remaining(self, step: Step) -> float:
-        """Seconds from now on."""
+        """Seconds left, shortened after a bad outcome or a skip in the step."""
         if self._held:
             return _HELD
         now = time.monotonic()
@@ -340,9 +340,9 @@ class _Clock:
 
     @property
     def is_about_a_skip(self) -> bool:
-        """Whether there would be time left, had not a rank skipped."""
+        """Whether only a rank's skip has used up the time."""
         return self._is_skipped and not self._is_wrong and time.monotonic() < self._last
 
     def go_on(self) -> None:
-        """Give the peers of a rank that skipped another while."""
+        """Extend the time of the peers of a rank that skipped."""
         self._deadline = min(self._last, time.monotonic() + (self._patience.skip or 0.0))

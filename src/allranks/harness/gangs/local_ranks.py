@@ -19,7 +19,7 @@ from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import StackFile, dump_stacks
 
 CLOSED_PATIENCE = 1.0
-"""Seconds in which a rank whose pipe has ended must be dead; longer means that it closed its pipe and lives."""
+"""Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class RankReport:
 
     Attributes:
         at: Seconds since the epoch, on the clock of the leading agent.
-        has_strangers: Other processes have spoken in the rank's place, which was left out.
+        has_strangers: Other processes have sent data in the rank's place, which was discarded.
     """
 
     rank: int
@@ -42,13 +42,13 @@ class RankExit:
     """A rank's process has ended.
 
     Attributes:
-        status: Exit code, negative for a signal; None where nobody knows.
+        status: Exit code, negative for a signal; None if unknown.
         at: Seconds since the epoch, on the clock of the leading agent.
-        cut_off: Why it was killed while it lived on, in words: what it had done to its pipe; empty where it was not.
+        cut_off: Why the supervisor killed it, in words: what it had done to its connection; empty if it did not.
         for_want_of_memory: The kernel killed it when memory ran out.
-        stacks: What a fatal signal left in its stack file.
-        output: What it printed last.
-        lost: Why nobody knows its status; empty where somebody does.
+        stacks: Stacks that a fatal signal left in its stack file.
+        output: Its last output.
+        lost: Why its status is unknown; empty if it is known.
     """
 
     rank: int
@@ -63,17 +63,17 @@ class RankExit:
 
 RankEvent = RankReport | RankExit
 Look = Callable[[], Sequence[RankEvent]]
-"""Registered with a selector as the data of a descriptor: what has happened, when that is readable."""
+"""Data of a descriptor in a selector: returns the new events once the descriptor is readable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankHang:
-    """Where a rank is that has not ended its step.
+    """Where a rank hangs that has not ended its step.
 
     Attributes:
-        stacks: Its stacks; empty where it gives none.
-        held: What keeps it from doing anything, in words; empty for nothing.
-        phase: Of its test, in words; empty where it does not say.
+        stacks: Its stacks; empty if there are none.
+        held: What keeps it from running, in words; empty for nothing.
+        phase: Of its test, in words; empty if unknown.
     """
 
     stacks: str = ""
@@ -86,7 +86,7 @@ _HELD = {
     "t": "whoever traces it holds it",
     "D": "the kernel holds it (state D)",
 }
-"""By state; a process is in the last one for a moment now and then."""
+"""By state; any process is in the last one for a moment now and then."""
 
 
 class Ranks(Protocol):
@@ -98,10 +98,10 @@ class Ranks(Protocol):
 
     @property
     def pids(self) -> Sequence[int]:
-        """Their process ids, each in its own node's name space."""
+        """Their process ids, each in its own node's namespace."""
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Register what tells of them, with a :data:`Look` as data."""
+        """Register the descriptors that signal their events, each with a :data:`Look` as data."""
 
     def send(self, command: RunTest | End) -> None:
         """Send a command to each."""
@@ -110,47 +110,47 @@ class Ranks(Protocol):
         """Send a signal to these ranks alone."""
 
     def kill(self, ranks: Collection[int]) -> None:
-        """KILL these ranks with all that they started and that stayed in their process groups."""
+        """KILL these ranks and the rest of their process groups."""
 
     def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
-        """Where these ranks are, whatever they do."""
+        """Find out where these ranks are, even if they do not respond."""
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
-        """What each rank called last in its process groups, the newest call first."""
+        """The last calls of each rank in its process groups, the newest first."""
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
         """Log what each rank has printed since the last call, and return it.
 
         Args:
-            title: The node id of the test in which it was printed.
+            title: The node id of the test that printed it.
         """
 
     def close(self) -> Sequence[KilledOrphan]:
-        """Kill what the ranks, which have ended, left behind, and close all descriptors."""
+        """Kill processes that outlived the ranks, which have ended, and close all descriptors."""
 
 
 def stack_files(results: Path, numbers: Iterable[int]) -> dict[int, StackFile]:
-    """The stack files of ranks that are about to be forked; made later, they would miss what one writes at once."""
+    """Create the stack files of ranks before the fork; later ones would miss stacks that a rank writes at once."""
     files = {number: results / f"rank-{number}.stacks.txt" for number in numbers}
     for path in files.values():
-        # Made by whoever supervises, lest a umask of the suite's keep ranks of later gangs from it.
+        # Created by the supervisor, so that no umask of the suite's can lock out ranks of later gangs.
         evidence.append(path, b"", 1)
     return {number: StackFile(path) for number, path in files.items()}
 
 
 class LocalRanks:
-    """Ranks whose parent this process is.
+    """Ranks that are children of this process.
 
     Args:
         processes: The forked ranks.
-        results: Where their files are.
-        orphans: Finds what they leave behind.
-        recorder: torch's flight recorder, where these ranks have one.
-        stacks: Their :func:`stack_files`, made before the fork; None to make them now.
-        echo: Gets each line that ranks of a driver's test print, which the driver passes on; None for nobody.
+        results: The folder of their files.
+        orphans: Finds the processes that they leave behind.
+        recorder: torch's flight recorder, if these ranks have one.
+        stacks: Their :func:`stack_files`, created before the fork; None to create them now.
+        echo: Gets each line that ranks of a driver's test print, passed on by the driver; None for no echo.
     """
 
-    def __init__(  # noqa: PLR0913 - all but three have a default, and go by their names
+    def __init__(  # noqa: PLR0913 - all but three have defaults and are passed by name
         self,
         processes: Sequence[RankProcess],
         results: Path,
@@ -218,7 +218,7 @@ class LocalRanks:
         return ()
 
     def _look_at_end(self, rank: RankProcess) -> Sequence[RankEvent]:
-        """A report that was sent before the end counts; a rank that closed its connection will never report again."""
+        """The last reports, which still count, and the exit; a rank that closed its connection counts as ended."""
         if rank.exit_status is not None:
             return ()
         said = self._said(rank)
@@ -265,7 +265,7 @@ class LocalRanks:
 
     def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
         """See :meth:`Ranks.find`."""
-        # The process id of a rank that has been reaped may be anyone's.
+        # The process id of a reaped rank may belong to another process by now.
         pids = {rank: self._processes[rank].pid for rank in ranks if self._processes[rank].exit_status is None}
         before = {rank: linux.state_of(pid) for rank, pid in pids.items()}
         stopped = {rank for rank, state in before.items() if state in ("T", "t")}
@@ -303,7 +303,7 @@ class LocalRanks:
 
 
 def _cut_off(rank: RankProcess) -> str:
-    """Wait for the end of a rank that can say nothing more; kill it where it lives on, and say why."""
+    """Wait for the end of a rank that cannot report any more; if it lives on, kill it and return the reason."""
     is_garbled = rank.link.is_garbled
     if not is_garbled and linux.is_readable(rank.pidfd, CLOSED_PATIENCE):
         return ""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from allranks.harness import linux
 
 REAP_PATIENCE = 2.0
-"""Seconds for the status of a process that has ended: a debugger that traces it has it first, and may keep it."""
+"""Seconds for the status of a process that has ended: a debugger that traces it gets it first, and may keep it."""
 
 _JANITORS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
-"""Command lines of what removes shared memory when nobody lives any more whom it serves, and ends with that."""
+"""Command lines of processes that remove shared memory once all their clients are gone, and then exit."""
 
 JANITOR_PATIENCE = 3.0
-"""Seconds for it; ``torch_shm_manager`` waits for two before it begins (torch 2.13)."""
+"""Seconds for that; ``torch_shm_manager`` waits for two before it begins (torch 2.13)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class KilledOrphan:
     """A process that outlived the rank that had started it, and was killed.
 
     Attributes:
-        rank: Whose it was; None where that cannot be told.
+        rank: The rank that started it; None if unknown.
         command: Its command line.
     """
 
@@ -39,12 +39,12 @@ Orphans = Callable[[Collection[int]], Collection[int]]
 
 
 def kill_group(leader: int) -> None:
-    """KILL a process group at one blow, but for what tidies up.
+    """KILL a whole process group at once, except for processes that clean up.
 
     Raises:
-        ProcessLookupError: There is none.
+        ProcessLookupError: There is no such group.
     """
-    # From now on nobody starts anything, or keeps this process from its turn.
+    # A stopped group starts no more processes, and does not compete for the processor.
     os.killpg(leader, signal.SIGSTOP)
     members = linux.members(leader)
     janitors = {pid for pid in members if _is_janitor(pid)}
@@ -59,14 +59,14 @@ def kill_group(leader: int) -> None:
 
 
 def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection[int]) -> list[KilledOrphan]:
-    """Kill and reap what ranks left behind: as subreaper, this process is the parent of it now.
+    """Kill and reap processes that outlived ranks: this process, a subreaper, is their parent now.
 
-    What tidies up may go on with that until :func:`end_children`.
+    Processes that clean up may continue until :func:`end_children`.
 
     Args:
-        orphans: Finds it.
+        orphans: Finds them.
         ranks: Numbers of the ranks by their process ids.
-        stopped: Process ids of ranks that were killed: what they had started is not to be reproached to them.
+        stopped: Process ids of ranks that were killed: their orphans are killed but not reported.
     """
     left: list[KilledOrphan] = []
     tried: set[int] = set()
@@ -83,11 +83,11 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
 
 
 def end_children() -> None:
-    """End what is left of a job's processes: orphans that nobody has claimed, ranks that were forked in vain."""
+    """End the last processes of a job: unclaimed orphans, and ranks that were forked in vain."""
     tried: set[int] = set()
     deadline = time.monotonic() + JANITOR_PATIENCE
     while left := linux.children() - tried:
-        # Those whom they serve have to be gone first.
+        # The processes that they serve have to be gone first.
         janitors = {pid for pid in left if _is_janitor(pid)}
         for pid in sorted(left, key=janitors.__contains__):
             if pid in janitors and linux.reap(pid, deadline - time.monotonic()) is not None:

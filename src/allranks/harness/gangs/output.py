@@ -8,13 +8,13 @@ from pathlib import Path
 from allranks.harness import evidence
 
 KEPT = 1 << 20
-"""Bytes of one stream that are kept of one test: half from its start, half from its end."""
+"""Bytes kept of one stream during one test: half from its start, half from its end."""
 
 LOG_LIMIT = 64 << 20
 """Bytes that one rank's log may grow to."""
 
 _PIPE = 1 << 16
-"""Bytes that a pipe holds (pipe(7)): once that much has been read, what was there at the start has been."""
+"""Bytes that a pipe holds (pipe(7)): reading that many drains all that was there at the start."""
 
 
 class Excerpt:
@@ -26,7 +26,7 @@ class Excerpt:
         self._dropped = 0
 
     def add(self, data: bytes) -> None:
-        """Take more of the text."""
+        """Append more of the text."""
         half = KEPT // 2
         room = half - len(self._head)
         self._head += data[:room]
@@ -36,7 +36,7 @@ class Excerpt:
             del self._tail[:-half]
 
     def text(self) -> str:
-        """What was kept, with a line in the place of what was not."""
+        """The kept text, with a line in place of the cut."""
         if not self._dropped:
             return (self._head + self._tail).decode("utf-8", "replace")
         ends = (part.decode("utf-8", "replace") for part in (self._head, self._tail))
@@ -48,7 +48,7 @@ class OutputStream:
 
     Args:
         descriptor: The reading end.
-        echo: Gets each line as soon as it is complete, without its line feed; None for nobody.
+        echo: Gets each line as soon as it is complete, without its line feed; None for no echo.
     """
 
     def __init__(self, descriptor: int, echo: Callable[[str], None] | None = None) -> None:
@@ -60,7 +60,7 @@ class OutputStream:
         self._line = b""
 
     def drain(self) -> None:
-        """Read what is there, and no more than that: a flood must not keep its reader from everything else."""
+        """Read the data that is there and no more: a flood of output must not starve the supervisor's other work."""
         read = 0
         while not self.at_end and read < _PIPE and (data := self._read()):
             read += len(data)
@@ -84,12 +84,12 @@ class OutputStream:
             echo(line.decode("utf-8", "replace"))
 
     def glance(self) -> str:
-        """What has been printed since :meth:`take` was last called, which will give it again."""
+        """The output since the last call of :meth:`take`, which will return it again."""
         self.drain()
         return self._excerpt.text()
 
     def take(self) -> str:
-        """What has been printed since the last call, as far as it was kept."""
+        """The output since the last call, as far as it was kept."""
         self.drain()
         if self._line and self._echo is not None:
             self._echo(self._line.decode("utf-8", "replace"))
@@ -109,7 +109,7 @@ class Output:
 
 
 class OutputLog:
-    """``rank-N.log``: all that a rank prints, test after test.
+    """``rank-N.log``: all output of a rank, test after test.
 
     Args:
         path: The file, which may hold output of earlier gangs.
@@ -119,7 +119,7 @@ class OutputLog:
         self._path = path
 
     def add(self, title: str, output: Output) -> None:
-        """Append what was printed under a line that says in which test; an empty output adds nothing."""
+        """Append output below a line that names its test; empty output adds nothing."""
         streams = [("stdout", output.stdout), ("stderr", output.stderr)]
         parts = [f"--- {name} of {title} ---\n{_ended(text)}" for name, text in streams if text]
         if parts:

@@ -15,10 +15,10 @@ from allranks.harness.gangs.orphans import REAP_PATIENCE, kill_group
 from allranks.harness.gangs.output import Output, OutputStream
 
 BeRank = Callable[[int, int, int], NoReturn]
-"""What a fork does: called with its rank, and the descriptors of its connection and of its board of calls."""
+"""The work of a fork: called with its rank, and the descriptors of its connection and of its call board."""
 
 NOBODY_KNOWS = -1000
-"""Stands for the exit status of a rank that somebody else has."""
+"""In place of an exit status that another process took."""
 
 Echo = Callable[[int, str], None]
 """Gets each line that a rank prints, with the rank."""
@@ -30,9 +30,9 @@ class RankProcess:
 
     Attributes:
         pidfd: Readable when the process has ended (pidfd_open(2)).
-        board: Descriptor of its board of calls.
+        board: Descriptor of its call board.
         exit_status: ``os.waitstatus_to_exitcode`` of its end; None while it lives.
-        is_held: It has been killed, and does not end, or whoever traces it has its status.
+        is_held: It has been killed but does not end, or its tracer keeps its status.
     """
 
     number: int
@@ -51,37 +51,37 @@ class RankProcess:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def kill_group(self) -> None:
-        """KILL the rank with all that it started and that stayed in its process group, but for what tidies up.
+        """KILL the rank and the rest of its process group, except for processes that clean up.
 
-        Only while the rank has not been reaped: until then nobody else can get its process id.
+        Only before the rank is reaped: until then no other process can get its process id.
         """
         if self.exit_status is not None:
             return
         try:
             kill_group(self.pid)
         except ProcessLookupError:
-            # It has not come as far as making a process group of its own.
+            # It has not yet created a process group of its own.
             self.signal(signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """Take the exit status of a rank whose pidfd is readable; None where somebody else has it."""
+        """Take the exit status of a rank whose pidfd is readable; None if another process took it."""
         status = linux.reap(self.pid, REAP_PATIENCE)
         self.exit_status = NOBODY_KNOWS if status is None else status
         return status
 
     def end(self) -> None:
-        """Kill it, and let go of it."""
+        """Kill it, reap it and close its descriptors."""
         self.kill_group()
         if self.exit_status is None:
             self.reap()
         self.close()
 
     def glance(self) -> Output:
-        """What the rank has printed since :meth:`take_output` was last called, which will give it again."""
+        """The rank's output since the last call of :meth:`take_output`, which will return it again."""
         return Output(stdout=self.stdout.glance(), stderr=self.stderr.glance())
 
     def take_output(self) -> Output:
-        """What the rank has printed since the last call."""
+        """The rank's output since the last call."""
         return Output(stdout=self.stdout.take(), stderr=self.stderr.take())
 
     @property
@@ -98,7 +98,7 @@ class RankProcess:
 
 @dataclass(frozen=True, eq=False)
 class ConnectionEnds:
-    """Both ends of all that connects a rank which is about to be forked.
+    """Both ends of all connections of a rank that is about to be forked.
 
     Attributes:
         theirs: The rank's descriptors: of its connection, its standard output, its standard error and its board.
@@ -117,10 +117,10 @@ class ConnectionEnds:
         return self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.board
 
     def process(self, pid: int) -> RankProcess:
-        """The rank that has the other ends now, which are closed here.
+        """The forked rank; its own ends are closed in this process.
 
         Raises:
-            OSError: There is no such process any more, or no descriptor left.
+            OSError: The process is gone, or the system has no descriptor left.
         """
         pidfd = os.pidfd_open(pid)
         self.link.pid = pid
@@ -136,14 +136,14 @@ class ConnectionEnds:
         )
 
     def hand_over(self) -> None:
-        """Close the ends that are the rank's."""
+        """Close this process's copies of the rank's ends."""
         for descriptor in self.theirs:
             with suppress(OSError):
                 os.close(descriptor)
 
 
 def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> ConnectionEnds:
-    """What connects one rank; `undo` closes all of it.
+    """Open the connections of one rank; `undo` closes them.
 
     Raises:
         OSError: The system has no descriptor left.
@@ -172,8 +172,8 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
 
     Args:
         numbers: Their ranks.
-        be_rank: What each fork does.
-        echo: Gets each line that they print; None for nobody.
+        be_rank: The work of each fork.
+        echo: Gets each line that they print; None for no echo.
 
     Returns:
         This process's side of each rank, in the order of `numbers`.
@@ -199,13 +199,13 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
 
 
 def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Iterable[int]) -> int:
-    """Fork one rank; its process id.
+    """Fork one rank; return its process id.
 
     Args:
         number: Its rank.
         ends: Its descriptors, see :class:`ConnectionEnds`.
-        be_rank: What the fork does.
-        others: Descriptors that are none of the rank's business.
+        be_rank: The work of the fork.
+        others: Descriptors that the rank must not keep.
 
     Raises:
         OSError: The system has no process left.
@@ -230,7 +230,7 @@ def _end(pid: int) -> None:
 
 
 def _be_fork(others: Iterable[int], outputs: Iterable[int], work: Callable[[], NoReturn]) -> NoReturn:
-    """Go on as the fork; an exception must not make it a second one of its parent."""
+    """Continue as the fork and never return: an exception must not make it a second copy of its parent."""
     try:
         for descriptor in others:
             os.close(descriptor)
@@ -238,7 +238,7 @@ def _be_fork(others: Iterable[int], outputs: Iterable[int], work: Callable[[], N
             os.dup2(descriptor, target)
             os.close(descriptor)
         work()
-    except BaseException:  # noqa: BLE001 - there is nobody left to raise to
+    except BaseException:  # noqa: BLE001 - the last frame of this process has no caller to raise to
         traceback.print_exc()
     finally:
         os._exit(1)

@@ -1,6 +1,6 @@
 """What a supervisor learns of a step on one rank: by its reports, or by its end.
 
-To the agent that looks like any exit in mid-test; only what was printed tells that it was a time limit.
+A rank that pytest-timeout ends looks like any exit in mid-test; only its output shows that a time limit was reached.
 """
 
 import json
@@ -23,10 +23,10 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name
 
 
 def is_pytest_timeout(output: str) -> str | None:
-    """What to say of a rank that pytest-timeout ended; None where it was something else.
+    """The message for a rank that pytest-timeout ended; None if it ended otherwise.
 
     Args:
-        output: What the rank printed last; pytest's terminal is its standard output, and a suite may redirect that.
+        output: The rank's last output; pytest's terminal is its standard output, and a suite may redirect that.
     """
     title = _TITLE.search(output)
     if title is None:
@@ -46,20 +46,20 @@ def _innermost(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """The outcome of one step on one rank, as the agent learned it.
+    """The outcome of one step on one rank, as the supervisor learned it.
 
     Attributes:
         at: Seconds since the epoch.
-        addition: What the supervisor knows besides the message, in words: it comes first, for messages are long.
-        is_spoilt: The rank cannot be in a gang any more.
-        changed: What the test has left other than it was, by name.
-        consequence: The outcome came of another rank's bad one, or within the grace after it.
-        caused_by: For an aborted rank: the rank that went first.
+        addition: The supervisor's addition to the message, in words; it comes first, since messages are long.
+        is_spoilt: The rank cannot stay in a gang.
+        changed: Names of the state that the test left changed.
+        consequence: The outcome followed from another rank's bad one, or came within the grace after it.
+        caused_by: For an aborted rank: the rank that caused it.
         is_final: The rank's step is over.
-        is_symptom: All that went wrong here is that a peer did not come, or was gone.
-        observed: The supervisor saw it, because the rank itself could not say it any more.
-        is_lost: Nobody knows how the rank ended.
-        calls: What the rank called in its process groups; None where it does not say.
+        is_symptom: The only failure here is that a peer did not arrive, or was gone.
+        observed: The supervisor determined the outcome, because the rank itself could not report it.
+        is_lost: The rank's exit status is unknown.
+        calls: The rank's calls in its process groups; None if it has not reported them.
     """
 
     rank: int
@@ -83,25 +83,25 @@ class StepOutcome:
 
     @property
     def is_own(self) -> bool:
-        """Whether this rank's outcome is its own doing, as far as can be told."""
+        """Whether this rank caused its outcome itself, as far as is known."""
         return self.outcome is not Outcome.ABORTED and not self.is_symptom
 
 
 MOST_PHASES = 200
-"""Phases of one test that are kept of a rank; each subtest that goes wrong is one."""
+"""Phases of one test that are kept for a rank; each subtest that goes wrong is one."""
 
 
 @dataclass(kw_only=True)
 class Step:
-    """One thing that all ranks of a gang do in lockstep: a start, a test, an end.
+    """One action of all ranks of a gang in lockstep: a start, a test or an end.
 
     Attributes:
         nodeid: The test; empty for a start and an end.
-        phases: What each rank has reported so far.
-        leaving: The exit status with which a rank's main thread has said that it ends.
-        launched: From a driver, what became of the ranks of its test.
-        driver: From a driver, what else it has told, with its own phases, in order.
-        strangers: Ranks in whose place other processes have spoken.
+        phases: The phases that each rank has reported so far.
+        leaving: The exit status that a rank's main thread has announced.
+        launched: From a driver: the ends of the ranks of its test.
+        driver: From a driver: its other reports and its own phases, in order.
+        strangers: Ranks in whose place other processes have sent data.
     """
 
     nodeid: str = ""
@@ -113,7 +113,7 @@ class Step:
     strangers: set[int] = field(default_factory=set)
 
     def take(self, said: RankReport) -> None:
-        """Keep what a rank has said before its end."""
+        """Keep the contents of a rank's report."""
         report = said.report
         if said.has_strangers:
             self.strangers.add(said.rank)
@@ -131,20 +131,20 @@ class Step:
             self.driver.append(report.driver)
 
     def phase_under_way(self, rank: int) -> str:
-        """The phase of the test that a rank has begun and not told the end of, in words; empty for none."""
+        """The phase of the test that a rank has begun and not yet reported, in words; empty for none."""
         if not self.nodeid:
             return ""
         phases = self.phases.get(rank)
         return following(phases[-1]) if phases else "set-up"
 
     def may_skip_by_exit(self, rank: int, status: int) -> bool:
-        """Whether an exit status may mean a skip: the main thread left with it in the set-up or call of a test."""
+        """Whether an exit status may mean a skip: the main thread exited with it in set-up or call of a test."""
         leaving = self.leaving.get(rank)
         said = leaving is not None and leaving.status == status
         return said and self.phase_under_way(rank) in ("set-up", "call")
 
     def note(self, arrival: StepOutcome) -> None:
-        """Add what arrived; the first bad outcome of a rank stands, whatever the rank comes to after it."""
+        """Add an arrival; the first bad outcome of a rank is final."""
         if not self.has_gone_wrong_on(arrival.rank):
             self.arrivals.append(arrival)
 
@@ -159,12 +159,12 @@ class Step:
 
     @property
     def cause(self) -> StepOutcome | None:
-        """The first bad outcome that a rank came to by itself."""
+        """The first bad outcome that a rank caused itself."""
         return next((arrival for arrival in self._bad if arrival.is_own), None)
 
     @property
     def leader(self) -> StepOutcome | None:
-        """The cause; where nothing but symptoms arrived, the first of them that is no other's consequence."""
+        """The cause; if only symptoms arrived, the first of them that is no consequence of another rank's."""
         return self.cause or next((each for each in self._bad if not each.consequence), next(iter(self._bad), None))
 
     @property
@@ -178,7 +178,7 @@ class Step:
 
     @property
     def changed(self) -> frozenset[str]:
-        """What the test has left other than it was on any rank, by name."""
+        """Names of the state that the test left changed on any rank."""
         return frozenset(name for arrival in self.arrivals for name in arrival.changed)
 
     @property
@@ -190,7 +190,7 @@ class Step:
         return passed or all(arrival.early_skip for arrival in self.arrivals)
 
     def compare_calls(self) -> Mismatch | None:
-        """Compare what the ranks of a step called that is clean otherwise; one that is wrong becomes an error here."""
+        """Compare the ranks' calls if the step is clean; a mismatch that is an error changes the blamed outcomes."""
         calls = {arrival.rank: arrival.calls for arrival in self.arrivals if arrival.calls is not None}
         mismatch = find_mismatch(calls) if self.is_clean else None
         if mismatch is not None and mismatch.is_error and self.skipper is None:
@@ -198,11 +198,11 @@ class Step:
         return mismatch
 
     def explain_symptoms(self, skipper: StepOutcome | None, odd: Collection[int] = ()) -> None:
-        """At the step's end: what turned out to be a symptom of what another rank did is its consequence.
+        """At the step's end, mark symptoms as consequences of the rank that caused them.
 
         Args:
-            skipper: The rank that skipped, where its peers may not do otherwise.
-            odd: The ranks that have called something else than most: where all that arrived are symptoms, theirs leads.
+            skipper: The rank that skipped, if its peers had to skip as well.
+            odd: The ranks whose calls differ from most: if only symptoms arrived, the first of theirs is the cause.
         """
         cause = self.cause or skipper or next((arrival for arrival in self._bad if arrival.rank in odd), None)
         if cause is not None:
@@ -212,7 +212,7 @@ class Step:
             ]
 
     def add(self, what: str) -> None:
-        """Have the outcome that leads say how the ranks' calls differ; empty for nothing."""
+        """Add to the leading outcome how the ranks' calls differ; empty for no difference."""
         leader = self.leader
         if leader is not None and what and what not in leader.message:
             self.arrivals = [
@@ -228,7 +228,7 @@ def _blamed(arrival: StepOutcome, mismatch: Mismatch) -> StepOutcome:
 
 
 def _calls(report: Report) -> Calls | None:
-    """What a rank says that it called; what makes no sense counts as a call that has failed."""
+    """The calls in a rank's report; an unreadable list counts as a failed call."""
     if not report.calls:
         return None
     try:
@@ -242,7 +242,7 @@ def _caused_by(cause: StepOutcome, symptom: StepOutcome) -> StepOutcome:
 
 
 def reported(said: RankReport, step: Step) -> StepOutcome:
-    """What a rank said itself; of its phases the worst decides, whatever its last report makes of them."""
+    """The outcome that a rank reported itself; the worst of its phases overrides its last report."""
     report, phases = said.report, step.phases.get(said.rank, ())
     phase = overall(phases) if phases else None
     outcome = phase.outcome if phase else report.outcome
@@ -289,12 +289,12 @@ def ended(gone: RankExit, step: Step) -> StepOutcome:
     )
 
 
-# What NCCL's watchdog prints when it ends a process because a collective of it took too long (torch 2.13).
+# NCCL's watchdog prints this when it ends a process because one of its collectives took too long (torch 2.13).
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout|ProcessGroupNCCL.*time(d |-)?out", re.IGNORECASE)
 
 
 def died_of_a_peer(stderr: str) -> bool:
-    """Whether NCCL's watchdog ended a process because a collective of it took too long."""
+    """Whether NCCL's watchdog ended a process because one of its collectives took too long."""
     return _WATCHDOG.search(stderr) is not None
 
 
@@ -312,6 +312,6 @@ def describe_end(gone: RankExit) -> str:
 
 
 def was_in(stacks: str) -> str:
-    """Where a rank was, in words, as in "; it was in file:line in name"; empty where nobody knows."""
+    """Where a rank was, in words, as in "; it was in file:line in name"; empty if unknown."""
     where = innermost(stacks)
     return f"; it was in {where}" if where else ""

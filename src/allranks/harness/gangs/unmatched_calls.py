@@ -18,18 +18,18 @@ class Messages:
     """Point-to-point messages between two ranks.
 
     Attributes:
-        tags: The sum of a hash of each message's tag: equal if the same tags were used equally often, in any order.
+        tags: The sum of the hashes of all tags: equal if the same tags were used equally often, in any order.
     """
 
     number: int = 0
     tags: int = 0
 
     def __add__(self, other: "Messages") -> "Messages":
-        """Both."""
+        """The messages of both."""
         return Messages(number=self.number + other.number, tags=self.tags + other.tags)
 
     def __sub__(self, other: "Messages") -> "Messages":
-        """What is left without the other; may be negative."""
+        """The messages beyond those of the other; may be negative."""
         return Messages(number=self.number - other.number, tags=self.tags - other.tags)
 
 
@@ -74,8 +74,8 @@ class Calls:
 
     Attributes:
         groups: The groups in which it called anything.
-        closed: Names of groups that were destroyed: what is left in them reaches no other test.
-        failures: Calls, and waits for their results, that raised.
+        closed: Names of groups that were destroyed: unmatched calls in them reach no other test.
+        failures: The number of calls, and of waits for their results, that raised.
     """
 
     groups: tuple[GroupCalls, ...] = ()
@@ -110,7 +110,7 @@ def calls_of(fields: Mapping[str, Any]) -> Calls:
         raise ValueError(msg) from error
 
 
-def _group_of(**fields: Any) -> GroupCalls:  # noqa: ANN401 - what JSON holds
+def _group_of(**fields: Any) -> GroupCalls:  # noqa: ANN401 - parsed JSON
     number, tags = fields["received_from_any"]
     return GroupCalls(
         name=str(fields["name"]),
@@ -158,7 +158,7 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
     the same pair, direction and tag.
 
     Args:
-        calls: By rank. A rank that is not there has called nothing.
+        calls: By rank. A missing rank has called nothing.
 
     Returns:
         The first mismatch, errors first; None if all calls match.
@@ -168,7 +168,7 @@ def find_mismatch(calls: Mapping[int, Calls]) -> Mismatch | None:
     found = [(group, mismatch) for group in groups for mismatch in _mismatches(group)]
     if not found:
         return next(iter(doubts), None)
-    # Groups of the same ranks may be named differently on each rank after a split, which needs no names to connect.
+    # After a split each rank may have another name for a group of the same ranks: a split connects without names.
     is_doubtful = any(rank.failures for rank in calls.values()) or not any(map(_is_unmatched, _merged(groups)))
     errors = (each for group, each in found if not is_doubtful and not _differences_of_unseen(group))
     return next(errors, replace(found[0][1], is_error=False))
@@ -216,7 +216,7 @@ def _mismatches(group: _Group) -> Iterator[Mismatch]:
 
 
 def _left(group: _Group) -> dict[int, dict[int, Messages]]:
-    """By receiver and sender: what was sent beyond what was received from this sender; negative if it is less."""
+    """By receiver and sender: messages sent minus those received from this sender; negative if fewer were sent."""
     left: dict[int, dict[int, Messages]] = {rank: {} for rank, calls in group.items() if calls.received_from_any.number}
     for sender, calls in group.items():
         for receiver, messages in calls.sent.items():
@@ -245,7 +245,7 @@ def _called(kind: str, numbers: Mapping[int, int], group: _Group) -> str:
 
 
 def _unusual(numbers: Mapping[int, int]) -> tuple[int, ...]:
-    """The ranks whose number is not the most frequent one; of equally frequent numbers the lower are unusual."""
+    """The ranks whose number is not the most frequent one; the highest wins a tie."""
     frequencies = Counter(numbers.values())
     usual = max(frequencies, key=lambda number: (frequencies[number], number))
     return tuple(rank for rank, number in numbers.items() if number != usual)
@@ -273,7 +273,7 @@ def _mismatches_of_receiver(receiver: int, left: Mapping[int, Messages], group: 
 
 
 def _tags_differ(left: Mapping[int, Messages], from_any: Messages) -> bool:
-    """Whether tags do not match; where numbers differ they cannot, and where any source will do only their sum can."""
+    """Whether tags differ; not compared if messages are missing, and only as a sum for receives from any source."""
     if any(each.number < 0 for each in left.values()):
         return False
     if from_any.number:
@@ -291,7 +291,7 @@ def _name(group: _Group) -> str:
 
 def words_for_ranks(ranks: Collection[int]) -> str:
     """``rank 0``, ``ranks 0 and 2``, ``ranks 0, 2 and 4-63``."""
-    # Neighbours have the same difference to their place in the list.
+    # Consecutive ranks have the same difference to their index in the list.
     runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ranks), lambda at: at[1] - at[0])]
     words = [word for run in runs for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
     listed = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
