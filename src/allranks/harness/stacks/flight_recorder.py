@@ -2,8 +2,8 @@
 
 Facts, from torch 2.5 to 2.13 (``torch/csrc/distributed/c10d``: ``ProcessGroupNCCL.*``, ``FlightRecorder*``): each rank
 keeps a ring of its collectives and writes it as a pickle to ``<prefix><rank>``, either when its watchdog sees a
-collective time out, or after somebody has written to the named pipe ``<prefix><rank>.pipe``, which a thread looks at
-once a second (``TORCH_NCCL_COORD_CHECK_MILSEC``). ``torchfrtrace`` reads the files. gloo's collectives are recorded
+collective time out, or after a write to the named pipe ``<prefix><rank>.pipe``, which a thread checks once a second
+(``TORCH_NCCL_COORD_CHECK_MILSEC``). ``torchfrtrace`` reads the files. gloo's collectives are recorded
 too, but only a Python call in the rank itself can write those, and a rank that hangs makes none.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from allranks.harness.evidence import size_of
 
 PATIENCE = 2.5
-"""Seconds for a rank to look at its pipe, which it does once a second, and to write."""
+"""Seconds for a rank to check its pipe, which it does once a second, and to write its recording."""
 
 _LOOK_AGAIN = 0.05
 _SETTLED = 0.2
@@ -34,8 +34,8 @@ class FlightRecorder:
     """The flight recorder of one gang.
 
     Attributes:
-        results: Where the recordings go, so that they come home with the job's results.
-        shared: Where the pipes are: results are copied, and a pipe cannot be.
+        results: The folder of the recordings, which are copied with the job's results.
+        shared: The folder of the pipes: results are copied, and a pipe cannot be.
         gang: Number of the gang in its job; no gang overwrites another one's recordings.
     """
 
@@ -44,10 +44,10 @@ class FlightRecorder:
     gang: int
 
     def environment(self, torch_version: str, present: Mapping[str, str]) -> dict[str, str]:
-        """The variables that a rank on NCCL needs; what the user has set is left alone.
+        """The variables that a rank on NCCL needs, without those that the user has set.
 
         Args:
-            torch_version: ``torch.__version__``; torch warns of names that are older than it.
+            torch_version: ``torch.__version__``; torch warns of variables with outdated names.
             present: The variables that are set.
         """
         version = tuple(int(part) for part in torch_version.split(".")[:2])
@@ -64,14 +64,14 @@ class FlightRecorder:
         """Ask ranks to write their recordings.
 
         Returns:
-            The files that will be written: none for a rank without a pipe, or that reads its pipe no more.
+            The files that will be written: none for a rank that has no pipe or has stopped reading it.
         """
         return [self._file(rank) for rank in ranks if _poke(Path(f"{self._pipe_prefix}{rank}.pipe"))]
 
     def wait(self, files: Iterable[Path], patience: float = PATIENCE) -> list[Path]:
-        """The requested files that are there and grow no more, waited for no longer than `patience` seconds.
+        """Wait up to `patience` seconds until the requested files are complete; return those that have content.
 
-        Nobody says when torch is done with a file, so a file counts as whole when it has not grown for a moment.
+        torch does not signal the end of a file, so a file counts as complete when it has not grown for a moment.
         """
         wanted = list(files)
         deadline = time.monotonic() + patience
@@ -92,7 +92,7 @@ class FlightRecorder:
 
 
 def _poke(pipe: Path) -> bool:
-    """Write to a named pipe that somebody reads; False for everything else, at once."""
+    """Write to a named pipe that has a reader; return False at once for anything else."""
     try:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:

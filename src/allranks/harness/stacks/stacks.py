@@ -1,9 +1,9 @@
 """Stacks of a stuck rank: its own, on a signal, and py-spy's view from outside.
 
-py-spy (https://github.com/benfred/py-spy) is used where it is installed and never required. Its ``--native`` mode
-attaches to the process by ptrace(2), which works as the same user, also without ``SYS_PTRACE``, unless the kernel's
-Yama is in its restricted mode; ranks allow that by :func:`allranks.harness.linux.allow_tracing`. It cannot attach to
-a process that is stopped: that one's Python frames are read without stopping it.
+py-spy (https://github.com/benfred/py-spy) is used if it is installed and never required. Its ``--native`` mode
+attaches to the process by ptrace(2), which works as the same user, even without ``SYS_PTRACE``, unless the kernel's
+Yama is in its restricted mode; ranks allow it by :func:`allranks.harness.linux.allow_tracing`. py-spy cannot attach to
+a stopped process, whose Python frames are read in non-blocking mode instead.
 """
 
 import itertools
@@ -25,13 +25,13 @@ from typing import Any
 from allranks.harness import evidence, linux
 
 NATIVE = ("--native",)
-"""Python and native frames; the process is held for as long as that takes."""
+"""Python and native frames; the process is stopped for as long as that takes."""
 
 PYTHON = ("--nonblocking",)
-"""Python frames alone, of a process in any state."""
+"""Python frames only, of a process in any state."""
 
 PATIENCE = 2.5
-"""Seconds for all ranks together; measured with torch's CPU libraries: 0.7 to 1.2 of one core for each rank."""
+"""Seconds for all ranks together; measured with torch's CPU libraries: 0.7 to 1.2 s of one core for each rank."""
 
 _NAME_LIMIT = 200
 _OPTIONS = ("dump", "--json", "--full-filenames")
@@ -39,11 +39,11 @@ _OPTIONS = ("dump", "--json", "--full-filenames")
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What py-spy had to say of one process.
+    """py-spy's view of one process.
 
     Attributes:
-        stacks: Its threads as text, in the form of Python's own dumps; empty when they could not be had.
-        trouble: Why not, in one line.
+        stacks: Its threads as text, in the form of Python's own dumps; empty on an error.
+        trouble: The error, in one line.
     """
 
     stacks: str = ""
@@ -51,19 +51,19 @@ class View:
 
 
 def find_py_spy() -> str | None:
-    """The program, on PATH or beside the interpreter; None where it is not installed."""
+    """The path of py-spy, on PATH or beside the interpreter; None if it is not installed."""
     beside = Path(sys.executable).parent / "py-spy"
     return shutil.which("py-spy") or (str(beside) if beside.is_file() else None)
 
 
 def look(program: str, pids: Mapping[int, int], mode: Sequence[str], patience: float = PATIENCE) -> dict[int, View]:
-    """Have py-spy look at several processes at once.
+    """Run py-spy on several processes at the same time.
 
     Args:
-        program: py-spy.
+        program: py-spy's path.
         pids: The process id of each rank.
         mode: :data:`NATIVE` or :data:`PYTHON`.
-        patience: Seconds for all of them together; who has not answered by then is not waited for.
+        patience: Seconds for all of them together; a py-spy that is not done by then is killed.
 
     Returns:
         A view for each rank; nothing is raised, because a missing stack must not cost a verdict.
@@ -107,7 +107,7 @@ def _finish(process: "subprocess.Popen[str] | OSError", pid: int, deadline: floa
 
 
 def _in_one_line(errors: str) -> str:
-    """The error and its causes; what follows is py-spy's own stack."""
+    """The error and its causes, without py-spy's own stack."""
     lines = [line.strip() for line in errors.partition("Stack backtrace:")[0].splitlines()]
     return " ".join(line for line in lines if line)[:400]
 
@@ -126,7 +126,7 @@ def _render_thread(thread: Mapping[str, Any], *, is_main: bool) -> str:
 
 
 def _render_frame(frame: Mapping[str, Any]) -> str:
-    # A name can be a C++ template of many thousand characters.
+    # The name of a C++ template can have many thousand characters.
     name = frame["name"] if len(frame["name"]) <= _NAME_LIMIT else f"{frame['name'][:_NAME_LIMIT]}…"
     if frame["line"]:
         return f'  File "{frame["filename"]}", line {frame["line"]} in {name}'
@@ -134,7 +134,7 @@ def _render_frame(frame: Mapping[str, Any]) -> str:
 
 
 STACKS_SIGNAL = signal.SIGRTMAX - 1
-"""Asks a rank to write the Python stacks of all its threads; a signal that suites hardly use."""
+"""Asks a rank to write the Python stacks of all its threads; suites hardly use this signal."""
 
 _MOST = 64 << 20
 """Bytes that one stack file may grow to."""
@@ -144,7 +144,7 @@ _LONGEST = 2.0
 _QUIET = 0.25
 _LAST_PATIENCE = 1.0
 _END_OF_STACKS = re.compile(r"(?: in (?:<module>|_run_module_as_main)|^  \.\.\.)\n\Z", re.MULTILINE)
-"""The outermost frame of the oldest thread, which is written last, or the mark of frames that are left out."""
+"""The outermost frame of the oldest thread, which is written last, or the mark of omitted frames."""
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
 _CURRENT_THREAD = "Current thread 0x"
@@ -153,7 +153,7 @@ _TESTS_OF_TORCH = "-packages/torch/testing/_internal/distributed/"
 _WAITS = ("-packages/torch/distributed/", "/allranks/harness/ranks/call_counter.py")
 _NATIVE_WAITS = re.compile(r"\b(c10d|gloo|nccl\w*|tensorpipe|torch::distributed)(::|\b)")
 _IMPORTED = "<module>"
-"""The name of a frame in a module that is being imported: torch imports parts of its own late, and takes its time."""
+"""The name of a frame in a module that is being imported: torch imports some of its modules late, and slowly."""
 
 _OUTSIDE = "Seen from outside by py-spy"
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
@@ -163,7 +163,7 @@ class StackFile:
     """The file that a rank writes its stacks to, from a signal handler.
 
     Args:
-        path: The file, which may hold stacks of earlier gangs, and may not be there yet.
+        path: The file, which may hold stacks of earlier gangs, or not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -171,27 +171,27 @@ class StackFile:
         self._start = evidence.size_of(path)
 
     def added(self) -> str:
-        """What has been added since this object was made."""
+        """The text added since this object was created."""
         return evidence.read(self._path, self._start)
 
     def append(self, text: str) -> None:
-        """Add what the rank did not write itself."""
+        """Add text that the rank did not write itself."""
         evidence.append(self._path, text.encode("utf-8", "replace"), _MOST)
 
 
 def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mapping[int, StackFile]) -> dict[int, str]:
-    """The stacks of some ranks, as they are at this moment; also in their stack files.
+    """The current stacks of some ranks; they are also written to their stack files.
 
-    Each rank is asked by a signal for its Python stacks. Where py-spy is installed, it adds the native stacks, and
-    for a rank that does not answer (it is stopped, or blocks its signals) the Python ones.
+    A signal asks each rank for its Python stacks. If py-spy is installed, it adds the native stacks, and the Python
+    ones of a rank that does not answer (it is stopped, or blocks its signals).
 
     Args:
         pids: The process id of each rank; none of them has been reaped.
-        stopped: Those of the ranks that a signal has stopped, and that can do nothing.
+        stopped: The ranks that a signal or a tracer has stopped, which cannot answer.
         files: The stack file of each rank.
 
     Returns:
-        A text for each rank, empty where no stack could be had.
+        A text for each rank, empty if there is no stack.
     """
     asked = set(pids) - stopped
     for rank in asked:
@@ -203,7 +203,7 @@ def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mappi
 
 
 def _look(pids: Mapping[int, int], stopped: AbstractSet[int], silent: AbstractSet[int]) -> dict[int, View]:
-    """What py-spy sees of each rank; of a silent one that it cannot attach to, at least the Python frames."""
+    """py-spy's view of each rank; for a silent one that it cannot attach to, at least the Python frames."""
     program = find_py_spy()
     if program is None:
         return {}
@@ -219,11 +219,11 @@ def _append(file: StackFile, view: View) -> str:
 
 
 def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> dict[int, str]:
-    """What each rank has added to its stack file.
+    """Wait for the stacks that each rank adds to its stack file.
 
-    The rank writes from a signal handler, piece by piece, and tells nobody when it is done. On a busy host it may get
-    no processor for a while: before its handler runs, when the kernel still has the signal for it, and between two
-    pieces. A rank that can write nothing is given up after half a second.
+    The rank writes from a signal handler, piece by piece, and does not signal the end. On a busy host it may get no
+    processor for a while: before its handler runs, while the signal is still pending, and between two pieces. A rank
+    that writes nothing is given up after half a second.
 
     Args:
         files: The stack file of each rank that was asked.
@@ -246,9 +246,9 @@ def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> 
 
 
 def innermost(stacks: str) -> str:
-    """The innermost frame of the user's own code, ``file:line in name``; empty when there is none.
+    """The innermost frame of the user's own code, ``file:line in name``; empty if there is none.
 
-    Of several threads, the one that ran the signal handler counts, which is the main one wherever that is possible.
+    Of several threads, the one that ran the signal handler counts, which is the main one if possible.
     """
     match = next((frame for frame in _frames(stacks) if not is_machinery(frame["file"])), None)
     return f"{match['file']}:{match['line']} in {match['name']}" if match else ""
@@ -257,7 +257,7 @@ def innermost(stacks: str) -> str:
 def waits_in_distributed(stacks: str) -> bool:
     """Whether the innermost frames are torch.distributed's: this rank waits for its peers.
 
-    A function of its C++ part has no frame but that of what called it: where ranks count their calls, the counter's.
+    Its C++ functions have no Python frame, only their callers have: the call counter, if ranks count their calls.
     """
     inner = list(itertools.takewhile(lambda frame: is_machinery(frame["file"]), _frames(stacks)))
     if any(frame["name"] == _IMPORTED for frame in inner):
@@ -266,14 +266,14 @@ def waits_in_distributed(stacks: str) -> bool:
 
 
 def _waits_in_native_code(stacks: str) -> bool:
-    """Whether py-spy has seen the main thread in torch's C++ part of it, above any frame of the user's."""
+    """Whether py-spy has seen the main thread in torch.distributed's C++ code, above any frame of the user's."""
     _, _, seen = stacks.rpartition(_OUTSIDE)[2].rpartition(_CURRENT_THREAD)
     native = itertools.takewhile(lambda line: not line.startswith('  File "'), seen.splitlines()[1:])
     return any(_NATIVE_WAITS.search(line) for line in native)
 
 
 def _frames(stacks: str) -> Iterator[re.Match[str]]:
-    """The Python frames of the thread that counts, innermost first; those that the rank wrote itself, if it did."""
+    """The Python frames of the thread that counts, innermost first; preferably those that the rank wrote itself."""
     own, _, outside = stacks.partition(_OUTSIDE)
     text = own if _FRAME.search(own) else outside
     _, current, of_current = text.rpartition(_CURRENT_THREAD)
@@ -283,7 +283,7 @@ def _frames(stacks: str) -> Iterator[re.Match[str]]:
 def is_machinery(file: str) -> bool:
     """Whether a source file is pytest's, torch's, the harness's or the standard library's, and not the user's own.
 
-    A test of torch's own suites, which its wheel carries, counts as the user's.
+    A test of torch's own suites in its wheel counts as the user's.
     """
     if _TESTS_OF_TORCH in file and file.endswith("_test.py"):
         return False
