@@ -1,6 +1,6 @@
 """The command of every job, run by path under ``python -I -S``: it imports nothing of a suite.
 
-With ``keep`` as its first argument it keeps a job's files besides: see :mod:`allranks.harness.container_init`.
+With ``keep`` as its first argument it also keeps a job's files: see :mod:`allranks.harness.container_init`.
 """
 
 import sys

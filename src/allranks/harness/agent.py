@@ -1,8 +1,8 @@
 """The supervisor: the process of a job that runs no code of tests, and leads gangs through the suite.
 
-It holds the stream to the host, the job's token, the reading ends of all sockets, and the clocks. The standard library
-is all that it imports. A fork server of its own imports torch and the suite and creates the ranks, whose parent this
-process is.
+It holds the stream to the host, the job's token, the reading ends of all sockets, and the clocks. It imports only the
+standard library. Its fork server imports torch and the suite and creates the ranks, which become children of this
+process.
 """
 
 import argparse
@@ -67,13 +67,13 @@ from allranks.records import (
 )
 
 SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
-"""Never passed on to ranks: whether a skip counts as a pass is decided when results are merged."""
+"""Variables hidden from ranks: the merge of results decides whether a skip counts as a pass."""
 
 _TELLS = (AgentFailed, CollectionFailed, GpuFailed, GpusChecked, Imported, Notice, Shared)
-"""What a fork server may report: of outcomes it knows nothing."""
+"""The records that a fork server may send: outcomes are not among them."""
 
 _OK_STATUSES = frozenset({0, 1, 5})
-"""pytest's: all passed, tests failed, and nothing collected; tests are judged by their own outcomes."""
+"""pytest's statuses for all passed, tests failed, and none collected; tests are judged by their own outcomes."""
 
 _LOG_END = 8000
 
@@ -81,14 +81,14 @@ _LOG_END = 8000
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one job; its outcomes leave by the stream, never in the exit status.
 
-    The exit status is 0 when the supervisor did its work, 130 when it was told to stop, 1 when it could not do it.
+    The exit status is 0 if the supervisor did its work, 130 if it was told to stop, 1 if it could not do its work.
     """
-    # Whoever started this process may have been in a thread that holds signals back, and hands that on.
+    # A process inherits the signal mask of the thread that started it, which may block signals.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
     gc.disable()
     options = _parse(arguments)
     config = AgentConfig.read(options.config)
-    # It has the token by which nodes know each other, and no test needs it.
+    # It holds the token by which nodes recognise each other, and no test needs it.
     with suppress(OSError):
         options.config.unlink()
     if options.hidden:
@@ -112,7 +112,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which suites learn the cell, and those that keep forks clean unless the user set them."""
+    """Variables that describe the cell to suites, and those that keep forks clean unless the user has set them."""
     defaults = {
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -150,7 +150,7 @@ class Supervision:
         self._server: ForkServer | None = None
 
     def run(self) -> int:
-        """Do the job; the exit status."""
+        """Run the job; return the exit status."""
         linux.adopt_orphans()
         try:
             server = self._server = self._start_server()
@@ -161,7 +161,7 @@ class Supervision:
                 end_children()
         except OSError as error:
             self._fail(f"the supervisor cannot work: {error}", traceback.format_exc())
-        except Exception:  # noqa: BLE001 - whatever broke the supervisor is the job's result
+        except Exception:  # noqa: BLE001 - any failure of the supervisor is the job's result
             self._fail("the supervisor broke down", traceback.format_exc())
         return 1
 
@@ -176,7 +176,7 @@ class Supervision:
         self._tell(AgentFailed(message=message, text=shorten(text), kind=kind))
 
     def _tell(self, record: Record) -> None:
-        """Report something, and keep what other nodes have to know of it."""
+        """Report a record, and keep failures that other nodes must learn of."""
         self._stream.write(record)
         if isinstance(record, CollectionFailed):
             self._failures.append(CollectionFailure(nodeid=record.nodeid, text=record.text))
@@ -228,7 +228,7 @@ class Supervision:
         return self._supervise(server, program, follower, leader)
 
     def _collect(self, server: ForkServer) -> Program | None:
-        """Wait for what the fork server collects; None where it says that it cannot."""
+        """Wait for the fork server's collection; None if it failed."""
         for told in server.told(self._end):
             if isinstance(told, _TELLS):
                 self._tell(told)
@@ -242,7 +242,7 @@ class Supervision:
         return None
 
     def _report(self, program: Program) -> None:
-        """Report what has been collected, and what of it has its outcome already."""
+        """Report the collected tests, and the outcomes that are already settled."""
         tests = [*(module.nodeid for module in program.skipped), *program.tests]
         for part in _parts(tests):
             is_last = part is None or part.stop >= len(tests)
@@ -259,7 +259,7 @@ class Supervision:
                     self._stream.write(_skipped(module.nodeid, module.reason, rank, self._config.world_size))
 
     def _agree(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> bool:
-        """Have all nodes of the job know what each has collected; whether it is the same."""
+        """Compare the collections of all nodes; False if they differ or one is missing."""
         if self._config.nodes == 1:
             return True
         tests = (*(module.nodeid for module in program.skipped), *program.tests)
@@ -334,7 +334,7 @@ class Supervision:
         )
 
     def _end_session(self, server: ForkServer, conductor: TestLoop, patience: float) -> int:
-        """Have pytest end its session in the fork server, whose hooks may still find something wrong."""
+        """Have pytest end its session in the fork server; its hooks may still report problems."""
         settled = tuple(Settled(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in conductor.settled.items())
         told, ended = server.finish(Finish(tests=settled), self._end, patience)
         for record in told:
@@ -355,7 +355,7 @@ class Supervision:
 
 
 def _session_problem(ended: SessionEnded, *, is_bad: bool) -> str:
-    """What pytest's own exit status says that no test does, in a sentence; empty for nothing.
+    """A problem that only pytest's own exit status shows, in a sentence; empty for none.
 
     Args:
         ended: How the session ended.

@@ -1,8 +1,8 @@
 """The messages between a supervisor and a rank, over one pair of sockets.
 
 The supervisor sends :class:`RunTest` and :class:`End`; a rank answers with :class:`Report`. Each message is one line of
-JSON. The kernel says with every piece that comes which process has sent it (``SO_PASSCRED``, unix(7)): what a child of
-the rank says is not the rank's word, and is left out.
+JSON. The kernel attaches the sender's process id to every piece (``SO_PASSCRED``, unix(7)): data that a child of the
+rank has sent is discarded.
 """
 
 import array
@@ -17,10 +17,10 @@ from allranks.outcomes import Outcome, Phase
 from allranks.typed_json import RecordError, build, told
 
 MESSAGE_LIMIT: Final = 4 << 20
-"""Bytes of one message: a phase with its texts has a fifth of it at the most."""
+"""Bytes of one message: a phase with its texts takes a fifth of it at most."""
 
 _Socket: Final = socket.socket
-"""That of the start: a test may have put another one in its place, as pytest-socket does."""
+"""The class as first imported: a test may have replaced it since, as pytest-socket does."""
 
 _PIECE: Final = 1 << 16
 _PIECES: Final = 16
@@ -32,8 +32,8 @@ class RunTest:
     """Run the test at `index`; `following` is the gang's next test, None when this is its last.
 
     Attributes:
-        nodeid: Its name; a rank whose test at that place has another one refuses.
-        seed: What every rank starts from.
+        nodeid: Its node id; a rank refuses if its own test at that index has another one.
+        seed: The seed of every rank.
     """
 
     index: int
@@ -46,11 +46,11 @@ class RunTest:
 class End:
     """Tear down what is left and end.
 
-    A rank that is not condemned reports when it has torn down, and leaves at the second command of this kind: until
-    then its peers may need what it holds, the server of a store for one.
+    A rank that is not condemned reports after tear-down and exits at the second command of this kind: until then its
+    peers may need what it holds, such as the server of a store.
 
     Attributes:
-        is_condemned: A bad outcome has ended this gang: what goes wrong from here on is its consequence.
+        is_condemned: A bad outcome has ended this gang: any later failure is its consequence.
     """
 
     is_condemned: bool
@@ -62,7 +62,7 @@ class Leaving:
 
     Attributes:
         status: The exit status.
-        reason: What it means, where it means a skip: in the words of the installed torch.
+        reason: The reason of the skip that it stands for, in the words of the installed torch; empty if it is none.
     """
 
     status: int
@@ -71,7 +71,7 @@ class Leaving:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedEnd:
-    """What a driver tells of a rank that its test has started.
+    """A driver's report on a rank that its test has started.
 
     Attributes:
         record: The line of a :class:`~allranks.records.Passed` or :class:`~allranks.records.RankEnded`.
@@ -82,14 +82,14 @@ class LaunchedEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class DriverSays:
-    """What a driver tells of its test besides the ranks' ends.
+    """A driver's report on its test, apart from the ranks' ends.
 
     Attributes:
-        released: Its ranks have the test from now on: so many.
-        repeats: The phase of this name only repeats what ranks have said.
-        shares_outcome: Its ranks are threads, which have one outcome for all.
+        released: The number of ranks that start the test now.
+        repeats: The phase of this name only repeats what ranks have reported.
+        shares_outcome: Its ranks are threads, which share one outcome.
         hidden: An error that pytest does not show.
-        printed: A line that one of its ranks has printed just now, whose number is `rank`.
+        printed: A line that rank `rank` has just printed.
     """
 
     released: int | None = None
@@ -102,24 +102,24 @@ class DriverSays:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A rank has ended a step, or tells something at once: it is ready for tests, has run one, or has torn down.
+    """A rank's report: it is ready for tests, has run one, has torn down, or has news within a step.
 
     Attributes:
         nodeid: The test; empty for a start and an end.
-        outcome: What the step came to on this rank; passed for a start and an end without trouble.
+        outcome: The step's outcome on this rank; passed for a start or an end without trouble.
         message: One line on a bad outcome.
-        phases: Those that have ended since the last report; plain passes are told with what comes next.
-        goes_on: These phases are told before the end of the step.
+        phases: Those that have ended since the last report; plain passes travel with the next report.
+        goes_on: The step has not ended yet.
         early_skip: The test was skipped before its call.
-        changed: What the test has left other than it was, by name, and has been put back.
-        is_spoilt: Not all of it could be: the rank has left the gang's process group, or made one.
-        imported: With the last report: what may be imported once for all ranks to come.
-        is_symptom: What went wrong here is that a peer did not come, or was gone: see
+        changed: Names of the state that the test left changed, and that has been restored.
+        is_spoilt: Not all of it could be restored: the rank has left the gang's process group, or made one.
+        imported: With the last report: modules to import once for all later ranks.
+        is_symptom: The failure here is that a peer did not arrive, or was gone: see
             :mod:`allranks.harness.ranks.reports`.
         launched: From a driver: the end of a rank of its test.
-        driver: From a driver: what else it tells.
+        driver: From a driver: anything else about its test.
         leaving: The process is about to end.
-        is_debugging: From now on a debugger has the rank, or has it no more.
+        is_debugging: A debugger has just taken the rank, or let go of it; None for no change.
         calls: With the end of a test, what the rank called in its process groups, in JSON: see
             :mod:`allranks.harness.gangs.unmatched_calls`.
     """
@@ -161,16 +161,16 @@ def decode_command(line: bytes) -> RunTest | End:
     """The command on one line.
 
     Raises:
-        RecordError: It is none.
+        RecordError: The line holds no command.
     """
     return command_of(loads(line))
 
 
 def command_of(message: object) -> RunTest | End:
-    """The command that a message in JSON's types is.
+    """The command in a parsed JSON message.
 
     Raises:
-        RecordError: It is none.
+        RecordError: The message is no command.
     """
     match message:
         case ["RunTest", fields]:
@@ -190,12 +190,12 @@ class RankEnd:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _Socket(fileno=descriptor)
-        # A suite may have set a default for all sockets, and peers take as long as they take.
+        # A suite may have set a default timeout for all sockets, but waiting for slow peers must not time out.
         self._socket.settimeout(None)
         self._commands = self._socket.makefile("rb")
 
     def command(self) -> RunTest | End | None:
-        """The next command, waited for; None when there are no more."""
+        """Wait for the next command; None when the supervisor has closed the connection."""
         line = self._commands.readline()
         return decode_command(line) if line else None
 
@@ -218,8 +218,8 @@ class Link:
     Attributes:
         pid: The rank's process; nothing is read before it is set.
         at_end: The rank has closed its end.
-        is_garbled: It has sent what is no report: nothing that comes after that can be believed.
-        has_strangers: Other processes than the rank have sent something, which was left out.
+        is_garbled: It has sent something other than a report: later data is not trusted.
+        has_strangers: Processes other than the rank have sent something, which was discarded.
     """
 
     socket: socket.socket
@@ -231,16 +231,16 @@ class Link:
 
     @property
     def descriptor(self) -> int:
-        """Readable when something has come."""
+        """Readable when data has arrived."""
         return self.socket.fileno()
 
     def send(self, command: RunTest | End) -> None:
-        """Send a command; a rank that is gone, or reads nothing, is noticed otherwise."""
+        """Send a command; failures are ignored, as a dead or stuck rank is detected elsewhere."""
         with suppress(OSError):
             self.socket.sendall(encode_message(command))
 
     def read(self) -> list[Report]:
-        """The reports that are there, a bounded number of bytes at a time."""
+        """The reports that have arrived; each call reads a bounded number of bytes."""
         self._fill()
         if self.is_garbled or b"\n" not in self._rest:
             return []
@@ -294,17 +294,17 @@ class Link:
 
 
 def receive(connection: socket.socket, size: int) -> tuple[bytes, int]:
-    """What has come by a socket with ``SO_PASSCRED``, and the process that has sent it; the kernel never mixes two.
+    """Receive data from a socket with ``SO_PASSCRED``, and its sender's process id; the kernel never mixes two senders.
 
     Raises:
-        OSError: Nothing can be received, or nothing is there.
+        OSError: Receiving failed, or no data is there.
     """
     data, ancillary, _, _ = connection.recvmsg(size, socket.CMSG_SPACE(_CREDENTIALS.size))
     return data, _sender(ancillary)
 
 
 def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """The process that has sent a piece; 0 where the kernel does not say. Descriptors that came with it are closed."""
+    """The process that has sent a piece; 0 if unknown. Descriptors that came with it are closed."""
     pid = 0
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) >= _CREDENTIALS.size:

@@ -11,16 +11,16 @@ from typing import Final, Literal, Self
 Isolation = Literal["test", "file", "job"]
 
 RESULTS_BYTES: Final = 512 << 20
-"""What each node of a job may write to its results folder: each rank's log has a limit of its own."""
+"""Bytes that each node of a job may write to its results folder; each rank's log has a limit of its own."""
 
 PYTEST_CACHE = "pytest-cache"
-"""Where pytest's cache is in a job's results folder: one that an earlier job left, and what becomes of it."""
+"""The folder of pytest's cache in a job's results folder: an earlier job's cache, which this job updates."""
 
 COVERAGE = "coverage"
-"""Where data and reports of pytest-cov are in a job's results folder."""
+"""The folder of pytest-cov's data and reports in a job's results folder."""
 
 EARLIER_COVERAGE = "coverage-before"
-"""Where the data of the attempt is that this one goes on with."""
+"""The folder with the coverage data of the attempt that this one continues."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class TimeLimits:
         process_group: Time limit of the operations of the cell's process group.
         test: From the release of a test to the report of its last rank.
         job: From the job's turn (the agent has imported and collected, maybe long before) to the agent's end.
-        peer_grace: What the peers of the first bad rank get to end by themselves.
-        assembly: With several nodes, from the leading agent's start to the last other agent's coming, and again from
+        peer_grace: For the peers of the first bad rank to end by themselves.
+        assembly: With several nodes, from the leading agent's start to the last other agent's arrival, and again from
             the leader's collection to the last other agent's.
-        silence: With several nodes, what an agent may take for its answer before it counts as lost.
-        gpu_check: What the GPUs of a job get together to compute something; a first context takes a second or two.
+        silence: With several nodes, for an agent's answer before the agent counts as lost.
+        gpu_check: For all GPUs of a job together to compute something; a first context takes a second or two.
     """
 
     process_group: float
@@ -55,7 +55,7 @@ class NodeConfig:
         node: Its node, from 0; node 0 leads.
         leader: Where the leading agent listens: a host's name or address.
         port: Its port there.
-        token: By which the agents know each other: a secret of this job, which is in the config files and nowhere else.
+        token: The secret by which the agents of this job recognise each other; only the config files contain it.
     """
 
     node: int
@@ -66,12 +66,12 @@ class NodeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class JobShard:
-    """The part of the suite's tests that is this job's, where several jobs share the suite.
+    """This job's part of the suite's tests, where several jobs share the suite.
 
     Attributes:
         number: From 1.
         count: The number of jobs.
-        seconds: What tests have taken before, by node id: the same for all of these jobs.
+        seconds: Earlier durations of tests, by node id: the same for all of these jobs.
     """
 
     number: int
@@ -81,12 +81,12 @@ class JobShard:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuToCheck:
-    """A GPU that is to compute something before the job does.
+    """A GPU to test with a small computation before the job runs.
 
     Attributes:
         gpu: Its id.
-        visible: By which it alone is seen, in CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES.
-        name: What people call it.
+        visible: The value of CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES that shows this GPU alone.
+        name: Its name in messages.
     """
 
     gpu: str
@@ -100,25 +100,25 @@ class AgentConfig:
 
     Attributes:
         cell: The cell's id, for the report.
-        suite: The suite's name, for the report; with the number of the share where it is shared.
+        suite: The suite's name, for the report; with the shard's number where the suite is shared.
         path: The suite's path, relative to the code folder.
         gpu_count: GPUs that the cell asks for, over all nodes.
         isolation: How long a gang lives.
         limits: Time limits.
-        seed: Every rank of every test starts from it.
+        seed: The seeds of all tests derive from it.
         pytest_args: Arguments for pytest, after the suite's path.
-        master_addr: The address that ranks meet at.
+        master_addr: The address of the ranks' rendezvous.
         mixed_skip: Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone.
         nodes: How many nodes the ranks are spread over, in blocks.
         overlap: How many launcher tests may run at a time.
-        post: This agent's place among those of the nodes; None where there is one node. The engine makes it.
+        post: This agent's place among those of the nodes, set by the engine; None for a single node.
         share: None where this job runs the whole suite.
-        only: Node ids of the tests that an attempt runs again; None where it runs all that are collected.
-        shuffle: What the order of the tests is drawn by; None for the order of their collection.
-        torch: The torch version that the cell stands for; empty where it stands for none.
-        check_gpus: The GPUs that this agent is to try first; none where that has been done, or another one does.
-        gpu_device: The type of these devices, as torch knows it.
-        pdb_rank: The rank that a debugger has; None for none.
+        only: Node ids of the tests that an attempt runs again; None to run all collected tests.
+        shuffle: The seed of the tests' random order; None for the order of collection.
+        torch: The torch version that the cell asks for; empty for any.
+        check_gpus: The GPUs that this agent checks first; empty if that was done, or another agent does it.
+        gpu_device: torch's name of the type of these devices.
+        pdb_rank: The rank to debug; None for none.
         pdb_terminal: The path of the debugger's terminal.
     """
 
@@ -162,7 +162,7 @@ class AgentConfig:
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     def without_secrets(self) -> Self:
-        """It without the token of its post."""
+        """A copy without the token of its post."""
         post = None if self.post is None else dataclasses.replace(self.post, token="")
         return dataclasses.replace(self, post=post)
 
@@ -178,11 +178,11 @@ class AgentConfig:
 
     @classmethod
     def parse(cls, text: str, source: str = "this") -> Self:
-        """What :meth:`to_json` has made.
+        """Parse the output of :meth:`to_json`.
 
         Args:
-            text: It.
-            source: Where it is from, for the error.
+            text: The JSON.
+            source: Its origin, for the error message.
 
         Raises:
             ValueError: It is not a config of this version.
@@ -203,7 +203,7 @@ class AgentConfig:
 
 
 def share_of(node: int, *, total: int, nodes: int) -> range:
-    """What one node has of things that are spread over all in blocks, the first nodes having one more where it must be.
+    """One node's block of things spread over all nodes; the first nodes get one more each if they do not divide evenly.
 
     Args:
         node: The node.
@@ -225,8 +225,8 @@ class Folders:
     """The folders of a job.
 
     Attributes:
-        code: What the suite's path is relative to.
-        results: What is kept.
+        code: The base of the suite's path.
+        results: Files that outlive the job.
         shared: Scratch space that all ranks see.
     """
 

@@ -1,7 +1,7 @@
 """The first process of a container: it keeps the job's files in memory until they are fetched.
 
-It starts the agent, ends with all that the agent left when that has ended, says so, and stays until the files have been
-fetched; whoever fetches them removes the container. The agent shares its standard input and output.
+It starts the agent, waits for its end, kills its leftover processes, reports the end, and stays until the files have
+been fetched; the orchestrator then removes the container. The agent shares its standard input and output.
 """
 
 import os
@@ -19,13 +19,13 @@ from allranks.harness.record_stream import RECORD_SEPARATOR
 from allranks.records import ContainerEnded, encode
 
 STOP_GRACE = 6.0
-"""Seconds from the end of standard input, or a SIGTERM, until an agent is killed: its ranks take three to stop."""
+"""Seconds from the end of standard input, or a SIGTERM, until the agent is killed: its ranks need three to stop."""
 
 FETCH_GRACE = 60.0
-"""Seconds that the files stay when standard input has ended: whoever is to fetch them may be dead."""
+"""Seconds that the files stay after the end of standard input: the orchestrator may be dead."""
 
 ISOLATED = ("-I", "-S")
-"""Options of Python by which no module of a suite, and none that is installed, gets into a process."""
+"""Options of Python that keep a suite's modules and installed ones out of a process."""
 
 COMMAND = Path(__file__).with_name("__main__.py")
 """The command of every job."""
@@ -34,7 +34,7 @@ _STDIN, _STDOUT = 0, 1
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run the agent with these arguments; the exit status is the agent's, as a shell has it."""
+    """Run the agent with these arguments; exit with its status, as a shell encodes it."""
     linux.adopt_orphans()
     linux.hide_from_others()
     bell = _bell_of_ended_children()
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
 
 def _bell_of_ended_children() -> int:
-    """A descriptor that becomes readable when a child ends or another signal comes, with the signals' numbers."""
+    """A descriptor that delivers the number of each signal that arrives, SIGCHLD for a child's end included."""
     bell, ring = os.pipe()
     os.set_blocking(ring, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -57,16 +57,16 @@ def _bell_of_ended_children() -> int:
 
 
 def wait(agent: subprocess.Popen[bytes], bell: int, grace: float) -> int:
-    """Wait for the agent's end, and kill it when it does not end by itself.
+    """Wait for the agent's end; kill the agent if it outlives the grace.
 
     Args:
         agent: Its process.
-        bell: Becomes readable when a child has ended or another signal has come, with the signals' numbers.
-        grace: Seconds that it has after the end of standard input, or a SIGTERM.
+        bell: Delivers the numbers of signals, SIGCHLD for a child's end included.
+        grace: Seconds that the agent has after the end of standard input, or a SIGTERM.
     """
     poll = select.poll()
     poll.register(bell, select.POLLIN)
-    # Nothing is read: what comes is for the agent.
+    # Only its end is watched, nothing is read: the data is for the agent.
     poll.register(_STDIN, 0)
     deadline: float | None = None
     while agent.poll() is None:
@@ -84,14 +84,14 @@ def wait(agent: subprocess.Popen[bytes], bell: int, grace: float) -> int:
 
 
 def end_orphans(patience: float = 2.0) -> None:
-    """Kill what the agent left behind: nobody may write any more to what is about to be read.
+    """Kill processes that outlived the agent, so that no file changes while it is fetched.
 
     Args:
-        patience: Seconds that they get to go; what a driver holds in the kernel does not, and keeps nobody waiting.
+        patience: Seconds to wait for their ends; a process that a driver holds in the kernel may never end.
     """
     deadline = time.monotonic() + patience
     while (orphans := linux.children()) and time.monotonic() < deadline:
-        # All of them first: one that does not go may take all the time there is.
+        # Kill all before waiting for any: one that does not end may use up all the time.
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         for pid in orphans:
@@ -108,12 +108,12 @@ def _wait_for_end(pid: int, deadline: float) -> None:
 
 
 def tell(status: int, memory_kills: int) -> None:
-    """Say on standard output that the agent has ended; a line that somebody began there does not hide it."""
+    """Report the agent's end on standard output; the leading line feed ends any line that was left unfinished there."""
     record = ContainerEnded(at=round(time.time(), 6), status=status, memory_kills=memory_kills)
     try:
         linux.write_all(_STDOUT, b"\n" + RECORD_SEPARATOR + encode(record) + b"\n")
     except OSError:
-        return  # nobody listens any more
+        return  # the reader is gone
 
 
 def _wait_for_hangup(grace: float) -> None:

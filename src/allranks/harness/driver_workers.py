@@ -1,6 +1,6 @@
 """Lanes: threads of the supervisor that each run launcher tests while others run others.
 
-Each has files of its own for its ranks, so that a file is written for one test at a time.
+Each worker has its own files for its ranks, so only one test at a time writes to a file.
 """
 
 import threading
@@ -15,7 +15,7 @@ from allranks.harness.job_end import HangupError, JobLimitError
 
 
 class WorkerLostError(Exception):
-    """A lane broke: what its tests came to is not known."""
+    """A worker broke: the outcomes of its tests are unknown."""
 
 
 class Worker(Protocol):
@@ -27,24 +27,24 @@ class Worker(Protocol):
         Raises:
             HangupError: The job was ended from outside.
             JobLimitError: The job's time is up.
-            ForkServerError: Nobody is there any more who could start ranks.
+            ForkServerError: The fork server is gone or does not answer.
         """
 
 
 def lane_folder(results: Path, lane: int) -> Path:
-    """The folder of the files of a lane's ranks."""
+    """The folder for the files of a worker's ranks."""
     return results / f"lane-{lane}"
 
 
 @dataclass(kw_only=True)
 class DriverWorkers:
-    """Some lanes, from their start to their end.
+    """Workers that run side by side, from their start to their end.
 
     Attributes:
         count: How many tests may run at a time.
         results: The job's results folder.
-        make_worker: Makes what runs a lane's tests; gets the folder of its ranks' files.
-        next_work: The tests that a free lane gets, of one assembly; None when there are no more.
+        make_worker: Makes a worker from the folder for its ranks' files.
+        next_work: The next tests for a free worker, from one assembly; None if there are no more.
     """
 
     count: int
@@ -55,13 +55,13 @@ class DriverWorkers:
     _errors: list[Exception] = field(default_factory=list)
 
     def run(self) -> None:
-        """Have the lanes do all the work that there is.
+        """Run all tests on the workers.
 
         Raises:
             HangupError: The job was ended from outside.
             JobLimitError: The job's time is up.
-            ForkServerError: Nobody is there any more who could start ranks.
-            LaneLostError: A lane broke.
+            ForkServerError: The fork server is gone or does not answer.
+            WorkerLostError: A worker broke.
         """
         threads = [threading.Thread(target=self._be_lane, args=(number,)) for number in range(1, self.count + 1)]
         for thread in threads:
@@ -84,10 +84,10 @@ class DriverWorkers:
                 work = self._next()
         except (HangupError, JobLimitError, ForkServerError) as error:
             self._errors.append(error)
-        except Exception:  # noqa: BLE001 - whatever broke the lane is the job's result
+        except Exception:  # noqa: BLE001 - any failure of a worker is the job's result
             self._errors.append(WorkerLostError(traceback.format_exc()))
 
     def _next(self) -> Sequence[int] | None:
-        """The next tests; none after something went wrong."""
+        """The next tests; None after an error."""
         with self._lock:
             return None if self._errors else self.next_work()

@@ -1,9 +1,9 @@
 """Skips that the surroundings cause: our own exception, and sandcastle skips of torch.
 
-These decorators say that the surroundings lack something. Off sandcastle they leave what ``unittest.skip`` leaves, and
-nothing tells the two apart. So they are wrapped as soon as torch's module with them is imported, before a suite can
-decorate anything: the reason that they leave is then a string of a class of its own, which goes through unittest and
-pytest as it is.
+torch's sandcastle decorators mean that the environment lacks something. Off sandcastle they skip just as
+``unittest.skip`` does. To tell the two apart, they are wrapped as soon as torch's module with them is imported, before
+a suite can decorate anything: the wrapped ones leave a reason of a string class of its own, which passes through
+unittest and pytest unchanged.
 """
 
 import functools
@@ -23,14 +23,14 @@ from allranks.skip_codes import SkipCode
 
 
 class EnvironmentSkip(pytest.skip.Exception):  # type: ignore[misc,name-defined]
-    """A skip whose cause is the surroundings and not the author of the test.
+    """A skip caused by the environment and not by the author of the test.
 
     Args:
         code: torch's exit code for this cause.
-        detail: What is lacking here, in words; empty when the code says it all.
+        detail: What is missing here, in words; empty if the code says it all.
     """
 
-    # pytest takes the words "Skipped: " off the reason that it shows, and these two are what it prints before a reason.
+    # pytest strips "Skipped: " from the reasons that it shows; these two names make Python print that prefix.
     __module__ = "builtins"
     __qualname__ = "Skipped"
 
@@ -40,19 +40,19 @@ class EnvironmentSkip(pytest.skip.Exception):  # type: ignore[misc,name-defined]
 
     @property
     def kind(self) -> SkipKind:
-        """Whether hardware is lacking, or something else."""
+        """Whether hardware is missing, or something else."""
         return skip_codes.kind(self.code)
 
 
 def _reason(code: SkipCode, detail: str) -> str:
     if not detail:
         return skip_codes.reason(code)
-    # The table's own words for the generic code say no more than that there is a reason.
+    # The table's text for the generic code carries no information.
     return detail if code is SkipCode.GENERIC else f"{skip_codes.reason(code)}: {detail}"
 
 
 MODULE = "torch.testing._internal.common_utils"
-"""Where torch has the decorators."""
+"""torch's module with the decorators."""
 
 _DECORATORS = ("skip_but_pass_in_sandcastle", "skip_but_pass_in_sandcastle_if")
 
@@ -65,7 +65,7 @@ class SandcastleReason(str):
 
 @contextmanager
 def watch_for_sandcastle_skips() -> Iterator[None]:
-    """Have all skips by these decorators bear their mark, for suites that are imported meanwhile."""
+    """Mark the skips of these decorators in suites that are imported within this block."""
     module = sys.modules.get(MODULE)
     if module is not None:
         _mark_reasons(module)
@@ -108,7 +108,7 @@ def _mark_reasons(module: types.ModuleType) -> None:
 
 
 def _marking(decorator: Callable[..., Any]) -> Callable[..., Any]:
-    """The decorator, whose last argument, or the one of that name, is the reason."""
+    """Wrap a decorator whose last argument, or the one named ``reason``, is the reason."""
 
     @functools.wraps(decorator)
     def marking(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's decorators have no types

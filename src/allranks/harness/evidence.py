@@ -1,9 +1,9 @@
 """Files that tests can write, as the supervisor reads them, and the room left for them.
 
-Nothing here raises or blocks: what cannot be written or read is evidence that is lacking, and no outcome.
+Nothing here raises or blocks: a file that cannot be written or read is missing evidence, not an outcome.
 
-A rank looks after each of its tests. How much it has written is what the kernel has counted (``wchar`` of proc(5)),
-with what its ended children have; files that grow without being written (fallocate(2), mmap(2)) are not in that.
+A rank checks the room after each of its tests. The kernel counts the bytes that it and its ended children have written
+(``wchar`` of proc(5)); files that grow without write calls (fallocate(2), mmap(2)) are not counted.
 """
 
 import os
@@ -19,11 +19,11 @@ from allranks.harness.config import RESULTS_BYTES
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 MOST_READ: Final = 4 << 20
-"""Bytes that are read of a file at once: the end of what there is."""
+"""Bytes that are read of a file, from its end."""
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file; 0 where there is none."""
+    """Bytes of a regular file; 0 if there is none."""
     with suppress(OSError, ValueError):
         found = path.lstat()
         return found.st_size if stat.S_ISREG(found.st_mode) else 0
@@ -31,7 +31,7 @@ def size_of(path: Path) -> int:
 
 
 def open_end(path: Path) -> int:
-    """A descriptor that appends to a regular file, made if need be; one of /dev/null where that cannot be had."""
+    """A descriptor that appends to a regular file, created if missing; one of /dev/null if that fails."""
     with suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS, 0o644)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -41,7 +41,7 @@ def open_end(path: Path) -> int:
 
 
 def append(path: Path, data: bytes, limit: int) -> None:
-    """Add to a regular file, made if need be, that may grow to `limit` bytes; a last line says where it has."""
+    """Append to a regular file, created if missing, up to `limit` bytes; a last line marks the cut."""
     with suppress(OSError), os.fdopen(open_end(path), "ab") as file:
         room = limit - os.fstat(file.fileno()).st_size
         if room > 0:
@@ -49,7 +49,7 @@ def append(path: Path, data: bytes, limit: int) -> None:
 
 
 def read(path: Path, start: int = 0) -> str:
-    """The text of a regular file from a byte on, of much its end; empty where there is none."""
+    """The text of a regular file from a byte on, at most the last :data:`MOST_READ` bytes; empty if there is none."""
     with suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
         with os.fdopen(descriptor, "rb") as file:
@@ -61,22 +61,22 @@ def read(path: Path, start: int = 0) -> str:
 
 
 _FULL: Final = 1 << 20
-"""Bytes: with less than that left, a file system is full to whoever wants to write more than a line."""
+"""Bytes: a file system with less free space than this counts as full."""
 
 _SHARE: Final = 16
-"""Who has written a part of this size of a file system, or more, is one of those who have filled it."""
+"""A rank that wrote at least one part in this many of a file system helped to fill it."""
 
 _OWN: Final = 8 * RESULTS_BYTES
-"""Bytes: what a job has for itself is no larger; a host's disk may be filled by anybody."""
+"""Bytes: a job's own file system is no larger; anything on the host may fill a larger one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overrun:
-    """What has been used up.
+    """Disk space that has been used up.
 
     Attributes:
-        message: It, by whom as far as that is known, and what to do.
-        is_own: Whether this rank is known to have done it, by what it has written.
+        message: Which space, by which rank if known, and the remedy.
+        is_own: Whether the bytes that this rank has written show that it did so.
     """
 
     message: str
@@ -84,10 +84,10 @@ class Overrun:
 
 
 class DiskUse:
-    """Compares what is left after each test with what there was before.
+    """Compares the free space after each test with that before it.
 
     Args:
-        results: The folder of the job's results, of which no more than a certain size is taken.
+        results: The job's results folder, which has a limit of its own.
         others: Folders for other files of tests.
     """
 
@@ -102,7 +102,7 @@ class DiskUse:
         self._had = self._free()
 
     def overrun(self) -> Overrun | None:
-        """What the test that ends now has used up."""
+        """The space that the ending test has used up; None if there is nothing to report."""
         before, self._written = self._written, _written()
         written = self._written - before
         for folder, had, (size, has) in zip(self._folders, self._had, map(_space_of, self._folders), strict=True):
@@ -136,12 +136,12 @@ def is_full(folder: Path) -> bool:
 
 
 def _space_of(folder: Path) -> tuple[int, int]:
-    """Bytes that the file system of a folder has, and those that are free; none of either where it cannot be asked."""
+    """Total and free bytes of a folder's file system; zeros if it cannot be queried."""
     try:
         found = os.statvfs(folder)
     except OSError:
         return 0, 0
-    free = found.f_bavail if found.f_favail or not found.f_files else 0  # without inodes there is room for no file
+    free = found.f_bavail if found.f_favail or not found.f_files else 0  # without a free inode no file can be created
     return found.f_blocks * found.f_frsize, free * found.f_frsize
 
 
@@ -158,7 +158,7 @@ def _written() -> int:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """The sizes of the regular files below a folder, as they would be copied."""
+    """The sizes of the regular files below a folder; links are not followed."""
     for above, _, names in os.walk(folder):
         for name in names:
             try:

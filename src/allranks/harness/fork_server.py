@@ -1,8 +1,8 @@
 """The fork server: the process of a job that imports torch and the suite, and forks ranks.
 
-It starts no thread, never initialises CUDA and never runs a test itself, so its forks are clean. What the suite does
-to it when it is imported, its supervisor survives: it is started by exec, and is told to do nothing but to collect, to
-fork and to end. The ranks that it forks are adopted by the supervisor at once.
+It starts no thread, never initialises CUDA and never runs a test itself, so its forks are clean. The supervisor starts
+it by exec and asks it only to collect, to fork and to end, so it survives whatever importing the suite does here. The
+supervisor adopts the forked ranks at once.
 """
 
 import faulthandler
@@ -31,12 +31,12 @@ from allranks.typed_json import RecordError
 
 
 class Supervisor:
-    """The supervisor, as its fork server has it.
+    """The fork server's connection to its supervisor.
 
     Args:
-        control: Socket by which things are told.
-        lines: What comes by it.
-        handover: Socket by which the descriptors of ranks come.
+        control: Socket for messages in both directions.
+        lines: The reading side of that socket.
+        handover: Socket that delivers the descriptors of ranks.
         pid: Its process id.
     """
 
@@ -47,20 +47,20 @@ class Supervisor:
         self._handover = handover
 
     def write(self, told: Told) -> None:
-        """Tell something; a supervisor that is gone ends this process."""
+        """Send a message; if the supervisor is gone, this process ends."""
         self._control.sendall(line_of(told))
 
     def asked(self) -> Asked:
-        """The next request, waited for; there is no return when the supervisor wants no more."""
+        """Wait for the next request; exit when the supervisor has closed the connection."""
         line = self._lines.readline()
         if not line:
             rank_setup.exit_announced(0)
         return asked_by(line)
 
     def muster(self, ranks: Iterable[int], be_rank: BeRank) -> None:
-        """Fork ranks with the descriptors that have come for them, and tell their process ids.
+        """Receive the descriptors of ranks, fork the ranks, and report their process ids.
 
-        They are the children of a process of their own, which ends at once: so the supervisor becomes their parent.
+        An intermediate process forks them and ends at once, which makes the supervisor, a subreaper, their parent.
         """
         ends: list[tuple[int, ...]] = []
         for _ in ranks:
@@ -82,7 +82,7 @@ class Supervisor:
 
 
 def _answer(between: int, reading: int) -> bytes:
-    """What the process that forks ranks has written when it ends; a rank that hangs may hold its pipe open."""
+    """Wait for the intermediate process to end and read its answer; a hanging rank may still hold the pipe open."""
     pidfd = os.pidfd_open(between)
     try:
         linux.is_readable(pidfd, None)
@@ -92,14 +92,14 @@ def _answer(between: int, reading: int) -> bytes:
     finally:
         os.close(pidfd)
         os.close(reading)
-        # The suite may have had children reaped by somebody else.
+        # Code of the suite may have reaped it already.
         with suppress(ChildProcessError):
             os.waitpid(between, 0)
     return b""
 
 
 def _fork_all(ranks: Iterable[int], ends: list[tuple[int, ...]], be_rank: BeRank, own: tuple[int, ...]) -> NoReturn:
-    """Fork ranks, write their process ids, and end."""
+    """Fork the ranks, write their process ids, and exit."""
     pids: list[int] = []
     try:
         for number, mine in zip(ranks, ends, strict=True):
@@ -118,8 +118,8 @@ def main(arguments: list[str]) -> NoReturn:
     """Serve a supervisor.
 
     Args:
-        arguments: Descriptors of the two sockets. On the first comes what this is about, in JSON: the supervisor's
-            process id, the config, and the folders.
+        arguments: Descriptors of the two sockets. The first line on the first one is JSON: the supervisor's process
+            id, the config, and the folders.
     """
     control, handover = (socket.socket(fileno=int(number)) for number in arguments)
     lines = control.makefile("rb")
@@ -131,8 +131,8 @@ def main(arguments: list[str]) -> NoReturn:
     stacks = os.fdopen(evidence.open_end(folders.results / STACKS), "ab")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
-    # What is imported and collected here lives as long as the job: looking for garbage in it would only
-    # cost time and, in the forks, memory. Ranks turn the collector on again.
+    # Imported and collected objects live as long as the job: scanning them for garbage would only cost time
+    # and, in the forks, memory. Ranks turn the collector on again.
     gc.disable()
     rank_setup.watch_exits()
     supervisor = Supervisor(control, lines, handover, said["supervisor"])
@@ -141,12 +141,12 @@ def main(arguments: list[str]) -> NoReturn:
         status = serve(AgentConfig.parse(said["config"]), folders, supervisor)
     except BrokenPipeError:
         pass
-    except BaseException as error:  # noqa: BLE001 - the last frame of this process: there is nobody left to raise to
+    except BaseException as error:  # noqa: BLE001 - the last frame of this process has no caller to raise to
         _report(supervisor, error)
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
-    # Ending torch's interpreter politely costs a tenth of a second and can hang; all is told.
+    # With torch loaded, a regular interpreter exit takes a tenth of a second and can hang; everything is reported.
     rank_setup.exit_announced(status)
 
 
@@ -191,7 +191,7 @@ def _import_torch(supervisor: Supervisor) -> str:
 
 
 def is_torch_of(wanted: str, found: str) -> bool:
-    """Whether an installed torch is what a cell stands for: ``2.13`` is ``2.13.0+cpu`` too, and nothing is any."""
+    """Whether an installed torch is the one a cell asks for: ``2.13`` matches ``2.13.0+cpu``, and empty matches any."""
     public = found if "+" in wanted else found.partition("+")[0]
     return not wanted or _without_zeros(public) == _without_zeros(wanted)
 

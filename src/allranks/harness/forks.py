@@ -32,35 +32,35 @@ from allranks.records import Imported, Record
 from allranks.typed_json import RecordError
 
 MUSTER_PATIENCE = 60.0
-"""Seconds for ranks to be forked: hooks of the suite may run in that, and hang."""
+"""Seconds to fork ranks: hooks of the suite may run meanwhile, and hang."""
 
 SESSION_END_PATIENCE = 20.0
-"""Seconds for pytest to end its session: hooks of the suite run in that, too."""
+"""Seconds for pytest to end its session: hooks of the suite run then, too."""
 
 REPORT_PATIENCE = 300.0
-"""Seconds for that where coverage is combined and reported in it."""
+"""Seconds for pytest to end a session in which coverage is combined and reported."""
 
 _PIECE = 1 << 20
 _LOOK_AGAIN = 0.5
 STACKS = "stacks-agent.txt"
-"""The file in the results folder that gets the stacks of a fork server."""
+"""The file in the results folder with the stacks of a fork server."""
 
 
 class ForkServerError(Exception):
-    """The fork server is gone, does not answer, or makes no sense; the message says which, and what is known of it."""
+    """The fork server is gone, does not answer, or sends garbage; the message has the details."""
 
 
 class ForkServer:
-    """A fork server, from its start to its end; any thread may ask it.
+    """A fork server, from its start to its end; any thread may send it requests.
 
     Args:
         config: The job.
         folders: Its folders.
         environment: Variables of the process.
-        log: Descriptor that gets what it prints.
+        log: Descriptor for its output.
 
     Attributes:
-        torch: Version, as soon as it has told.
+        torch: torch's version, once reported; empty before.
     """
 
     def __init__(self, config: AgentConfig, folders: Folders, environment: Mapping[str, str], log: int) -> None:
@@ -78,18 +78,18 @@ class ForkServer:
         self._status: int | None = None
         self._lock = threading.Lock()
         self._closing = threading.Lock()
-        with suppress(OSError):  # its end says the same
+        with suppress(OSError):  # reading will report its end
             self._control.sendall(_request(config, folders).encode() + b"\n")
 
     def told(self, end: JobEnd, patience: float | None = None) -> Iterator[Told]:
-        """What it tells, as it comes, until it ends.
+        """Yield its messages as they arrive, until it ends.
 
         Args:
             end: When the job is over.
-            patience: Seconds for all of it; None for as long as the job has.
+            patience: Seconds for all messages; None for as long as the job has.
 
         Raises:
-            ForkServerError: It makes no sense, or the time is up.
+            ForkServerError: It sends garbage, or the time is up.
             HangupError: The job is to end.
             JobLimitError: The job's time is up.
         """
@@ -123,7 +123,7 @@ class ForkServer:
             raise ForkServerError(msg) from error
 
     def _fill(self, end: JobEnd, deadline: float | None) -> bool:
-        """Take in what has come, waited for; False where nothing more will."""
+        """Wait for data and take it in; False if there will be no more."""
         while True:
             end.check()
             left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
@@ -137,25 +137,25 @@ class ForkServer:
                 ready = {key.fd for key, _ in selector.select(min(left, end.remaining()))}
             if self._control.fileno() in ready:
                 data, sender = self._receive()
-                # What the suite has forked when it was imported may have the connection, too.
+                # Processes that the suite forked on import may hold the connection, too: discard their data.
                 self._take(data if sender == self.pid else b"")
                 return bool(data)
             if self._pidfd in ready:
-                # Whatever it has started may hold the connection open.
+                # The server has ended; its descendants may hold the connection open.
                 return False
 
     def _receive(self) -> tuple[bytes, int]:
         try:
             return receive(self._control, _PIECE)
         except ConnectionResetError:
-            # It has ended before it had read all that it was asked.
+            # It ended with unread requests.
             return b"", 0
 
     def muster(self, muster: StartGang, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
-        """Have ranks forked; they have these ends then.
+        """Fork ranks, and pass them their connection ends.
 
         Raises:
-            OSError: The system has no process left; none of the ranks is left either.
+            OSError: The system cannot create more processes; none of the ranks is left either.
             ForkServerError: The fork server is gone, or does not answer.
             HangupError: The job is to end.
             JobLimitError: The job's time is up.
@@ -183,7 +183,7 @@ class ForkServer:
 
     @contextmanager
     def _as_gone(self) -> Iterator[None]:
-        """Have what goes wrong with the connection mean that the fork server is gone."""
+        """Turn any error of the connection into a :class:`ForkServerError`: the server is gone."""
         try:
             yield
         except OSError as error:
@@ -192,10 +192,10 @@ class ForkServer:
     def finish(
         self, finish: Finish, end: JobEnd, patience: float = SESSION_END_PATIENCE
     ) -> tuple[list[Record], SessionEnded | None]:
-        """Have pytest end its session; what its hooks had to say, and how that ended, None where it did not.
+        """Have pytest end its session; return its hooks' records, and the session's end or None if there was none.
 
         Raises:
-            ForkServerError: It does not answer, or makes no sense.
+            ForkServerError: It does not answer, or sends garbage.
             HangupError: The job is to end.
             JobLimitError: The job's time is up.
         """
@@ -209,7 +209,7 @@ class ForkServer:
         return said, None
 
     def ended(self) -> str:
-        """How it has ended, in words, as in "was killed by SIGSEGV"; it is killed where it has not."""
+        """How it ended, in words, as in "was killed by SIGSEGV"; it is killed if it has not ended."""
         status = self.close()
         if status is None:
             return "does not end"
@@ -219,7 +219,7 @@ class ForkServer:
         return f"ended with exit status {status}"
 
     def whereabouts(self) -> str:
-        """Where it stands, in words, as in "; it is in file:line in name"; empty where that cannot be told."""
+        """Its current frame, in words, as in "; it is in file:line in name"; empty if unknown."""
         with suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, STACKS_SIGNAL)
             where = innermost(wait_for_stacks({0: self._stacks}, {0: self.pid}).get(0, ""))
@@ -227,7 +227,7 @@ class ForkServer:
         return ""
 
     def close(self) -> int | None:
-        """See to it that it has ended; its exit status, None where that cannot be had. Idempotent."""
+        """Make sure that it has ended; return its exit status, None if unknown. Idempotent."""
         with self._closing:
             if self._status is None:
                 self._status = self._end()
@@ -258,7 +258,7 @@ def _request(config: AgentConfig, folders: Folders) -> str:
 
 
 def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, str], log: int) -> int:
-    """Start a fork server by exec; its process id."""
+    """Start a fork server by exec; return its process id."""
     numbers = [each.fileno() for each in sockets]
     process = subprocess.Popen(
         [sys.executable, "-m", "allranks.harness.fork_server", *map(str, numbers)],
@@ -268,16 +268,16 @@ def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, st
         env=dict(environment),
         pass_fds=numbers,
     )
-    # Nobody but this module waits for it.
+    # This module alone waits for the process: a Popen with a return code never does.
     process.returncode = 0
     return process.pid
 
 
 class Family:
-    """The children of the supervisor that no rank has left behind: its fork server, and the ranks of living gangs.
+    """The supervisor's children that are no orphans of a rank: its fork server, and the ranks of living gangs.
 
     Args:
-        known: Process ids of children that are none of any gang's.
+        known: Process ids of children that belong to no gang.
     """
 
     def __init__(self, *known: int) -> None:
@@ -288,7 +288,7 @@ class Family:
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
-        """Ranks are being started: children of whom nobody knows before they have joined."""
+        """Allow for ranks that are being started: children that have not joined yet."""
         with self._lock:
             self._expected += 1
         try:
@@ -298,17 +298,17 @@ class Family:
                 self._expected -= 1
 
     def join(self, pids: Sequence[int]) -> None:
-        """These are ranks from now on."""
+        """Register the process ids of ranks."""
         with self._lock:
             self._ranks.update(dict.fromkeys(pids))
 
     def left_by(self, pids: Collection[int]) -> set[int]:
-        """What these ranks, which have ended, left behind.
+        """The processes that these ranks, which have ended, left behind.
 
-        While other gangs live or are started, that is what stayed in the sessions of these ranks: of a process that
-        left them nobody can tell whose it is, before all gangs have ended.
+        While other gangs live or are being started, only processes in the sessions of these ranks count: the owner of
+        a process outside of them is unknown until all gangs have ended.
         """
-        # Who is a child by now has joined, or is still expected, when that is looked at.
+        # List the children first: each of them has then joined, or is still expected, when the lock is taken.
         found = linux.children() - self._known - frozenset(pids)
         with self._lock:
             for pid in pids:
@@ -319,7 +319,7 @@ class Family:
 
 @dataclass(eq=False, repr=False)
 class LocalNode:
-    """Has this node's fork server start the ranks of gangs.
+    """Starts the ranks of gangs through this node's fork server.
 
     Attributes:
         server: The fork server.
@@ -327,8 +327,8 @@ class LocalNode:
         folders: Its folders.
         family: The supervisor's children.
         end: When the job is over.
-        echo: Gets each line that ranks print; None for nobody.
-        records_flights: Ranks have torch's flight recorder.
+        echo: Gets each line that ranks print; None for no echo.
+        records_flights: Ranks use torch's flight recorder.
     """
 
     server: ForkServer
@@ -342,13 +342,13 @@ class LocalNode:
     _shared: Path | None = field(default=None, init=False)
 
     def of_lane(self, results: Path) -> "LocalNode":
-        """The same node, for ranks whose files are in another folder."""
+        """This node, for ranks with their files in another folder."""
         return replace(self, folders=replace(self.folders, results=results))
 
     def _shared_folder(self, gang: int) -> Path:
-        """The folder that a gang's ranks share; the one of the gang before goes where that has left no room."""
+        """Create the folder that a gang's ranks share; the previous gang's is deleted if the file system is full."""
         if self._shared is not None and is_full(self.folders.shared):
-            with suppress(RecursionError):  # a thousand folders in each other
+            with suppress(RecursionError):  # a thousand nested folders
                 shutil.rmtree(self._shared, ignore_errors=True)
         self._shared = self.folders.shared / f"gang-{gang}"
         self._shared.mkdir(exist_ok=True)

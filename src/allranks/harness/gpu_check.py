@@ -1,8 +1,7 @@
 """Whether this host has the GPUs of a cell, and whether each of them computes.
 
-These processes are forks of the fork server, which itself never touches CUDA. A device that is sick may raise, give
-wrong numbers, kill whoever uses it, or never answer; none of that may befall the job, or be taken for a fault of its
-tests.
+Each check runs in a fork of the fork server, which itself never touches CUDA. A sick device may raise, give wrong
+numbers, kill the process that uses it, or never answer; none of that may affect the job or be blamed on its tests.
 """
 
 import os
@@ -26,7 +25,7 @@ from allranks.skip_codes import SkipCode, multi_gpu
 
 
 def missing_hardware(config: AgentConfig) -> tuple[SkipCode, str] | None:
-    """The first of torch's skip codes that fits what the host lacks for the cell, and the detail; None if nothing."""
+    """The first of torch's skip codes for the hardware that the host lacks, with details; None if it lacks nothing."""
     present, asked = _visible_gpus(), len(share_of(config.node, total=config.gpu_count, nodes=config.nodes))
     whose = "cell" if config.nodes == 1 else "cell's node"
     lacking = f"the {whose} asks for {asked} GPUs, this job sees {present}"
@@ -46,24 +45,24 @@ def _visible_gpus() -> int:
 _SIZE: Final = 256
 _WELL: Final = b"well"
 _WORDS: Final = 2000
-"""Bytes of what is wrong, far below the size of a pipe's buffer."""
+"""Bytes of an error message, far below the size of a pipe's buffer."""
 
 _AFTER_KILL: Final = 2.0
-"""Seconds for a killed process to go; one that a driver holds in the kernel does not, and is left there."""
+"""Seconds for a killed process to end; one that a driver holds in the kernel does not, and is left behind."""
 
 
 def compute(device: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = torch.matmul) -> None:
-    """Multiply two small matrices on a device, and see that it comes to what it comes to here.
+    """Multiply two small matrices on a device, and compare the product with the CPU's.
 
-    The numbers are whole and small, so that every order of additions gives the same, TF32 included.
+    The numbers are small integers, so the product is exact in any order of additions, and in TF32.
 
     Args:
-        device: The type of device, as torch knows it; its first one is used.
-        multiply: What is tried.
+        device: torch's name of the type of device; the first such device is used.
+        multiply: The operation to try.
 
     Raises:
-        ArithmeticError: The device has computed something else.
-        Exception: Whatever torch raises where the device cannot compute.
+        ArithmeticError: The products differ.
+        Exception: Whatever torch raises if the device cannot compute.
     """
     numbers = torch.arange(_SIZE * _SIZE, dtype=torch.float32).reshape(_SIZE, _SIZE) % 7
     expected = numbers @ numbers.T
@@ -76,15 +75,15 @@ def compute(device: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.
 
 
 def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: Journal) -> bool:
-    """Have each GPU compute, all at a time, and write down which do and which do not; whether all do.
+    """Check all GPUs at the same time and record the results; True if all of them compute.
 
-    A torch that knows no such devices checks none: what the job's tests make of that is theirs.
+    A torch built without support for them checks none: the job's tests may fail or skip on their own.
 
     Args:
         gpus: The job's.
-        device: Their type, as torch knows it.
+        device: torch's name of their type.
         limit: Seconds that all of them together get.
-        journal: Where it is written down.
+        journal: Takes the records.
     """
     if device == "cuda" and torch.version.cuda is None and torch.version.hip is None:
         return True
@@ -92,7 +91,7 @@ def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: J
     killed = linux.killed_for_memory()
     troubles = troubles_of(gpus, lambda: compute(device), limit)
     if linux.killed_for_memory() > killed:
-        # A context of CUDA takes some hundred MiB: that says nothing of the device.
+        # A CUDA context takes some hundred MiB of memory: running out of it is no fault of the device.
         message = f"there is not enough memory to try {len(gpus)} GPUs (limits.memory_mib)"
         journal.write(AgentFailed(message=message, kind=FailureKind.OUT_OF_MEMORY))
         return False
@@ -105,11 +104,11 @@ def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: J
 
 
 def troubles_of(gpus: Sequence[GpuToCheck], work: Callable[[], None], limit: float) -> Mapping[str, str]:
-    """What is wrong with each GPU on which some work does not succeed, by its id.
+    """The error of each GPU on which the work fails, by its id.
 
     Args:
-        gpus: Each of them is the only one that its process can see.
-        work: What is done in these processes.
+        gpus: Each gets a process that can see no other GPU.
+        work: What each process does.
         limit: Seconds that all of them together get.
     """
     deadline = time.monotonic() + limit
@@ -123,7 +122,7 @@ class _Check:
     """A process that tries one GPU.
 
     Attributes:
-        answer: The end of a pipe on which it says how that went.
+        answer: The reading end of the pipe that carries its result.
     """
 
     gpu: str
@@ -131,7 +130,7 @@ class _Check:
     answer: int
 
     def end(self, deadline: float, limit: float) -> str:
-        """What is wrong; nothing where all is well."""
+        """Wait for the result: the error, empty if the GPU computes."""
         said = self._said(deadline)
         if said is None:
             os.kill(self.pid, signal.SIGKILL)
@@ -144,7 +143,7 @@ class _Check:
         return f"the process that used it {_ending(status)}"
 
     def _said(self, deadline: float) -> bytes | None:
-        """Its answer, empty where it has ended without one; None where there is none in time."""
+        """Its answer, empty if it ended without one; None if the time is up."""
         if not linux.is_readable(self.answer, max(0.0, deadline - time.monotonic())):
             return None
         return os.read(self.answer, _WORDS)
@@ -175,22 +174,22 @@ def _start(gpu: GpuToCheck, work: Callable[[], None]) -> _Check:
 
 
 def _try(gpu: GpuToCheck, work: Callable[[], None], answer: int) -> NoReturn:
-    """What such a process does."""
+    """Run the check in the fork."""
     status = 1
     with suppress(BaseException):
         linux.die_with_parent()
-        # The only one that it sees: whatever goes wrong is this one's.
+        # It sees no other GPU, so any failure is this one's.
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = gpu.visible
         write_all(answer, _outcome(work))
         status = 0
-    # Nothing of the agent's is to be ended by it, and a sick device may hang whoever takes it down politely.
+    # A regular exit would run the parent's exit handlers, and could hang on a sick device.
     os._exit(status)
 
 
 def _outcome(work: Callable[[], None]) -> bytes:
     try:
         work()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the device's
+    except Exception as error:  # noqa: BLE001 - any failure is the device's
         traceback.print_exc()
         lines = [line for line in str(error).splitlines() if line.strip()]
         return f"{type(error).__name__}: {lines[0] if lines else ''}".encode()[:_WORDS]

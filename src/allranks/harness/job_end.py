@@ -1,7 +1,7 @@
 """When a job ends: its time is up, or its client has closed the connection.
 
-One descriptor becomes readable when somebody hangs up, and stays so: every supervising loop waits for it, in whatever
-thread. Time is counted by the monotonic clock of the process that supervises, which runs no code of tests.
+One descriptor becomes readable at the hang-up and stays readable: every supervising loop, in any thread, waits for it.
+Time is counted by the monotonic clock of the supervisor, which runs no code of tests.
 """
 
 import math
@@ -19,7 +19,7 @@ HANGUP_STATUS = 130
 
 
 class HangupError(Exception):
-    """The orchestrator is gone or wants the job to end: standard input is at its end, or SIGTERM came."""
+    """The orchestrator is gone or ends the job: standard input was closed, or SIGTERM arrived."""
 
     def __init__(self) -> None:
         super().__init__("the job was ended from outside")
@@ -30,11 +30,11 @@ class JobLimitError(Exception):
 
 
 class JobEnd:
-    """What says that a job is over, and when it has its turn."""
+    """Tells a job when it may start and when it is over."""
 
     def __init__(self) -> None:
         self._bell, self._ring = os.pipe()
-        # Reentrant, unlike Event: a handler that interrupts a wait for one would wait for its lock for ever.
+        # SimpleQueue is reentrant; Event is not: a handler that interrupts its wait() would wait for its lock for ever.
         self._turn: SimpleQueue[None] = SimpleQueue()
         self._has_had_turn = False
         self._has_hung_up = False
@@ -44,12 +44,12 @@ class JobEnd:
 
     @classmethod
     def of_this_process(cls, limit: float) -> Self:
-        """That of a supervisor: standard input says *go*, and by its end that the job is over; so does SIGTERM.
+        """The supervisor's: data on standard input is the *go*; its end, or SIGTERM, ends the job.
 
-        Until :meth:`may_leave_no_more` the process ends at once when somebody hangs up: there is nothing to put away.
+        Until :meth:`may_leave_no_more` a hang-up ends the process at once: there is nothing to clean up yet.
 
         Args:
-            limit: Seconds that the job may take from its turn on.
+            limit: Seconds that the job may take from the *go* on.
         """
         end = cls()
         end._limit, end._leaves_at_once = limit, True
@@ -58,7 +58,7 @@ class JobEnd:
         return end
 
     def may_leave_no_more(self) -> None:
-        """From here on somebody looks whether the job is over."""
+        """A hang-up no longer ends the process: from here on the caller checks for it."""
         self._leaves_at_once = False
 
     def _listen(self) -> None:
@@ -76,11 +76,11 @@ class JobEnd:
                 self._turn.put(None)
 
     def fileno(self) -> int:
-        """Readable when the job is over because somebody has hung up."""
+        """Readable after a hang-up."""
         return self._bell
 
     def hang_up(self) -> None:
-        """The job is over; from any thread, and from a signal handler."""
+        """End the job; safe in any thread and in a signal handler."""
         if self._leaves_at_once:
             os._exit(HANGUP_STATUS)
         if not self._has_hung_up:
@@ -90,14 +90,14 @@ class JobEnd:
 
     @property
     def has_hung_up(self) -> bool:
-        """Whether somebody has."""
+        """True after a hang-up."""
         return self._has_hung_up
 
     def wait_for_turn(self) -> None:
-        """Wait until the job may go.
+        """Wait for the *go*.
 
         Raises:
-            HangupError: It is to end instead.
+            HangupError: The job is to end instead.
         """
         if not self._has_hung_up:
             self._turn.get()
@@ -105,7 +105,7 @@ class JobEnd:
             raise HangupError
 
     def restart(self) -> None:
-        """Count the job's time from now on: what it took to collect the suite is not its tests'."""
+        """Restart the job's clock: collecting the suite does not count."""
         self._deadline = time.monotonic() + self._limit
 
     def remaining(self) -> float:
@@ -113,10 +113,10 @@ class JobEnd:
         return max(0.0, self._deadline - time.monotonic())
 
     def check(self) -> None:
-        """See whether the job goes on.
+        """Return if the job may go on.
 
         Raises:
-            HangupError: Somebody has hung up.
+            HangupError: The job was ended from outside.
             JobLimitError: Its time is up.
         """
         if self.has_hung_up:

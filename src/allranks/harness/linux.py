@@ -34,9 +34,9 @@ def die_with_parent() -> None:
 def allow_tracing(pid: int) -> None:
     """Let a process and its descendants attach a debugger to this one (prctl(2), PR_SET_PTRACER).
 
-    Where the kernel's Yama restricts that to ancestors, py-spy, a child of the agent, could not look at a rank.
+    Where Yama restricts tracing to ancestors, py-spy, a child of the agent, could not attach to a rank otherwise.
     """
-    # A kernel without Yama knows no such option, and needs none.
+    # A kernel without Yama lacks the option and does not need it.
     with suppress(OSError):
         _prctl(_PR_SET_PTRACER, pid)
 
@@ -48,7 +48,7 @@ def adopt_orphans() -> None:
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Adopt orphans in this block, and after it only where this process did before."""
+    """Adopt orphans within this block; restore the previous setting after it."""
     adopted = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(adopted))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -59,16 +59,16 @@ def adopting_orphans() -> Iterator[None]:
 
 
 def gather_into_huge_pages() -> None:
-    """Move this process's own memory into huge pages (madvise(2), MADV_COLLAPSE, Linux 6.1), as far as there are some.
+    """Move this process's own memory into huge pages (madvise(2), MADV_COLLAPSE, Linux 6.1), as far as available.
 
-    A fork copies one entry for each page, and its end takes one off each: of a process that has imported torch that is
-    most of what a fork costs. A kernel without it changes nothing.
+    A fork copies one entry for each page, and its exit releases each: for a process that has imported torch this is
+    most of the cost of a fork. On a kernel without MADV_COLLAPSE nothing changes.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     for start, end in _own_memory():
         first, last = -(-start // _HUGE_PAGE) * _HUGE_PAGE, end // _HUGE_PAGE * _HUGE_PAGE
         if first < last:
-            # What cannot be gathered stays as it is.
+            # A failure is ignored: that memory stays in small pages.
             libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_COLLAPSE)
 
 
@@ -82,9 +82,9 @@ def _own_memory() -> Iterator[tuple[int, int]]:
 
 
 def hide_from_others() -> None:
-    """Have the kernel keep this process's memory, descriptors and environment from others of its user (prctl(2)).
+    """Hide this process's memory, descriptors and environment from other processes of its user (prctl(2)).
 
-    Of this user's processes none can trace it then, nor open what is below its ``/proc/pid`` (PR_SET_DUMPABLE).
+    They can then neither trace it nor open files below its ``/proc/pid`` (PR_SET_DUMPABLE).
     """
     _prctl(_PR_SET_DUMPABLE, 0)
 
@@ -97,11 +97,11 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def reap(pid: int, patience: float) -> int | None:
-    """The exit status of a child that has ended, negative for a signal; None where somebody else has it.
+    """The exit status of a child that has ended, negative for a signal; None if another process took it.
 
     Args:
         pid: The child's.
-        patience: Seconds; a process that traces it is told first, and may never pass it on.
+        patience: Seconds to wait; a tracer of the child gets the status first and may never pass it on.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -125,14 +125,14 @@ def signal_name(number: int) -> str:
 
 
 def processes() -> Iterator[int]:
-    """The process ids that ``/proc`` has."""
+    """The process ids in ``/proc``."""
     return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 def children() -> frozenset[int]:
     """The process ids of this process's children, adopted and dead ones included.
 
-    Read from ``/proc/self/task/*/children``, or where the kernel is built without it from ``/proc/*/stat``.
+    Read from ``/proc/self/task/*/children``, or from ``/proc/*/stat`` if the kernel is built without it.
     """
     if not _has_children():
         return frozenset()
@@ -158,7 +158,7 @@ def _parent(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """State, parent, process group, session and so on (proc(5), ``/proc/pid/stat``); empty when it is gone."""
+    """State, parent, process group, session and so on (proc(5), ``/proc/pid/stat``); empty if the process is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -173,13 +173,13 @@ def members(group: int) -> set[int]:
 
 
 def session_of(pid: int) -> int | None:
-    """The process id of the leader of a process's session, a dead process included; None for one that is reaped."""
+    """The process id of the session leader of a process, even of a dead one; None once it is reaped."""
     stat = _stat(pid)
     return int(stat[3]) if stat else None
 
 
 def variables_of(pid: int) -> list[str]:
-    """The environment that a process's program was started with, as ``NAME=value``; none where it cannot be read."""
+    """The initial environment of a process's program, as ``NAME=value``; empty if it cannot be read."""
     try:
         data = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -188,7 +188,7 @@ def variables_of(pid: int) -> list[str]:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process (proc(5)): ``T`` for stopped by a signal, ``t`` by a tracer; empty when it is gone."""
+    """The state of a process (proc(5)): ``T`` if stopped by a signal, ``t`` by a tracer; empty if it is gone."""
     return b"".join(_stat(pid)[:1]).decode()
 
 
@@ -198,7 +198,7 @@ class LivingProcess:
 
     Attributes:
         session: Process id of its session's leader.
-        command: Its command line, or its name in brackets where it has none.
+        command: Its command line, or its name in brackets if it has none.
     """
 
     session: int
@@ -209,7 +209,7 @@ _EXITING = 0x4  # PF_EXITING of the kernel
 
 
 def is_coming(pid: int, number: int) -> bool:
-    """Whether a process has been sent a signal that it does not block, and has not got it yet."""
+    """Whether a signal is pending for a process that does not block it."""
     try:
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
@@ -219,7 +219,7 @@ def is_coming(pid: int, number: int) -> bool:
 
 
 def describe(pid: int) -> LivingProcess | None:
-    """What a process is; None for one that is dead, or about to be."""
+    """Session and command of a process; None if it is dead or exiting."""
     stat = _stat(pid)
     if not stat or stat[0] in (b"Z", b"X") or int(stat[6]) & _EXITING:
         return None
@@ -232,7 +232,7 @@ def describe(pid: int) -> LivingProcess | None:
 
 
 def killed_for_memory() -> int:
-    """How many processes of this process's cgroup the kernel has killed for want of memory; 0 where it does not say.
+    """The number of processes that the kernel has killed in this process's cgroup for want of memory; 0 if unknown.
 
     Read from ``memory.events`` of cgroup v2, or ``memory.oom_control`` of v1. In a container the cgroup may be mounted
     as the root, while ``/proc/self/cgroup`` has its path on the host.
@@ -266,7 +266,7 @@ def _oom_kills(file: Path) -> int:
 
 
 def is_readable(descriptor: int, timeout: float | None) -> bool:
-    """Wait until a descriptor is readable; False when `timeout` (seconds; None for ever) came first."""
+    """Wait until a descriptor is readable; False after `timeout` seconds (None waits for ever)."""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(timeout))
@@ -286,10 +286,10 @@ class _Itimerspec(ctypes.Structure):
 
 
 class Timer:
-    """Readable every so many seconds (timerfd_create(2), which Python wraps from 3.13 on).
+    """Becomes readable at a fixed interval (timerfd_create(2), which Python wraps from 3.13 on).
 
     Args:
-        seconds: From one time to the next.
+        seconds: The interval.
 
     Raises:
         OSError: The system has no descriptor left.
@@ -307,7 +307,7 @@ class Timer:
         return self._descriptor
 
     def has_gone_off(self) -> bool:
-        """Whether it has since the last call; it will again."""
+        """Whether the timer has expired since the last call; it keeps running."""
         try:
             return bool(os.read(self._descriptor, 8))
         except BlockingIOError:

@@ -9,7 +9,7 @@ from allranks.records import Record, decode, encode
 from allranks.typed_json import RecordError, build, told
 
 LINE_LIMIT: Final = 256 << 20
-"""Bytes of one line: the names of a million tests."""
+"""Bytes of one line: enough for the names of a million tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,9 @@ class TestOptions:
         has_process_group: Whether the gang joins the cell's process group first.
         limit: Seconds from its release to the report of its last rank.
         launches: The test starts its ranks itself, from a driver.
-        is_skipped: It is declared to be skipped, and will not begin.
-        reruns: How many times it is run again while it goes wrong.
-        delay: Seconds before each of these.
+        is_skipped: The test is declared to be skipped, and will not begin.
+        reruns: How many times the test is rerun at most while it goes wrong.
+        delay: Seconds before each rerun.
     """
 
     gang: tuple[str, ...]
@@ -42,7 +42,7 @@ class TestOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedModule:
-    """A module that skipped itself when it was imported, with tests that nobody knows."""
+    """A module that skipped itself on import; its tests are unknown."""
 
     nodeid: str
     reason: str
@@ -50,19 +50,19 @@ class SkippedModule:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What is to be run.
+    """The tests to run.
 
     Attributes:
         tests: Node ids, in their order.
         terms: How each of them is run.
         skipped: Modules that are skipped as a whole.
-        deselected: How many tests the user's selection has left out.
+        deselected: The number of tests that the user's selection leaves out.
         maxfail: The number of bad tests after which the job stops; 0 for none.
         is_collected_only: None of them is to be run.
-        prints_at_once: What ranks print is to be shown while they do.
+        prints_at_once: The ranks' output is shown as it is printed.
         lacks: What the host lacks for the cell, in words: every test will be skipped; empty for nothing.
-        python: Version.
-        goes_on: What was collected is run, though something could not be.
+        python: Python's version.
+        goes_on: The collected tests run in spite of errors of collection.
         measures: Coverage is combined and reported when pytest ends its session, which may take a while.
     """
 
@@ -84,7 +84,7 @@ class Forked:
     """Ranks have been forked, or could not be.
 
     Attributes:
-        pids: Their process ids, in the order that was asked for.
+        pids: Their process ids, in the requested order.
         error: Why there are none.
     """
 
@@ -98,7 +98,7 @@ class SessionEnded:
 
     Attributes:
         status: pytest's exit status.
-        changed: With what a hook has replaced the status that pytest had; empty where none has.
+        changed: How a hook has changed pytest's own status; empty if none has.
     """
 
     status: int
@@ -114,9 +114,9 @@ class StartGang:
         gang: Number of the gang in its job, from 1.
         url: What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
         environment: Variables that the ranks need, as ``NAME=value``.
-        launches: The one that is forked is a driver.
-        preload: Modules that ranks before these imported late.
-        has_many_forks: It pays to make forks cheaper, which takes the better part of a second.
+        launches: The forked process is a driver.
+        preload: Modules that earlier ranks imported late.
+        has_many_forks: Making forks cheaper pays, which takes the better part of a second.
         results: The folder of the ranks' files.
     """
 
@@ -132,7 +132,7 @@ class StartGang:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What became of a test."""
+    """The final result of a test."""
 
     nodeid: str
     is_bad: bool
@@ -143,7 +143,7 @@ class Finish:
     """All tests have run: pytest may end its session.
 
     Attributes:
-        tests: What became of them.
+        tests: Their final results.
     """
 
     tests: tuple[Settled, ...] = ()
@@ -165,10 +165,10 @@ def line_of(message: Told | Asked) -> bytes:
 
 
 def told_by(line: bytes) -> Told:
-    """What a fork server has told on a line.
+    """Parse a line from a fork server.
 
     Raises:
-        RecordError: It is nothing of this version.
+        RecordError: It is no message of this version.
     """
     found = _message(line)
     kind = _TOLD.get(found[0]) if found else None
@@ -176,10 +176,10 @@ def told_by(line: bytes) -> Told:
 
 
 def asked_by(line: bytes) -> Asked:
-    """What a supervisor has asked for on a line.
+    """Parse a line from a supervisor.
 
     Raises:
-        RecordError: It is nothing of this version.
+        RecordError: It is no request of this version.
     """
     found = _message(line)
     kind = _ASKED.get(found[0]) if found else None

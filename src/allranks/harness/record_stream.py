@@ -1,7 +1,7 @@
 """Writes the records that leave a job; a thread waits for a slow reader, supervision does not.
 
-Each record is a line behind a record separator (RFC 7464), so that anything else that lands there can be told apart.
-What waits for the reader is bounded: first texts are left out, then whatever is only shown.
+A record separator (RFC 7464) precedes each record's line, which distinguishes it from any other output on the stream.
+The queue for the reader is bounded: when it is half full, texts and display-only records are dropped.
 """
 
 import os
@@ -17,14 +17,14 @@ from allranks.records import Notice, Printed, RankEnded, Record, encode
 RECORD_SEPARATOR = b"\x1e"
 
 WAITING_LIMIT = 64 << 20
-"""Bytes that may wait for the reader; from half of it on, texts are left out."""
+"""Bytes that may wait for the reader; beyond half of it, texts are left out."""
 
 
 class RecordWriter:
     """The writing end.
 
     Args:
-        descriptor: Where to write; it blocks.
+        descriptor: Where to write; a blocking one.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -41,7 +41,7 @@ class RecordWriter:
         self._thread.start()
 
     def write(self, record: Record) -> None:
-        """Have a record written, stamped with the time of day; it never waits."""
+        """Stamp a record with the time of day and write or queue it; never waits."""
         if self._size > WAITING_LIMIT // 2:
             record = _without_texts(record)
             if isinstance(record, Printed | Notice):
@@ -54,7 +54,7 @@ class RecordWriter:
             if not line:
                 return
             if self._is_broken or self._size + len(line) > WAITING_LIMIT:
-                # Nobody reads. What is not reported is absent, and so an error for whoever looks.
+                # The reader is stuck or gone. The verdict counts missing outcomes as errors.
                 self._left_out += 1
                 return
             self._waiting.append(line)
@@ -62,7 +62,7 @@ class RecordWriter:
             self._changed.notify_all()
 
     def _write_at_once(self, line: bytes) -> int:
-        """Write what a pipe has room for without waiting (pipe(7)): to wake the thread up costs more than that."""
+        """Write what the pipe takes without waiting (pipe(7)), which is cheaper than waking the thread up."""
         if len(line) > select.PIPE_BUF or not self._room.poll(0):
             return 0
         try:
@@ -91,11 +91,11 @@ class RecordWriter:
 
     @property
     def left_out(self) -> int:
-        """Records that found no room."""
+        """The number of records that were dropped."""
         return self._left_out
 
     def close(self) -> None:
-        """Wait until all that waits has been written, or cannot be."""
+        """Wait until everything queued has been written, or writing has failed."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

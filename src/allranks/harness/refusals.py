@@ -10,7 +10,7 @@ class Refusal(NamedTuple):
 
     Attributes:
         option: The name that pytest has for its value.
-        why: What follows the flag in a sentence.
+        why: The reason, as the rest of a sentence that begins with the flag.
         remedy: What to do instead.
     """
 

@@ -1,9 +1,9 @@
 """Leads gangs through the collected tests, each with a rendezvous of its own.
 
-``file`` gets a path that never existed before. ``env`` and ``tcp`` get a port that nobody else can
-take: the agent binds it with SO_REUSEADDR and never listens, so the kernel gives it to no one, while
-rank 0's store, which sets the same option, can still bind and listen on it. The agent keeps the
-socket until every rank has joined.
+``file`` gets a path that never existed before. ``env`` and ``tcp`` get a reserved port: the agent binds
+it with SO_REUSEADDR and never listens, so the kernel assigns it to no other process, while rank 0's
+store, which sets the same option, can still bind and listen on it. The agent keeps the socket until
+every rank has joined.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun,
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of one gang meet.
+    """The rendezvous of one gang.
 
     Attributes:
         url: What ``init_process_group`` takes as ``init_method``.
@@ -44,7 +44,7 @@ class Rendezvous:
     held: socket.socket | None = None
 
     def joined(self) -> None:
-        """Let go of the port: every rank has joined, or the gang is gone."""
+        """Release the port: every rank has joined, or the gang is gone."""
         if self.held is not None:
             self.held.close()
 
@@ -59,7 +59,7 @@ def make_rendezvous(config: AgentConfig, shared: Path) -> Rendezvous:
         return Rendezvous(url=f"file://{shared}/rendezvous-{uuid.uuid4().hex}")
     held = _hold_port()
     port = held.getsockname()[1]
-    # Both are set for tcp too: suites read them to make stores of their own.
+    # Both are set for tcp, too: suites read them to create stores of their own.
     environment = {"MASTER_ADDR": config.master_addr, "MASTER_PORT": str(port)}
     match config.init_method:
         case "env":
@@ -79,22 +79,22 @@ def _hold_port() -> socket.socket:
 
 
 DRIVER_MARGIN = 5.0
-"""Seconds that a driver gets beyond what its ranks get, to look at their stacks, to stop them and to tear down."""
+"""Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""
 
 
 _NAMES = 20
-"""Names that one notice lists."""
+"""Most names that one notice lists."""
 
 _COMMAND = 1000
-"""Characters of a command line."""
+"""Most characters of a command line that a record keeps."""
 
 MANY_FORKS = 60
-"""From so many on it pays to make each cheaper, which takes the better part of a second."""
+"""From this many forks on, making them cheaper pays; it takes the better part of a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedJob:
-    """The job as its supervisor holds it.
+    """The supervisor's view of its job.
 
     Attributes:
         journal: Where records go.
@@ -108,17 +108,17 @@ class SupervisedJob:
 
 
 OfLane = Callable[[Path], LocalNode]
-"""This node, for ranks whose files are in another folder."""
+"""Returns this node for ranks with their files in another folder."""
 
 
 @dataclass(kw_only=True)
 class _Count:
-    """What conductors that share a job's tests count together; a lock is not needed, for each step is one of Python's.
+    """Counts shared by the test loops of a job; they need no lock, for each step is atomic in Python.
 
     Attributes:
         gangs: Numbers of gangs.
         settled: For each test that has run, whether it went wrong.
-        changed: By name what tests have left other than it was, and which tests.
+        changed: The tests that left some state changed, by the name of that state.
     """
 
     gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -135,9 +135,9 @@ class TestLoop:
 
     Args:
         program: What to run.
-        nodes: Where ranks are started.
-        job: The job that it is run for.
-        count: What is counted together with others; None where there are none.
+        nodes: The nodes that start ranks.
+        job: The job.
+        count: Counts shared with other test loops; None if this is the only one.
     """
 
     def __init__(
@@ -164,21 +164,21 @@ class TestLoop:
 
     @property
     def _current(self) -> str:
-        """The test that runs, or is about to."""
+        """The node id of the test that runs, or is about to."""
         return self._program.tests[self._index]
 
     def run_all(self, of_lane: OfLane | None) -> None:
-        """Run the tests until they end, or ``-x`` or ``--maxfail`` says so.
+        """Run the tests to the end, or until ``-x`` or ``--maxfail`` stops the job.
 
         Args:
-            of_lane: How launcher tests overlap; None where they do not.
+            of_lane: Makes the node of a worker for overlapping launcher tests; None if they do not overlap.
 
         Raises:
             HangupError: The job was ended from outside.
             JobLimitError: The job's time is up.
             NodeLostError: A node is lost; the tests that are left have no outcome.
-            ForkServerError: Nobody is there any more who could start ranks.
-            LaneLostError: A lane broke; its test and those that are left have no outcome.
+            ForkServerError: The fork server is gone or does not answer.
+            WorkerLostError: A worker broke; its test and those that are left have no outcome.
         """
         self._has_many_forks = self._forks_ahead() >= MANY_FORKS
         remaining = list(range(len(self._program.tests)))
@@ -194,7 +194,7 @@ class TestLoop:
         self._tell_changes()
 
     def _tell_changes(self) -> None:
-        """Say what tests have left other than it was, each thing once: a suite may do it in each of its tests."""
+        """Report state that tests left changed, once for each name: every test of a suite may leave the same."""
         by_tests: dict[tuple[str, ...], list[str]] = {}
         for name, nodeids in self._count.changed.items():
             by_tests.setdefault(tuple(nodeids), []).append(name)
@@ -205,7 +205,7 @@ class TestLoop:
             self._journal.write(Notice(nodeid=first, text=text))
 
     def _forks_ahead(self) -> int:
-        """About how many processes will be forked on this node, drivers and the ranks of launcher tests included."""
+        """Estimate the forks on this node, drivers and the ranks of launcher tests included."""
         terms = self._program.terms
         ranks = len(self._config.local_ranks)
         return sum(ranks + terms[indices[0]].launches for indices in assemblies(terms, range(len(terms))))
@@ -220,12 +220,12 @@ class TestLoop:
             self._journal.write(NotRun(tests=nodeids, reason=f"-x or --maxfail, {self._count.bad_tests} bad"))
 
     def _launchers_ahead(self, remaining: Sequence[int]) -> list[list[int]]:
-        """The assemblies of launcher tests that come next."""
+        """The next assemblies of launcher tests."""
         terms = self._program.terms
         return list(assemblies(terms, itertools.takewhile(lambda index: terms[index].launches, remaining)))
 
     def _run_in_lanes(self, of_lane: OfLane, launchers: Sequence[list[int]]) -> list[int]:
-        """Run assemblies side by side; returns the tests that were not begun, because the job is to stop."""
+        """Run assemblies side by side; return the tests that did not begin because the job stops."""
         waiting = deque(launchers)
 
         def next_work() -> Sequence[int] | None:
@@ -247,7 +247,7 @@ class TestLoop:
         return bool(self._program.maxfail) and self._count.bad_tests >= self._program.maxfail
 
     def _run(self, indices: Sequence[int]) -> int:
-        """Run tests until one goes wrong, and that one again as it may be; returns how many tests have run."""
+        """Run tests until one goes wrong, then its permitted reruns; return how many tests have run."""
         done = self._run_gang(indices)
         delay = self._program.terms[self._index].delay
         while self._runs_again:
@@ -260,7 +260,7 @@ class TestLoop:
         return done
 
     def _run_gang(self, indices: Sequence[int]) -> int:
-        """Start a gang for some tests and lead it as far as it goes; returns how many tests have run."""
+        """Start a gang for some tests and run as many as it can; return how many tests have run."""
         self._index = indices[0]
         terms = self._program.terms[indices[0]]
         rendezvous = make_rendezvous(self._config, self._folders.shared) if terms.has_process_group else None
@@ -292,7 +292,7 @@ class TestLoop:
             has_many_forks=self._has_many_forks,
         )
         self._has_many_forks = False
-        # A driver starts its ranks on the node that it is on.
+        # A driver starts its ranks on its own node.
         crews = muster_all(self._nodes[:1] if orders.launches else self._nodes, orders)
         self._journal.write(GangStarted(gang=number, pids=tuple(pid for crew in crews for pid in crew.pids)))
         may_be_held = self._config.pdb_rank is not None
@@ -338,14 +338,14 @@ class TestLoop:
         return self._driver_patience(terms, skip) if terms.launches else Deadlines(limit=terms.limit, skip=skip)
 
     def _driver_patience(self, terms: TestOptions, skip: float | None) -> Deadlines:
-        """What a driver gets: once for set-up, in which ranks may have to meet, and anew when they have the test."""
+        """A driver's time: one limit for set-up, which may include a rendezvous, and a new one once its ranks start."""
         limits = self._config.limits
         margin = DRIVER_MARGIN + limits.peer_grace
         set_up = max(terms.limit, limits.process_group + ROUNDED_UP)
         return Deadlines(limit=set_up + margin, anew=terms.limit + margin, skip=skip)
 
     def _record_bad(self, gang: Gang, step: Step) -> None:
-        """Report what is bad of a step that the current test has only lent its name."""
+        """Report only the bad outcomes of a step that is recorded under the current test's name."""
         bad = [arrival for arrival in step.arrivals if arrival.outcome.is_bad]
         self._record(gang, replace(step, arrivals=bad))
 
@@ -363,12 +363,12 @@ class TestLoop:
         for rank in sorted(step.strangers):
             text = f"a process that rank {rank} had forked went on in its place; what it reported was left out"
             self._journal.write(Notice(nodeid=nodeid, text=text))
-        # What starts ranks of its own ends with its test.
+        # A driver and its ranks end with their test, so the state that they changed reaches no other.
         for name in sorted(step.changed) if self._driver is None else ():
             self._count.changed.setdefault(name, []).append(nodeid)
-        # What may yet run well does not count: another lane would stop the job by it.
+        # A test that will be rerun does not count as bad yet: another worker would stop the job for it.
         self._runs_again = self._runs_again or (is_bad and self._number <= self._program.terms[self._index].reruns)
-        # As in the report, a skip settles nothing of a try that went wrong.
+        # As in the report, a rerun that is skipped does not clear the bad outcome before it.
         is_bad = is_bad or (self._number > 1 and {each.outcome for each in step.arrivals} == {Outcome.SKIPPED})
         if not self._runs_again and (step.arrivals or nodeid not in self._count.settled):
             self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
@@ -379,7 +379,7 @@ def _with_following(indices: Sequence[int]) -> list[tuple[int, int | None]]:
 
 
 def assemblies(terms: Sequence[TestOptions], indices: Iterable[int]) -> Iterator[list[int]]:
-    """The runs of neighbouring tests that one gang each may run.
+    """Split tests into runs of neighbours that one gang may run.
 
     Args:
         terms: How each collected test is run.
@@ -390,5 +390,5 @@ def assemblies(terms: Sequence[TestOptions], indices: Iterable[int]) -> Iterator
 
 
 def first_assembly(terms: Sequence[TestOptions], indices: Sequence[int]) -> list[int]:
-    """The first of the :func:`assemblies` of some tests, at least one."""
+    """The first of the :func:`assemblies` of some tests; there must be a test."""
     return next(assemblies(terms, indices))
