@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 from agent_run import CONFIG
@@ -247,6 +248,19 @@ def test_ranks_that_were_not_forked_are_an_error_that_says_why(start_server, end
     server = start_server(f"lines.readline()\n{answer}\ntime.sleep(60)")
     with pytest.raises(error, match=why):
         muster(server, end)
+
+
+def test_ranks_that_cannot_be_watched_are_an_error_and_nothing_is_closed_twice(start_server, end, monkeypatch):
+    before = set(Path("/proc/self/fd").iterdir())
+    server = start_server(f'lines.readline()\ntell("Forked", {{"pids": [{os.getpid()}, -1]}})\ntime.sleep(60)')
+    opened = set(Path("/proc/self/fd").iterdir())
+    closed = []
+    close = os.close
+    monkeypatch.setattr(os, "close", lambda descriptor: (closed.append(descriptor), close(descriptor)))
+    with pytest.raises(OSError, match="Invalid argument"):
+        muster(server, end)
+    assert len(closed) == len(set(closed)) > 8
+    assert set(Path("/proc/self/fd").iterdir()) == opened >= before
 
 
 def test_a_fork_server_that_is_gone_already_is_an_error_that_says_how(start_server, end):

@@ -168,7 +168,14 @@ class ForkServer:
             answer = self._answer(end)
         if answer.error or len(answer.pids) != len(ends):
             raise OSError(answer.error or "the fork server tells of other ranks than it was asked for")
-        return [each.process(pid) for each, pid in zip(ends, answer.pids, strict=True)]
+        pidfds: list[int] = []
+        with ExitStack() as undo:
+            # After the first hand-over nothing may fail: the caller would close some ends twice.
+            for pid in answer.pids:
+                pidfds.append(os.pidfd_open(pid))
+                undo.callback(os.close, pidfds[-1])
+            undo.pop_all()
+        return [each.process(*pair) for each, pair in zip(ends, zip(answer.pids, pidfds, strict=True), strict=True)]
 
     def _answer(self, end: JobEnd) -> Forked:
         for told in self.told(end, MUSTER_PATIENCE):

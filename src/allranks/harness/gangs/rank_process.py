@@ -116,13 +116,8 @@ class ConnectionEnds:
         """The supervisor's descriptors."""
         return self.link.descriptor, self.stdout.descriptor, self.stderr.descriptor, self.board
 
-    def process(self, pid: int) -> RankProcess:
-        """The forked rank; its own ends are closed in this process.
-
-        Raises:
-            OSError: The process is gone, or the system has no descriptor left.
-        """
-        pidfd = os.pidfd_open(pid)
+    def process(self, pid: int, pidfd: int) -> RankProcess:
+        """The rank that has the other ends now, which are closed here."""
         self.link.pid = pid
         self.hand_over()
         return RankProcess(
@@ -189,7 +184,7 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
                 inherited = [*ends.own, *(descriptor for rank in ranks for descriptor in rank.descriptors)]
                 pid = fork_rank(number, ends.theirs, be_rank, inherited)
                 undo.callback(_end, pid)
-                ranks.append(ends.process(pid))
+                ranks.append(ends.process(pid, os.pidfd_open(pid)))
                 undo.pop_all()
     except BaseException:
         for rank in ranks:
