@@ -10,11 +10,11 @@ from allranks.interruption import interruptible
 
 
 def main() -> int:
-    """Run one command of this process's arguments; returns an exit code of the design."""
+    """Run the command that this process's arguments name, and return its exit code."""
     _settle_output()
     try:
         with interruptible():
-            from allranks import cli  # noqa: PLC0415 - not before an interrupt is heard
+            from allranks import cli  # noqa: PLC0415 - not before interrupts are handled
 
             return cli.main()
     except KeyboardInterrupt:
@@ -23,17 +23,17 @@ def main() -> int:
 
 
 class _Lossy(io.FileIO):
-    """A stream that loses what cannot be written: its disk may be full, and results do not depend on what is shown."""
+    """A stream that drops what it cannot write: its disk may be full, and results do not depend on console output."""
 
-    def write(self, data: Any) -> int:  # noqa: ANN401 - whatever has bytes
-        """Write, and say so in any case."""
+    def write(self, data: Any) -> int:  # noqa: ANN401 - any bytes-like object
+        """Write, and report success even if the write failed."""
         with suppress(OSError):
             return super().write(data)
         return len(data)
 
 
 def _settle_output() -> None:
-    """Let no standard stream end a command; one that is closed leads nowhere, before another file gets its number."""
+    """Keep standard streams from ending a command; open /dev/null for closed ones before a file takes their number."""
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
@@ -48,7 +48,7 @@ def _settle_output() -> None:
 
 
 def _lossy(descriptor: int, stream: io.TextIOWrapper | None) -> io.TextIOWrapper:
-    """A stream like another one, which loses what cannot be written."""
+    """A copy of a stream that drops what it cannot write."""
     raw = _Lossy(descriptor, "w", closefd=False)
     if stream is None or not isinstance(stream.buffer, io.BufferedWriter):  # with python -u, too
         return io.TextIOWrapper(raw, errors="backslashreplace", write_through=True)

@@ -15,12 +15,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: Without the program's name; None for this process's own.
+        arguments: The arguments without the program's name; None for those of this process.
 
     Returns:
-        An exit code of the design.
+        One of :class:`~allranks.errors.ExitCode`.
     """
-    # What tests say is printed too, and may be anything: it must not end the run.
+    # Test output is printed too and may hold any character: an encoding error must not end the run.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nallranks: interrupted", file=sys.stderr)
         code = ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last frame: a bug of ours, told like everything else
+    except Exception as error:  # noqa: BLE001 - the last frame: a bug in allranks, reported like any other error
         _complain(_as_bug(error), debug=options.debug)
         code = ExitCode.INFRASTRUCTURE
     return int(code)
@@ -50,7 +50,7 @@ def _as_bug(error: Exception) -> AllranksError:
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """What is ours, and what follows ``--`` and is pytest's."""
+    """Split the arguments into those of allranks and those after ``--``, which are pytest's."""
     if "--" not in arguments:
         return arguments, ()
     place = arguments.index("--")

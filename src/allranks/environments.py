@@ -1,6 +1,6 @@
 """Python environments, made on first use, one for each content, shared by all runs of a user.
 
-The standard library alone: the nox sessions use it before anything is installed.
+It needs only the standard library: the nox sessions use it before anything is installed.
 """
 
 import hashlib
@@ -22,17 +22,17 @@ from allranks.user_cache import cache_folder, hold
 _COMPLETE = ".complete"
 
 _UNUSED = 14 * 24 * 3600.0
-"""Seconds that something stays in the cache which no run asks for."""
+"""Seconds that an unused entry stays in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentRecipe:
-    """What an environment is made of.
+    """The content of an environment.
 
     Attributes:
-        name: What it is for; part of its folder's name.
-        arguments: What follows ``pip install``.
-        content: Everything else that decides whether an environment that exists will do.
+        name: Its purpose; part of its folder's name.
+        arguments: The arguments of ``pip install``.
+        content: Everything else that decides whether an existing environment can be reused.
     """
 
     name: str
@@ -47,14 +47,14 @@ class EnvironmentRecipe:
 
 
 def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> Path:
-    """The interpreter of an environment, which is made if it does not exist yet.
+    """Return the interpreter of an environment, which is created if it does not exist yet.
 
     Args:
-        recipe: What goes into it.
-        progress: Receives lines while it is made.
+        recipe: The content of the environment.
+        progress: Receives lines while the environment is created.
 
     Raises:
-        EnvironmentBuildError: It cannot be made.
+        EnvironmentBuildError: The environment cannot be created.
     """
     folder = cache_folder() / "environments" / f"{recipe.name}-{recipe.key}"
     python = folder / "bin" / "python"
@@ -73,14 +73,14 @@ def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock that goes with a folder of the cache, so that two runs never make the same thing twice."""
+    """Hold the lock of a cache folder, so that two runs never build the same thing twice."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with hold(folder.with_name(f"{folder.name}.lock")):
         yield
 
 
 def forget_unused(cache: Path) -> None:
-    """Remove the folders in a folder of the cache that no run has asked for lately: whoever does sets its time."""
+    """Remove the subfolders of a cache folder that no run has used lately: each use updates a folder's mtime."""
     for folder in cache.iterdir():
         if folder.is_dir() and _is_unused(folder):
             with locked(folder):
@@ -120,8 +120,8 @@ def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Call
 
     Args:
         python: The environment's interpreter.
-        arguments: What follows ``pip install``.
-        what: What is being made, to begin the error message with.
+        arguments: The arguments of ``pip install``.
+        what: The thing being built, as the start of the error message.
         progress: Receives a line for each file that pip fetches.
 
     Raises:
@@ -146,7 +146,7 @@ def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Call
 
 @contextmanager
 def _killed_on_error(process: subprocess.Popen[str]) -> Iterator[None]:
-    """An interrupted pip would go on writing into a folder that the next run makes anew."""
+    """Kill pip on any error: it would go on writing into a folder that the next run recreates."""
     try:
         yield
     except BaseException:

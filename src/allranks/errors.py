@@ -1,7 +1,7 @@
 """One class per way to fail, each with its exit code and its remedy.
 
-Every error says three things: what happened, why, and what to do next. The command line prints
-those three sentences and nothing else; ``--debug`` adds the traceback.
+Every error has three sentences: what happened, why, and what to do next. The command line prints
+these and nothing else; ``--debug`` adds the traceback.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class ExitCode(IntEnum):
-    """What ``allranks run`` returns. The order of precedence is in :data:`PRECEDENCE`."""
+    """The exit codes of ``allranks run``. :data:`PRECEDENCE` orders them."""
 
     OK = 0
     TESTS_FAILED = 1
@@ -31,11 +31,11 @@ PRECEDENCE = (
     ExitCode.NOTHING_RAN,
     ExitCode.OK,
 )
-"""The exit codes from the one that always wins to the one that never does."""
+"""The exit codes, highest precedence first."""
 
 
 def strongest(codes: set[ExitCode]) -> ExitCode:
-    """The exit code that stands for several; :attr:`ExitCode.OK` for none."""
+    """The exit code of highest precedence among these; :attr:`ExitCode.OK` if there are none."""
     return next((code for code in PRECEDENCE if code in codes), ExitCode.OK)
 
 
@@ -43,9 +43,9 @@ class AllranksError(Exception):
     """A failure that the user can act on.
 
     Args:
-        what: One sentence: what happened.
-        why: One sentence: the cause, as far as it is known.
-        remedy: One sentence: what to do next.
+        what: What happened, in one sentence.
+        why: The cause, as far as it is known, in one sentence.
+        remedy: What to do next, in one sentence.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.INFRASTRUCTURE
@@ -58,12 +58,12 @@ class AllranksError(Exception):
 
     @property
     def text(self) -> str:
-        """The sentences, one a line."""
+        """The sentences, one per line."""
         return "\n".join(line for line in (self.what, self.why, self.remedy) if line)
 
     @property
     def told(self) -> str:
-        """The sentences as a person sees them on standard error."""
+        """The sentences as they are printed on standard error."""
         first, *rest = self.text.splitlines()
         return "\n".join([f"allranks: error: {first}", *(f"  {line}" for line in rest)])
 
@@ -85,32 +85,32 @@ class EngineError(AllranksError):
 
 
 class DeviceError(AllranksError):
-    """GPUs cannot be asked for, or one of them is sick."""
+    """GPUs cannot be queried, or one of them is faulty."""
 
 
 class ImageError(AllranksError):
-    """A cell's image could not be made or found."""
+    """A cell's image could not be built or found."""
 
 
 class SourceChangedError(ImageError):
-    """The user's project changed while something was made of it, which is of neither source."""
+    """The user's project changed during a build, so the result matches neither version of its source."""
 
 
 class EnvironmentBuildError(AllranksError):
-    """A Python environment for the run could not be made."""
+    """A Python environment for the run could not be created."""
 
 
 class ResultsError(AllranksError):
-    """The results folder cannot be written, or what is in it cannot be read."""
+    """The results folder cannot be written, or its content cannot be read."""
 
 
 LONGEST_SHOWN = 60
-"""Characters of a value that a message repeats; more would bury the sentence."""
+"""Characters of a value that a message quotes; more would bury the sentence."""
 
 
 def shown(value: object) -> str:
-    """A value as a message repeats it: quoted as in the file, and never long."""
-    if isinstance(value, int) and value.bit_length() > 64:  # decimal digits of a huge number are refused by Python
+    """A value as a message quotes it: written as in the file, and never long."""
+    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to write a huge number in decimal digits
         return "a number of more than 64 bits"
     if isinstance(value, dict):
         return "a table"
@@ -121,21 +121,21 @@ def shown(value: object) -> str:
 
 
 def listed(values: Iterable[object]) -> str:
-    """Values one after the other, cut after the first dozen."""
+    """Values separated by commas, cut after the first twelve."""
     texts = [shown(value) for value in values]
     rest = f" and {len(texts) - 12} more" if len(texts) > 12 else ""
     return ", ".join(texts[:12]) + rest
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like ``word``, whatever its case; None if none is close."""
+    """The known word closest to ``word``, regardless of case; None if none is close."""
     by_lower_case = {name.lower(): name for name in known}
     close = get_close_matches(word[:LONGEST_SHOWN].lower(), by_lower_case, n=1, cutoff=0.6)
     return by_lower_case[close[0]] if close else None
 
 
 def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """One sentence: the near miss if there is one, and otherwise everything that would be right."""
+    """One sentence that suggests the closest known value, or lists all of them if none is close."""
     values = list(known)
     if not values:
         return "There is none."

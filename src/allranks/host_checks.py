@@ -1,6 +1,6 @@
 """Whether this host can run jobs, with one remedy for each problem: ``allranks doctor``.
 
-Only looks: nothing is started, changed or removed.
+The checks are read-only: they start, change and remove nothing.
 """
 
 import os
@@ -37,12 +37,12 @@ _INSTALL_TOOLKIT: Final = (
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        subject: What, in a word or two.
-        text: How it is.
-        remedy: The one thing to do; empty where all is well.
+        subject: What was checked, in a word or two.
+        text: Its state.
+        remedy: The one thing to do; empty if there is no problem.
     """
 
     subject: str
@@ -51,14 +51,14 @@ class Finding(NamedTuple):
 
     @property
     def line(self) -> str:
-        """As it is printed."""
+        """The finding as it is printed."""
         mark = "PROBLEM" if self.remedy else "ok"
         told = f"{mark:7}  {self.subject}: {self.text}"
         return f"{told}\n         -> {self.remedy}" if self.remedy else told
 
 
 def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Finding]:
-    """Look at this host.
+    """Check this host.
 
     Args:
         engine: Where jobs are to run, as for a run.
@@ -77,7 +77,7 @@ def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Findin
         yield Finding("Docker", "not looked for: jobs are processes of this host")
         return
     try:
-        # The SDK takes a tenth of a second to import, and says much where it cannot be.
+        # The SDK takes a tenth of a second to import, and its import error is worth reporting.
         from allranks.engine.docker import DockerEngine, connect  # noqa: PLC0415
         from allranks.image.builders import images_folder  # noqa: PLC0415
 
@@ -91,7 +91,7 @@ def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Findin
     with closing(client):
         try:
             said: dict[str, Any] = client.info()
-        except Exception as error:  # noqa: BLE001 - the SDK's, requests' and urllib3's, none of which is ours
+        except Exception as error:  # noqa: BLE001 - the SDK's, requests' or urllib3's own
             yield Finding("Docker", f"a daemon is there and does not answer: {error}", "Restart it, and see its log.")
             return
         yield from examine_daemon(said, inventory, time.time())
@@ -100,7 +100,7 @@ def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Findin
 
 
 def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
-    """The driver, and what this user may do with GPUs.
+    """Check the driver, and this user's access to the GPUs.
 
     Args:
         inventory: The GPUs that were found.
@@ -123,12 +123,12 @@ def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
         yield Finding("groups", text, "Join their groups: sudo usermod -aG render,video $USER")
 
 
-def examine_folders(results: Path, shm: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - what is asked about
-    """Room, and who may write where.
+def examine_folders(results: Path, shm: Path = Path("/dev/shm")) -> Iterator[Finding]:  # noqa: S108 - a default to check
+    """Check free space and write permissions.
 
     Args:
         results: The folder of all runs.
-        shm: Where ranks on the host share memory.
+        shm: The folder of shared memory that ranks on the host use.
     """
     for subject, folder in (("results", results), ("cache", cache_folder())):
         yield _room(subject, _existing(folder), _ROOM_FOR_RUNS)
@@ -138,7 +138,7 @@ def examine_folders(results: Path, shm: Path = Path("/dev/shm")) -> Iterator[Fin
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """The folder, or its nearest existing parent."""
     return next((path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir()), _ROOT)
 
 
@@ -159,11 +159,11 @@ def _room(subject: str, folder: Path, wanted: int, remedy: str = "") -> Finding:
 
 
 def examine_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) -> Iterator[Finding]:
-    """What a Docker daemon can do.
+    """Check what a Docker daemon supports.
 
     Args:
-        said: What it says of itself (``docker info``).
-        inventory: The GPUs that it should give.
+        said: The daemon's own report (``docker info``).
+        inventory: The GPUs that it should pass to containers.
         now: This host's time, in seconds since the epoch.
     """
     yield Finding("Docker", f"{said.get('ServerVersion', '?')} answers, {said.get('NCPU', '?')} cores")
@@ -180,11 +180,11 @@ def examine_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) ->
 
 
 def examine_images(folder: Path | None, inventory: Inventory) -> Iterator[Finding]:
-    """The room for images.
+    """Check the disk space for images.
 
     Args:
-        folder: Where the daemon keeps them; None where that is on another host.
-        inventory: The GPUs that jobs are given: images for them are larger.
+        folder: The folder where the daemon stores them; None if it is on another host.
+        inventory: The GPUs of jobs: images with CUDA are larger.
     """
     if folder is not None:
         free, wanted = shutil.disk_usage(folder).free, _ROOM_FOR_CUDA if inventory.gpus else _ROOM_FOR_IMAGES
@@ -193,7 +193,7 @@ def examine_images(folder: Path | None, inventory: Inventory) -> Iterator[Findin
 
 
 def _toolkit(said: Mapping[str, Any], inventory: Inventory) -> Iterator[Finding]:
-    """Whether the daemon can give containers GPUs in the way that was asked for."""
+    """Check whether the daemon can pass GPUs to containers in the requested mode."""
     version = str(said.get("ServerVersion", "0"))
     if inventory.driver == "nvidia":
         is_there = "nvidia" in said.get("Runtimes", {}) or shutil.which("nvidia-container-runtime-hook")
@@ -218,7 +218,7 @@ def _specifications(folders: Sequence[str]) -> list[Path]:
 
 
 def _clock(said: str, now: float) -> Iterator[Finding]:
-    """Whether the daemon's host has the same time: attempts of several machines are ordered by it."""
+    """Compare the clock of the daemon's host with ours: attempts from several machines are ordered by time."""
     try:
         apart = abs(datetime.fromisoformat(f"{said[:19]}+00:00").timestamp() - now)
     except ValueError:

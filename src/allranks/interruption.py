@@ -12,17 +12,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """One of the signals has come.
+    """One of the signals has arrived.
 
-    A class of its own: a plain :class:`KeyboardInterrupt` that passes through ``exec``, as within the import of a
-    module with dataclasses, has CPython end the process by SIGINT, whatever exit code it then asks for
-    (``run_eval_code_obj`` in pythonrun.c).
+    It is a subclass because a plain :class:`KeyboardInterrupt` that passes through ``exec``, as it does while a module
+    with dataclasses is imported, makes CPython end the process by SIGINT, whatever exit code the process asks for
+    afterwards (``run_eval_code_obj`` in pythonrun.c).
     """
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold the signals back until the context ends, so that what is being put away is put away whole."""
+    """Block the signals until the context ends, so that clean-up runs to completion."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -33,9 +33,9 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn the first of the signals into :class:`RunInterrupted`, and ignore the rest while things are put away.
+    """Turn the first of the signals into :class:`RunInterrupted`, and ignore the rest during clean-up.
 
-    Python drops what is raised in a finalizer, or in a callback of a weak reference: there the signal comes again.
+    Python drops an exception raised in a finalizer or a weak reference's callback: the signal is then sent again.
     """
 
     def interrupt(told: int, _frame: FrameType | None) -> None:
@@ -64,10 +64,10 @@ def interruptible() -> Iterator[None]:
 
 
 def put_off(number: int) -> bool:
-    """For a handler: whether this thread holds the signal back; then it is pending again, for when it no longer does.
+    """For a handler: return True if this thread blocks the signal, which is then pending again until it is unblocked.
 
-    Signals are sent to a process: while the main thread holds one back, any other thread may take it, a library's own
-    included, and Python runs the handler in the main thread all the same.
+    Signals are sent to a process: while the main thread blocks one, any other thread may take it, even a library's,
+    and Python still runs the handler in the main thread.
     """
     is_held_back = number in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     if is_held_back:

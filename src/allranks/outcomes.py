@@ -1,7 +1,7 @@
 """The outcome of a test on a rank, of each of its phases, and what a skip means.
 
 The harness writes these words into events and rank XML; the report reads them back. This module is
-copied into jobs with the rest of the harness, so it uses the standard library alone.
+copied into jobs with the rest of the harness, so it uses only the standard library.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 
 class Outcome(StrEnum):
-    """What one rank of one test came to."""
+    """The outcome of one test on one rank."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -26,7 +26,7 @@ class Outcome(StrEnum):
 
     @property
     def is_bad(self) -> bool:
-        """Whether this outcome keeps a test from passing (a strict xpass arrives as failed)."""
+        """True if this outcome keeps a test from passing (a strict xpass arrives as failed)."""
         return self not in GOOD
 
 
@@ -34,21 +34,21 @@ GOOD = frozenset({Outcome.PASSED, Outcome.SKIPPED, Outcome.XFAILED, Outcome.XPAS
 
 
 def disagree(outcomes: Collection[Outcome]) -> bool:
-    """Whether the ranks of one test disagree on whether it could run, or on whether it is expected to fail."""
+    """True if the ranks of one test disagree on whether it could run, or on whether it is expected to fail."""
     skipped_and_ran = Outcome.SKIPPED in outcomes and any(outcome is not Outcome.SKIPPED for outcome in outcomes)
     return skipped_and_ran or (Outcome.XFAILED in outcomes and Outcome.PASSED in outcomes)
 
 
 def may_disagree(nodeid: str, mixed_skip: Iterable[str]) -> bool:
-    """Whether the ranks of a test may disagree on a skip: its node id matches one of these ``fnmatch`` patterns."""
+    """True if the ranks of a test may disagree on a skip: its node id matches one of these ``fnmatch`` patterns."""
     return any(fnmatchcase(nodeid, pattern) for pattern in mixed_skip)
 
 
 class SkipKind(StrEnum):
     """Why a rank skipped.
 
-    ``environment``: the surroundings lack something (an exit code of torch's table, sandcastle);
-    ``hardware``: an environment skip for want of GPUs, an error in a cell that was given them;
+    ``environment``: the environment lacks something (an exit code of torch's table, sandcastle);
+    ``hardware``: an environment skip for lack of GPUs, an error in a cell that was given them;
     ``plain``: the author's own ``pytest.skip``.
     """
 
@@ -58,7 +58,7 @@ class SkipKind(StrEnum):
 
 
 TEXT_LIMIT = 64 * 1024
-"""Characters of a traceback or of one captured stream that go into an event; the rest is not kept."""
+"""Characters of a traceback or of one captured stream that an event holds; the rest is dropped."""
 
 MESSAGE_LIMIT = 1000
 """Characters of a message."""
@@ -88,12 +88,12 @@ class Phase:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it passed, and there is nothing more to say."""
+        """True if it passed, with no message and no output."""
         return self.outcome is Outcome.PASSED and not (self.message or self.text or self.stdout or self.stderr)
 
 
 def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
-    """`text` with its middle cut out where it is longer than `limit` characters."""
+    """`text`, with its middle cut out if it is longer than `limit` characters."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -101,7 +101,7 @@ def shorten(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def following(phase: Phase) -> str:
-    """What a test does after a phase, in words; empty for its end."""
+    """The phase that follows this one, in words; empty if it is the last."""
     if phase.when == "teardown":
         return ""
     return "tear-down" if phase.when == "call" or phase.outcome is not Outcome.PASSED else "call"

@@ -1,7 +1,7 @@
 """Records: all that a job reports, as types, with one function to write and one to read them.
 
-A line is a JSON array of the record's name and an object of those of its fields that differ from their defaults. The
-standard library alone is needed: agents write records inside a job, the orchestrator and ``merge`` read them.
+A line is a JSON array of the record's name and an object with the fields that differ from their defaults. This module
+needs only the standard library: agents write records inside a job, the orchestrator and ``merge`` read them.
 """
 
 from collections.abc import Mapping
@@ -14,24 +14,24 @@ from allranks.outcomes import Outcome, SkipKind
 from allranks.typed_json import RecordError, build, told
 
 SCHEMA: Final = 2
-"""Changes when a reader of before could misread what is written now."""
+"""Incremented when an older reader could misread new records."""
 
 JOURNAL: Final = "journal.jsonl"
-"""The journal of an attempt at a job, in its folder on the host: a line for each record but :class:`Printed`."""
+"""The journal of an attempt at a job, in its folder on the host: one line per record except :class:`Printed`."""
 
 LINE_LIMIT: Final = 4 << 20
-"""Bytes of one line; only a list of very many tests comes near it, and is written in several records."""
+"""Bytes of one line; only a very long list of tests comes near it, and is split into several records."""
 
 TESTS_IN_ONE: Final = 2_000
-"""Tests that one record may name."""
+"""The most tests that one record may name."""
 
 MOST_RANKS: Final = 16_384
-"""Ranks that a test may have: whoever claims more would have a reader account for a billion of them."""
+"""The most ranks that a test may have; a record with more could make a reader account for a billion of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What all records have.
+    """The base of all records.
 
     Attributes:
         at: Seconds since the epoch, on the clock of the agent that wrote it.
@@ -42,7 +42,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobStarted(Record):
-    """The host has started an attempt at a job: the first record of its journal, and never an agent's."""
+    """The host has started an attempt at a job: the first record of its journal, never written by an agent."""
 
     schema: int
     run_id: str
@@ -72,7 +72,7 @@ class Imported(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodesMet(Record):
-    """The leading agent has met those of these nodes."""
+    """The agents of these nodes have joined the leading agent."""
 
     nodes: tuple[int, ...]
 
@@ -91,7 +91,7 @@ class NodesFailed(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLost(Record):
-    """The agent of a node does not answer any more."""
+    """The agent of a node has stopped answering."""
 
     node: int
     message: str
@@ -99,7 +99,7 @@ class NodeLost(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpusChecked(Record):
-    """These GPUs compute, by id."""
+    """The GPUs with these ids passed the compute check."""
 
     gpus: tuple[str, ...]
     seconds: float
@@ -107,7 +107,7 @@ class GpusChecked(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuFailed(Record):
-    """A GPU does not compute."""
+    """A GPU failed the compute check."""
 
     gpu: str
     name: str
@@ -116,7 +116,7 @@ class GpuFailed(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice(Record):
-    """Something that a reader of the report should know, and no testcase says."""
+    """A remark for readers of the report that belongs to no testcase."""
 
     text: str
     nodeid: str = ""
@@ -124,7 +124,7 @@ class Notice(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectionFailed(Record):
-    """Something cannot be collected; an empty node id is the suite as a whole."""
+    """Something cannot be collected; an empty node id stands for the whole suite."""
 
     text: str
     nodeid: str = ""
@@ -132,11 +132,11 @@ class CollectionFailed(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shared(Record):
-    """How the agent split the suite that its job has a share of.
+    """How the agent split the suite of which its job runs a shard.
 
     Attributes:
-        split: A digest of who runs what.
-        elsewhere: How many tests are other jobs'.
+        split: A digest of the split.
+        elsewhere: The number of tests that belong to other jobs.
     """
 
     split: str
@@ -145,10 +145,10 @@ class Shared(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected(Record):
-    """Tests that are to be run, in their order; of very many, some.
+    """The tests to run, in order; a very long list comes in several records.
 
     Attributes:
-        is_last: No more of them follow.
+        is_last: True if no more of them follow.
     """
 
     tests: tuple[str, ...] = ()
@@ -171,19 +171,19 @@ class GangStarted(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GangReady(Record):
-    """All ranks of the gang are in the process group."""
+    """All ranks of the gang have joined the process group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestStarted(Record):
-    """A test is about to be given to its ranks, each of which starts from the same seed.
+    """A test is about to start on its ranks, all with the same seed.
 
     Attributes:
-        may_disagree: Some of its ranks may skip it alone.
-        number: From 1; a further time is in the place of the ones before it, which went wrong.
+        may_disagree: True if some of its ranks may skip it while others run it.
+        number: From 1; each further attempt replaces the ones before it, which went wrong.
     """
 
-    __test__ = False  # not a test class, whatever pytest makes of its name
+    __test__ = False  # not a test class, despite its name
 
     nodeid: str
     seed: int = 0
@@ -193,13 +193,13 @@ class TestStarted(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passed(Record):
-    """A test has simply passed on some ranks.
+    """A test has passed on some ranks, with nothing more to report.
 
     Attributes:
-        ranks: Which.
+        ranks: Those ranks.
         arrived: For each, when its end arrived.
-        seconds: For each, how long its phases took together.
-        world_size: How many ranks the test has.
+        seconds: For each, the duration of all its phases.
+        world_size: The number of ranks of the test.
     """
 
     nodeid: str
@@ -220,17 +220,17 @@ class PhaseEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnded(Record):
-    """What one rank came to in a test, if it did not simply pass; of several of one test and rank the first bad counts.
+    """The end of a test on one rank, unless it just passed; of several for one test and rank, the first bad one counts.
 
     Attributes:
-        arrived: When that arrived at the leading agent.
+        arrived: When the end arrived at the leading agent.
         phases: The phases that the rank reported.
-        phase: The one that decided; empty where the agent saw the end.
+        phase: The deciding phase; empty if the agent observed the end itself.
         message: One line.
         text: A traceback, stacks, or the reason of a skip.
-        caused_by: The rank that went first, where this one was stopped for it.
-        consequence: It came of another rank's bad end, or within the grace after it, and decides nothing.
-        is_lost: Nobody knows how the rank ended: its node is gone.
+        caused_by: The rank that failed first, if this one was stopped because of it.
+        consequence: True if another rank's bad end caused it, or preceded it within the grace: it decides nothing.
+        is_lost: True if the end of the rank is unknown because its node is gone.
         skip_code: torch's exit code, for a skip that has one.
     """
 
@@ -253,13 +253,13 @@ class RankEnded(Record):
 
     @property
     def seconds(self) -> float:
-        """How long the phases took together."""
+        """The duration of all phases."""
         return sum(phase.seconds for phase in self.phases)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeftBehind(Record):
-    """A process that outlived the rank that had started it, and was killed; no rank where that cannot be told."""
+    """A process that outlived the rank that started it, and was killed; None as its rank if that is unknown."""
 
     nodeid: str
     rank: int | None
@@ -277,14 +277,14 @@ class NotRun(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Printed(Record):
-    """A line that a rank has printed just now; shown and not kept."""
+    """A line that a rank has just printed; shown but not stored."""
 
     rank: int
     line: str
 
 
 class FailureKind(Enum):
-    """What kind of failure keeps an agent from its work: it decides what a person is told to do."""
+    """The kind of failure that stops an agent; it selects the remedy that is shown."""
 
     BROKEN = "broken"
     CANNOT_IMPORT = "cannot_import"
@@ -297,7 +297,7 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentFailed(Record):
-    """The agent cannot do its work, or what remains of it."""
+    """The agent cannot do its work, or the rest of it."""
 
     message: str
     text: str = ""
@@ -318,18 +318,18 @@ class JobTimedOut(Record):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished(Record):
-    """The agent has done all its work: no job without this is good."""
+    """The agent has done all its work: a job without this record is not good."""
 
     status: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContainerEnded(Record):
-    """The agent in a container has ended, says whoever keeps the container's files.
+    """The agent in a container has ended, as the container init reports.
 
     Attributes:
-        status: As `subprocess` has it.
-        memory_kills: How many processes the kernel has killed for want of memory.
+        status: The exit status, in the form of `subprocess`.
+        memory_kills: The number of processes that the kernel killed for lack of memory.
     """
 
     status: int
@@ -348,7 +348,7 @@ def decode(line: bytes) -> Record:
     """The record of a line.
 
     Raises:
-        RecordError: It is none of this version.
+        RecordError: The line is not a record of this version.
     """
     if len(line) > LINE_LIMIT:
         msg = f"has {len(line)} bytes, and no record has more than {LINE_LIMIT}"

@@ -8,7 +8,7 @@
 
 nox finds a session by its exact name or exact signature, so there is one parametrized session ``dist`` with every cell,
 and one plain session for every proper prefix of the axes: ``dist(backend='nccl', world_size=4)`` runs the cells under
-it in one run with one report. The standard library, nox and packaging are all that is needed here.
+it in one run with one report. This module needs only the standard library, nox and packaging.
 """
 
 import importlib.metadata
@@ -30,7 +30,7 @@ from allranks.schedule.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE, ne
 from allranks.user_cache import cache_folder
 
 MOST_CELLS = 5000
-"""Cells that get a session of their own; nox takes a millisecond for each, whatever it is asked for."""
+"""The most cells that get a session each; nox spends a millisecond on each, whichever session it runs."""
 
 
 def register(folder: str | os.PathLike[str] = ".") -> None:
@@ -39,7 +39,7 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
     Args:
         folder: The folder with ``matrix.toml``, or with a ``pyproject.toml`` that has ``[tool.allranks]``.
     """
-    # Set once for all sessions of this nox process, those of `nox -j` too: together they are one run.
+    # Set once for all sessions of this nox process, including those of `nox -j`: together they are one run.
     os.environ.setdefault(RUN_ID_VARIABLE, new_run_id())
     os.environ.setdefault(PARTY_VARIABLE, new_party())
     try:
@@ -57,7 +57,7 @@ def register(folder: str | os.PathLike[str] = ".") -> None:
 
 
 def _refuse(error: AllranksError) -> NoReturn:
-    """End nox with the error's own words: it would show a traceback of the noxfile."""
+    """End nox with the error's own text; nox would print a traceback of the noxfile instead."""
     print(error.told, file=sys.stderr)
     raise SystemExit(int(error.exit_code)) from None
 
@@ -74,9 +74,9 @@ def _register_cells(cells: Sequence[Cell], of_matrix: str) -> None:
 
 
 def _is_list_for_machines() -> bool:
-    """Whether this is ``nox --list --json``, which shows what plain ``nox`` would run and nothing else.
+    """True for ``nox --list --json``, which lists only what plain ``nox`` would run.
 
-    The cells belong in that list and must never run by default; a list runs nothing.
+    The cells belong in that list but must never run by default; listing runs nothing.
     """
     own = sys.argv[: sys.argv.index("--")] if "--" in sys.argv else sys.argv
     return "--json" in own and not {"--list", "-l", "--list-sessions"}.isdisjoint(own)
@@ -104,7 +104,7 @@ def _run(session: nox.Session, *selection: str) -> None:
     except AllranksError as error:
         session.error(error.text)
     suites, pytest_args = split_suites(session.posargs)
-    # Without a time limit: allranks puts containers and processes away by itself, which takes a few seconds.
+    # No timeouts: allranks removes its containers and processes by itself, which takes a few seconds.
     session.run(
         python,
         *("-m", "allranks", "run", *selection, *suites, "--", *pytest_args),
@@ -116,7 +116,7 @@ def _run(session: nox.Session, *selection: str) -> None:
 
 
 def split_suites(posargs: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The ``--suite NAME`` in what follows ``--``, which is for the run, and the rest, which is pytest's."""
+    """Split the arguments after ``--`` into each ``--suite NAME``, which is for the run, and the rest for pytest."""
     suites: list[str] = []
     rest: list[str] = []
     arguments = iter(posargs)
@@ -130,13 +130,13 @@ def split_suites(posargs: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def orchestrator() -> tuple[str, dict[str, str]]:
-    """An interpreter that has what a run needs, and the variables it needs to find this very allranks.
+    """Return an interpreter with the dependencies of a run, and the variables it needs to import this same allranks.
 
-    Where allranks was installed with its dependencies that is the running interpreter; otherwise it is an
-    environment that is made on first use.
+    If allranks is installed with its dependencies, that is the running interpreter; otherwise an environment is
+    created on first use.
 
     Raises:
-        EnvironmentBuildError: The environment cannot be made.
+        EnvironmentBuildError: The environment cannot be created.
     """
     if _is_installed():
         return sys.executable, {}
@@ -152,6 +152,6 @@ def _is_installed() -> bool:
 
 
 def _dependencies() -> tuple[str, ...]:
-    """What pyproject.toml of this checkout declares."""
+    """The dependencies that this checkout's pyproject.toml declares."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     return tuple(project["project"]["dependencies"])

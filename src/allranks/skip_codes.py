@@ -1,12 +1,12 @@
 """torch's exit codes for a skipped test, with the installed torch's own table of them.
 
-A rank of torch's own test cases that cannot run a test leaves with one of these exit codes, and its launcher reads
-the reason from the code. The numbers are those of ``TEST_SKIPS`` in ``torch/testing/_internal/common_distributed.py``,
-which takes a second to import and is not there without torch; this module needs the standard library alone. What the
-installed torch says goes before this table: see :mod:`allranks.skip_codes`.
+In torch's own test cases, a rank that cannot run a test exits with one of these codes, and its launcher reads the
+reason from the code. The numbers are those of ``TEST_SKIPS`` in ``torch/testing/_internal/common_distributed.py``,
+which takes a second to import and is absent without torch; this module needs only the standard library. The installed
+torch's table takes precedence over this one: see :mod:`allranks.skip_codes`.
 
-Codes and words differ between versions of torch, and a newer one has codes that we do not know. Importing the module
-that holds the table takes a second and changes global state, so it is parsed instead, and never executed.
+Codes and messages differ between versions of torch, and a newer torch has codes that are missing here. Importing the
+module that holds the table takes a second and changes global state, so it is parsed instead, and never executed.
 """
 
 import ast
@@ -23,7 +23,7 @@ from allranks.outcomes import SkipKind
 
 
 class SkipCode(IntEnum):
-    """An exit code by which a rank says that it skipped, and why."""
+    """An exit code that reports a skipped test, and its reason."""
 
     BACKEND_UNAVAILABLE = 72
     SMALL_WORLD_SIZE = 73
@@ -84,18 +84,18 @@ def reason(code: SkipCode) -> str:
 
 
 def kind(code: SkipCode) -> SkipKind:
-    """:attr:`SkipKind.HARDWARE` for want of GPUs, :attr:`SkipKind.ENVIRONMENT` for everything else."""
+    """:attr:`SkipKind.HARDWARE` for a lack of GPUs, :attr:`SkipKind.ENVIRONMENT` for everything else."""
     return SkipKind.HARDWARE if code in _HARDWARE else SkipKind.ENVIRONMENT
 
 
 def reason_of_exit(status: int) -> str | None:
-    """Why a rank that ended with this exit status skipped; None where the status is no skip.
+    """Why a rank that ended with this exit status skipped; None if the status does not mean a skip.
 
-    The words are those of the installed torch where its table has the code, else ours. The table is read when the
-    first exit status above 0 is asked about: 30 ms, once in a process.
+    The text is the installed torch's if its table has the code, else ours. That table is read at the first exit
+    status above 0: 30 ms, once per process.
 
     Args:
-        status: As :func:`os.waitstatus_to_exitcode` gives it (negative: a signal), or the argument of ``sys.exit``.
+        status: As :func:`os.waitstatus_to_exitcode` returns it (negative: a signal), or the argument of ``sys.exit``.
     """
     if status <= 0:
         return None
@@ -105,10 +105,10 @@ def reason_of_exit(status: int) -> str | None:
 
 
 def kind_of_exit(status: int) -> SkipKind:
-    """What a skip with this exit status lacks: :func:`kind`, for codes too that only the installed torch has.
+    """The kind of a skip with this exit status: :func:`kind`, extended to codes that only the installed torch has.
 
     Raises:
-        ValueError: The status is no skip.
+        ValueError: The status does not mean a skip.
     """
     if status in set(SkipCode):
         return kind(SkipCode(status))
@@ -119,25 +119,25 @@ def kind_of_exit(status: int) -> SkipKind:
 
 
 def sandcastle_reason(stderr: str) -> str | None:
-    """Why a test that passed was in truth skipped, by the line that torch's sandcastle decorators print.
+    """Why a test that passed was really skipped, from the line that torch's sandcastle decorators print.
 
-    With sandcastle on, ``skip_but_pass_in_sandcastle`` and its kin (``torch/testing/_internal/common_utils.py``) let
-    the test pass and say so on standard error, in one line.
+    With sandcastle on, ``skip_but_pass_in_sandcastle`` and its variants (``torch/testing/_internal/common_utils.py``)
+    let the test pass and report it in one line on standard error.
 
     Args:
-        stderr: What one test wrote to standard error.
+        stderr: The standard error of one test.
 
     Returns:
-        The reason of the first such line; None where no whole line has that form.
+        The reason in the first such line; None if no whole line has that form.
     """
     found = _SANDCASTLE_LINE.search(stderr)
     return None if found is None else found[1] or reason(SkipCode.GENERIC)
 
 
 def multi_gpu(n: int) -> SkipCode:
-    """The code of "at least ``n`` GPUs are needed".
+    """The code for "at least ``n`` GPUs are needed".
 
-    torch's table ends at 8 GPUs, so a need for more has the code for 8; the detail of the skip gives the number.
+    torch's table ends at 8 GPUs, so larger needs share the code for 8; the detail of the skip gives the number.
 
     Raises:
         ValueError: ``n`` is less than 1.
@@ -158,7 +158,7 @@ class TorchSkip:
     Args:
         name: torch's key, such as ``multi-gpu-2``.
         code: The exit code.
-        message: torch's words for it.
+        message: torch's text for it.
     """
 
     name: str
@@ -167,13 +167,13 @@ class TorchSkip:
 
     @property
     def is_for_want_of_devices(self) -> bool:
-        """Whether GPUs, or what takes their place, are lacking."""
+        """True if GPUs or other accelerators are lacking."""
         return self.name in _DEVICE_NAMES or self.name.startswith("multi-")
 
 
 @functools.cache
 def installed_skips() -> Mapping[int, TorchSkip]:
-    """The installed torch's skips by exit code; empty without torch, or where its table is of no form that we know."""
+    """The installed torch's skips by exit code; empty without torch, or if its table has an unknown form."""
     try:
         source = _table_file().read_text(encoding="utf-8")
     except (OSError, ModuleNotFoundError):
@@ -182,7 +182,7 @@ def installed_skips() -> Mapping[int, TorchSkip]:
 
 
 def _table_file() -> Path:
-    # torch itself must be found without looking into it: find_spec("torch.testing") would import torch.
+    # Only torch itself is looked up: find_spec("torch.testing") would import torch.
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(name="torch")
@@ -190,7 +190,7 @@ def _table_file() -> Path:
 
 
 def parse_skips(source: str) -> Iterator[TorchSkip]:
-    """The entries of ``TEST_SKIPS`` in the source of torch's module; what is no plain literal is left out."""
+    """The entries of ``TEST_SKIPS`` in the source of torch's module; those that are not plain literals are left out."""
     try:
         statements = ast.parse(source).body
     except (SyntaxError, ValueError):

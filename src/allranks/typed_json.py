@@ -13,11 +13,11 @@ _Read = Callable[[Any], Any]
 
 
 class RecordError(ValueError):
-    """A line is no record of this version; the message says why, as in "is no JSON"."""
+    """A line is not a record of this version; the message gives the reason, as in "is no JSON"."""
 
 
 def build(kind: type[T], told: object) -> T:
-    """A frozen dataclass out of an object of JSON's types, every field of which is looked at.
+    """Build a frozen dataclass from an object of JSON types, and check every field.
 
     Raises:
         RecordError: A field is missing, unknown, or of another type.
@@ -46,7 +46,7 @@ def build(kind: type[T], told: object) -> T:
 
 
 def told(value: object) -> Any:  # noqa: ANN401 - any JSON value
-    """A value of a record's field in JSON's types; a dataclass without the fields that have their defaults."""
+    """A record's field value in JSON types; a dataclass omits the fields that have their defaults."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         key: Any = type(value)
         defaults = _defaults(key)
@@ -60,13 +60,13 @@ def told(value: object) -> Any:  # noqa: ANN401 - any JSON value
 
 
 @cache
-def _defaults(kind: Any) -> Mapping[str, object]:  # noqa: ANN401 - a dataclass, which no type says
+def _defaults(kind: Any) -> Mapping[str, object]:  # noqa: ANN401 - a dataclass, which no type expresses
     return {field.name: field.default for field in dataclasses.fields(kind)}
 
 
 @cache
 def _fields(kind: Any) -> tuple[Mapping[str, _Read], frozenset[str]]:  # noqa: ANN401 - as above
-    """How each field is read, and those that have to be there."""
+    """The reader of each field, and the names of the required fields."""
     hints, defaults = get_type_hints(kind), _defaults(kind)
     required = frozenset(name for name, default in defaults.items() if default is dataclasses.MISSING)
     return {name: _reader(hints[name]) for name in defaults}, required
@@ -89,7 +89,7 @@ def _reader(hint: Any) -> _Read:  # noqa: ANN401 - any annotation
 
 
 def _reader_of(kind: type) -> _Read:
-    """What reads a value that JSON has as one of this type."""
+    """A reader of values that JSON decodes to this type."""
 
     def read(value: object) -> object:
         if not isinstance(value, kind):
@@ -106,7 +106,7 @@ def _whole(value: object) -> int:
 
 
 def _number(value: object) -> float:
-    """Seconds, since the epoch or since something: what no clock can say is no number of them."""
+    """Seconds, as a time since the epoch or a duration; values that no clock can produce are refused."""
     if type(value) not in (int, float) or not math.isfinite(value) or abs(value) > 1e12:  # type: ignore[arg-type]
         raise TypeError
     return float(value)  # type: ignore[arg-type]

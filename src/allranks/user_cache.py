@@ -10,7 +10,7 @@ from allranks.errors import ImageError
 
 
 def cache_folder() -> Path:
-    """The user's cache folder of allranks (XDG Base Directory Specification), which may not exist yet."""
+    """The cache folder of allranks for this user (XDG Base Directory Specification), which may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "allranks"
 
@@ -25,7 +25,7 @@ def hold(path: Path) -> Iterator[None]:
     Raises:
         OSError: The file cannot be opened for writing.
     """
-    # O_RDWR does not wait for the other end of a FIFO, and a link would name a file of somebody else.
+    # O_RDWR does not wait for the other end of a FIFO; O_NOFOLLOW because a link could name another user's file.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -35,13 +35,13 @@ def hold(path: Path) -> Iterator[None]:
 
 
 def made_cache_folder(name: str) -> Path:
-    """A folder of the user's cache (XDG Base Directory Specification), made if it is not there.
+    """A folder of the user's cache (XDG Base Directory Specification), created if it does not exist.
 
     Args:
-        name: What is kept in it, such as ``wheels``.
+        name: Its content, such as ``wheels``.
 
     Raises:
-        ImageError: The folder cannot be made.
+        ImageError: The folder cannot be created.
     """
     folder = cache_folder() / name
     try:
@@ -57,7 +57,7 @@ def made_cache_folder(name: str) -> Path:
 
 
 def keep(file: Path, text: str) -> None:
-    """Write a file of the cache so that no other run ever reads half of it."""
+    """Write a file of the cache so that no other run ever reads a partial one."""
     private = file.with_suffix(f".{os.getpid()}")
     private.write_text(text, encoding="utf-8")
     private.replace(file)
@@ -65,6 +65,6 @@ def keep(file: Path, text: str) -> None:
 
 @contextmanager
 def locked(key: str) -> Iterator[None]:
-    """Hold the host-wide lock of one key, so that two runs never make the same thing twice."""
+    """Hold the host-wide lock of one key, so that two runs never build the same thing twice."""
     with hold(made_cache_folder("locks") / f"{key}.lock"):
         yield

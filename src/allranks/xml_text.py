@@ -11,7 +11,7 @@ _LIKE_ESCAPED = re.compile("#(?=x(?:[01][0-9A-F]|23|D[89A-F][0-9A-F]{2}|FFF[EF])
 
 
 def split_nodeid(nodeid: str) -> tuple[str, str]:
-    """``classname`` and ``name`` of a node id, as pytest's own JUnit report has them.
+    """``classname`` and ``name`` of a node id, as in pytest's own JUnit report.
 
     ``pkg/test_a.py::TestB::test_c[x::y]`` gives ``("pkg.test_a.TestB", "test_c[x::y]")``, and a module that was
     skipped as a whole, ``pkg/test_a.py``, gives ``("", "pkg.test_a")``.
@@ -31,24 +31,24 @@ def legal(text: str) -> str:
 
 
 def xml_id(nodeid: str) -> str:
-    """A node id, or another name, as reports have it: :func:`legal`, and different for each id.
+    """A node id, or another name, as reports write it: :func:`legal`, and distinct for each id.
 
-    What an id has that already looks like such a ``#xNN`` gets ``#x23`` for its ``#``. All other ids are as they were.
+    Where an id already contains such a ``#xNN``, its ``#`` becomes ``#x23``. All other ids are unchanged.
     """
     return legal(_LIKE_ESCAPED.sub("#x23", nodeid))
 
 
 TEXT_LIMIT = 64 * 1024
-"""Characters that one text of the report may have."""
+"""The most characters of one text of the report."""
 
 MESSAGE_LIMIT = 4 * 1024
-"""Characters that one message may have: clients show messages in lists."""
+"""The most characters of one message: clients show messages in lists."""
 
 _ROUGH: Final = 4
-"""How many times a limit is looked at on either side of a cut: what cleaning takes away is seldom more."""
+"""Multiples of the limit that are cleaned on either side of a cut: cleaning seldom removes more."""
 
 _PLAIN: Final = re.compile(r"[ !#-%'-;=?-~]*").fullmatch
-"""Nearly all names: nothing in them has to be cleaned or escaped, and that is quickly seen."""
+"""Matches nearly all names: a fast check for text that needs no cleaning and no escaping."""
 
 _ESCAPED: Final = re.compile(r"[&<>\r]").search
 _CLEAN: Final = re.compile(r"[ -~\n\t]*").fullmatch
@@ -66,40 +66,40 @@ _T = TypeVar("_T")
 
 
 def remembered(function: Callable[[str], _T]) -> Callable[[str], _T]:
-    """A function that remembers what it gave for short texts: the same names come in every cell."""
+    """A function that caches its results for short texts: the same names recur in every cell."""
     known = lru_cache(maxsize=_REMEMBERED)(function)
     return lambda text: known(text) if len(text) <= _SHORT else function(text)
 
 
 def readable(text: str) -> str:
-    """``text`` without terminal colours and cursor movements, and legal in XML."""
+    """``text`` without terminal escape sequences, and legal in XML."""
     return text if _CLEAN(text) else legal(_ANSI.sub("", text))
 
 
 @remembered
 def attribute(text: str) -> str:
-    """``text`` as the value of an attribute, with its quotation marks; made readable."""
+    """``text``, made readable, as an attribute's value with its quotation marks."""
     if _PLAIN(text):
         return f'"{text}"'
     return f'"{readable(text).translate(_IN_ATTRIBUTE)}"'
 
 
 def quoted(text: str) -> str:
-    """``text``, which is legal in XML, as the value of an attribute, with its quotation marks."""
+    """``text``, which must be legal in XML, as an attribute's value with its quotation marks."""
     return f'"{text}"' if _PLAIN(text) else f'"{text.translate(_IN_ATTRIBUTE)}"'
 
 
 def element_text(text: str) -> str:
-    """``text``, which is readable, as what stands in an element."""
+    """``text``, which must be readable, as the content of an element."""
     if not _ESCAPED(text):
         return text
     return text.translate(_IN_TEXT)
 
 
 def cut(text: str, limit: int = TEXT_LIMIT) -> str:
-    """``text`` with its middle left out, and a note that says so, when it is longer than ``limit`` characters.
+    """``text``, with a note in place of its middle if it is longer than ``limit`` characters.
 
-    The head of a traceback says where it began and the tail what it came to; the middle is what a reader misses least.
+    The head of a traceback shows where it began and the tail how it ended; its middle matters least.
     """
     if len(text) <= limit:
         return text
@@ -107,7 +107,7 @@ def cut(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def clean_cut(text: str, limit: int = TEXT_LIMIT) -> str:
-    """``text`` readable and cut, whatever its length, in the time that its two ends take."""
+    """``text`` made readable and cut; only its two ends are cleaned, so the time does not grow with its length."""
     ends = limit * _ROUGH
     if len(text) <= 2 * ends:
         return cut(readable(text), limit)
@@ -120,5 +120,5 @@ def _note(left_out: int) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line that says something; empty where there is none."""
+    """The first line that is not blank; empty if there is none."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")

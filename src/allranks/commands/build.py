@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from allranks.image.daemon import Site
     from allranks.image.sharing import Shelf
 
-# The Docker SDK, and what needs it, is imported late: see schedule/host.py.
+# The Docker SDK and the modules that need it are imported late: see schedule/host.py.
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_destination(parser: argparse.ArgumentParser) -> None:
-    """What becomes of the images; which they are, other options say."""
+    """Declare the options for the destination of the images; other options select them."""
     parser.add_argument(
         "--export", type=Path, metavar="DIR", help="also put them into this folder, for `allranks run --images DIR`"
     )
@@ -100,7 +100,7 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
     from allranks.image.sharing import export_images  # noqa: PLC0415
 
     if options.dry_run:
-        # What the steps of a CI go by: nothing else may be on standard output, such as that a base image is pulled.
+        # CI steps parse standard output: nothing else may be on it, such as progress of pulling a base image.
         silent = replace(site, progress=lambda _line: None)
         for image in images:
             say(f"{image.name} {image_reference(image, silent)}")

@@ -12,7 +12,7 @@ _BYTES_IN: Mapping[str, float] = {"": 0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``allranks images``: what goes, and what may stay."""
+    """Declare the arguments of ``allranks images``: what to remove, and what to keep."""
     parser.add_argument(
         "--prune",
         action="store_true",
@@ -48,17 +48,17 @@ def _images(options: argparse.Namespace) -> ExitCode:
 
 
 def _age(text: str) -> float:
-    """Seconds."""
+    """Parse an age into seconds."""
     return _measured(text, _SECONDS_IN, "age", "14d, 12h or 30m")
 
 
 def _size(text: str) -> int:
-    """Bytes, as Docker counts them."""
+    """Parse a size into bytes, in Docker's units."""
     return int(_measured(text, _BYTES_IN, "size", "40GB, 500MB or 0"))
 
 
 def _measured(text: str, units: Mapping[str, float], what: str, example: str) -> float:
-    """A number with one of the units; zero alone needs none."""
+    """Parse a number with one of the units; zero may stand without one."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip(), re.ASCII | re.IGNORECASE)
     factor = units.get(match[2].lower()) if match else None
     if match is None or factor is None or (not match[2] and float(match[1])):

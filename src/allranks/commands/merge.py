@@ -36,7 +36,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_form(parser: argparse.ArgumentParser) -> None:
-    """How results are read, and the report is written."""
+    """Declare how results are read and how the report is written."""
     parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
     parser.add_argument("--baseline", type=Path, metavar="FILE", help="fewer executed tests than it has are an error")
     parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="renew this file by what executed")
@@ -65,7 +65,7 @@ def _merge(options: argparse.Namespace) -> ExitCode:
 
 
 def _report(options: argparse.Namespace) -> ExitCode:
-    import webbrowser  # noqa: PLC0415 - it takes as long as a small plan
+    import webbrowser  # noqa: PLC0415 - its import takes as long as a small plan
 
     page, code = _merged(options)
     if options.open and not webbrowser.open(page.as_uri()):
@@ -74,7 +74,7 @@ def _report(options: argparse.Namespace) -> ExitCode:
 
 
 def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
-    """The page and the exit code of what has been merged, reported and shown."""
+    """Merge, write and print the report; return its page and the exit code."""
     from allranks.report.baseline import update_baseline  # noqa: PLC0415 - no plan needs it
     from allranks.report.durations import Meter, keep_durations  # noqa: PLC0415
     from allranks.report.judged import exit_code  # noqa: PLC0415
@@ -108,7 +108,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
 
 
 def _baseline(options: argparse.Namespace) -> "Baseline | None":
-    """What the merge goes by: nothing where the baseline is to be made anew, None for what the run's manifest says."""
+    """The baseline to compare with: empty if it is to be renewed, None for the one in the run's manifest."""
     from allranks.report.baseline import read_baseline  # noqa: PLC0415 - no plan needs it
 
     if options.update_baseline:

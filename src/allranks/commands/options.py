@@ -20,14 +20,14 @@ RESULTS_VARIABLE = "ALLRANKS_RESULTS"
 GPU_MODE_VARIABLE = "ALLRANKS_GPU_MODE"
 
 _DIGITS = 18
-"""Of the largest number that is taken: nobody means more."""
+"""Digits of the largest number accepted: more is a mistake."""
 
 _ENGINES = ("auto", "process", "docker")
 _GPU_MODES = ("auto", "nvidia", "cdi", "rocm", "none")
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Which cells and suites."""
+    """Declare the options that select cells and suites."""
     parser.add_argument(
         "cells", nargs="*", metavar="CELL", help="a cell's id, or dist(backend='gloo', ...); default: every cell"
     )
@@ -47,22 +47,22 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Where jobs run."""
+    """Declare the option for where jobs run."""
     _add_choice(
         parser, "engine", ENGINE_VARIABLE, _ENGINES, "where to run: docker where a daemon answers, else process"
     )
 
 
 def add_gpu_mode(parser: argparse.ArgumentParser) -> None:
-    """Whose GPUs."""
+    """Declare the option for the vendor and mode of GPUs."""
     _add_choice(parser, "GPU mode", GPU_MODE_VARIABLE, _GPU_MODES, "whose GPUs, and how containers are given them")
 
 
 def _add_choice(parser: argparse.ArgumentParser, what: str, variable: str, names: Sequence[str], meaning: str) -> None:
-    """An option that a variable gives too; the first of the names where neither does."""
+    """An option that a variable can set too; the default is the first of the names."""
 
     def named(name: str) -> str:
-        # argparse checks no default against `choices`, and this one comes from the environment.
+        # argparse does not check defaults against `choices`, and this one comes from the environment.
         if name not in names:
             msg = f"{name!r} is no {what}: choose from {', '.join(names)}"
             raise argparse.ArgumentTypeError(msg)
@@ -78,7 +78,7 @@ def _add_choice(parser: argparse.ArgumentParser, what: str, variable: str, names
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    """Where results go."""
+    """Declare the option for the results folder."""
     parser.add_argument(
         "--results",
         type=Path,
@@ -89,30 +89,30 @@ def add_results(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plan_file(parser: argparse._ActionsContainer, meaning: str) -> None:
-    """The plan that the machines of a CI share.
+    """Declare the option for the plan that the machines of a CI share.
 
     Args:
-        parser: The command's.
-        meaning: What the command does with it.
+        parser: The command's parser.
+        meaning: The help text: what the command does with the file.
     """
     parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
 
 
 def add_durations(parser: argparse._ActionsContainer, meaning: str) -> None:
-    """The file of durations.
+    """Declare the option for the file of durations.
 
     Args:
-        parser: The command's.
-        meaning: What the command does with it.
+        parser: The command's parser.
+        meaning: The help text: what the command does with the file.
     """
     parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
 
 
 def number(text: str) -> int:
-    """A number that is not negative.
+    """Parse a number that is not negative.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: The text is not such a number.
     """
     if not (text.isascii() and text.isdecimal()) or len(text) > _DIGITS:
         msg = f"{text!r} is no number: take 0 or more"
@@ -121,10 +121,10 @@ def number(text: str) -> int:
 
 
 def run_id() -> str:
-    """The name of the run: what the environment has, else a new one.
+    """The name of the run: from the environment, else a new one.
 
     Raises:
-        UsageError: What the environment has cannot name a folder and containers.
+        UsageError: The name in the environment cannot name a folder and containers.
     """
     run_id = os.environ.get(RUN_ID_VARIABLE) or new_run_id()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", run_id):
@@ -134,10 +134,10 @@ def run_id() -> str:
 
 
 def chosen_jobs(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:
-    """What the command line selects; all that runs by default where it selects nothing.
+    """The jobs that the command line selects; all default jobs if it selects none.
 
     Raises:
-        UsageError: That is nothing at all.
+        UsageError: The selection is empty.
     """
     cells, suites = selected_cells(expansion, options), _named_suites(expansion.matrix, options)
     jobs = plan(expansion.matrix, cells, suites)
@@ -156,7 +156,7 @@ def selected_cells(expansion: Expansion, options: argparse.Namespace) -> Sequenc
 
 
 def _named_suites(matrix: Matrix, options: argparse.Namespace) -> Sequence[str] | None:
-    """The suites that the command line names, with ``--suite`` or by the path of one of their tests; None without."""
+    """The suites named on the command line, with ``--suite`` or by the path of one of their tests; None if none are."""
     return options.suite or suites_holding(matrix, options.pytest_args) or None
 
 
@@ -175,18 +175,18 @@ _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 
 def say(line: str) -> None:
-    """Print one line; that nobody reads it any more is no error."""
+    """Print one line; a closed pipe or terminal is not an error."""
     try:
-        # In one piece: jobs that run side by side have a thread each.
+        # One write: each of the jobs that run side by side has a thread.
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
     except OSError as error:
         if error.errno not in _NOBODY_READS:
             raise
-        # `allranks run | head`, or a closed terminal, must not end the run: what is printed is lost, the report is not.
+        # `allranks run | head`, or a closed terminal, must not end the run: only output is lost, not the report.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def remark(line: str) -> None:
-    """Say something beside what is printed for a program."""
+    """Print a line to standard error, apart from the output meant for programs."""
     print(line, file=sys.stderr)

@@ -26,7 +26,7 @@ from allranks.matrix.model import Cell, Job, Matrix, Rule
 from allranks.schedule.machines.packs import MINUTES_PER_ENTRY, MOST_ENTRIES
 
 MOST_DROPPED_SHOWN = 200
-"""Dropped cells that are named one by one; beyond them a count per rule says more than the names."""
+"""Dropped cells that are named one by one; beyond them a count per rule is more useful than the names."""
 
 SCHEMA = 1
 
@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_machines(parser: argparse.ArgumentParser) -> None:
-    """How jobs are divided among the machines of a CI."""
+    """Declare the options for dividing jobs among the machines of a CI."""
     group = parser.add_argument_group("with --format github")
     add_plan_file(group, "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`")
     group.add_argument(
@@ -115,7 +115,7 @@ def _minutes(text: str) -> int:
 
 
 def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:
-    """The cells, one a line: id, axes, image and suites."""
+    """The cells, one per line: id, axes, image and suites."""
     jobs_of = {cell: plan(matrix, [cell], suite_names) for cell in cells}
     axes = [axis for axis in AXES if any(axis in cell.told_axes() for cell in cells)]
     head: tuple[str, ...] = ("cell", *axes, "image", "suites")
@@ -131,7 +131,7 @@ def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[st
 
 
 def render_explanation(expansion: Expansion) -> str:
-    """The dropped points under the rule that dropped them; counts alone where they are very many."""
+    """The dropped points under the rule that dropped them; only counts if there are very many."""
     total = sum(map(len, expansion.dropped.values()))
     points = prod(map(len, expansion.matrix.axes.values()))
     head = f"{_counted(total, 'dropped cell')} of {_counted(points, 'combination')}"
@@ -144,13 +144,13 @@ def render_explanation(expansion: Expansion) -> str:
 
 
 def render_json(expansion: Expansion, cells: Sequence[Cell], suite_names: Sequence[str] | None = None) -> str:
-    """The plan for machines.
+    """The plan in JSON, for programs.
 
     One object with ``schema`` (1; a change that breaks readers raises it), ``file`` (the matrix file's path),
     ``axes`` (axis → list of values), ``cells`` and ``dropped``. A cell has ``id``, ``axes`` (axis → value), ``image``
-    (a name), ``suites`` (list of names), ``by_name`` (list of the suites that run there when ``--suite`` names them,
-    and not by default), ``environment`` (name → value) and ``jobs`` (list of job ids). An entry of ``dropped`` has
-    ``rule`` (the text of ``when``), ``reason``, ``line``, ``count`` and ``cells`` (ids, the first 200 at most).
+    (a name), ``suites`` (list of names), ``by_name`` (list of the suites that run there only when ``--suite`` names
+    them), ``environment`` (name → value) and ``jobs`` (list of job ids). An entry of ``dropped`` has ``rule`` (the
+    text of ``when``), ``reason``, ``line``, ``count`` and ``cells`` (ids, the first 200 at most).
     """
     document = {
         "schema": SCHEMA,
@@ -167,7 +167,7 @@ def _row(matrix: Matrix, cell: Cell, suites: Iterable[str]) -> tuple[str, ...]:
 
 
 def _names(jobs: Iterable[Job]) -> Iterator[str]:
-    """The names of a cell's jobs; all shards of a suite as one: ``torch-rpc@1of4…4of4``."""
+    """The names of a cell's jobs, with all shards of a suite as one: ``torch-rpc@1of4…4of4``."""
     by_suite: dict[str, list[Job]] = {}
     for job in jobs:
         by_suite.setdefault(job.suite.name, []).append(job)

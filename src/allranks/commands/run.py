@@ -40,27 +40,27 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-# The Docker SDK, and what needs it, is imported late: see schedule/host.py.
+# The Docker SDK and the modules that need it are imported late: see schedule/host.py.
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:
-    """Where a run takes images from."""
+    """Declare the option for prebuilt images."""
     parser.add_argument(
         "--images", type=Path, metavar="DIR", help="take the images that `allranks build --export DIR` put there"
     )
 
 
 def taking_images(matrix: Matrix, folder: Path, names: Iterable[str], say: Say) -> Matrix:
-    """The matrix with the images that a folder has in the place of those that it would build; archives are loaded.
+    """Replace the images that a matrix would build by those in a folder, and load the archives among them.
 
     Args:
-        matrix: As the file has it.
-        folder: What ``allranks build --export`` left.
+        matrix: The matrix as read from the file.
+        folder: The output of ``allranks build --export``.
         names: The images that are needed; those that are not in the folder stay as they are.
         say: Prints one line.
 
     Raises:
-        EngineError: No daemon answers that could load them.
+        EngineError: No daemon answers to load them.
         ImageError: The folder or an image cannot be used.
     """
     from allranks.engine.docker import connect  # noqa: PLC0415
@@ -74,7 +74,7 @@ def taking_images(matrix: Matrix, folder: Path, names: Iterable[str], say: Say) 
 
 
 _NO_LIMIT = 1e6
-"""Seconds: eleven days, which is more than a person looks at a rank, and no more than the kernel's timers take."""
+"""Seconds: eleven days, longer than anyone debugs a rank, and within the range of the kernel's timers."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +106,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_repetition(parser: argparse.ArgumentParser) -> None:
-    """What runs again, and in which order."""
+    """Declare the options for repeating tests and for their order."""
     parser.add_argument("--fail-fast", action="store_true", help="end the run with the first job that is not good")
     parser.add_argument(
         "--retries",
@@ -161,10 +161,10 @@ def _run(options: argparse.Namespace) -> ExitCode:
 
 
 def _prepare_debugging(expansion: Expansion, options: argparse.Namespace) -> Expansion:
-    """See that a debugger can have its rank, of one job, and put the limits off that would end it.
+    """Check that a debugger can attach to its rank, of one job, and lift the limits that would end the session.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: It cannot attach.
     """
     rank: int = options.pdb_rank
     if options.engine == "docker" or options.plan_file or options.pack or options.wanted:
@@ -187,13 +187,13 @@ def _prepare_debugging(expansion: Expansion, options: argparse.Namespace) -> Exp
 
 def _terminal() -> str:
     """The path of the terminal that this process is on; empty for none."""
-    with suppress(OSError, AttributeError):  # no device here has its number; or the stream is closed, which is None
+    with suppress(OSError, AttributeError):  # the terminal has no device node here, or the stream is closed (None)
         return os.ttyname(sys.stdin.fileno()) if sys.stdin.isatty() and sys.stdout.isatty() else ""
     return ""
 
 
 def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
-    """Run what a plan has for this machine, as the plan has it."""
+    """Run the jobs that a plan assigns to this machine, as the plan specifies."""
     from allranks.schedule.machines.planning import own_part  # noqa: PLC0415 - no other run needs it
 
     _refuse_beside_a_pack(options)
@@ -203,7 +203,7 @@ def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     if options.seed is None:
         options.seed = own.plan.seed
     if options.engine == "auto":
-        # On a machine of a plan, a daemon that does not answer is trouble, and no reason to run outside of containers.
+        # On a machine of a plan, a daemon that does not answer is an error, not a reason to run without containers.
         options.engine = own.pack.engine or "docker"
     if options.dry_run:
         return _show_requests(expansion, own.jobs, options)
@@ -221,7 +221,7 @@ def _refuse_beside_a_pack(options: argparse.Namespace) -> None:
 
 
 def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
-    """Go on with an earlier run: in its folder, and with its arguments where there are no others."""
+    """Resume an earlier run in its folder, with its arguments unless others are given."""
     from allranks.schedule.earlier_runs import earlier_run  # noqa: PLC0415 - see _run_jobs
 
     earlier = earlier_run(_results(expansion, options), run_id() if RUN_ID_VARIABLE in os.environ else None)
@@ -243,11 +243,11 @@ def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
 
 @dataclass(frozen=True, kw_only=True)
 class _PartOf:
-    """The run that some jobs are a part of, and what it has settled for them.
+    """The run that some jobs belong to, and what it has already decided for them.
 
     Attributes:
-        going_on: How results are judged, and what is left of the jobs, where the run is gone on with.
-        own: What a plan of several machines has for this one.
+        going_on: For a resumed run, the policy that judges results, and the rest of each job.
+        own: The part of this machine in a plan for several.
     """
 
     run_id: str
@@ -256,7 +256,7 @@ class _PartOf:
 
 
 def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
-    # A run needs the SDK; a plan does not, and a noxfile's interpreter has none.
+    # A run needs the SDK; a plan does not, and a noxfile's interpreter does not have it.
     from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
     from allranks.schedule.earlier_runs import setting_of  # noqa: PLC0415
     from allranks.schedule.request import Pdb  # noqa: PLC0415
@@ -315,10 +315,10 @@ def _show_requests(expansion: Expansion, jobs: Sequence[Job], options: argparse.
 
 
 def _count(text: str) -> int:
-    """A number of jobs.
+    """Parse a number of jobs.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: The text is not a number from 1.
     """
     if not text.isdecimal() or int(text) < 1:
         msg = f"{text!r} is no number of jobs: take 1 or more"

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 USUAL_AGE: Final = 14 * 86_400.0
-"""Seconds that an image may lie unused where nothing else says what may stay."""
+"""Seconds that an image may stay unused if no limit is given."""
 
 
 def show(say: Say) -> None:
-    """Print every image of allranks, and what all of them take.
+    """Print every image of allranks, and their total size.
 
     Raises:
         AllranksError: No daemon answers.
@@ -49,10 +49,10 @@ def preview(limits: StockLimits, say: Say) -> None:
 
 
 def prune(limits: StockLimits, say: Say) -> None:
-    """Remove images, the least recently used first, and what dead builds have left.
+    """Remove images, least recently used first, and the leftovers of dead builds.
 
     Args:
-        limits: What may stay; where they say nothing, what was used in the last two weeks.
+        limits: What to keep; without limits, images used in the last two weeks.
         say: Prints one line.
 
     Raises:
@@ -93,10 +93,10 @@ _UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
 
 def render(stock: Sequence[StoredImage], now: float) -> str:
-    """The images, one a line, the most recently used first; and what all of them take together.
+    """The images, one per line, most recently used first, and their total size.
 
     Args:
-        stock: What there is.
+        stock: The images of this host.
         now: Seconds since the epoch.
     """
     rows = [_HEAD, *(_row(image, now) for image in reversed(stock))]
@@ -106,7 +106,7 @@ def render(stock: Sequence[StoredImage], now: float) -> str:
 
 
 def total(stock: Sequence[StoredImage]) -> str:
-    """How many images there are, and what they take: what several have in common, once."""
+    """The number of images and their total size; shared layers count once."""
     return f"{len(stock)} images and layers, {gigabytes(sum(image.own for image in stock))}"
 
 
@@ -124,7 +124,7 @@ def _row(image: StoredImage, now: float) -> tuple[str, ...]:
 
 
 def _first(users: Sequence[str]) -> str:
-    """Who needs it; of many, which a busy host has, one."""
+    """The first user of an image, and the number of others: a busy host has many."""
     rest = f" and {len(users) - 1} more" if len(users) > 1 else ""
     return f"{users[0]}{rest}" if users else "-"
 

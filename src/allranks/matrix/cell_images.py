@@ -13,7 +13,7 @@ from allranks.matrix.when import Known
 BUILD_KEYS = ("base", "torch", "index", "packages", "requirements", "project", "apt", "mode")
 
 DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?")
-"""A name (Debian Policy, 5.6.1), with or without architecture and version, as apt-get install takes it."""
+"""A name (Debian Policy, 5.6.1), with or without architecture and version, as apt-get install accepts it."""
 
 
 def read_images(file: Table, known: Known) -> dict[str, Image]:
@@ -36,7 +36,7 @@ def read_images(file: Table, known: Known) -> dict[str, Image]:
 
 
 def _check_has_torch(table: Table) -> None:
-    """Refuses an image that does not name its torch, where the cells do not either."""
+    """Refuses an image that does not name its torch if the cells do not either."""
     if not {"image", "torch", "base"} & table.values.keys():
         remedy = 'Add torch = "2.13.0", or image = "name@sha256:…" for a finished one, or a base that has torch.'
         raise table.error(name="", what="nothing says which torch the image has", remedy=remedy)
@@ -91,7 +91,7 @@ def _project_mode(table: Table) -> ProjectMode:
 
 
 def image_for(matrix: Matrix, cell: Cell) -> Image:
-    """The one image of a cell; where it has no torch of its own, one for each version, which is in its name too.
+    """The one image of a cell; an image without its own torch has a variant, with its own name, for each version.
 
     Raises:
         MatrixError: No ``[images.NAME]`` holds for the cell, more than one does, or it has another torch.
@@ -104,10 +104,10 @@ def image_for(matrix: Matrix, cell: Cell) -> Image:
 
 
 def check_images(matrix: Matrix, cells: Iterable[Cell]) -> None:
-    """Refuses a matrix with a cell that does not have exactly one image.
+    """Refuses a matrix in which a cell does not have exactly one image.
 
     Raises:
-        MatrixError: For the first such cell, as of :func:`image_for`.
+        MatrixError: For the first such cell, as in :func:`image_for`.
     """
     for cell in cells:
         image_for(matrix, cell)

@@ -35,7 +35,7 @@ BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl")
 """The process-group backends that torch registers by itself (``torch.distributed.Backend``)."""
 
 MOST_SHARDS = 1000
-"""More is a slip of the pen, which would make jobs that take longer to plan than to run."""
+"""More is a typing error: such jobs would take longer to plan than to run."""
 
 INIT_METHODS = ("env", "tcp", "file")
 
@@ -44,12 +44,12 @@ DEFAULTS: Mapping[str, AxisValue] = {"gpu_count": 0, "init_method": "env", "node
 SMALLEST: Mapping[str, int] = {"world_size": 1, "gpu_count": 0, "nodes": 1}
 
 TEST_LIMIT_VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
-"""Seconds that a test may take where the matrix sets no limit: the variable of torch's own harness."""
+"""The time limit of a test in seconds if the matrix sets none: the variable of torch's own harness."""
 
 SET_BY_ALLRANKS = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
-"""What each rank is given; a rule that sets one of them would break every rendezvous."""
+"""Set for each rank by allranks; a rule that sets one of them would break every rendezvous."""
 
 EXAMPLE = """\
     [matrix]
@@ -71,7 +71,7 @@ def load(start: Path) -> Expansion:
         start: The repository's folder, or the file itself.
 
     Raises:
-        MatrixError: There is no such file, or something in it is wrong.
+        MatrixError: There is no such file, or it is invalid.
     """
     matrix = _matrix(read(_locate(start.absolute())))
     expansion = expand(matrix)
@@ -239,7 +239,7 @@ def _shards(table: Table) -> int:
 
 
 def _inside(table: Table, name: str, text: str) -> Path:
-    """A path to something that exists inside the repository, from where it can be copied into a job."""
+    """An existing path inside the repository, so that it can be copied into a job."""
     path = table.existing_path(name, text)
     if ".." in path.parts:
         remedy = "Only what is below the matrix file's folder is copied into a job: move it there."
@@ -268,7 +268,7 @@ def _policy(table: Table) -> Policy:
 
 
 def _baseline(table: Table) -> Path | None:
-    """A file that is there: a gate that is asked for and absent would be open."""
+    """The baseline, which must exist: a requested check whose file is absent would never fail."""
     text = table.text("baseline", None, ".allranks-baseline.json")
     if text is None:
         return None
@@ -297,7 +297,7 @@ def _limits(table: Table, environ: Mapping[str, str]) -> Limits:
 
 
 def _default_limits(test: str) -> Limits:
-    """Our limits; where the environment sets that of a test, those around it keep out of its way."""
+    """The default limits; if the environment sets the test limit, those around it are adjusted to fit."""
     if not test:
         return Limits()
     try:
@@ -312,7 +312,7 @@ def _default_limits(test: str) -> Limits:
 
 
 def _check_nesting(table: Table, limits: Limits) -> None:
-    """Refuses a limit that could never be reached because one around it ends first."""
+    """Refuses a limit that could never be reached because an outer one ends first."""
     for inner, outer in (("process_group", "test"), ("test", "job")):
         inside, around = getattr(limits, inner), getattr(limits, outer)
         if inside >= around:
@@ -332,7 +332,7 @@ def _docker(table: Table) -> Docker:
 
 
 def _durations(table: Table) -> Path:
-    """Where durations are kept; the first run makes the file, its folder has to be there."""
+    """The file of durations; the first run creates it, but its folder must exist."""
     table.only("file")
     text = table.text("file", str(Matrix.durations), str(Matrix.durations))
     path = table.relative_path("file", text)

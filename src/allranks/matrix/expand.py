@@ -13,16 +13,16 @@ from allranks.matrix.toml_file import place
 from allranks.matrix.when import Condition, parse_condition
 
 MOST_POINTS = 200_000
-"""More combinations than anyone tests; they take seconds, and only a typing error explains more of them."""
+"""More combinations than a real matrix has: they take seconds to expand, and a larger number is a typing error."""
 
 
 @dataclass(frozen=True)
 class Impossible:
-    """Cells that no host can run, and the rule that would leave them out.
+    """Cells that no host can run, and the rule that excludes them.
 
     Attributes:
-        unless: A variable that makes them possible where the file sets it to 1; empty for none.
-        remark: How, for who is told that they cannot run.
+        unless: A variable that makes them possible if the file sets it to 1; empty for none.
+        remark: How it does so, for the error message.
     """
 
     when: Condition
@@ -32,7 +32,7 @@ class Impossible:
 
 
 SHARED_GPU_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""Has NCCL put several ranks on one GPU (2.30, an experiment; older ones refuse at run time)."""
+"""Lets NCCL put several ranks on one GPU (experimental in 2.30; older versions refuse at run time)."""
 
 IMPOSSIBLE = (
     Impossible(
@@ -52,8 +52,8 @@ class Expansion:
 
     Attributes:
         matrix: What was expanded.
-        cells: Every cell, in the order of the axes and of the values on them; the included ones last.
-        dropped: The other combinations of the axes, each under the first rule that holds there, in the file's order.
+        cells: Every cell, in the order of the axes and of their values; the included ones last.
+        dropped: The other combinations of the axes, each under the first rule that applies to it, in the file's order.
     """
 
     matrix: Matrix
@@ -62,16 +62,16 @@ class Expansion:
 
     @cached_property
     def by_id(self) -> Mapping[str, Cell]:
-        """The cells by their ids."""
+        """The cells by id."""
         return {cell.id: cell for cell in self.cells}
 
 
 def expand(matrix: Matrix) -> Expansion:
-    """Expands a matrix: every combination of its axes, less what is excluded, and then what is included.
+    """Expands a matrix: every combination of its axes, minus the excluded cells, plus the included ones.
 
     Raises:
         MatrixError: There are too many combinations, none is left, a cell can never run, or an included cell
-            is there already.
+            already exists.
     """
     size = _checked_size(matrix)
     kept, dropped = list[Cell](), {rule: list[Cell]() for rule in matrix.excludes}
@@ -110,7 +110,7 @@ def _check_includes(matrix: Matrix, kept: Sequence[Cell]) -> None:
 
 
 def _check_possible(matrix: Matrix, kept: Sequence[Cell]) -> None:
-    """Refuses cells that no host can run: they belong out of the file, where the reader sees why."""
+    """Refuses cells that no host can run: the file must exclude them, with a reason."""
     for impossible in IMPOSSIBLE:
         if bad := [cell for cell in kept if _never_runs(matrix, cell, impossible)]:
             raise _impossible(matrix, impossible, bad)

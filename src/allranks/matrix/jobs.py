@@ -9,19 +9,19 @@ from allranks.matrix.cell_images import image_for
 from allranks.matrix.model import Cell, Job, Matrix, Shard, Suite
 
 Shards = Sequence[tuple[Suite, Sequence[Shard | None]]]
-"""The suites to run, each with those of its shards that are to run."""
+"""The suites to run, each with the shards to run."""
 
 NO_PATHS_AFTER = ("-k", "-m", "-c", "--deselect", "--ignore", "--ignore-glob")
-"""Options of pytest whose value can look like a path, and asks for no test."""
+"""Options of pytest whose value can look like a path but selects no test."""
 
 
 def plan(matrix: Matrix, cells: Iterable[Cell], suite_names: Sequence[str] | None = None) -> tuple[Job, ...]:
-    """The jobs of some cells, cell by cell and for each the suites in the file's order.
+    """The jobs of some cells, cell by cell, with the suites of each in the file's order.
 
     Args:
         matrix: The declaration.
         cells: What to run, for example ``expand(matrix).cells`` or a selection of them.
-        suite_names: The suites to run, each with all its shards, and single shards (``NAME@2of4``); None for those that
+        suite_names: Suites to run with all their shards, and single shards (``NAME@2of4``); None for the suites that
             run by default.
 
     Raises:
@@ -33,7 +33,7 @@ def plan(matrix: Matrix, cells: Iterable[Cell], suite_names: Sequence[str] | Non
 
 
 def chosen_suites(matrix: Matrix, names: Sequence[str] | None = None) -> tuple[Suite, ...]:
-    """The suites of these names, or of shards of these names, in the file's order; for None, those that run by default.
+    """The suites with these names, or with shards of these names, in the file's order; None: those that run by default.
 
     Raises:
         UsageError: There is no suite or shard of that name.
@@ -45,21 +45,21 @@ def chosen_suites(matrix: Matrix, names: Sequence[str] | None = None) -> tuple[S
 
 
 def chosen_shards(suite: Suite, names: Sequence[str] | None = None) -> tuple[Shard | None, ...]:
-    """The shards of a chosen suite that are among these names, all of them for its own; ``(None,)`` if it is whole."""
+    """The named shards of a chosen suite, or all if the suite itself is named; ``(None,)`` if it is not split."""
     shards = shards_of(suite)
     is_whole = names is None or suite.name in names
     return tuple(shard for shard in shards if is_whole or (shard and names and shard.of(suite.name) in names))
 
 
 def shards_of(suite: Suite) -> tuple[Shard | None, ...]:
-    """Every shard of a suite; ``(None,)`` where it is not split."""
+    """Every shard of a suite; ``(None,)`` if it is not split."""
     if suite.shards == 1:
         return (None,)
     return tuple(Shard(number=number, count=suite.shards) for number in range(1, suite.shards + 1))
 
 
 def _suite_called(matrix: Matrix, name: str) -> str:
-    """The suite that a name means, its own or that of one of its shards."""
+    """The suite with this name, or with a shard of this name."""
     suite = matrix.suites.get(name.partition("@")[0])
     if suite is None:
         raise UsageError(what=f"There is no suite {name!r}.", remedy=did_you_mean(name, matrix.suites))
@@ -74,21 +74,21 @@ def _suite_called(matrix: Matrix, name: str) -> str:
 
 
 def unnamed_suites(matrix: Matrix, cells: Sequence[Cell]) -> tuple[Suite, ...]:
-    """The suites that would run in one of these cells if they were named, and do not run by default."""
+    """The suites that run in one of these cells only if they are named."""
     waiting = [suite for suite in matrix.suites.values() if not suite.default]
     return tuple(suite for suite in waiting if any(cell.matches(suite.when) for cell in cells))
 
 
 def suites_holding(matrix: Matrix, pytest_args: Sequence[str]) -> tuple[str, ...]:
-    """The suites that hold a path or a test which pytest is asked for, as the report names it.
+    """The suites that contain a path or a test given to pytest, in the report's notation.
 
     Args:
         matrix: The declaration.
-        pytest_args: What follows ``--`` on the command line.
+        pytest_args: The arguments after ``--`` on the command line.
     """
     asked = [argument for before, argument in pairwise(("", *pytest_args)) if before not in NO_PATHS_AFTER]
     paths = [Path(argument.partition("::")[0]) for argument in asked if not argument.startswith("-")]
-    # The value of any other option is told from a path by what is there.
+    # An argument may also be another option's value: only existing paths count.
     there = [path for path in paths if (matrix.root / path).exists()]
     held = (suite for suite in matrix.suites.values() if any(path.is_relative_to(suite.path) for path in there))
     return tuple(suite.name for suite in held)

@@ -1,6 +1,6 @@
 """The content of a matrix file, as frozen values.
 
-Nothing here reads a file or decides anything: `declaration` makes these values, `expand` and `jobs`
+Nothing here reads a file or decides anything: `declaration` creates these values, `expand` and `jobs`
 turn them into cells and jobs.
 """
 
@@ -29,7 +29,7 @@ class Cell:
         gpu_count: Number of GPUs, over all nodes.
         init_method: Rendezvous: ``env``, ``tcp`` or ``file``.
         nodes: Number of nodes (containers) the ranks are spread over.
-        torch: Exact torch version; empty where that is no axis of the matrix.
+        torch: Exact torch version; empty if it is not an axis of the matrix.
     """
 
     backend: str
@@ -60,13 +60,13 @@ class Cell:
         return when is None or when.holds(vars(self))
 
     def told_axes(self) -> dict[str, AxisValue]:
-        """The same for reports and people: without the axis that the matrix does not have."""
+        """The axes for reports and people: without ``torch`` if the matrix does not have that axis."""
         return {name: value for name, value in self.axes().items() if name != "torch" or value}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One ``[[matrix.exclude]]``: where it holds, and why (the reason is shown to the user)."""
+    """One ``[[matrix.exclude]]``: its condition and its reason, which is shown to the user."""
 
     when: Condition
     reason: str
@@ -75,7 +75,7 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Include:
-    """One ``[[matrix.include]]``: a cell that is in the matrix whatever the axes and the excludes say."""
+    """One ``[[matrix.include]]``: a cell that is in the matrix regardless of axes and excludes."""
 
     cell: Cell
     reason: str
@@ -88,13 +88,13 @@ class Suite:
 
     Attributes:
         path: Relative to the matrix file's folder.
-        isolation: How long a gang of ranks lives.
+        isolation: The lifetime of a gang of ranks.
         overlap: How many launcher tests may run at a time.
         when: The cells that the suite runs in; None for all of them.
-        files: Further files or folders (relative) that the tests read; copied along.
-        pytest_args: Arguments that every run of the suite gives to pytest.
+        files: Further files or folders (relative) that the tests read; they are copied too.
+        pytest_args: Arguments that every run of the suite passes to pytest.
         shards: The number of jobs that its tests are split over in each cell.
-        default: True to run where no suite is named.
+        default: True to run if no suite is named.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Shard:
     count: int
 
     def of(self, suite: str) -> str:
-        """``<suite name>@2of4``, good for a folder; no suite has such a name, since none has an ``@``."""
+        """``<suite name>@2of4``, valid as a folder name; no suite has such a name, since none has an ``@``."""
         return f"{suite}@{self.number}of{self.count}"
 
 
@@ -131,19 +131,19 @@ PROJECT_MODES: tuple[ProjectMode, ...] = ("install", "copy")
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """One ``[images.NAME]``: what the cells under ``when`` run in.
+    """One ``[images.NAME]``: the image that the cells under ``when`` run in.
 
     Attributes:
-        image: A finished image, taken as it is; None to build one from the rest.
+        image: A finished image, used unchanged; None to build one from the rest.
         base: Base image of the build.
         torch: Exact torch version, such as ``2.13.0``; None for the cell's.
         index: Address of the package index for torch; empty for the host's pip configuration.
-        packages: Requirement strings for what the suites need.
+        packages: Requirement strings for the suites' dependencies.
         requirements: A requirements file, relative to the matrix file.
         project: A folder, relative to the matrix file, that is built into a wheel and installed last.
         apt: Debian packages that are installed first, with or without ``=version``.
-        mode: How the project gets in: ``install`` as the last layer of the image, ``copy`` with each job.
-        line: Where in the matrix file it is declared.
+        mode: How the project is added: ``install`` as the last layer of the image, ``copy`` with each job.
+        line: The line of the matrix file that declares it.
     """
 
     name: str
@@ -170,13 +170,13 @@ class EnvRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How rank outcomes are read.
+    """How rank outcomes are interpreted.
 
     Attributes:
-        skip: ``pass`` turns environment skips into passes (sandcastle's skip-but-pass); None where the file says
-            nothing, so that the sandcastle variables decide when results are merged.
+        skip: ``pass`` turns environment skips into passes (sandcastle's skip-but-pass); None if the file does not
+            set it, so that the sandcastle variables decide when results are merged.
         mixed_skip: Test ids (``fnmatch`` patterns) whose ranks may disagree on a skip.
-        baseline: How many tests executed when all was well: a file relative to the matrix file; None for no baseline.
+        baseline: The file of tests executed in a good run, relative to the matrix file; None for no baseline.
     """
 
     skip: SkipPolicy | None = None
@@ -191,12 +191,12 @@ class Limits:
     Attributes:
         process_group: Time limit of the process group's own operations.
         test: From the release of a test to the last rank's report.
-        job: From a job's turn to its agent's end; what the agent did ahead of its turn does not count.
-        peer_grace: What the peers of the first bad rank get to end by themselves.
-        assembly: What the agents of a cell's nodes get to come together, and again to collect.
-        silence: What the agent of one node may take for a sign of life before it counts as lost.
-        memory_mib: Memory of one job in MiB; None for 2 GiB and 1 GiB more for each rank.
-        disk_mib: What the tests of one job may write, in MiB, where the engine can limit that; it counts as memory.
+        job: From a job's turn to its agent's end; the agent's work ahead of its turn does not count.
+        peer_grace: Time for the peers of the first bad rank to end by themselves.
+        assembly: Time for the agents of a cell's nodes to meet, and the same again to collect.
+        silence: Time without a sign of life after which the agent of a node counts as lost.
+        memory_mib: Memory of one job in MiB; None for 2 GiB plus 1 GiB for each rank.
+        disk_mib: MiB that the tests of one job may write, if the engine can limit that; it counts as memory.
     """
 
     process_group: float = 60.0
@@ -214,7 +214,7 @@ class Process:
     """``[process]``: settings of the process engine.
 
     Attributes:
-        python: An interpreter that has torch and the suites' packages; None to have allranks make one.
+        python: An interpreter that has torch and the suites' packages; None if allranks should create one.
     """
 
     python: str | None = None
@@ -228,7 +228,7 @@ class Docker:
     """``[docker]``: settings of the docker engine.
 
     Attributes:
-        seccomp: What filters the system calls of a job: allranks' own list, or the daemon's default.
+        seccomp: The filter for the system calls of a job: allranks' own list, or the daemon's default.
     """
 
     seccomp: SeccompName = "allranks"
@@ -236,17 +236,17 @@ class Docker:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerRule:
-    """One ``[[runners]]``: the CI machines that take the cells under ``when`` (None: all that no rule before it takes).
+    """One ``[[runners]]``: the CI machines that run the cells under ``when`` (None: all cells left by earlier rules).
 
     Attributes:
-        labels: What a machine has to have, all of it.
-        group: The runner group that it has to be in; empty for any.
-        gpus: How many GPUs such a machine has.
-        cores: How many CPU cores; None where the file does not say.
+        labels: The labels that a machine must have, all of them.
+        group: The runner group that it must be in; empty for any.
+        gpus: The number of GPUs of such a machine.
+        cores: The number of CPU cores; None if the file does not set it.
         hosted: True if GitHub owns it: no GPUs, and six hours for a job.
-        engine: What runs jobs there; None for whatever is there.
-        minutes: What a job of the CI may take at most; None for what the CI allows.
-        line: Where in the matrix file it is declared; 0 for the one that counts where the file has none.
+        engine: The engine that runs jobs there; None for whichever is available.
+        minutes: The time limit of a CI job; None for the CI's own limit.
+        line: The line of the matrix file that declares it; 0 for the rule that applies if the file has none.
     """
 
     when: Condition | None = None
@@ -261,7 +261,7 @@ class RunnerRule:
 
     @property
     def runs_on(self) -> str:
-        """The machines in words: ``self-hosted, gpu-4``."""
+        """The group and labels, as text: ``self-hosted, gpu-4``."""
         return ", ".join((*([f"the group {self.group}"] if self.group else []), *self.labels))
 
 
@@ -272,10 +272,10 @@ class Matrix:
     Attributes:
         path: The file it was read from.
         axes: The values on each axis, in the order of :data:`AXES`.
-        runners: Which CI machines take which cells; of two rules for one cell the earlier wins.
-        durations: What tests have taken, for even shards: a file relative to the matrix file, which may not exist yet.
-        finished: What cells run in where another machine has built their image, by the image's name; not of the file.
-        line: Where in the file ``[matrix]`` begins.
+        runners: Which CI machines run which cells; of two rules for one cell the earlier wins.
+        durations: The file of test durations, for even shards, relative to the matrix file; it may not exist yet.
+        finished: Images that another machine has built, by the name of the image they replace; not from the file.
+        line: The line on which ``[matrix]`` begins.
     """
 
     path: Path
@@ -296,7 +296,7 @@ class Matrix:
 
     @property
     def root(self) -> Path:
-        """The folder that every relative path of the file starts from."""
+        """The folder that every path in the file is relative to."""
         return self.path.parent
 
     def environment_of(self, cell: Cell) -> dict[str, str]:
@@ -310,10 +310,10 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One suite in one cell, or one shard of it, with all that the matrix says about it.
+    """One suite in one cell, or one shard of it, with everything that the matrix declares for it.
 
     Attributes:
-        shard: None where the suite is not split.
+        shard: None if the suite is not split.
     """
 
     cell: Cell

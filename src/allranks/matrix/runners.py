@@ -11,16 +11,16 @@ from allranks.matrix.when import Known
 
 HOSTED_MINUTES: Final = 360
 OWN_MINUTES: Final = 5 * 24 * 60
-"""What a job may take: six hours on GitHub's machines; on one's own five days, where GitHub allows 35
+"""The time limit of a job: six hours on GitHub's machines; five days on self-hosted ones, where GitHub allows 35
 (https://docs.github.com/actions/reference/limits)."""
 
 HOSTED_CORES: Final = 4
 OWN_CORES: Final = 4
 CORES_OF_A_GPU: Final = 8
-"""Cores where the file does not say: GitHub's ubuntu-latest has four, and machines with GPUs eight or more for each."""
+"""Cores if the file does not set them: GitHub's ubuntu-latest has four, machines with GPUs eight or more per GPU."""
 
 UBUNTU: Final = RunnerRule(labels=("ubuntu-latest",), hosted=True)
-"""What takes cells without GPUs where the file has no rule."""
+"""The machine for cells without GPUs if the file has no rule."""
 
 ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 
@@ -72,7 +72,7 @@ def _labels(table: Table) -> tuple[str, ...]:
 
 
 def _name(table: Table, key: str, name: str) -> str:
-    """A name that GitHub can have given, on one line and not longer than any that it takes."""
+    """A name that GitHub accepts: on one line, and not too long."""
     if len(name) > _LONGEST_NAME or not name.isprintable() or name != name.strip() or "," in name:
         remedy = f"Write it as in the settings of your runners: one line of up to {_LONGEST_NAME} characters, no comma."
         raise table.error(key, f"{shown(name)} cannot be the name of a label or a group", remedy)
@@ -80,7 +80,7 @@ def _name(table: Table, key: str, name: str) -> str:
 
 
 def _hosted(table: Table, labels: tuple[str, ...]) -> bool:
-    """What the file says, else what the labels do: GitHub's own machines have labels like ubuntu-24.04."""
+    """True if the file says so, or else if the labels do: GitHub's own machines have labels like ubuntu-24.04."""
     is_own = any(label.lower() == _SELF_HOSTED for label in labels)
     like_github = any(_HOSTED_LABEL.fullmatch(label.lower()) for label in labels)
     hosted = table.flag("hosted", like_github and not is_own)
@@ -134,7 +134,7 @@ def _lacks_gpus(matrix: Matrix, rule: RunnerRule, cell: Cell) -> MatrixError:
 
 
 def runner_for(matrix: Matrix, cell: Cell) -> RunnerRule:
-    """The machines that take a cell: those of the first rule that holds.
+    """The machines that run a cell: those of the first rule that holds.
 
     Raises:
         UsageError: No rule does.
@@ -162,12 +162,12 @@ def _no_machine(matrix: Matrix, cell: Cell) -> UsageError:
 
 
 def cores_of(rule: RunnerRule) -> int:
-    """The CPU cores of a rule's machines; a guess where the file does not say."""
+    """The CPU cores of a rule's machines; a guess if the file does not set them."""
     if rule.cores is not None:
         return rule.cores
     return HOSTED_CORES if rule.hosted else max(OWN_CORES, CORES_OF_A_GPU * rule.gpus)
 
 
 def minutes_of(rule: RunnerRule) -> int:
-    """What a job of the CI may take on a rule's machines."""
+    """The time limit, in minutes, of a CI job on a rule's machines."""
     return rule.minutes or (HOSTED_MINUTES if rule.hosted else OWN_MINUTES)

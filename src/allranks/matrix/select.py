@@ -1,7 +1,7 @@
 """Picks cells: by ``--where``, by a cell's id, and by the text of a nox signature.
 
-Asking for cells that are not there is an error that says why: an unknown axis or value with what may have
-been meant, an excluded cell with the rule that dropped it.
+A selection that matches no cell is an error with its reason: for an unknown axis or value, the one that may have
+been meant; for an excluded cell, the rule that dropped it.
 """
 
 import ast
@@ -23,7 +23,7 @@ _CELL_ID = re.compile(
 )
 
 Wanted = Mapping[str, tuple[AxisValue, ...]]
-"""The values that are asked for, by axis; an axis that is absent may have any."""
+"""The requested values, by axis; an absent axis may have any."""
 
 WHERE_FORM = "Write --where backend=nccl,world_size=4; several values of one axis are backend=gloo|nccl."
 LIST_CELLS = "`allranks plan` lists the cells."
@@ -36,7 +36,7 @@ class Prefix:
 
     Attributes:
         signature: As nox would write it: ``dist(backend='gloo', world_size=2)``.
-        values: The values that they agree on.
+        values: The values that they share.
         cells: The cells, in matrix order.
     """
 
@@ -46,7 +46,7 @@ class Prefix:
 
 
 def select(expansion: Expansion, text: str) -> tuple[Cell, ...]:
-    """The cells that a text names, in whichever of the three forms it is written.
+    """The cells that a text names, in any of the three forms.
 
     Raises:
         UsageError: It names no cell.
@@ -59,9 +59,9 @@ def select(expansion: Expansion, text: str) -> tuple[Cell, ...]:
 
 
 def select_where(expansion: Expansion, *texts: str) -> tuple[Cell, ...]:
-    """The cells that have the wanted values: ``backend=nccl,world_size=2|4``.
+    """The cells that have the requested values: ``backend=nccl,world_size=2|4``.
 
-    An axis that comes more than once, in one text or in several, may have any of the values given for it.
+    An axis that occurs more than once, in one text or in several, may have any of the values given for it.
 
     Raises:
         UsageError: A text cannot be read, an axis or a value is unknown, or no cell is left.
@@ -74,7 +74,7 @@ def select_where(expansion: Expansion, *texts: str) -> tuple[Cell, ...]:
 
 
 def select_signature(expansion: Expansion, text: str) -> tuple[Cell, ...]:
-    """The cells under a nox signature; its axes may come in any order, and any of them may be absent.
+    """The cells under a nox signature; its axes may be in any order, and any of them may be absent.
 
     Raises:
         UsageError: The text is no signature of :data:`SESSION`, or names no cell.
@@ -83,7 +83,7 @@ def select_signature(expansion: Expansion, text: str) -> tuple[Cell, ...]:
 
 
 def select_id(expansion: Expansion, cell_id: str) -> Cell:
-    """The cell of this id, such as ``nccl-w4-g4-env``.
+    """The cell with this id, such as ``nccl-w4-g4-env``.
 
     Raises:
         UsageError: There is no such cell.
@@ -99,7 +99,7 @@ def select_id(expansion: Expansion, cell_id: str) -> Cell:
 
 
 def signature_axes(cells: Iterable[Cell]) -> tuple[str, ...]:
-    """The axes in the signatures of these cells: ``nodes`` and ``torch`` only where one of them needs it."""
+    """The axes in the signatures of these cells: ``nodes`` and ``torch`` only if one of them needs it."""
     cells = tuple(cells)
     nodes = ("nodes",) if any(cell.nodes != 1 for cell in cells) else ()
     torch = ("torch",) if any(cell.torch for cell in cells) else ()
@@ -117,7 +117,7 @@ def signature(cell: Cell, axes: Sequence[str] = ALWAYS_NAMED) -> str:
 
 
 def prefixes(cells: Sequence[Cell]) -> tuple[Prefix, ...]:
-    """Every proper prefix of the cells' signatures, the shortest first and then in matrix order."""
+    """Every proper prefix of the cells' signatures, shortest first, then in matrix order."""
     axes = signature_axes(cells)
     return tuple(prefix for length in range(1, len(axes)) for prefix in _prefixes(cells, axes[:length]))
 
@@ -192,7 +192,7 @@ def _has_no_torch(expansion: Expansion) -> bool:
 
 
 def _cells(expansion: Expansion, wanted: Wanted) -> tuple[Cell, ...]:
-    """The wanted cells, or the reason why there is none."""
+    """The requested cells, or an error with the reason why there are none."""
     for axis, values in wanted.items():
         _check_values(expansion, axis, values)
     cells = tuple(cell for cell in expansion.cells if _fits(cell, wanted))
@@ -220,7 +220,7 @@ def _fits(cell: Cell, wanted: Wanted) -> bool:
 
 
 def _none_left(expansion: Expansion, wanted: Wanted) -> UsageError:
-    """Why no cell has values that are all on their axes: the rules that dropped those points."""
+    """Why no cell has these values, although each is on its axis: the rules that dropped those points."""
     rules = [rule for rule, cells in expansion.dropped.items() if any(_fits(cell, wanted) for cell in cells)]
     if not rules:
         why = "No included cell has these values together, and they are on no point of the axes."
@@ -231,7 +231,7 @@ def _none_left(expansion: Expansion, wanted: Wanted) -> UsageError:
 
 
 def _asked(wanted: Wanted) -> str:
-    """What was asked for, as the object of a sentence."""
+    """The request, as the object of a sentence."""
     if len(wanted) == len(AXES) and all(len(values) == 1 for values in wanted.values()):
         return f"the cell {Cell.at(wanted[axis][0] for axis in AXES).id}"
     return "the cells with " + ", ".join(f"{axis}={'|'.join(map(str, values))}" for axis, values in wanted.items())

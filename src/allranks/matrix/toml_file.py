@@ -18,17 +18,17 @@ T = TypeVar("T")
 Choice = TypeVar("Choice", bound=str)
 
 KeyPath = tuple[str | int, ...]
-"""The way to a value: keys, and the position in an array of tables (``("matrix", "exclude", 0, "when")``)."""
+"""The path of a value: keys, and positions in arrays of tables (``("matrix", "exclude", 0, "when")``)."""
 
 
 def place(path: Path, line: int, key: str) -> str:
-    """How a message says where it is: ``matrix.toml:12: matrix.backend``."""
+    """The location as messages show it: ``matrix.toml:12: matrix.backend``."""
     prefix = ".".join(PYPROJECT_TABLE) + "." if path.name == PYPROJECT else ""
     return f"{_label(path)}:{line}: {prefix}{key}"
 
 
 def _label(path: Path) -> str:
-    """The file as seen from the current folder, as compilers and editors write it."""
+    """The path relative to the current folder, as compilers and editors write it."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -37,14 +37,14 @@ def _label(path: Path) -> str:
 class Table:
     """One table of a TOML file.
 
-    Every reader gives back the default when the key is absent, and raises :class:`MatrixError` when its
-    value is not what was asked for.
+    Every reader returns the default if the key is absent, and raises :class:`MatrixError` if its
+    value is not of the requested type.
 
     Attributes:
         path: The file.
-        values: What the table holds.
-        key: The way to the table from the one that everything of ours is under.
-        lines: The line of each key below that one, counted from 1.
+        values: The content of the table.
+        key: The path of the table from the root of allranks' own tables.
+        lines: The line of each key below that root, counted from 1.
     """
 
     path: Path
@@ -53,12 +53,12 @@ class Table:
     lines: Mapping[KeyPath, int] = field(repr=False)
 
     def __contains__(self, name: str) -> bool:
-        """True if the file gives this key."""
+        """True if the table has this key."""
         return name in self.values
 
     @property
     def line(self) -> int:
-        """Where the table begins."""
+        """The line on which the table begins."""
         return line_of(self.lines, self.key)
 
     def error(self, name: str, what: str, remedy: str) -> MatrixError:
@@ -125,7 +125,7 @@ class Table:
         return self.checked_whole(name, self.values[name], at_least)
 
     def checked_whole(self, name: str, value: object, at_least: int) -> int:
-        """A whole number that stands under ``name``, alone or in a list."""
+        """Check a whole number under ``name``, alone or in a list."""
         if not isinstance(value, int) or isinstance(value, bool):
             what = f"{shown(value)} is not a whole number"
             raise self.error(name, what, f"Write a whole number of at least {at_least}, without quotes.")
@@ -135,7 +135,7 @@ class Table:
         return value
 
     def seconds(self, name: str, default: float) -> float:
-        """A time in seconds, more than nothing."""
+        """A time in seconds, greater than zero."""
         value = self.values.get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.mistyped(name, "a number of seconds", f"{name} = {default}")
@@ -155,7 +155,7 @@ class Table:
         return {key: str(value) for key, value in table.values.items()}
 
     def condition(self, known: Known) -> Condition:
-        """The condition under ``when``, which has to be there."""
+        """The condition under ``when``, which is required."""
         try:
             condition = parse_condition(self.text("when", "", "backend == 'gloo'"))
             check_literals(condition, known)
@@ -164,18 +164,18 @@ class Table:
         return condition
 
     def optional_condition(self, known: Known) -> Condition | None:
-        """The condition under ``when``; None without one, which holds everywhere."""
+        """The condition under ``when``; None if there is none, which holds everywhere."""
         return self.condition(known) if "when" in self else None
 
     def relative_path(self, name: str, text: str) -> Path:
-        """A path that stands under ``name``, of a file that may not exist."""
+        """A path under ``name``, of a file that may not exist."""
         if PurePosixPath(text).is_absolute():
             remedy = "Write it relative to the matrix file, so that it is the same on every machine."
             raise self.error(name, f"{shown(text)} is an absolute path", remedy)
         return Path(text)
 
     def existing_path(self, name: str, text: str) -> Path:
-        """A path that stands under ``name``, of something that exists."""
+        """A path under ``name``, of an existing file or folder."""
         path, root = self.relative_path(name, text), self.path.parent
         if not exists(root / path):
             raise self.error(name, f"there is no {shown(text)}", f"Create it, or write a path relative to {root}.")
@@ -189,7 +189,7 @@ class Table:
         return replace(self, key=(*self.key, name), values=value)
 
     def named_tables(self, name: str) -> dict[str, "Table"]:
-        """The tables below ``[name.…]``, by their names, which are good for folder names too."""
+        """The tables below ``[name.…]``, by name; the names are valid folder names too."""
         group = self.table(name)
         for child in group.values:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", child):
@@ -206,7 +206,7 @@ class Table:
 
 
 def exists(path: Path) -> bool:
-    """True if there is such a file or folder, and it can be looked at."""
+    """True if there is such a file or folder and it is accessible."""
     try:
         return path.exists()
     except OSError:  # a name that is too long, a folder that may not be entered
@@ -269,7 +269,7 @@ def _malformed(path: Path, line: int, why: str) -> MatrixError:
     return MatrixError(what, why=f"The parser says: {why}.", remedy="See https://toml.io for how values are written.")
 
 
-# Where each key stands, which the standard library's parser does not tell. It has accepted the text before.
+# The line of each key, which the standard library's parser does not report. It has already accepted the text.
 
 _WORD = re.compile(
     r'''
@@ -323,7 +323,7 @@ def _statements(text: str) -> Iterator[Statement]:
 
 
 def _header(words: list[str], sizes: dict[KeyPath, int]) -> KeyPath:
-    """The table that a header opens; in an array of tables, with the position of its newest entry."""
+    """The table that a header opens; for an array of tables, with the position of its newest entry."""
     is_array = words[:2] == ["[", "["]
     *parents, name = _key([word for word in words if word not in _DEPTH_OF])
     path: KeyPath = ()
@@ -349,7 +349,7 @@ def _plain(word: str) -> str:
 
 
 def _note(lines: dict[KeyPath, int], table: KeyPath, key: KeyPath, line: int) -> None:
-    """Notes a key, and the tables that come into being with it."""
+    """Records the line of a key, and of the tables that it creates implicitly."""
     path = (*table, *key)
     for length in range(1, len(path) + 1):
         lines.setdefault(path[:length], line)

@@ -1,8 +1,8 @@
 """The small language of ``when``: a boolean expression over the axes.
 
-Comparisons (chained too), ``and``, ``or``, ``not``, ``in`` and ``not in`` with a list of literals; nothing
-else. Python's own grammar reads the text, and then every node is either one of the few known here or
-refused: nothing is ever evaluated by Python itself.
+It has comparisons (chained too), ``and``, ``or``, ``not``, ``in`` and ``not in`` with a list of literals, and
+nothing else. Python's own grammar parses the text, and then every node is either one of the few known here or
+refused: Python itself never evaluates anything.
 """
 
 import ast
@@ -19,15 +19,15 @@ from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, comparable, is_versi
 
 LONGEST_CONDITION = 10_000
 DEEPEST_NESTING = 50
-"""Bounds that no condition written by a person reaches; they keep the walkers off Python's recursion limit."""
+"""A bound that no condition written by a person reaches; it keeps recursion below Python's limit."""
 
 
 class ConditionError(ValueError):
     """A condition that cannot be used.
 
     Args:
-        what: What is wrong, as the end of a sentence that begins with the key.
-        remedy: What would be right.
+        what: The problem, as the end of a sentence that begins with the key.
+        remedy: The correct form.
     """
 
     def __init__(self, what: str, remedy: str) -> None:
@@ -38,7 +38,7 @@ class ConditionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis on the right of a comparison."""
+    """An axis on the right-hand side of a comparison."""
 
     name: str
 
@@ -64,7 +64,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """Holds where its part does not."""
+    """Holds if its part does not."""
 
     part: "Node"
 
@@ -75,7 +75,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Holds where all, or any, of its parts do."""
+    """Holds if all, or any, of its parts do."""
 
     join: Callable[[Iterable[bool]], bool]
     parts: tuple["Node", ...]
@@ -96,8 +96,8 @@ class Condition:
     """One ``when``.
 
     Attributes:
-        source: The text as it stands in the file.
-        tree: What it means.
+        source: The text as written in the file.
+        tree: The parsed text.
     """
 
     source: str
@@ -105,7 +105,7 @@ class Condition:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The axes that it names, in axis order."""
+        """The axes that the condition names, in axis order."""
         named = {name for comparison in comparisons(self.tree) for name in comparison.names}
         return tuple(axis for axis in AXES if axis in named)
 
@@ -130,22 +130,22 @@ def parse_condition(text: str) -> Condition:
     """Reads one ``when``.
 
     Raises:
-        ConditionError: The text is no condition, names an unknown axis, or compares what cannot be compared.
+        ConditionError: The text is not a condition, names an unknown axis, or compares incomparable values.
     """
     return Condition(source=text, tree=_node(_syntax(text), DEEPEST_NESTING))
 
 
 def check_literals(condition: Condition, values: Known) -> None:
-    """Refuses a condition that asks an axis for a value that the axis does not have.
+    """Refuses a condition that compares an axis with a value that the axis does not have.
 
-    Only equality and ``in`` are looked at: ``world_size > 3`` is right on any axis.
+    Only equality and ``in`` are checked: ``world_size > 3`` is valid whatever values the axis has.
 
     Args:
         condition: A condition of a matrix.
         values: Every value that a cell of that matrix has, by axis.
 
     Raises:
-        ConditionError: With the value that may have been meant.
+        ConditionError: Suggests the value that may have been meant.
     """
     for comparison in comparisons(condition.tree):
         if isinstance(comparison.right, Axis):
@@ -176,7 +176,7 @@ _TEST_OF: Mapping[str, Callable[..., bool]] = {
 }
 
 _ORDER: Mapping[str, str] = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-"""The operators that ask for an order, each with the one that says the same from the other side."""
+"""The ordering operators, each with its mirror image for swapped operands."""
 
 _OPERATOR_OF: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==",
@@ -210,7 +210,7 @@ def _syntax(text: str) -> ast.expr:
             what=f"is longer than {LONGEST_CONDITION} characters", remedy="Split it into several rules."
         )
     try:
-        with warnings.catch_warnings():  # Python warns of '\d' and the like, which is the user's text and not code
+        with warnings.catch_warnings():  # Python warns of escapes like '\d', but this is the user's text and not code
             warnings.simplefilter("ignore")
             return ast.parse(" ".join(text.splitlines()).strip(), mode="eval").body
     except SyntaxError as error:

@@ -34,11 +34,11 @@ _EXIT_CODES: Final = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """What is known before the results of any job are read.
+    """Facts that are known before the results of any job are read.
 
     Attributes:
-        torn: For jobs that share a suite and did not split it alike, what that means, by cell and name.
-        run_id: The run that the results should be of; empty where nothing says.
+        torn: The error of jobs that share a suite but split it differently, by cell and name.
+        run_id: The run that the results should belong to; empty if unknown.
     """
 
     planned: Mapping[tuple[str, str], PlannedJob]
@@ -49,14 +49,14 @@ class _Known:
 
 
 def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | None = None) -> Iterator[CellSuite]:
-    """One suite for each planned job, in the order of the plan, then one for each job that nobody planned.
+    """One suite for each planned job, in the order of the plan, then one for each unplanned job.
 
-    The results of a job are read when it is its turn, or little before, so that few jobs' tests need be held.
+    The results of a job are read at its turn or shortly before, so that few jobs' tests are in memory.
 
     Args:
-        gathered: What the folder holds, and what was planned.
+        gathered: The results in the folder, and the plan.
         setting: How skips are read; the GPUs of each cell are filled in here.
-        baseline: How many tests executed when all was well; None for that of the manifest.
+        baseline: The numbers of executed tests in a good run; None for the manifest's baseline.
     """
     manifest, attempts = gathered.manifest, gathered.attempts
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
@@ -84,10 +84,10 @@ def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | Non
 def _planned_elsewhere(
     plans: Sequence[AbstractSet[tuple[str, str]]], found: Mapping[tuple[str, str], Attempt]
 ) -> dict[tuple[str, str], PlannedJob]:
-    """All shards of a suite, where results of several machines were put together.
+    """All shards of a suite, if results of several machines were put together.
 
-    A machine plans the shards that it runs. Where no plan has all of those that came, others were meant to come from
-    elsewhere, and then all of them were.
+    Each machine plans the shards that it runs. If no plan has all the shards that arrived, the suite was split over
+    machines, so all of its shards are expected.
     """
     groups: dict[tuple[str, tuple[str, ...]], set[tuple[str, str]]] = {}
     for place, attempt in found.items():
@@ -98,7 +98,7 @@ def _planned_elsewhere(
 
 
 def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:
-    """The jobs that share a suite and did not split it alike, by cell and name, each with what that means."""
+    """The jobs that share a suite but split it differently, by cell and name, each with its error."""
     splits: dict[tuple[str, str, int], dict[str, str]] = {}
     for attempt in attempts:
         if attempt.record and (share := attempt.record.share) and share.split:
@@ -116,7 +116,7 @@ def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:
 
 
 def damaged_manifest(problems: Sequence[str]) -> CellSuite:
-    """The suite that says that a plan cannot be read, and that planned jobs may be absent without a trace."""
+    """The suite that reports an unreadable plan: planned jobs may be absent without a trace."""
     cell, suite = MANIFEST_PLACE
     tests = tuple(trouble("manifest", problem, ExitCode.UNACCOUNTED) for problem in problems)
     return CellSuite(cell=cell, suite=suite, tests=tests)
@@ -167,7 +167,7 @@ def _note_on_base(attempt: Attempt) -> Iterator[str]:
 
 
 def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Iterator[TestVerdict]:
-    """What went wrong with the job besides its tests."""
+    """The errors of the job itself, apart from its tests."""
     yield from _troubles_of_record(attempt, known)
     if text := known.torn.get((attempt.cell, attempt.suite)):
         yield trouble("split", text, ExitCode.UNACCOUNTED)
@@ -200,23 +200,23 @@ def _troubles_of_files(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
 
 
 def files_of(attempt: Attempt) -> list[RankFile]:
-    """What the ranks of one attempt left, each file once, those that are not read included."""
+    """The rank files of one attempt, each once, including those that are not read."""
     return _own_files(attempt, read_ranks(attempt.files))[0]
 
 
 def _own_files(attempt: Attempt, read: Sequence[RankFile]) -> tuple[list[RankFile], tuple[str, ...]]:
-    """What ranks left, each file once and with those that are not read, and a note on each copy."""
+    """The rank files, each once and including those that are not read, and a note on each duplicate."""
     files, twice = without_copies(read)
     return [*files, *(stray_file(path) for path in attempt.strays)], tuple(twice)
 
 
 def has_troubled_files(files: Sequence[RankFile]) -> bool:
-    """Whether what ranks left cannot be trusted as it is."""
+    """True if the rank files cannot be trusted."""
     return any(_troubles_of_files(files))
 
 
 def has_collected_nothing(attempt: Attempt) -> bool:
-    """Whether an attempt ran nothing because there was nothing to collect, and not because it was left out."""
+    """True if an attempt ran nothing because there was nothing to collect, and not because tests were left out."""
     record = attempt.record
     return bool(
         record and record.collected == () and not record.deselected and not _elsewhere(record) and not attempt.base
@@ -240,12 +240,12 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
 
 
 def _has_journal(attempt: Attempt) -> bool:
-    """Whether allranks itself ran the job: it says in job.json what went wrong besides tests, a gate for one."""
+    """True if allranks itself ran the job: job.json then reports errors apart from tests, such as a coverage gate."""
     return any(path.name == JOURNAL for path in attempt.files)
 
 
 def _troubles_of_mixture(attempt: Attempt, run_id: str) -> Iterator[TestVerdict]:
-    """Results of another run: in the place of this one's, or beside them."""
+    """Errors for results of another run, in the place of this run's results or beside them."""
     record, remedy = attempt.record, "Merge each run in a folder of its own."
     if record and record.run_id and record.run_id != run_id:
         text = f"These results are of the run {record.run_id}, and the others of {run_id}: two runs are mixed."

@@ -1,18 +1,18 @@
 """Which axis a failure depends on: the predicate that holds exactly where a test fails.
 
-Pure. What a predicate claims is checked against every cell that is known, so that one counter-example silences it; and
-it must be unlikely to have come about by chance, which is counted and not guessed:
+These functions are pure. A predicate is checked against every known cell, so that one counter-example rules it out. It
+must also be unlikely to fit by chance, which is computed and not guessed:
 
-Were the failures spread over the cells at random, each choice of ``n`` failing cells out of ``N`` would be as likely.
-A matrix offers some predicates (a handful for each axis) that pick out ``n`` cells; their number, divided by the number
-of choices, is the chance that *some* predicate fits failures which have nothing to do with any axis. Above
-:data:`MOST_CHANCE` nothing is said. One in ten is what it takes for the case that people meet most, nine cells (three
-world sizes by three init methods) of which the three of one world size fail: six predicates out of 84 choices. Four
-cells are never enough, nor is one failing or one passing cell, whatever the count: a single cell may be apart for the
-sake of its machine, or of the hour.
+If the failures were spread over the cells at random, each choice of ``n`` failing cells out of ``N`` would be equally
+likely. A matrix has some predicates (a handful for each axis) that select ``n`` cells; their number, divided by the
+number of choices, is the chance that *some* predicate fits failures that are unrelated to any axis. Above
+:data:`MOST_CHANCE` no axis is named. One in ten is enough for the most common case, nine cells (three world sizes by
+three init methods) of which the three of one world size fail: six predicates out of 84 choices. Four cells are never
+enough, nor is one failing or one passing cell, whatever the count: a single cell may differ because of its machine,
+or of the time of day.
 
-Cells are bits of a number. Of a test that passes, all that stays is a hash of its name and a number that it shares with
-the tests that passed in the same cells: 200,000 tests take less than 20 MB.
+Cells are bits of a number. A passing test is stored only as a hash of its name and a number that it shares with the
+tests that passed in the same cells: 200,000 tests take less than 20 MB.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,10 +29,10 @@ Axes = Mapping[str, str | int]
 """A cell's value on each axis."""
 
 FEWEST: Final = 2
-"""Cells that have to fail, and cells that have to pass."""
+"""The fewest cells that must fail, and the fewest that must pass."""
 
 MOST_CHANCE: Final = 0.1
-"""The largest chance, that some predicate fits by accident, at which one is still named."""
+"""The largest chance of an accidental fit at which a predicate is still named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +40,11 @@ class Blame:
     """A predicate with its evidence.
 
     Attributes:
-        axis: The axis that it is about.
-        predicate: As it would stand behind ``when`` in a matrix file: ``world_size >= 4``.
-        fails: How many cells it holds in; the test fails in each of them.
-        passes: How many cells it does not hold in; the test passes in each of them.
-        also: Predicates on other axes that hold in the same cells: these results do not tell them apart.
+        axis: The axis of the predicate.
+        predicate: As written after ``when`` in a matrix file: ``world_size >= 4``.
+        fails: The number of cells in which it holds; the test fails in each of them.
+        passes: The number of cells in which it does not hold; the test passes in each of them.
+        also: Predicates on other axes that hold in the same cells: these results cannot distinguish them.
     """
 
     axis: str
@@ -72,10 +72,10 @@ def blame(failing: Iterable[Axes], passing: Iterable[Axes]) -> Blame | None:
 
     Args:
         failing: The cells in which the test failed.
-        passing: The cells in which it ran and passed. Those in which it was skipped are no evidence.
+        passing: The cells in which it ran and passed. Cells in which it was skipped are not evidence.
 
     Returns:
-        None where there is no such predicate, or where the evidence for it is thin.
+        None if there is no such predicate, or too little evidence for it.
     """
     failed, passed = list(failing), list(passing)
     if len(failed) < FEWEST or len(passed) < FEWEST:
@@ -105,7 +105,7 @@ def _axes(cells: Sequence[Axes]) -> list[str]:
 
 
 def _candidates(axis: str, cells: Sequence[Axes]) -> Iterator[_Candidate]:
-    """The predicates that tell some of an axis's values from the others, the simplest first."""
+    """The predicates that separate some of an axis's values from the others, simplest first."""
     values = {cell[axis] for cell in cells}
     numbers = sorted(value for value in values if isinstance(value, int))
     ordered = _on_numbers(numbers) if len(numbers) == len(values) else _on_words(sorted(values, key=str))
@@ -130,7 +130,7 @@ def _on_words(values: Sequence[str | int]) -> Iterator[tuple[str, frozenset[str 
 
 
 class CaseKey(NamedTuple):
-    """A test, whatever the cell and the shard.
+    """A test, regardless of cell and shard.
 
     Attributes:
         suite: The suite's name, without the shard.
@@ -141,7 +141,7 @@ class CaseKey(NamedTuple):
 
 
 class Evidence:
-    """Takes the verdicts of a run, and says at its end which axis is to blame for what."""
+    """Collects the verdicts of a run, and finds at its end which axis each failure depends on."""
 
     def __init__(self) -> None:
         self._cells: dict[str, int] = {}
@@ -161,13 +161,13 @@ class Evidence:
         return 1 << number
 
     def passed(self, key: CaseKey, cell: int) -> None:
-        """A test ran in this cell and passed."""
+        """Record that a test ran in this cell and passed."""
         place = hash(key)
         cells = self._passed.get(place, 0) | cell
         self._passed[place] = self._alike.setdefault(cells, cells)
 
     def failed(self, key: CaseKey, group: int, cell: int) -> None:
-        """A test went wrong in this cell, in the way of this group."""
+        """Record that a test went wrong in this cell, with a failure of this group."""
         self._failed[key] = self._failed.get(key, 0) | cell
         self._groups.setdefault(group, {})[key] = None
         self._in_group[group] = self._in_group.get(group, 0) | cell
@@ -177,16 +177,16 @@ class Evidence:
         return {key: self._passed.get(hash(key), 0) for key in self._failed}
 
     def of_tests(self) -> Iterator[tuple[CaseKey, Blame]]:
-        """The tests for which an axis is to blame."""
+        """The tests whose failures depend on an axis, each with the predicate."""
         for key, failed in self._failed.items():
             if found := self._blame(failed, self._passed_of_failed[key]):
                 yield key, found
 
     def of_group(self, group: int) -> Blame | None:
-        """The axis that is to blame for a group of failures.
+        """The predicate that a group of failures depends on.
 
-        A cell fails when one of the group's tests fails there as the group does. It passes when one of them passes
-        there and none fails in whatever way.
+        A cell fails if one of the group's tests fails there with the group's failure. It passes if one of them passes
+        there and none fails in any way.
         """
         keys = self._groups.get(group, ())
         passed = _union(self._passed_of_failed[key] for key in keys)
@@ -203,7 +203,7 @@ class Evidence:
 
 
 def tells(test: TestVerdict) -> bool:
-    """Whether a good verdict is evidence: the test ran, and passed without having failed first."""
+    """True if a good verdict is evidence: the test ran, and passed without having failed first."""
     verdict = test.verdict
     return verdict.kind is VerdictKind.PASSED and verdict.executed and not test.earlier
 

@@ -1,9 +1,9 @@
 """How many tests of each suite executed in each cell when all was well: fewer is an error.
 
-A suite whose every test is skipped is green. The baseline is a small file that a user commits: it names the number of
-tests that executed, and a later run in which fewer do has an error in the suite concerned. More is no error, nor is a
-drop that explains itself: tests left out by the user's own ``-k`` or stopped by ``-x``, a job that is in trouble
-anyway, a shard without its siblings.
+A suite in which every test is skipped is green. The baseline is a small file that a user commits: it holds the number
+of tests that executed, and a later run in which fewer do has an error in the suite concerned. More is not an error, nor
+is a drop with a known cause: tests left out by the user's own ``-k`` or stopped by ``-x``, a job that already has
+errors, a shard without its siblings.
 """
 
 import json
@@ -33,7 +33,7 @@ class BaselineWatch:
         self._explained: set[tuple[str, str]] = set()
 
     def checked(self, job: CellSuite) -> CellSuite:
-        """The job, with an error where it is the last of its suite and fewer tests executed than there once did."""
+        """The job, with an error added if it is the last of its suite and fewer tests executed than in the baseline."""
         place = (job.cell, job.whole_suite)
         wanted = self._baseline.get(place[0], {}).get(place[1])
         if wanted is None:
@@ -53,10 +53,10 @@ class BaselineWatch:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """What a file says.
+    """Read a baseline file.
 
     Raises:
-        UsageError: It cannot be read, or is no baseline.
+        UsageError: It cannot be read, or is not a baseline.
     """
     try:
         return parse_baseline(json.loads(path.read_text(encoding="utf-8")))
@@ -68,10 +68,10 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def parse_baseline(document: Mapping[str, Any]) -> Baseline:
-    """The baseline that a JSON document holds.
+    """Parse a baseline from a JSON document.
 
     Raises:
-        ValueError: It holds something else.
+        ValueError: The document is not a baseline.
         KeyError: The same.
     """
     if document["schema"] > SCHEMA:
@@ -91,7 +91,7 @@ def _count(value: object) -> int:
 
 
 def renewed_baseline(known: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
-    """What is known after a run: the counts of suites in which all was well, and all else as it was."""
+    """The baseline after a run: new counts for good suites, and all others unchanged."""
     whole: dict[tuple[str, str], list[SuiteRow]] = {}
     for row in rows:
         whole.setdefault((row.cell, row.whole_suite), []).append(row)
@@ -103,10 +103,10 @@ def renewed_baseline(known: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
 
 
 def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
-    """Renew the file, or make it, by the jobs of a run in which all was well.
+    """Update the file, or create it, from the good suites of a run.
 
     Raises:
-        UsageError: What is there is no baseline.
+        UsageError: The existing file is not a baseline.
         ResultsError: It cannot be written.
     """
     known = read_baseline(path) if path.exists() else {}
@@ -118,7 +118,7 @@ def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
 
 
 def _write(path: Path, baseline: Baseline) -> None:
-    """Write the file whole or not at all, a suite a line."""
+    """Write the file atomically, one suite per line."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     document = {"about": ABOUT, "schema": SCHEMA, "executed": baseline}
     draft.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")

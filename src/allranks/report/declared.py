@@ -24,27 +24,27 @@ _RERUN_TAGS: Final[Mapping[str, Outcome]] = {
     "rerunError": Outcome.ERRORED,
 }
 _TO_THE_END: Final = frozenset({"rerunFailure", "rerunError"})
-"""A try of a test that failed in all of them: of one that passed in the end it is a ``flakyFailure``."""
+"""A try of a test that never passed; for a test that passed in the end the tag is ``flakyFailure``."""
 
 _OUTPUT_TAGS: Final = ("system-out", "system-err")
 _OUTCOMES: Final[Mapping[str, Outcome]] = {outcome.value: outcome for outcome in Outcome}
 _SKIP_KINDS: Final[Mapping[str, SkipKind]] = {kind.value: kind for kind in SkipKind}
 _PLAIN: Final = frozenset(
     f"allranks.{name}" for name in ("nodeid", "outcome", "at", "world_size")
-)  # what a pass says without being worth a value of its own
+)  # properties of a plain pass, which needs no details
 
 
 def is_of_interest(tag: str) -> bool:
-    """Whether an element in a testcase says how the test went, or what it printed."""
+    """True if an element in a testcase states the test's outcome or its output."""
     return tag in _RERUN_TAGS or tag in _OUTPUT_TAGS or outcome_of(tag) not in {None, Outcome.PASSED}
 
 
 @dataclass(kw_only=True)
 class CaseDetails:
-    """What a testcase has besides its attributes.
+    """The content of a testcase besides its attributes.
 
     Attributes:
-        outcomes: Each with its message and its text.
+        outcomes: The outcomes, each with its message and its text.
         counts: See :func:`allranks.report.declared.counted`.
     """
 
@@ -57,13 +57,13 @@ class CaseDetails:
 
     @property
     def has_passed(self) -> bool:
-        """Whether it says nothing but that it passed, when, and in how large a world."""
+        """True if it states only a pass, its time of arrival and its world size."""
         said = self.properties
         passed = not self.outcomes and said.get("allranks.outcome", "passed") == "passed"
         return passed and not self.output and not self.reruns and said.keys() <= _PLAIN
 
     def add(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
-        """Take in an element that :func:`is_of_interest`."""
+        """Add an element that :func:`is_of_interest`."""
         message = cut(attributes.get("message", ""))
         if tag in _OUTPUT_TAGS:
             self.output[tag] = self.output.get(tag, "") + text
@@ -75,7 +75,7 @@ class CaseDetails:
             self.outcomes.append((Outcome.XFAILED if is_xfail else outcome_of(tag) or Outcome.ERRORED, message, text))
 
     def end(self, said: Sequence[tuple[Outcome, str]]) -> None:
-        """Take in what the attributes of the testcase say, unless its elements, which say more, are as bad."""
+        """Add the outcomes in the testcase's attributes, unless its elements, which have details, are as bad."""
         if self.has_failed_to_the_end:
             said = [
                 *said,
@@ -90,13 +90,13 @@ class CaseDetails:
         self.counts = counted(elements, added, len(self.reruns))
 
     def result(self, key: Key, rank: int, seconds: float, texts: dict[str, str]) -> RankResult:
-        """What it adds up to.
+        """The result that the details add up to.
 
         Args:
             key: The test.
-            rank: Of the file.
-            seconds: How long it took.
-            texts: Each by itself: equal texts are in memory once.
+            rank: The rank of the file.
+            seconds: The duration of the test.
+            texts: An intern table, so that equal texts are in memory once.
         """
         outcome, message, text = max(
             self.outcomes, key=lambda told: severity(told[0]), default=(Outcome.PASSED, "", "")
@@ -126,7 +126,7 @@ class CaseDetails:
         )
 
     def _outcome(self, shown: Outcome) -> Outcome:
-        """What the property says, which knows more words than the elements, unless it contradicts them."""
+        """The property's outcome, which is finer than the elements', unless it contradicts them."""
         outcome = _OUTCOMES.get(self.properties.get("allranks.outcome", ""), shown)
         return shown if self.outcomes and count_of(outcome) != count_of(shown) else outcome
 
@@ -178,14 +178,14 @@ _PYTEST: Final = "pytest tests"
 
 @lru_cache(maxsize=1024)
 def outcome_of(word: str) -> Outcome | None:
-    """What a word says, however it is spelt (``NOT_RUN``, ``notRun``); None for an unknown one."""
+    """The outcome that a word means, in any spelling (``NOT_RUN``, ``notRun``); None for an unknown word."""
     return _WORDS.get(re.sub(r"[\W_]+", "", word.rpartition(":")[2].lower()))
 
 
 def outcomes_said(case: Mapping[str, str]) -> Iterator[tuple[Outcome, str]]:
-    """What the attributes of a testcase say, each with the attribute; an unknown word is an error.
+    """The outcomes in a testcase's attributes, each with the attribute; an unknown word is an error.
 
-    CTest and GoogleTest tell a test that did not run by nothing else.
+    CTest and GoogleTest mark a test that did not run by these attributes alone.
     """
     return _said(case, _CASE_ATTRIBUTES)
 
@@ -205,12 +205,12 @@ def _said(attributes: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple
 
 
 def counted(elements: Collection[Outcome], said: Collection[Outcome], reruns: int) -> Counter[str]:
-    """How a testcase may be counted: once or more often, as this or as that.
+    """The ways in which a testcase may be counted: how often, and as which outcomes.
 
     Args:
-        elements: What its elements say.
-        said: What its attributes say besides.
-        reruns: How many tries came before.
+        elements: The outcomes of its elements.
+        said: The further outcomes in its attributes.
+        reruns: The number of earlier tries.
     """
     kinds = Counter(map(count_of, elements))
     found = Counter(kinds)
@@ -227,11 +227,11 @@ def counted(elements: Collection[Outcome], said: Collection[Outcome], reruns: in
 
 @dataclass
 class _Suite:
-    """A suite that is open.
+    """An open suite.
 
     Attributes:
-        before: What had been counted when it began.
-        nested: What was counted in suites within it.
+        before: The counts when it began.
+        nested: The counts in suites within it.
     """
 
     attributes: Mapping[str, str]
@@ -240,16 +240,15 @@ class _Suite:
 
 
 class Declarations:
-    """Compares what suites declare with what is in them.
+    """Compares the counts that suites declare with their content.
 
-    No two writers count alike, so each count may be a few more, or fewer. A suite may or may not count what is in
-    suites within it. A testcase may have several elements, and count once or as often (GoogleTest, pytest). pytest
-    counts a test twice whose tear-down fails after its call, or once though it has two testcases; Surefire counts
-    each try.
+    No two writers count alike, so each count has a tolerance. A suite may or may not count the content of suites
+    within it. A testcase with several elements may count once or once per element (GoogleTest, pytest). pytest counts
+    a test whose tear-down fails after its call twice, or once although it has two testcases; Surefire counts each try.
 
     Attributes:
         problem: The first contradiction; empty for none.
-        note: What is odd, and may be well.
+        note: An oddity that may be harmless.
     """
 
     def __init__(self) -> None:
@@ -260,31 +259,31 @@ class Declarations:
         self._is_pytests = False
 
     def begin(self, attributes: Mapping[str, str], tests: int) -> None:
-        """A suite, or the root, begins.
+        """Begin a suite, or the root.
 
         Args:
-            attributes: Its own.
-            tests: How many testcases came before it.
+            attributes: Its attributes.
+            tests: The number of testcases before it.
         """
         self._is_pytests = self._is_pytests or (not self._open and attributes.get("name") == _PYTEST)
         self._open.append(_Suite(attributes, self._so_far(tests)))
 
     def case(self, counts: Counter[str]) -> None:
-        """Count a testcase that says more than its name and time, as :func:`counted` counts it."""
+        """Count a testcase that has more than a name and a time, with the result of :func:`counted`."""
         if counts:
             self._found.update(counts)
 
     def suite(self, outcome: Outcome) -> None:
-        """Count an element of a suite itself, which stands as a testcase here."""
+        """Count an element of the suite itself, which is a testcase here."""
         self._found.update(counted((), (outcome,), 0))
         self._found["fewer tests"] += 1
 
     def end(self, tests: int, *, is_of_allranks: bool) -> None:
-        """The suite that was begun last ends.
+        """End the suite that was begun last.
 
         Args:
-            tests: How many testcases came before its end.
-            is_of_allranks: Whether allranks wrote the document.
+            tests: The number of testcases before its end.
+            is_of_allranks: True if allranks wrote the document.
         """
         suite = self._open.pop()
         found = self._so_far(tests)
@@ -317,12 +316,12 @@ class Declarations:
         return found
 
     def contradiction(self, problem: str) -> None:
-        """Keep the first thing that cannot be."""
+        """Record a contradiction; only the first is kept."""
         self.problem = self.problem or problem
 
 
 def count_of(outcome: Outcome) -> str:
-    """The count of a suite in which a testcase of this outcome is."""
+    """The name of the suite's count that includes this outcome."""
     match outcome:
         case Outcome.FAILED:
             return "failures"
@@ -338,7 +337,7 @@ def _may_be(count: float, kind: str, found: Counter[str]) -> bool:
 
 
 def _number(said: str) -> float:
-    """A count; what is none is equal to none."""
+    """Parse a count; NaN for an invalid one, which equals no count."""
     try:
         return float(said.replace(",", ""))
     except ValueError:

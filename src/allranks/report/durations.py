@@ -1,10 +1,10 @@
 """Durations of tests: measured by runs, and kept in one file so that shards are even.
 
-Seconds are kept by suite, backend and node id. A test does different things under different backends, and skips what
-another one runs for minutes; world size and init method stretch all tests of a suite about alike, and a split asks for
-nothing but the proportions, so the slowest cell stands for all of a backend and the file stays small.
+Seconds are stored by suite, backend and node id. A test does different work under different backends, and may skip
+under one but run for minutes under another. World size and init method scale all tests of a suite about equally, and a
+split needs only proportions, so the slowest cell represents all of a backend and the file stays small.
 
-A run does not need the file: one that cannot be used is said and left alone, and the shards are as even as without it.
+A run does not need the file: an unusable one is reported and ignored, and the shards are as even as without it.
 """
 
 import hashlib
@@ -22,19 +22,19 @@ Durations = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Seconds, by suite, backend and node id."""
 
 DIGITS: Final = 3
-"""Significant digits, but nothing below a millisecond: noise, which would make the file longer and its changes many."""
+"""Significant digits, but nothing below a millisecond: more would be noise, which lengthens the file and its diffs."""
 
 CHANGE: Final = 0.25
 NOTICEABLE: Final = 0.05
-"""What is known stays until a measurement differs from it by more than a quarter and by more than 0.05 s: two runs of
-the same tests differ by less, and a file that is committed should change where tests have."""
+"""A stored duration stays until a measurement differs from it by more than a quarter and by more than 0.05 s: two runs
+of the same tests differ by less, and a committed file should change only where tests have."""
 
 
 class Meter:
-    """What the tests of judged jobs took: the longest over the cells of a backend, in each that of the slowest rank.
+    """The durations of judged tests: the longest over the cells of a backend, in each that of the slowest rank.
 
-    Only tests that passed or were skipped count: what failed ended early, or late. A job tells nothing where no
-    test of the suite executed: its backend or its GPUs were not there.
+    Only tests that passed or were skipped count: a failed test ended early, or late. A job is ignored if no
+    test of the suite executed: its backend or its GPUs were not available.
     """
 
     def __init__(self, counts: Callable[[JobSummary], bool] = lambda _: True) -> None:
@@ -43,7 +43,7 @@ class Meter:
         self._found: dict[tuple[str, str, str], dict[str, float]] = {}
 
     def add(self, job: CellSuite) -> None:
-        """Take in a job, where it counts and says what its backend is."""
+        """Add a job, if it counts and its backend is known."""
         backend = job.axes.get("backend")
         if backend is None or not self._counts(job):
             return
@@ -55,7 +55,7 @@ class Meter:
 
     @property
     def durations(self) -> Durations:
-        """What all jobs so far say."""
+        """The durations from all jobs so far."""
         merged: dict[str, dict[str, dict[str, float]]] = {}
         for (cell, suite, backend), tests in self._found.items():
             if (cell, suite) in self._ran:
@@ -66,7 +66,7 @@ class Meter:
 
 
 def renewed(known: Durations, new: Durations) -> Durations:
-    """What is known after a run: what it measured in the place of what was known, where that makes a difference."""
+    """The durations after a run: its measurements replace stored durations that differ noticeably."""
     return {
         suite: {
             backend: _renewed_tests(_of(known, suite, backend), _of(new, suite, backend))
@@ -77,7 +77,7 @@ def renewed(known: Durations, new: Durations) -> Durations:
 
 
 def rounded(seconds: float) -> float:
-    """Seconds as they are kept."""
+    """Seconds as they are stored."""
     return round(float(f"{max(seconds, 0.001):.{DIGITS}g}"), 3)
 
 
@@ -104,11 +104,11 @@ ABOUT: Final = "Seconds that tests took, kept by allranks for even shards: suite
 
 
 class DurationsError(Exception):
-    """A file that holds no durations of this version of allranks; the message ends a sentence about it."""
+    """A file does not hold durations of this version of allranks; the message ends a sentence about the file."""
 
 
 def read_durations(path: Path, say: Callable[[str], None]) -> Durations:
-    """What a file knows; nothing where there is none yet, and where it cannot be used, which is said."""
+    """Read a file of durations; empty if it does not exist yet, or is unusable, which is reported."""
     try:
         return parse(_text(path))
     except DurationsError as error:
@@ -117,11 +117,11 @@ def read_durations(path: Path, say: Callable[[str], None]) -> Durations:
 
 
 def keep_durations(path: Path, new: Durations, say: Callable[[str], None]) -> None:
-    """Renew a file by what was measured; a file that is not ours is left alone, which is said.
+    """Update a file with measured durations; an unusable file is reported and left unchanged.
 
     Args:
-        path: The file, which may not be there yet, in a folder that is.
-        new: What was measured.
+        path: The file, which may not exist yet, in an existing folder.
+        new: The measured durations.
         say: Prints one line.
     """
     if not any(tests for backends in new.values() for tests in backends.values()):
@@ -139,10 +139,10 @@ def keep_durations(path: Path, new: Durations, say: Callable[[str], None]) -> No
 
 
 def parse(text: str) -> Durations:
-    """What :func:`render` has made; empty for an empty text.
+    """Parse the output of :func:`render`; empty for an empty text.
 
     Raises:
-        DurationsError: The text is something else.
+        DurationsError: The text is not such an output.
     """
     if not text.strip():
         return {}
@@ -164,7 +164,7 @@ def parse(text: str) -> Durations:
 
 
 def render(durations: Durations) -> str:
-    """The text of the file: sorted, a test a line, so that two versions of it differ where tests do."""
+    """The text of the file: sorted, one test per line, so that a diff shows only tests that changed."""
     document = {"about": ABOUT, "schema": SCHEMA, "seconds": durations}
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
@@ -177,7 +177,7 @@ def _checked(value: object) -> float:
 
 
 def _text(path: Path) -> str:
-    """What the file says; empty where there is none."""
+    """The content of the file; empty if there is none."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -188,7 +188,7 @@ def _text(path: Path) -> str:
 
 
 def _lock_of(path: Path) -> Path:
-    """A file of this user's for the lock: one beside the durations would be there for ever, and be committed."""
+    """A lock file in the user's cache: one beside the durations would stay forever, and be committed."""
     folder = cache_folder() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"durations-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"

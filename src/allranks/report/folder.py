@@ -1,6 +1,6 @@
 """The content of a run folder: the manifest, the attempts at each job, and the rank XML.
 
-Files only. A damaged one becomes a sentence in ``problem`` and never stops the rest from being read.
+Only files are needed. A damaged file becomes a sentence in ``problem`` and never prevents reading the rest.
 """
 
 import json
@@ -18,7 +18,7 @@ from allranks.xml_text import legal, xml_id
 
 WIDE_NAME: Final = "allranks"
 NARROW_NAME: Final = "allranks: every job"
-"""Names of the root elements by which a merged report, in either form, is known for what it is."""
+"""Names of the root elements that identify a merged report, in either form."""
 
 _MARKS: Final = (f'<testsuites name="{WIDE_NAME}"'.encode(), f'<testsuite name="{NARROW_NAME}"'.encode())
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
@@ -32,16 +32,16 @@ class Attempt:
     """The files of one attempt at a job, or a folder of rank XML from elsewhere.
 
     Attributes:
-        folder: Where the files are, relative to the folder that is merged; empty where there are no attempts.
+        folder: The folder of the files, relative to the merged folder; empty if there are no attempts.
         number: None for a folder that has no attempts.
-        problem: Why job.json cannot be read; empty where it can, and where there is none.
-        strays: What is named like the file of a rank and is not read: no regular file, or not in the results folder.
-        changed: Rank XML that is not what allranks wrote.
-        earlier: The attempts at the same job before this one, the oldest first.
+        problem: Why job.json cannot be read; empty if it can, or if there is none.
+        strays: Files named like rank files that are not read: not regular, or outside the results folder.
+        changed: Rank XML that differs from what allranks wrote.
+        earlier: The attempts at the same job before this one, oldest first.
         mixed: Ids of other runs that left results of the same job.
-        world_size: What the cell's id says, or the manifest of the cell, without a look at the files; None for neither.
+        world_size: From the cell's id or the manifest, without reading the files; None if neither states it.
         notes: Sentences on how it was found, without their full stops.
-        base: The attempt that this one goes on with: it ran a part of the job again, and the other tests are there.
+        base: The attempt that this one continues: this one reran a part of the job, and that one has the other tests.
     """
 
     cell: str
@@ -61,17 +61,17 @@ class Attempt:
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether a file with the name of a manifest looks like one: other programs have a run.json too."""
+    """True if a file with a manifest's name looks like one: other programs have a run.json too."""
     start = head(path, 1024)
-    return not start or b'"allranks"' in start  # of one that cannot be opened, reading it says why
+    return not start or b'"allranks"' in start  # if it cannot be opened, reading it reports why
 
 
 def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:
-    """The manifest of a run folder (None where there is none), and what is wrong with it (empty for nothing).
+    """The manifest of a run folder (None if there is none), and its problem (empty for none).
 
     Args:
-        root: What is merged: files that lead out of it are not read.
-        folder: The run's, in it.
+        root: The merged folder: files that lead out of it are not read.
+        folder: The run's folder in it.
     """
     path = folder / "run.json"
     return (None, _LEADS_OUT.format(path.name)) if leads_out(root, path) else _read_json(path, Manifest.read)
@@ -81,9 +81,9 @@ def read_attempts(root: Path, folder: Path, world_sizes: Mapping[str, int]) -> I
     """Every attempt at the jobs below ``cells/``, by cell, suite and number.
 
     Args:
-        root: What is merged: files that lead out of it are not read.
-        folder: The run's, in it.
-        world_sizes: What manifests say, by cell.
+        root: The merged folder: files that lead out of it are not read.
+        folder: The run's folder in it.
+        world_sizes: The world sizes in manifests, by cell.
 
     Raises:
         OSError: A folder cannot be read.
@@ -104,13 +104,13 @@ def read_attempts_at(run: Path, cell: str, suite: str) -> tuple[Attempt, ...]:
 
 
 def is_attempt(root: Path, folder: Path) -> bool:
-    """Whether a folder is where an attempt at a job of a run would be."""
+    """True if a folder has the location of an attempt at a job."""
     place = folder.relative_to(root).parts[-4:]
     return len(place) == 4 and place[0] == "cells" and _ATTEMPT.fullmatch(place[3]) is not None
 
 
 def is_named_like_a_rank(name: str) -> bool:
-    """Whether a name is one that allranks gives to the results of a rank."""
+    """True if a name has allranks' form for the results of a rank."""
     return fnmatchcase(name, "rank-*.xml")
 
 
@@ -123,7 +123,7 @@ def _attempts_at(root: Path, job: Path, planned: int | None) -> list[Attempt]:
 
 
 def _on_its_base(attempt: Attempt, before: Sequence[Attempt]) -> Attempt:
-    """The attempt with the one that it goes on with, if it goes on with one."""
+    """The attempt, linked to the one that it continues, if any."""
     number = attempt.record.continues if attempt.record else 0
     if not number:
         return attempt
@@ -136,10 +136,10 @@ def _on_its_base(attempt: Attempt, before: Sequence[Attempt]) -> Attempt:
 
 
 def read_foreign(folder: Path) -> tuple[Attempt, ...]:
-    """The XML files of a folder that no run of allranks laid out, those of one directory together.
+    """The XML files of a folder without allranks' layout, grouped by directory.
 
-    The directory's name is the suite and what is above it the cell. A file whose name has no rank token is not one of
-    several ranks, and stands alone.
+    The directory's name is the suite and the path above it the cell. A file whose name has no rank token is not one of
+    several ranks, and forms its own group.
     """
     groups: dict[tuple[str, str], dict[int, list[Path]]] = {}
     for path in sorted(_foreign_files(folder)):
@@ -170,12 +170,12 @@ def _foreign_attempt(root: Path, cell: str, suite: str, number: int, paths: Sequ
 
 
 def newest(attempts: Sequence[Attempt]) -> Attempt:
-    """The newest of several attempts at one job, which are in order, with those before it."""
+    """The newest of several attempts at one job, given in order, with those before it."""
     return replace(attempts[-1], earlier=tuple(attempts[:-1]))
 
 
 def is_merged_report(path: Path) -> bool:
-    """Whether a file is a report that allranks wrote, and may therefore overwrite, and must not read as results."""
+    """True if allranks wrote this report: it may be overwritten, and must not be read as results."""
     start = head(path, 256)
     return any(mark in start for mark in _MARKS)
 
@@ -186,7 +186,7 @@ def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Atte
     journals = [path for path in there if path.name == JOURNAL]
     ranks = [path for path in there if is_named_like_a_rank(path.name)]
     files = [path for path in journals if not _is_stray(root, path)]
-    files = files or [path for path in ranks if not _is_stray(root, path)]  # with a journal, they are made of it
+    files = files or [path for path in ranks if not _is_stray(root, path)]  # a journal, if any, is their source
     job = folder.parent
     return Attempt(
         cell=xml_id(job.parent.name),
@@ -203,7 +203,7 @@ def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Atte
 
 
 def _is_changed(record: JobRecord, path: Path) -> bool:
-    """Whether somebody else has written the file of a rank; of older versions' nobody can tell."""
+    """True if a rank file is not the one that allranks wrote; older versions stored no digests to compare with."""
     return bool(record.rank_files) and not special(path) and digest(path) != record.rank_files.get(path.name)
 
 
@@ -217,14 +217,14 @@ def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:
 
 
 def _world_size_of(name: str) -> int | None:
-    """What a name says if it is the id of a cell."""
+    """The world size in a name, if it is the id of a cell."""
     match = _CELL_ID.fullmatch(name)
     size = int(match[1]) if match else 0
     return size if 0 < size <= MOST_RANKS else None
 
 
 def _is_stray(root: Path, path: Path) -> bool:
-    """Whether a file is not what it seems to be: results may come from elsewhere, and a link may lead anywhere."""
+    """True if a file is not regular or leads out of ``root``: results are untrusted, and links may lead anywhere."""
     return bool(special(path)) or leads_out(root, path)
 
 
@@ -235,7 +235,7 @@ def stray_text(path: Path) -> str:
 
 
 def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
-    """Cell, suite and attempt (0 for none) of an XML file, from where it lies."""
+    """Cell, suite and attempt (0 for none) of an XML file, from its path."""
     parts = list(path.relative_to(folder).parent.parts)
     match = _ATTEMPT.fullmatch(parts[-1]) if parts else None
     if match:
@@ -248,7 +248,7 @@ def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
 
 
 def _read_json(path: Path, build: Callable[[Fields], _T]) -> tuple[_T | None, str]:
-    """What ``build`` makes of a JSON object in a file, or one sentence that says why there is nothing."""
+    """The result of ``build`` for the JSON object in a file, or one sentence on why there is none."""
     try:
         with open_regular(path) as file:
             fields = Fields(json.loads(file.read()))

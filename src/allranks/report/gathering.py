@@ -1,7 +1,7 @@
 """The runs below a folder: one, the parts of one, or loose XML; duplicates are counted once.
 
-A part is a folder with a ``run.json`` or with ``cells/``, at whatever depth. Parts of one run have its id; what they
-plan is added up, and of the attempts at one job, wherever they come from, the newest counts.
+A part is a folder with a ``run.json`` or with ``cells/``, at any depth. Parts of one run have its id; their plans are
+combined, and of the attempts at one job, from any part, the newest counts.
 """
 
 from collections import Counter
@@ -31,11 +31,11 @@ from allranks.report.untrusted import walk
 T = TypeVar("T")
 
 TELLING: Final = 3
-"""Different durations that a job needs to be known again by them: no two runs take the same milliseconds twice."""
+"""Distinct durations that identify a job: no two runs take the same milliseconds."""
 
 
 def told_apart(items: Sequence[T], is_copy: Callable[[T, T], bool]) -> tuple[list[T], list[tuple[T, T]]]:
-    """The items without copies of those before them, and each copy with what it is one of."""
+    """The items without duplicates of those before them, and each duplicate with its original."""
     kept: list[T] = []
     copies: list[tuple[T, T]] = []
     for item in items:
@@ -48,7 +48,7 @@ def told_apart(items: Sequence[T], is_copy: Callable[[T, T], bool]) -> tuple[lis
 
 
 def without_copies(files: Sequence[RankFile]) -> tuple[list[RankFile], tuple[str, ...]]:
-    """The files without those that say exactly what another of them says, and a note on each that was left out."""
+    """The files without those that have exactly the same content as another, and a note on each one left out."""
     kept, copies = told_apart(files, _is_same_file)
     notes = (f"{file.path.name} says the same as {same.path.name}, and counts once" for file, same in copies)
     return kept, tuple(notes)
@@ -65,7 +65,7 @@ def _is_same_file(one: RankFile, other: RankFile) -> bool:
 
 
 def contradictions(files: Sequence[RankFile]) -> Iterator[tuple[int, str]]:
-    """For each rank that several files claim to be, and say different things of, what is to be said."""
+    """An error for each rank that several files with different content claim to be."""
     by_rank: dict[int, list[str]] = {}
     for file in files:
         if file.rank is not None:
@@ -77,13 +77,13 @@ def contradictions(files: Sequence[RankFile]) -> Iterator[tuple[int, str]]:
 
 
 class CopyWatch:
-    """Knows jobs again whose results were there before, under another name."""
+    """Detects jobs whose results were already seen under another name."""
 
     def __init__(self) -> None:
         self._seen: dict[bytes, str] = {}
 
     def notes_on(self, attempt: Attempt, files: Sequence[RankFile]) -> tuple[str, ...]:
-        """What is to be said of a job: nothing, unless it is a copy."""
+        """The notes on a job: none, unless it is a duplicate."""
         place = f"{attempt.cell} / {attempt.suite}"
         first = self._seen.setdefault(_digest(files), place) if _is_telling(files) else place
         return () if first == place else (f"has the same results as {first}, as if these had been gathered twice",)
@@ -102,13 +102,13 @@ def _digest(files: Sequence[RankFile]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """All that is to be judged.
+    """The input to judge.
 
     Attributes:
-        run_id: The run that the results should be of.
-        manifest: What the parts planned, together; None where none of them says.
+        run_id: The run that the results should belong to.
+        manifest: The combined plan of the parts; None if none of them has one.
         plans: The jobs of each plan, by cell and suite.
-        problems: Why a plan cannot be read, or does not go with the others; a sentence or a few for each.
+        problems: Why a plan cannot be read, or contradicts the others; a sentence or a few for each.
         attempts: The newest attempt of each job, by cell and suite.
     """
 
@@ -120,7 +120,7 @@ class Gathered:
 
 
 def gather(root: Path) -> Gathered:
-    """The results below a folder, which is a resolved path."""
+    """The results below a folder, given as a resolved path."""
     parts, loose = _parts(root)
     said = [(part.relative_to(root) / "run.json", *read_manifest(root, part)) for part in parts]
     plans = [_Plan(place.as_posix(), manifest) for place, manifest, _ in said if manifest]
@@ -140,21 +140,21 @@ def gather(root: Path) -> Gathered:
 
 
 def _world_sizes(manifests: Iterable[Manifest]) -> dict[str, int]:
-    """How many ranks each cell has, as far as a plan says."""
+    """The number of ranks of each cell, as far as a plan states it."""
     said = {cell: axes.get("world_size") for manifest in manifests for cell, axes in manifest.cells.items()}
     return {cell: size for cell, size in said.items() if isinstance(size, int) and 0 < size <= MOST_RANKS}
 
 
 def _located(place: Path, problem: str) -> str:
-    """What is wrong with a plan, and in which part; the folder's own needs no place."""
+    """A plan's problem, with the part that it is in; none for the folder's own plan."""
     return problem if place.parent == Path() else f"In {place.parent.as_posix()}: {problem}"
 
 
 class _Plan(NamedTuple):
-    """What a part planned.
+    """The plan of a part.
 
     Attributes:
-        file: Its ``run.json``, relative to the folder that is merged.
+        file: Its ``run.json``, relative to the merged folder.
     """
 
     file: str
@@ -169,10 +169,10 @@ class _Found(NamedTuple):
 
 
 def _parts(root: Path) -> tuple[list[Path], list[Path]]:
-    """The folders of runs, those above first, and the files of ranks that are in no attempt; no link is followed.
+    """The folders of runs, parents first, and the rank files that are in no attempt; links are not followed.
 
     Raises:
-        OSError: A folder cannot be read: what is in it might be missed by nobody.
+        OSError: A folder cannot be read: its content could go missing unnoticed.
     """
     parts: list[Path] = []
     loose: list[Path] = []
@@ -189,7 +189,7 @@ def _is_plan(root: Path, path: Path) -> bool:
 
 
 def _nobodys(root: Path, loose: Sequence[Path]) -> Iterator[str]:
-    """That results lie where no job of a run is: somebody moved them, and whatever they say would be lost."""
+    """Problems with results outside any job of a run: they have been moved, and would be lost."""
     if loose:
         places = ", ".join(path.relative_to(root).as_posix() for path in loose[:3])
         yield (
@@ -200,7 +200,7 @@ def _nobodys(root: Path, loose: Sequence[Path]) -> Iterator[str]:
 
 
 def _run_of(root: Path, plans: Sequence[_Plan], attempts: Iterable[Attempt]) -> str:
-    """The run that the results should be of: what the folder itself says, else what most of them say."""
+    """The run that the results should belong to: the folder's own, else that of most results."""
     if plans and plans[0].file == "run.json":
         return plans[0].manifest.run_id
     ids = [attempt.record.run_id for attempt in attempts if attempt.record and attempt.record.run_id]
@@ -210,7 +210,7 @@ def _run_of(root: Path, plans: Sequence[_Plan], attempts: Iterable[Attempt]) -> 
 
 
 def _together(manifests: Sequence[Manifest], run_id: str) -> Manifest:
-    """One plan for all; where they disagree, the first counts."""
+    """One plan from all; where they disagree, the first counts."""
     jobs: dict[tuple[str, str], PlannedJob] = {}
     for job in chain.from_iterable(manifest.jobs for manifest in manifests):
         jobs.setdefault(job.place, job)
@@ -233,7 +233,7 @@ def _most(baselines: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dic
 
 
 def _disagreements(plans: Sequence[_Plan]) -> Iterator[str]:
-    """What parts of one run cannot both say: they ran with different matrix files."""
+    """Contradictions between parts of one run: they ran with different matrix files."""
     for plan in plans[1:]:
         if _rules(plan.manifest) != _rules(plans[0].manifest):
             yield (
@@ -255,7 +255,7 @@ def _newest_of_each(attempts: Iterable[_Found], run_id: str) -> Iterator[Attempt
 
 
 def _newest(attempts: Sequence[_Found], run_id: str) -> Attempt:
-    """The attempt that counts, with those before it; attempts of another run are none at this one."""
+    """The attempt that counts, with those before it; attempts of another run do not count for this one."""
     own = [found for found in attempts if _is_of(found.attempt, run_id)] or attempts
     others = {found.attempt.record.run_id for found in attempts if found.attempt.record and found not in own}
     own, copies = _without_copies(own)
@@ -268,10 +268,10 @@ def _is_of(attempt: Attempt, run_id: str) -> bool:
 
 
 def _in_time(attempts: Sequence[_Found]) -> list[Attempt]:
-    """Attempts of several machines, each of which counts from 1, by when they began, and numbered anew.
+    """Attempts of several machines, each of which counts from 1, ordered by start time and renumbered.
 
-    One that does not say when came after the one before it on its machine; where there is none, nobody knows that a
-    good one came after it, and it is the newest.
+    An attempt without a start time follows the one before it on its machine. If there is none before it, a later good
+    attempt cannot be proved, so it counts as the newest.
     """
     began: dict[int, float] = {}
     times: list[float] = []
@@ -290,7 +290,7 @@ def _renumbered(attempt: Attempt, numbers: Mapping[str, int]) -> Attempt:
 
 
 def _without_copies(attempts: Sequence[_Found]) -> tuple[list[_Found], tuple[str, ...]]:
-    """The attempts, those that were gathered twice once, and a note on each of these."""
+    """The attempts without duplicates, and a note on each duplicate."""
     kept, copies = told_apart(attempts, _is_same_attempt)
     notes = (f"{one.attempt.folder} is a copy of {same.attempt.folder}, and counts once" for one, same in copies)
     return kept, tuple(notes)

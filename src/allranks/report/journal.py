@@ -1,7 +1,7 @@
 """Reads the journal of an attempt at a job: what all ranks came to, in one pass.
 
-Of several records of one test and rank the first bad one counts, and a later good one never betters it. What was
-reported of a rank whose node is lost gives way to whatever that node has reported itself.
+Of several records of one test and rank the first bad one counts, and a later good one never improves it. A record
+about a rank whose node is lost gives way to any record from that node itself.
 """
 
 import math
@@ -33,19 +33,19 @@ from allranks.xml_text import cut, legal, split_nodeid, xml_id
 _T = TypeVar("_T")
 
 _NONE: Final = math.nan
-"""Stands in a column of numbers for what nothing says."""
+"""The placeholder for an unknown value in a column of numbers."""
 
 NOTHING_CAME: Final = "nothing came back: job and rank ended in this test"
 
 
 @dataclass(slots=True)
 class _RankColumn:
-    """The results of one rank, by the place of the test.
+    """The results of one rank, by the index of the test.
 
     Attributes:
-        seconds: NaN where the rank has no result.
-        ends: The records that say more than *passed*.
-        reruns: What came before, of tests that ran again.
+        seconds: NaN if the rank has no result.
+        ends: The records with more than *passed*.
+        reruns: The earlier tries of tests that ran again.
     """
 
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
@@ -54,33 +54,33 @@ class _RankColumn:
     reruns: dict[int, list[Rerun]] = field(default_factory=dict)
 
     def reach(self, count: int) -> None:
-        """Have places for so many tests."""
+        """Extend the columns to this many tests."""
         if (lacking := count - len(self.seconds)) > 0:
             self.seconds.extend(array("d", [_NONE]) * lacking)
             self.at.extend(array("d", [ABSENT]) * lacking)
 
     def put(self, place: int, seconds: float, at: float) -> None:
-        """Take in that a test has passed; a second time says nothing new."""
+        """Record that a test has passed; repetitions are ignored."""
         self.reach(place + 1)
         if math.isnan(self.seconds[place]):
             self.seconds[place], self.at[place] = duration(seconds), at
 
     def begin_again(self, place: int) -> None:
-        """Put the result of a test away that runs once more."""
+        """Move the result of a test that runs again to its earlier tries."""
         self.reach(place + 1)
         ended = self.ends.pop(place, None)
         self.reruns.setdefault(place, []).append(_try(ended, self.seconds[place], self.at[place]))
         self.seconds[place], self.at[place] = _NONE, ABSENT
 
     def end(self, place: int, ended: RankEnded) -> None:
-        """Take in an end that is no simple pass."""
+        """Record an end that is not a plain pass."""
         before = self.ends.get(place)
         if before is None or _weight(ended) > _weight(before):
             self.ends[place] = ended
 
 
 def _try(ended: RankEnded | None, seconds: float, at: float) -> Rerun:
-    """What a rank came to in a try of a test, by its one record of it."""
+    """A rank's result in a try of a test, from its one record of it."""
     if ended is not None:
         message = legal(ended.message or ended.outcome)
         return Rerun(
@@ -97,7 +97,7 @@ def _try(ended: RankEnded | None, seconds: float, at: float) -> Rerun:
 
 
 def _weight(ended: RankEnded) -> int:
-    """What counts of several ends: the greater, then the first."""
+    """The weight of an end: of several, the greatest counts, then the first."""
     if ended.is_lost:
         return 0
     return 2 if ended.outcome.is_bad else 1
@@ -108,7 +108,7 @@ class _Tests:
     """The tests of a journal, in the order of their first record.
 
     Attributes:
-        further_tries: How many times tests ran again.
+        further_tries: The number of times that tests ran again.
     """
 
     places: dict[str, int] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class _Tests:
 
 
 class _JournalReader:
-    """Takes in records, and gives files of ranks."""
+    """Collects records, and turns them into files of ranks."""
 
     def __init__(self, path: Path, texts: dict[str, str]) -> None:
         self._path = path
@@ -132,10 +132,10 @@ class _JournalReader:
         self._is_finished = False
 
     def take(self, record: Record) -> None:
-        """Take in the next record.
+        """Add the next record.
 
         Raises:
-            RecordError: It cannot be true.
+            RecordError: It is implausible.
         """
         if (self._job is None) != isinstance(record, JobStarted):
             msg = "is not the record that a journal begins with" if self._job is None else "begins another journal"
@@ -188,7 +188,7 @@ class _JournalReader:
         return place
 
     def files(self, problem: str) -> list[RankFile]:
-        """What each rank came to; ``problem`` becomes a file of its own, since it is no rank's."""
+        """The results of each rank; ``problem`` becomes a separate file, since it belongs to no rank."""
         troubled = [RankFile(path=self._path, rank=None, problem=f"{self._path.name} {problem}.")] if problem else []
         if self._job is None:
             return troubled
@@ -231,13 +231,13 @@ class _JournalReader:
             details[place] = replace(file.result(place), outcome=Outcome.MISSING, message=text, text=text)
         for place, count in part.renumbered(self._tests.further_tries).items():
             told = reruns.get(place, [])
-            # Nothing came of this rank before the first of these.
+            # This rank has no result of the tries before the first of these.
             earlier = (*[_try(None, _NONE, ABSENT)] * (count - len(told)), *told)
             details[place] = replace(file.result(place), reruns=earlier)
         return file
 
     def _unanswered(self, rank: int, column: _RankColumn, job: JobStarted) -> list[int]:
-        """The tests that were started, also on this rank, and of which nothing came back."""
+        """The tests that were started on this rank too, but have no result from it."""
         if not math.isnan(sum(column.seconds)):
             return []
         sizes = self._tests.world_sizes
@@ -252,25 +252,25 @@ class _JournalReader:
 
 @dataclass(frozen=True)
 class _JournalPart:
-    """Some of a journal's tests: all that a rank has results of, and it may be all there are."""
+    """The tests of a journal that a rank has results of, possibly all of them."""
 
     keys: tuple[Key, ...]
     world_sizes: "array[int]"
     places: tuple[int, ...] | None = None
 
     def take(self, column: "array[float]") -> "array[float]":
-        """What a column has of them."""
+        """The values of a column for these tests."""
         return column if self.places is None else array("d", (column[place] for place in self.places))
 
     def renumbered(self, values: dict[int, _T]) -> dict[int, _T]:
-        """Values by their places among these tests."""
+        """Values by their indices among these tests."""
         if self.places is None or not values:
             return values
         return {new: values[old] for new, old in enumerate(self.places) if old in values}
 
 
 class _Shares:
-    """The parts of a journal's tests; ranks with the same tests share one."""
+    """The parts of a journal's tests; ranks with the same tests share one part."""
 
     def __init__(self, keys: tuple[Key, ...], world_sizes: Mapping[int, int]) -> None:
         self.keys = keys
@@ -299,7 +299,7 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
     def one(text: str) -> str:
         return texts.setdefault(text, text)
 
-    # As in rank XML, which has no element for an unexpected pass to say it in.
+    # As in rank XML, which has no element for an unexpected pass and thus no place for its text.
     told = ended.outcome is not Outcome.XPASSED
     message = legal(ended.message or ended.outcome)
     return RankResult(
@@ -324,14 +324,14 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
 
 
 def read_journal(path: Path, texts: dict[str, str] | None = None) -> list[RankFile]:
-    """What each rank came to, by rank.
+    """The results of each rank, by rank.
 
-    Never raises for what is in the file: where it cannot be read any further, a last file without a rank says why, and
-    what came before counts. A last line that is cut short was being written when the run was killed.
+    Never raises for the content of the file: if it cannot be read any further, a last file without a rank states why,
+    and the records before count. An incomplete last line was being written when the run was killed.
 
     Args:
         path: The journal.
-        texts: Of all that ranks say, each text once: what goes wrong on one rank, others mostly say too.
+        texts: An intern table, so that equal texts are in memory once: ranks mostly report the same failures.
     """
     reader = _JournalReader(path, {} if texts is None else texts)
     try:
@@ -343,7 +343,7 @@ def read_journal(path: Path, texts: dict[str, str] | None = None) -> list[RankFi
 
 
 def _read(reader: _JournalReader, file: BinaryIO) -> str:
-    """Takes in the records of a file; why that did not work to its end, else nothing."""
+    """Reads the records of a file; returns why that failed, or an empty text."""
     number = 0
     while line := file.readline(LINE_LIMIT + 2):
         number += 1

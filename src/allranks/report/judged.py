@@ -1,7 +1,7 @@
 """Judged jobs and the judged run as frozen values, with their troubles and exit code.
 
-A job's tests are held while its part of the report is written, and no longer: what the rest of the report needs of
-them stays behind as a :class:`SuiteRow`.
+A job's tests stay in memory only while its part of the report is written; a :class:`SuiteRow` keeps the data that the
+rest of the report needs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,10 +15,10 @@ from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, Ver
 from allranks.xml_text import cut, first_line
 
 MANIFEST_PLACE: Final = ("run", "manifest")
-"""Cell and suite of the suite that says that the manifest cannot be read."""
+"""Cell and suite of the suite that reports an unreadable manifest."""
 
 KEPT_FAILURES: Final = 50
-"""Different failures of a job that its row keeps: as many as the longest list that is made of rows has room for."""
+"""Distinct failures of a job that its row keeps: as many as the longest list built from rows can show."""
 
 _MESSAGE: Final = 500
 _SHOWN: Final = 4
@@ -26,7 +26,7 @@ _SHOWN: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many testcases came to what, and their seconds; flaky tests are counted among the passed or skipped too."""
+    """The testcases by result, and their seconds; flaky tests are counted among the passed or skipped too."""
 
     tests: int = 0
     passed: int = 0
@@ -39,24 +39,24 @@ class Counts:
 
     @property
     def bad(self) -> int:
-        """How many went wrong: failures and errors."""
+        """The number of failures and errors."""
         return self.failed + self.errors
 
     def __add__(self, other: "Counts") -> "Counts":
-        """The counts of both together."""
+        """The sum of both."""
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Which part of a suite's tests a job had, where several jobs share the suite.
+    """The part of a suite's tests that a job had, if several jobs share the suite.
 
     Attributes:
         suite: The suite's name.
         number: From 1.
         count: The number of jobs.
-        split: A digest of which job has which test; empty where the collection never ended.
-        elsewhere: How many of the collected tests are other jobs'.
+        split: A digest of which job has which test; empty if the collection never ended.
+        elsewhere: The number of collected tests that belong to other jobs.
     """
 
     suite: str
@@ -67,18 +67,18 @@ class Share:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """The name of each of the jobs, as it stands in the plan and in the folder."""
+        """The name of each of the jobs, as in the plan and in the folder."""
         return tuple(f"{self.suite}@{number}of{self.count}" for number in range(1, self.count + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A bad verdict, and how many further tests of the job have the same kind of verdict with the same message.
+    """A bad verdict, and the number of further tests of the job with the same kind of verdict and message.
 
     Attributes:
         place: ``<cell> / <suite>``.
         message: First line of the verdict's message, cut.
-        is_of_job: Whether this befell the job, and not one of its tests.
+        is_of_job: True if this is an error of the job, and not of one of its tests.
     """
 
     place: str
@@ -91,13 +91,13 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
-    """What is known of one suite in one cell, or of one shard of it, besides its tests.
+    """The data of one suite in one cell, or of one shard of it, besides its tests.
 
     Attributes:
         share: None for a whole suite.
-        axes: The cell's value on each axis; empty where the folder does not say.
+        axes: The cell's value on each axis; empty if unknown.
         attempt: Number of the attempt that counts; None where there are no attempts.
-        folder: Where its files are, relative to the report's folder; empty where there are no attempts.
+        folder: The folder of its files, relative to the report's folder; empty if there are no attempts.
         gpus: Ids of the GPUs that the job was given.
         deselected: Tests that pytest's own selection (``-k``, ``-m``) left out.
         notes: Sentences about the job, without their full stops.
@@ -137,14 +137,14 @@ class JobSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRow(JobSummary):
-    """A row of the table: what stays of a job when its tests are written.
+    """A row of the table: the data of a job that remains after its tests are written.
 
     Attributes:
-        executed: Tests that some rank ran, however skips are read.
-        exit_codes: What its verdicts make of the run's exit code.
-        failures: Its failures, the same ones together, those of the job itself first; at most :data:`KEPT_FAILURES`.
-        more_failures: How many bad testcases are in no entry of ``failures``.
-        xpassed: Node ids of tests that were expected to fail, and passed; at most :data:`KEPT_FAILURES`.
+        executed: Tests that any rank ran, however skips are read.
+        exit_codes: The contributions of its verdicts to the run's exit code.
+        failures: Its failures, equal ones grouped, those of the job itself first; at most :data:`KEPT_FAILURES`.
+        more_failures: The number of bad testcases that are in no entry of ``failures``.
+        xpassed: Node ids of tests that were expected to fail but passed; at most :data:`KEPT_FAILURES`.
     """
 
     counts: Counts
@@ -156,27 +156,27 @@ class SuiteRow(JobSummary):
 
     @property
     def has_executed(self) -> bool:
-        """Whether some rank ran some test."""
+        """True if any rank ran any test."""
         return bool(self.executed)
 
     @property
     def is_about_manifest(self) -> bool:
-        """Whether this is no job, but what is wrong with the run's manifest."""
+        """True if this is not a job, but the problems of the run's manifest."""
         return (self.cell, self.suite) == MANIFEST_PLACE
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no testcase at all."""
+        """True if it has no testcase at all."""
         return not self.counts.tests
 
     @property
     def all_deselected(self) -> bool:
-        """Whether the suite is empty only because the user's own selection left every test out."""
+        """True if the suite is empty only because the user's own selection left every test out."""
         return self.is_empty and self.deselected > 0 and not self.is_empty_share
 
     @property
     def is_empty_share(self) -> bool:
-        """Whether there is nothing to run because other jobs have all of the suite's tests."""
+        """True if there is nothing to run because other jobs have all of the suite's tests."""
         return self.is_empty and self.share is not None and self.share.elsewhere > 0
 
 
@@ -203,12 +203,12 @@ class CellSuite(JobSummary):
 
     @property
     def executed(self) -> int:
-        """Tests that some rank ran, however skips are read."""
+        """Tests that any rank ran, however skips are read."""
         return sum(test.verdict.executed for test in self.tests)
 
     @property
     def row(self) -> SuiteRow:
-        """What the report needs of it when its tests are written."""
+        """The data that the report needs after its tests are written."""
         failures = self._failures()
         kept = failures[:KEPT_FAILURES]
         return SuiteRow(
@@ -246,12 +246,12 @@ class MergedRun:
     """A run folder, read and judged.
 
     Attributes:
-        junit: The merged JUnit file; the first of them where the report is split.
-        junit_files: All of them, in their order.
+        junit: The merged JUnit file; the first of them if the report is split.
+        junit_files: All of them, in order.
         page: The report for people, in HTML.
         summary: The Markdown summary.
         policy: How environment skips were read.
-        planned: The job ids of the manifest; None where there is no manifest.
+        planned: The job ids of the manifest; None if there is no manifest.
     """
 
     folder: Path
@@ -266,7 +266,7 @@ class MergedRun:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences that a reader of the report should know and no testcase says."""
+        """Remarks for readers of the report that belong to no testcase."""
         return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran())
 
     def _notes_on_suites(self) -> Iterator[str]:
@@ -282,7 +282,7 @@ class MergedRun:
                 yield f"{suite.name}: expected to fail, and passed: {_listed(suite.xpassed)}."
 
     def _notes_on_absent_shards(self) -> Iterator[str]:
-        """A shard that runs alone is a part: whoever reads its report should know that the rest is not in it."""
+        """A shard that runs alone is only a part: its report should state that the rest is missing."""
         present = {(suite.cell, suite.suite) for suite in self.suites}
         shares = {(suite.cell, suite.share.suite, suite.share.all_names) for suite in self.suites if suite.share}
         for cell, suite, names in sorted(shares):
@@ -291,7 +291,7 @@ class MergedRun:
                 yield f"{cell} / {suite}: {here} of {len(names)} shards are here."
 
     def _note_on_what_never_ran(self) -> Iterator[str]:
-        """A run is green when some of it ran: what did not run has to be said, or nobody ever looks."""
+        """A run is green if some of it ran: the jobs that ran nothing must be reported, or they go unnoticed."""
         idle = [suite.name for suite in self.suites if not suite.is_empty and not suite.has_executed]
         if idle:
             yield f"No test executed in {len(idle)} of {len(self.suites)} jobs: {_listed(idle)}."
@@ -304,8 +304,8 @@ class MergedRun:
     def only(self, jobs: Collection[str]) -> "MergedRun":
         """The part of the run that belongs to these job ids.
 
-        Sessions that share a run folder merge all of it, and answer for their own jobs alone. A damaged manifest
-        concerns each of them.
+        Sessions that share a run folder merge all of it, but each reports only on its own jobs. A damaged manifest
+        concerns all of them.
         """
         return replace(
             self, suites=tuple(suite for suite in self.suites if suite.id in jobs or suite.is_about_manifest)
@@ -322,15 +322,15 @@ def total(suites: Iterable[SuiteRow]) -> Counts:
 
 
 def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
-    """The exit code of a run; where several apply, the strongest by the design's order.
+    """The exit code of a run; if several apply, the one of highest precedence.
 
-    Each bad verdict brings its own (see :attr:`Verdict.exit_code <allranks.report.results.Verdict.exit_code>`): 1 for a
-    failed test and for a suite that cannot be collected or is empty, 3 for what is unaccounted, 4 for infrastructure,
-    130 for an interrupt. 5 is added when no test executed.
+    Each bad verdict has its own (see :attr:`Verdict.exit_code <allranks.report.results.Verdict.exit_code>`): 1 for a
+    failed test and for a suite that cannot be collected or is empty, 3 for unaccounted results, 4 for infrastructure,
+    130 for an interrupt. 5 is added if no test executed.
 
     Args:
-        merged: The run, or the part of it that a session answers for (:meth:`allranks.report.judged.MergedRun.only`).
-        nothing_ran_allowed: Whether a run in which no test executed is good.
+        merged: The run, or a session's own part of it (:meth:`allranks.report.judged.MergedRun.only`).
+        nothing_ran_allowed: True if a run in which no test executed is good.
     """
     codes = {code for suite in merged.suites for code in suite.exit_codes}
     if nothing_ran(merged) and not nothing_ran_allowed:
@@ -339,7 +339,7 @@ def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
 
 
 def nothing_ran(merged: MergedRun) -> bool:
-    """Whether no rank of any suite executed a test, however skips are read, and whoever has left the tests out."""
+    """True if no rank of any suite executed a test, however skips are read and for whatever reason."""
     return not any(suite.has_executed for suite in merged.suites)
 
 
@@ -351,9 +351,9 @@ def trouble(name: str, text: str, code: ExitCode = ExitCode.TESTS_FAILED) -> Tes
     """An error testcase.
 
     Args:
-        name: What went wrong, in a word: ``job``, ``collection``, ``rank 3``.
-        text: Sentences, one a line; the first is the message.
-        code: What it makes of the run's exit code.
+        name: The subject of the error: ``job``, ``collection``, ``rank 3``.
+        text: Sentences, one per line; the first is the message.
+        code: Its contribution to the run's exit code.
     """
     judged = Verdict(
         kind=VerdictKind.ERROR,

@@ -37,10 +37,10 @@ def read_ranks(paths: Sequence[Path]) -> list[RankFile]:
 
 
 def read_jobs(jobs: Sequence[Sequence[Path]]) -> Iterator[list[RankFile]]:
-    """The results in the files of each job, in the order of the jobs: of all ranks in a journal, of one in any other.
+    """The results in the files of each job, in job order: a journal holds all ranks, any other file one.
 
     Args:
-        jobs: The files of each.
+        jobs: The files of each job.
     """
     reader = RankReader()
     for paths in jobs:
@@ -54,15 +54,15 @@ def read_jobs(jobs: Sequence[Sequence[Path]]) -> Iterator[list[RankFile]]:
 _SIZE: Final = re.compile("[0-9]{1,18}").fullmatch
 
 _EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interrupted", "stopped"})
-"""Errors after which it is known that no rank began the tests without results; the error itself is reported once."""
+"""Errors after which tests without results are known not to have begun; the error itself is reported once."""
 
 
 def judge(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
-    """A verdict for each test that was collected, or that some rank reports.
+    """A verdict for each test that was collected, or that any rank reports.
 
     Args:
-        attempt: What is known of the attempt besides the ranks' files.
-        files: What the ranks left.
+        attempt: The attempt, apart from the content of its rank files.
+        files: The rank files.
         setting: How skips are read; the GPUs of the job are filled in here.
     """
     record, teams = attempt.record, teams_of(files)
@@ -83,14 +83,14 @@ def judge(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -
 
 @dataclass(frozen=True)
 class _Good:
-    """The short way to the verdict of tests that passed on every rank: nearly all, and all judged alike."""
+    """The fast path for tests that passed on every rank: nearly all tests, and all have the same verdict."""
 
     team: RankGroup
     verdict: Verdict
 
     @classmethod
     def of(cls, teams: Sequence[RankGroup], expected: range, setting: VerdictPolicy) -> Self | None:
-        """None where the ranks did not run the same tests."""
+        """Return None if the ranks did not run the same tests."""
         if len(teams) != 1 or teams[0].ranks != tuple(expected):
             return None
         team = teams[0]
@@ -98,7 +98,7 @@ class _Good:
         return None if place is None else cls(team, verdict(PassedRanks(team, place), setting))
 
     def verdict_of(self, nodeid: str) -> TestVerdict | None:
-        """None where a rank has more to say of this test than that it passed, or other ranks took part."""
+        """Return None if this test is not a plain pass on every rank, or other ranks took part."""
         team = self.team
         place = team.places.get(nodeid)
         if place is None or place in team.notable or team.world_sizes[place] not in {0, len(team.files)}:
@@ -116,10 +116,10 @@ class _Good:
 
 
 def _names(collected: Iterable[str], reported: Container[str]) -> dict[str, str]:
-    """How reports name each collected test.
+    """The name of each collected test in reports.
 
-    Older versions of allranks wrote ``#x01`` as it is, which :func:`xml_id` does not: where a rank reports a test by
-    such a name, and it is no other test's, it is meant.
+    Older versions of allranks wrote ``#x01`` unescaped, unlike :func:`xml_id`: if a rank reports a test under
+    such a name, and no other test has it, it is this test.
     """
     names = {nodeid: xml_id(nodeid) for nodeid in collected}
     changed = {nodeid: legal(nodeid) for nodeid, name in names.items() if name not in reported}
@@ -129,7 +129,7 @@ def _names(collected: Iterable[str], reported: Container[str]) -> dict[str, str]
 
 
 def _reasons_not_to_run(record: JobRecord, names: Mapping[str, str]) -> dict[str, str]:
-    """For each collected test that may be without any result, why."""
+    """The reason for each collected test that may have no result."""
     error = record.error if record.error and record.error.kind in _EXPLAINS_WHAT_DID_NOT_RUN else None
     explained = record.collected or () if error else ()
     ended = first_line(error.text) or error.kind if error else ""
@@ -178,8 +178,8 @@ def _not_run(nodeid: str, reason: str) -> TestVerdict:
 def _expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
     """The ranks that each test should have run on.
 
-    Where there is no record, as many as the cell or any of the files says; where nothing says, those between the lowest
-    and the highest that left a file. They are counted from 1 where none is 0, because some launchers do.
+    Without a record, the world size comes from the cell or any of the files; if it is unknown, the ranks are those
+    between the lowest and the highest with a file. They count from 1 if none is 0, because some launchers do so.
     """
     if attempt.record:
         return range(attempt.record.world_size)
@@ -192,7 +192,7 @@ def _expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
 
 
 def _absences(attempt: Attempt, files: Sequence[RankFile]) -> dict[int, str]:
-    """For each rank whose results are known to be cut short, why."""
+    """The reason for each rank whose results are known to be incomplete."""
     error = attempt.record.error if attempt.record else None
     why = f"nothing came back ({first_line(error.what)})" if error and error.what else "nothing came back"
     causes = dict.fromkeys(_expected_ranks(attempt, files), why)
@@ -208,12 +208,12 @@ def with_base(
 ) -> Iterator[tuple[TestVerdict, Attempt]]:
     """The tests of a job, each with the attempt whose verdict counts.
 
-    An attempt that ran a part of the job again has new verdicts for these tests; the others are those of the attempt
-    that it goes on with.
+    An attempt that reran a part of the job has new verdicts for these tests; the other verdicts are those of the
+    attempt that it continues.
 
     Args:
-        attempt: The newest.
-        files: What its ranks left.
+        attempt: The newest attempt.
+        files: Its rank files.
         setting: How skips are read.
     """
     if attempt.base is None:
@@ -230,12 +230,12 @@ def with_base(
 
 
 def has_not_run(test: TestVerdict) -> bool:
-    """Whether the job ended before it came to this test."""
+    """True if the job ended before it reached this test."""
     return test.verdict.rule is VerdictRule.JOB and not test.verdict.executed
 
 
 def _left_out(test: TestVerdict, attempt: Attempt) -> TestVerdict:
-    """A test that an attempt should have run, since the one before it had not, and that it did not run either."""
+    """A test that neither an attempt nor the one it continues has run."""
     message = f"{test.verdict.message}, and attempt {attempt.number}, which went on with it, did not run it either"
     return replace(
         test,
@@ -252,21 +252,21 @@ def _left_out(test: TestVerdict, attempt: Attempt) -> TestVerdict:
 
 
 def has_no_result(test: TestVerdict) -> bool:
-    """Whether nothing is known of a bad test but that it was cut short: a rank that failed by itself is a result."""
+    """True if a bad test was only cut short: a rank that failed by itself is a result."""
     bad = {rank.outcome for rank in test.ranks if rank.outcome.is_bad}
     return bool(bad) and bad <= _NO_RESULT
 
 
 def settled(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
-    """The tests of a job, each with its verdict over all attempts, and with the earlier tries that went wrong.
+    """The tests of a job, each with its verdict over all attempts and the earlier tries that went wrong.
 
-    What went wrong stays so until the test runs and ends well: a skip after it, on the same rank or in a later attempt,
-    says nothing of what went wrong, nor does an attempt that does not have the test any more. An xfail settles it, as
-    the test ran, and can end no better.
+    A failure stands until the test runs and ends well: a later skip, on the same rank or in a later attempt, does not
+    settle it, nor does an attempt that no longer has the test. An xfail does settle it, since the test ran and can end
+    no better.
 
     Args:
-        attempt: The newest, with those before it.
-        files: What its ranks left.
+        attempt: The newest attempt, with those before it.
+        files: Its rank files.
         setting: How skips are read.
     """
     past = _Past(attempt.earlier, setting)
@@ -281,23 +281,23 @@ def settled(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy)
 
 
 def is_settled(test: TestVerdict) -> bool:
-    """Whether a test has a result that counts whatever came before: it ran, or is bad anyway."""
+    """True if a test's result counts regardless of earlier ones: it ran, or is bad anyway."""
     return test.verdict.executed or test.verdict.is_bad
 
 
 def _before(test: TestVerdict, tries: Sequence[EarlierAttempt]) -> TestVerdict:
-    """A test as it was before its ranks tried it for the last time."""
+    """A test as it was before its ranks' last try."""
     return replace(test, verdict=tries[-1].verdict)
 
 
 def _still_bad(test: TestVerdict, then: str) -> TestVerdict:
-    """A test that went wrong, and of which nobody knows that it is well."""
+    """A test that went wrong and has not passed since."""
     message = f"{test.verdict.message.rstrip('.')}; {then}"
     return replace(test, verdict=replace(test.verdict, message=message))
 
 
 class _Past:
-    """What went wrong in attempts, in their order; to be ended by Ctrl-C is not to go wrong.
+    """The failures in earlier attempts, in order; an end by Ctrl-C is not a failure.
 
     Attributes:
         bad: The attempts in which a test went wrong, by node id.
@@ -309,7 +309,7 @@ class _Past:
         self.unsettled: dict[str, TestVerdict] = {}
         for attempt in attempts:
             error = attempt.record.error if attempt.record else None
-            # Without a record, whoever would have written it was killed.
+            # A missing record means that the process that writes it was killed.
             was_ended = attempt.record is None or (error is not None and error.kind in _ENDED_FROM_OUTSIDE)
             for test in judge(attempt, read_ranks(attempt.files), setting):
                 was_cut_short = was_ended and has_no_result(test)
@@ -351,5 +351,5 @@ def _as_result(rank: RankResult, rerun: Rerun) -> RankResult:
 
 
 def _notable(test: TestVerdict) -> Sequence[RankResult]:
-    """The ranks that may have something to tell; none of those that simply passed."""
+    """The ranks of a test that is not a plain pass; else none."""
     return test.ranks if test.slowest is None else ()

@@ -1,7 +1,7 @@
 """The merged JUnit report, written job by job, in files that stay below the limit of GitLab.
 
-``junit.xml`` is the whole report as long as that fits; then it goes on in ``junit-2.xml`` and so on, each of them a
-document of its own with the counts of its own, and a suite goes on in the next file under the same name.
+``junit.xml`` is the whole report if that fits; else it continues in ``junit-2.xml`` and so on, each of them a
+complete document with its own counts, and a suite may continue in the next file under the same name.
 """
 
 import re
@@ -29,7 +29,7 @@ _USUAL: Final = JUnitForm()
 
 
 class _Case(NamedTuple):
-    """A testcase as XML, and what is counted of it."""
+    """A testcase as XML, and the values that are counted."""
 
     xml: bytes
     kind: VerdictKind
@@ -37,11 +37,11 @@ class _Case(NamedTuple):
 
 
 class JUnitWriter:
-    """Writes the report of a run; a context manager, at whose good end the files take their places.
+    """Writes the report of a run; a context manager, whose successful exit moves the files to their places.
 
     Args:
         path: The first file, ``<folder>/junit.xml``.
-        form: What the report shall look like.
+        form: The form of the report.
     """
 
     def __init__(self, path: Path, form: JUnitForm = _USUAL) -> None:
@@ -52,7 +52,7 @@ class JUnitWriter:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files of the report, in their order."""
+        """The files of the report, in order."""
         return tuple(_place(self._path, number) for number in range(1, len(self._parts) + 1))
 
     def __enter__(self) -> Self:
@@ -85,7 +85,7 @@ class JUnitWriter:
         self._open.end()
 
     def _unique(self, name: str) -> str:
-        """The name of a suite: two jobs whose cells and suites make the same name stay two."""
+        """A unique name for a suite: two jobs whose cells and suites form the same name stay distinct."""
         name = shown(name)
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name} #{self._names[name]}"
@@ -111,11 +111,11 @@ class JUnitWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the report; where something went wrong, what was there before stays.
+        """End the report; on an error, the previous report stays.
 
         Raises:
             OSError: It cannot be written.
-            ResultsError: A file of somebody else has a name that the report needs.
+            ResultsError: A file that allranks did not write has a name that the report needs.
         """
         try:
             if kind is None:
@@ -128,7 +128,7 @@ class JUnitWriter:
                 _unfinished(path).unlink(missing_ok=True)
 
     def _take_places(self) -> None:
-        """The first file comes last: whoever sees it finds what it goes on in."""
+        """Move the files to their places, the first one last: a reader that finds it finds its continuations too."""
         for path in self.files:
             refuse_foreign(path, is_merged_report)
         for path in reversed(self.files):
@@ -141,7 +141,7 @@ class JUnitWriter:
 def refuse_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
     """Refuses to overwrite a file that is not a report of allranks.
 
-    A FIFO, a socket or a device has nothing that could be lost: the report takes its place.
+    A FIFO, a socket or a device has no content to lose: the report replaces it.
 
     Raises:
         ResultsError: There is such a file.
@@ -156,7 +156,7 @@ def refuse_foreign(path: Path, is_ours: Callable[[Path], bool]) -> None:
 
 
 def _place(first: Path, number: int) -> Path:
-    """Where a part of the report lies, counted from 1."""
+    """The path of a part of the report; parts count from 1."""
     return first if number == 1 else first.with_name(f"{first.stem}-{number}{first.suffix}")
 
 
@@ -165,7 +165,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def _later_parts(first: Path) -> list[Path]:
-    """What lies where parts after the first would."""
+    """The existing files with names of parts after the first."""
     name = re.compile(rf"{re.escape(first.stem)}-\d+{re.escape(first.suffix)}")
     return sorted(path for path in first.parent.iterdir() if name.fullmatch(path.name))
 
@@ -182,7 +182,7 @@ def _facts(suite: JobSummary) -> Iterator[Fact]:
 
 
 def _totals(suite: CellSuite) -> Iterator[Fact]:
-    """What is said once of a suite, however many files it is in."""
+    """The facts that are written once for a suite, however many files it spans."""
     yield "deselected", suite.deselected or None
     yield "skip_but_pass", suite.counts.skip_but_pass or None
     yield "flaky", suite.counts.flaky or None

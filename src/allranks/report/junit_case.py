@@ -1,13 +1,12 @@
 """One testcase of the merged report, its form, and names that stay distinct in every client.
 
-Clients do not compare names as they stand. Allure knows a test by ``classname.name``, with the white space at its ends
-gone; xunit-viewer by a hash of 32 bits over name and class name, under which ``[Aa]`` is ``[BB]``; and one of two tests
-that a client takes for the same is lost from its counts. The later one gets a number, until it is none of the others.
+Clients do not compare names exactly. Allure identifies a test by ``classname.name``, stripped of white space at its
+ends; xunit-viewer by a 32-bit hash of name and class name, under which ``[Aa]`` equals ``[BB]``. If a client takes two
+tests for the same, one is lost from its counts. The later one therefore gets a number that makes it unique.
 
-The order and the shape of the elements are what clients make necessary (``tests/report/clients`` shows each with the
-client itself): one outcome element, which has attributes and a text; and, before the retries of a test that passed in
-the end, what went wrong with it in words, because xunit-viewer takes the first element that it does not know for the
-outcome.
+Clients dictate the order and the shape of the elements (``tests/report/clients`` shows each with the client itself):
+one outcome element, with attributes and a text; and, before the retries of a test that passed in the end, a text with
+its earlier failures, because xunit-viewer takes the first element that it does not recognize for the outcome.
 """
 
 import re
@@ -25,15 +24,15 @@ from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Ver
 from allranks.xml_text import MESSAGE_LIMIT, TEXT_LIMIT, attribute, clean_cut, cut, element_text, readable, remembered
 
 Schema = Literal["wide", "narrow"]
-"""``wide``: ``testsuites`` with a suite for each job, and properties everywhere. ``narrow``: one ``testsuite``, of
-nothing but what the schemas of Jenkins' xUnit plug-in and of Maven's Surefire both know."""
+"""``wide``: ``testsuites`` with a suite for each job, and properties everywhere. ``narrow``: one ``testsuite``, with
+only the elements that the schemas of Jenkins' xUnit plug-in and of Maven's Surefire share."""
 
 ClassNames = Literal["pytest", "cell"]
-"""``pytest``: the class name of a testcase is the one that pytest gives. ``cell``: cell and suite stand before it, for
-clients that know a test by class name and name alone and would take its results in two cells for two attempts."""
+"""``pytest``: testcases have pytest's class names. ``cell``: these are prefixed with cell and suite, for clients that
+identify a test only by class name and name and would take its results in two cells for two attempts."""
 
 FILE_LIMIT: Final = 30_000_000
-"""Bytes that no file of the report reaches: GitLab refuses JUnit files of more than 30 MB."""
+"""Bytes that no file of the report reaches: GitLab refuses JUnit files larger than 30 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class JUnitForm:
     """The form of the merged report.
 
     Attributes:
-        classname: The narrow schema has one suite for all jobs, and its class names always say the cell.
+        classname: The narrow schema has one suite for all jobs, so its class names always include the cell.
         file_limit: Bytes below which each file stays, unless a single testcase is as large.
     """
 
@@ -51,19 +50,19 @@ class JUnitForm:
 
     @property
     def says_cell(self) -> bool:
-        """Whether cell and suite stand before class names."""
+        """True if class names are prefixed with cell and suite."""
         return self.classname == "cell" or self.schema == "narrow"
 
 
 NAME_LIMIT: Final = 2000
-"""Characters that a name may have: parameters end up in names, and pytest has no limit for them."""
+"""The most characters of a name: names include parameters, for which pytest has no limit."""
 
 NAMELESS: Final = "(no name)"
 
 _BITS: Final = 0xFFFFFFFF
 _BASE: Final = 31
 _STRIDE: Final = 128
-"""Units at the beginning of a name that are summed at once: seldom is one longer."""
+"""Units at the beginning of a name that are summed at once; longer names are rare."""
 
 _POWERS: Final = tuple(pow(_BASE, place, _BITS + 1) for place in reversed(range(_STRIDE)))
 _PLAIN: Final = re.compile(r"[!-~]+").fullmatch
@@ -72,13 +71,13 @@ Name = tuple[str, str]
 """Class name and name of a testcase."""
 
 Identities = tuple[str, int]
-"""What clients know a testcase by: its full name, and xunit-viewer's number."""
+"""The keys by which clients identify a testcase: its full name, and xunit-viewer's hash."""
 
 
 def unique_names(suite: JobSummary, tests: Sequence[TestVerdict], form: JUnitForm) -> Iterator[Name]:
     """The class name and the name of each testcase, readable and unique in the suite.
 
-    The first of several that are alike keeps its name, and no number makes a name that another test has by itself.
+    The first of several equal names stays unchanged, and no numbered name collides with another test's own name.
     """
     prefix = shown(f"{suite.cell}.{suite.suite}") if form.says_cell else ""
     classes = _Classes(prefix)
@@ -98,7 +97,7 @@ def unique_names(suite: JobSummary, tests: Sequence[TestVerdict], form: JUnitFor
 
 
 def shown(name: str) -> str:
-    """A name as it is shown: readable, never empty, and hardly longer than :data:`NAME_LIMIT`."""
+    """A name for display: readable, never empty, and not much longer than :data:`NAME_LIMIT`."""
     if len(name) > NAME_LIMIT:
         half = NAME_LIMIT // 2
         name = f"{name[:half]}[... {len(name) - 2 * half} characters cut here ...]{name[-half:]}"
@@ -118,7 +117,7 @@ def _numbered(name: Name, classes: "_Classes", taken: set[str | int], reserved: 
 
 
 class _Classes:
-    """The class names of a suite, each looked at once: a suite has few, and many tests in each."""
+    """The class names of a suite, each processed once: a suite has few, with many tests in each."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -126,14 +125,14 @@ class _Classes:
         self._hashes: dict[str, tuple[int, int]] = {}
 
     def shown(self, classname: str) -> str:
-        """A class name as it is shown; a module that was skipped as a whole has none, and keeps none."""
+        """A class name for display; it stays empty for a module that was skipped as a whole."""
         if classname not in self._shown:
             own = shown(classname) if classname else ""
             self._shown[classname] = ".".join(part for part in (self._prefix, own) if part)
         return self._shown[classname]
 
     def identities(self, name: Name) -> Identities:
-        """What clients know a testcase by."""
+        """The keys by which clients identify a testcase."""
         classname, own = name
         full = f"{classname}.{own}"
         if not _PLAIN(full):
@@ -150,7 +149,7 @@ def _folded(text: str) -> str:
 
 @remembered
 def _hash(text: str) -> int:
-    """Java's hash of a text, before its last bits are taken, as xunit-viewer has it (src/cli/parse.js)."""
+    """Java's string hash before its truncation, as in xunit-viewer (src/cli/parse.js)."""
     units = _units(text)
     number: int = sum(map(mul, units[:_STRIDE], _POWERS[-len(units) :]))
     for unit in units[_STRIDE:]:
@@ -159,22 +158,22 @@ def _hash(text: str) -> int:
 
 
 def _units(text: str) -> bytes | memoryview:
-    """The units of UTF-16 that JavaScript counts a text in."""
+    """The UTF-16 units of a text, as JavaScript counts them."""
     return text.encode() if text.isascii() else memoryview(text.encode("utf-16-le")).cast("H")
 
 
 RETRY_LIMIT: Final = 16 * 1024
-"""Characters that a text of an earlier attempt may have."""
+"""The most characters of a text of an earlier attempt."""
 
 RETRIES: Final = 20
-"""Earlier attempts that are told in full: a rerun until it passes may have had thousands."""
+"""Earlier attempts that are reported in full: rerunning until a pass may produce thousands."""
 
 _ELEMENTS: Final = {VerdictKind.FAILURE: "failure", VerdictKind.ERROR: "error", VerdictKind.SKIPPED: "skipped"}
 _ORDER: Final = ("failure", "rerunFailure", "flakyFailure", "skipped", "error", "rerunError", "flakyError")
 """The order of Surefire's schema, which is a sequence."""
 
 Fact = tuple[str, object]
-"""Name and value of what is known; a value that is None or empty is not told."""
+"""A property's name and value; a value that is None or empty is left out."""
 
 Element = tuple[str, str]
 """A tag, and the whole element as XML."""
@@ -184,8 +183,8 @@ def render_case(test: TestVerdict, name: Name, suite: JobSummary, form: JUnitFor
     """A testcase as XML.
 
     Args:
-        test: What it came to.
-        name: Its class name and name, which are unique in the suite.
+        test: The judged test.
+        name: Its class name and name, unique in the suite.
         suite: The job that it belongs to.
         form: The form of the report.
     """
@@ -196,7 +195,7 @@ def render_case(test: TestVerdict, name: Name, suite: JobSummary, form: JUnitFor
 
 
 def properties(said: Iterable[Fact]) -> str:
-    """A ``properties`` element with those facts that have a value; nothing where none has."""
+    """A ``properties`` element with the facts that have a value; empty if none has."""
     lines = "".join([property_line(name, value) for name, value in said if is_told(value)])
     return f"<properties>{lines}</properties>\n" if lines else ""
 
@@ -210,17 +209,17 @@ def property_line(name: str, value: object) -> str:
 
 @lru_cache(maxsize=64)
 def _passed(ranks: str) -> str:
-    """What is told of each of a job's tests that simply passed."""
+    """The properties of each plain pass of a job."""
     return property_line("ranks", ranks) + property_line("rule", VerdictRule.PASSED.value)
 
 
 def is_told(value: object) -> bool:
-    """Whether there is something to tell: zero is something."""
+    """True if a value is not None and not empty; zero counts."""
     return value is not None and value != ""
 
 
 def _wide(test: TestVerdict, _: JobSummary) -> str:
-    """Facts are properties; output stands after an outcome and before retries."""
+    """Facts are properties; output follows an outcome and precedes retries."""
     if _has_just_passed(test):
         return f"<properties>{property_line('nodeid', test.nodeid)}{_passed(compact(test.ranks))}</properties>\n"
     parts = [properties(_facts(test))]
@@ -231,7 +230,7 @@ def _wide(test: TestVerdict, _: JobSummary) -> str:
 
 
 def _narrow(test: TestVerdict, suite: JobSummary) -> str:
-    """The schemas know no properties of a testcase: facts are the first lines of what it printed."""
+    """The schemas have no properties for testcases: facts are the first lines of the output."""
     facts = (("cell", suite.cell), ("suite", suite.suite), *_facts(test), *_type_of_skip(test.verdict))
     if _has_just_passed(test):
         return f"<system-out>{element_text(_lines(facts))}</system-out>\n"
@@ -243,7 +242,7 @@ _BODIES: Final = {"wide": _wide, "narrow": _narrow}
 
 
 def _has_just_passed(test: TestVerdict) -> bool:
-    """Nearly every test: there is little to tell of it, and that is told quickly."""
+    """True for a plain pass: nearly every test, and quick to render."""
     return test.verdict.rule is VerdictRule.PASSED and test.verdict.kind is VerdictKind.PASSED and not test.earlier
 
 
@@ -267,7 +266,7 @@ def _facts_of_verdict(verdict: Verdict) -> Iterator[Fact]:
 
 
 def _type_of_skip(verdict: Verdict) -> Iterator[Fact]:
-    """Surefire's ``skipped`` has no type, by which a skip is told from an expected failure."""
+    """The type as a fact: Surefire's ``skipped`` has none to distinguish a skip from an expected failure."""
     if verdict.kind is VerdictKind.SKIPPED:
         yield "type", verdict.reason
 
@@ -302,7 +301,7 @@ def _text(verdict: Verdict, limit: int) -> str:
 
 
 def _output(test: TestVerdict, facts: Sequence[Fact]) -> Iterator[Element]:
-    """What the ranks of a bad test printed, each under its number, below what is known of the test."""
+    """The facts of a test and, if it is bad, the output of its ranks, each under its number."""
     ranks = test.ranks if test.verdict.is_bad else ()
     out, err = _streams(ranks, test.verdict.leading, TEXT_LIMIT)
     yield from _stream("system-out", _lines(facts) + out)
@@ -318,7 +317,7 @@ def _line(value: str) -> str:
 
 
 def _streams(ranks: Sequence[RankResult], leading: int | None, limit: int) -> tuple[str, str]:
-    """Standard output and standard error, the leading rank's first: what is cut is somebody else's."""
+    """Standard output and standard error, the leading rank's first, so that cuts affect the other ranks."""
     ordered = sorted(ranks, key=lambda rank: rank.rank != leading)
     printed = ([(rank.rank, rank.stdout) for rank in ordered], [(rank.rank, rank.stderr) for rank in ordered])
     out, err = (
@@ -340,7 +339,7 @@ def _before(test: TestVerdict) -> Iterator[Element]:
 
 
 def _retries(test: TestVerdict) -> Iterator[Element]:
-    """The earlier attempts, as Surefire writes reruns; those of a test that is skipped in the end are in its text."""
+    """The earlier attempts, in Surefire's form for reruns; for a test skipped in the end, they are in its text."""
     if test.verdict.kind is VerdictKind.SKIPPED:
         # junit-to-ctrf takes a skipped test with a flaky failure for a passed one.
         return

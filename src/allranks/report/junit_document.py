@@ -1,7 +1,7 @@
 """One file of the merged report: a complete JUnit document with counts of its own.
 
-Testcases go straight to the disk. The counts that stand at the beginning are known at the end: they get room, or what
-follows them waits in a file beside it.
+Testcases are written to disk at once. The counts at the beginning are known only at the end: either space is reserved
+for them, or the content that follows them is held in a second file.
 """
 
 import shutil
@@ -18,10 +18,10 @@ from allranks.xml_text import attribute
 
 _HEADER: Final = b'<?xml version="1.0" encoding="UTF-8"?>\n'
 _ROOM: Final = 160
-"""Bytes kept free for counts in a start tag: five numbers of up to 20 digits, and their names."""
+"""Bytes reserved for the counts in a start tag: five numbers of up to 20 digits, and their names."""
 
 _LONGEST: Final = 1e12
-"""Seconds that a sum is at most said to be: a damaged file may claim any number."""
+"""The largest sum of seconds that is written: a damaged file may claim any number."""
 
 _END_OF_SUITE: Final = b"</testsuite>\n"
 _END: Final = b"</testsuites>\n"
@@ -46,7 +46,7 @@ class Tally:
         self.time += seconds
 
     def __iadd__(self, other: Self) -> Self:
-        """Count those of another too."""
+        """Add another tally."""
         self.tests += other.tests
         self.failures += other.failures
         self.errors += other.errors
@@ -56,7 +56,7 @@ class Tally:
 
     @property
     def attributes(self) -> dict[str, str]:
-        """Names and values."""
+        """The counts as names and values of attributes."""
         return {
             "tests": str(self.tests),
             "failures": str(self.failures),
@@ -67,17 +67,17 @@ class Tally:
 
     @property
     def xml(self) -> str:
-        """The attributes as XML, with a blank before each."""
+        """The attributes as XML, with a space before each."""
         return "".join(f' {name}="{value}"' for name, value in self.attributes.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteHead:
-    """What stands at the beginning of a suite.
+    """The start of a suite.
 
     Attributes:
-        name: What it is called, in each file that has a part of it.
-        facts: What is known of it besides its name and its counts.
+        name: Its name, in each file that has a part of it.
+        facts: Its properties besides name and counts.
         started: Seconds since the epoch.
     """
 
@@ -87,21 +87,21 @@ class SuiteHead:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
+        """Its approximate size in bytes."""
         return len(properties(self.facts).encode()) + len(self.name.encode()) + 2 * _ROOM
 
     @property
     def timestamp(self) -> str:
-        """When the job began, in ISO 8601; empty where that is not known."""
+        """The start of the job, in ISO 8601; empty if unknown."""
         started = self.started
         return "" if started is None else datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
 
 
 class JUnitDocument(Protocol):
-    """A file that is being written, suite after suite.
+    """A file that is being written, suite by suite.
 
     Attributes:
-        has_cases: Whether there is a testcase in it.
+        has_cases: True if it has a testcase.
     """
 
     has_cases: bool
@@ -123,7 +123,7 @@ class JUnitDocument(Protocol):
         """Complete the file and close it."""
 
     def close(self) -> None:
-        """Close what is open; what is on the disk then is no document unless it was finished."""
+        """Close open files; the file on disk is a complete document only if it was finished."""
 
 
 class WideDocument:
@@ -142,7 +142,7 @@ class WideDocument:
         self._size += self._file.write(data)
 
     def _start(self, tag: str, tally: Tally, rest: str) -> None:
-        """A start tag with room for counts."""
+        """Write a start tag with space reserved for counts."""
         self._write(tag.encode())
         self._counts.append((self._file.tell(), tally))
         self._write(b" " * _ROOM + f"{rest}>\n".encode())
@@ -179,14 +179,14 @@ class WideDocument:
         self._file.close()
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the file."""
         self._file.close()
 
 
 class NarrowDocument:
-    """One ``testsuite`` for everything: Surefire's schema knows no root above it, and no suite in a suite.
+    """One ``testsuite`` for everything: Surefire's schema has no root above it, and no nested suites.
 
-    What the suites of the wide form say of themselves are properties of the one suite, under the job's name.
+    The properties of the wide form's suites become properties of the one suite, prefixed with the job's name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -243,6 +243,6 @@ class NarrowDocument:
         return "".join(property_line(f"{job}.{name}", value) for name, value in facts if is_told(value)).encode()
 
     def close(self) -> None:
-        """Close what is open, and remove what only waited."""
+        """Close the open file, and remove the temporary one."""
         self._body.close()
         self._body_path.unlink(missing_ok=True)

@@ -1,8 +1,7 @@
 """Reads a run folder, judges it job by job, and writes the merged reports into it.
 
-Files only: nothing here needs torch, an engine, the matrix file or the machine that the run was on. Merging again
-writes the same again, and two processes that merge one folder wait for each other. No more than one job's tests are
-held at a time.
+Only files are needed: no torch, engine, matrix file or the machine of the run. Merging is idempotent, and processes
+that merge the same folder wait for each other. At most one job's tests are in memory at a time.
 """
 
 import os
@@ -35,7 +34,7 @@ LOCK_NAME: Final = ".merge.lock"
 
 
 Observer = Callable[[CellSuite], None]
-"""What is shown each job with its tests, before these are dropped."""
+"""Receives each job with its tests, before these are dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class _Judged:
     """A folder that is being judged.
 
     Attributes:
-        suites: To be gone through once.
+        suites: An iterable that can be consumed only once.
     """
 
     gathered: Gathered
@@ -56,7 +55,7 @@ class _Judged:
         return frozenset(f"{job.cell}/{job.suite}" for job in manifest.jobs) if manifest else None
 
 
-def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
+def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
     folder: Path,
     *,
     policy: SkipPolicy | None = None,
@@ -65,23 +64,23 @@ def merge(  # noqa: PLR0913 - every one has a default, and goes by its name
     baseline: Baseline | None = None,
     junit_form: JUnitForm | None = None,
 ) -> MergedRun:
-    """Merges a run folder, a folder with parts of a run below it, or any folder with the JUnit XML of ranks.
+    """Merges a run folder, a folder with parts of a run below it, or any folder with JUnit XML of ranks.
 
     Args:
-        folder: Where the results lie, and where ``junit.xml``, ``report.html`` and ``summary.md`` are
+        folder: The folder with the results, to which ``junit.xml``, ``report.html`` and ``summary.md`` are
             written.
-        policy: How environment skips are read; None for what the run's matrix file says, else for what the sandcastle
-            variables say.
-        environ: Where the sandcastle variables are looked up.
+        policy: How environment skips are read; None for the policy of the run's matrix file, or else of the
+            sandcastle variables.
+        environ: The environment that holds the sandcastle variables.
         observers: Called with each job's tests, in the order of the report.
-        baseline: How many tests executed when all was well; None for what the run's matrix file names.
+        baseline: The numbers of executed tests in a good run; None for the baseline that the matrix file names.
         junit_form: The form of ``junit.xml``; None for the usual one.
 
     Raises:
-        UsageError: The folder is not there, or nothing in it is a result.
-        ResultsError: The reports cannot be written, or would overwrite a file of somebody else.
+        UsageError: The folder does not exist, or has no results.
+        ResultsError: The reports cannot be written, or would overwrite a file that allranks did not write.
     """
-    root = Path(os.path.realpath(folder))  # Path.resolve raises for links in a circle
+    root = Path(os.path.realpath(folder))  # Path.resolve raises for circular links
     if not root.is_dir():
         msg = f"There is no results folder {folder}."
         raise UsageError(msg, remedy="Give the folder of a run: results/latest.")
@@ -154,6 +153,6 @@ def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterato
 
 
 def _sandcastle(environ: Mapping[str, str]) -> SkipPolicy:
-    """``pass`` on sandcastle, told as torch tells it (testing/_internal/common_utils.py, ``IS_SANDCASTLE``)."""
+    """``pass`` on sandcastle, detected as torch does (testing/_internal/common_utils.py, ``IS_SANDCASTLE``)."""
     on = environ.get("SANDCASTLE") == "1" or environ.get("TW_JOB_USER") == "sandcastle"
     return "pass" if on else "skip"

@@ -1,9 +1,9 @@
 """Reads testcases that are alike in the files of many ranks without expat, which nearly all are.
 
-A million testcases take expat's handlers five seconds. What stands between two of their times is mostly what stood
-there in the file of another rank, and is then known. Where a run of known testcases stood, an element is left for
-expat, which so still decides what is well-formed, and where a testcase counts: within a failure's text it is none.
-Whatever is not written exactly as pytest writes it, expat reads as ever.
+A million testcases take expat's handlers five seconds. The text between two of their times is mostly the same as in
+the file of another rank, and is then known. A run of known testcases is replaced by one element for expat, which thus
+still decides whether the document is well-formed and whether a testcase counts: within a failure's text it does not.
+Text that is not exactly in pytest's form is left to expat.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from allranks.report.declared import CaseDetails
 from allranks.report.results import ABSENT, Key
 
-_TEXT: Final = r"[ !#-%'-;=-~]*+"  # printable, ASCII, and neither quote nor ampersand nor angle
+_TEXT: Final = r"[ !#-%'-;=-~]*+"  # printable ASCII without double quotes, ampersands and angle brackets
 _NUMBER: Final = r"[0-9]{1,12}(?:\.[0-9]{1,12})?"
 _END: Final = " />"
 _TIME: Final = re.compile(f' time="({_NUMBER})"'.encode("ascii"))
@@ -33,22 +33,22 @@ _PIECE: Final = re.compile(
     f"( ?/>|><properties>{_PROPERTIES}</properties></testcase>|><(?s:.)*>)"
     f'<testcase classname="({_TEXT})" name="({_TEXT})"'.encode("ascii")
 )
-_HIDING: Final = re.compile(rb"<[!?]")  # comments and the like: what seems a testcase in them is none
+_HIDING: Final = re.compile(rb"<[!?]")  # comments and the like: a testcase inside them does not count
 _ENCODINGS: Final = frozenset({"ascii", "us-ascii", "utf-8"})
 _MOST_BYTES: Final = 16 << 20
 _MOST_SEEN: Final = 1 << 16
 
 
 class Piece(NamedTuple):
-    """What stands between the times of two testcases: the rest of the first one, and the beginning of the second.
+    """The text between the times of two testcases: the rest of the first one, and the beginning of the second.
 
     Attributes:
-        rest: How many bytes are of the first one.
-        said: The node id that the first one says; empty where it does not say it.
-        world_size: The first one's; 0 where it does not say it.
-        at: When the first one's outcome arrived; :data:`~allranks.report.results.ABSENT` where it does not say it.
-        more: What else the first one says; None for nothing but that it passed.
-        key: Class name and name of the second one, and the node id of one that does not say it.
+        rest: The number of bytes that belong to the first one.
+        said: The node id in the first one; empty if it has none.
+        world_size: The world size in the first one; 0 if it has none.
+        at: When the first one's outcome arrived; :data:`~allranks.report.results.ABSENT` if it is not given.
+        more: The other content of the first one; None for a plain pass.
+        key: Class name and name of the second one, without a stated node id.
     """
 
     rest: int
@@ -63,8 +63,8 @@ class KnownPieces:
     """The pieces of the files so far.
 
     Args:
-        parse: What the inside of a testcase says, from the end of its attributes to its end tag: the node id, and
-            all of it. None where it is none.
+        parse: Parses a testcase from the end of its attributes to its end tag into the node id and all details;
+            returns None if the text is not such a testcase.
     """
 
     def __init__(self, parse: Callable[[bytes], tuple[str, CaseDetails] | None]) -> None:
@@ -74,14 +74,14 @@ class KnownPieces:
         self._seen: set[int] = set()
 
     def read(self, pieces: Sequence[bytes]) -> list[Piece | None]:
-        """What each piece says; None where expat has to read it."""
+        """The parsed pieces; None for each that expat has to read."""
         found = list(map(self._known.get, pieces))
         if None in found:
             found = [piece or self._with_arrival(text) for piece, text in zip(found, pieces, strict=True)]
         return found
 
     def _with_arrival(self, piece: bytes) -> Piece | None:
-        """A piece that is not known as it is: that may be for a time of arrival, which no two have in common."""
+        """Look up an unknown piece without its time of arrival, which differs in every testcase."""
         arrival = _ARRIVAL.search(piece)
         if arrival is None:
             return self._learn(piece)
@@ -109,7 +109,7 @@ class KnownPieces:
         return found
 
     def _inside(self, rest: bytes) -> tuple[str, CaseDetails] | None:
-        """What a testcase says that says more than that it passed: worth to be known if another rank says the same."""
+        """Parse a testcase that is not a plain pass: worth caching if another rank reports the same."""
         seen = hash(rest)
         if seen in self._seen:
             return self._parse(rest)
@@ -127,12 +127,12 @@ class KnownPieces:
 
 
 class Run(NamedTuple):
-    """Testcases that follow each other.
+    """Consecutive testcases.
 
     Attributes:
         times: The seconds of each.
-        begins: The pieces that each of them begins in.
-        ends: The pieces that each of them ends in.
+        begins: The piece in which each of them begins.
+        ends: The piece in which each of them ends.
     """
 
     times: list[float]
@@ -144,7 +144,7 @@ class PlainCases:
     """Takes runs of known testcases out of one document.
 
     Attributes:
-        marker: The tag of the elements that stand where a run stood. No document can know it beforehand.
+        marker: The tag of the elements that replace runs; it is random, so no document can forge it.
     """
 
     def __init__(self, known: KnownPieces) -> None:
@@ -157,27 +157,27 @@ class PlainCases:
         self._has_lines = False
 
     def see_encoding(self, encoding: str | None) -> None:
-        """Learn what the document's declaration says: in others than these, a byte may be another letter."""
+        """Check the declared encoding of the document: in other encodings, a byte may be another letter."""
         self._takes = self._takes and (encoding or "utf-8").lower() in _ENCODINGS
 
     def see(self, chunk: bytes) -> None:
-        """Look at the next chunk without taking anything from it."""
+        """Inspect the next chunk without taking anything from it."""
         seen = chunk[2:] if self._last is None else self._last + chunk  # a declaration begins like an instruction
         self._takes = self._takes and not _HIDING.search(seen)
         self._last = chunk[-1:]
 
     def take(self, chunk: bytes) -> bytes:
-        """The next chunk, with elements of the tag :attr:`marker` instead of runs."""
+        """The next chunk, with each run replaced by an element of the tag :attr:`marker`."""
         self.see(chunk)
         self._has_lines = b"\n" in chunk
         return b"".join(self._without_runs(_TIME.split(chunk))) if self._takes else chunk
 
     def _without_runs(self, parts: list[bytes]) -> Iterator[bytes]:
-        """What is left for expat.
+        """The text that is left for expat.
 
         Args:
-            parts: Of the chunk: texts and times by turns. A testcase is known if the texts on either side of its time
-                are; the first and the last text are cut off somewhere, so they are not.
+            parts: The chunk's texts and times, alternating. A testcase is known if the texts on either side of its
+                time are; the first and the last text are incomplete, so they are never known.
         """
         pieces = self._known.read(parts[2:-1:2])
         done = 0  # parts
@@ -195,24 +195,24 @@ class PlainCases:
         yield from _rejoined(parts[done + 1 :])
 
     def _leave(self, run: Run, lines: int) -> bytes:
-        """The element for a run, of so many lines: what comes after it is on the line where expat says it is."""
+        """The element for a run, with as many line feeds as the run had, so that expat's line numbers stay right."""
         self._number += 1
         self._runs[str(self._number)] = run
         newlines = "\n" * lines
         return f'<{self.marker} n="{self._number}"{newlines}/>'.encode("ascii")
 
     def run(self, attributes: Mapping[str, str]) -> Run:
-        """The testcases that stood where an element with these attributes stands."""
+        """The testcases that the element with these attributes replaces."""
         return self._runs.pop(attributes["n"])
 
 
 def _rejoined(parts: Sequence[bytes]) -> Iterator[bytes]:
-    """Times and texts by turns, as they were."""
+    """Times and texts, alternating, in their original form."""
     return (part if place % 2 else b' time="%b"' % part for place, part in enumerate(parts))
 
 
 def _stretches(pieces: Sequence[Piece | None]) -> Iterator[tuple[int, list[Piece]]]:
-    """Pieces that are known and follow each other, two at least, with the place of the first of them."""
+    """Sequences of at least two known pieces, each with the position of its first piece."""
     unknown = [place for place, piece in enumerate(pieces) if piece is None]
     for before, after in pairwise((-1, *unknown, len(pieces))):
         if after - before > 2:

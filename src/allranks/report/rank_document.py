@@ -1,6 +1,6 @@
 """Writes ``rank-N.xml``: one rank's results in pytest's JUnit dialect, with properties.
 
-The time is that of a loop over the testcases: what ranks share of one, its names above all, is made once.
+The loop over testcases dominates the time, so the parts that ranks share, mainly names, are built once.
 """
 
 import math
@@ -34,11 +34,11 @@ _TYPE: Final = MappingProxyType({Outcome.SKIPPED: "pytest.skip", Outcome.XFAILED
 
 
 def write_rank_files(attempt: Path, journal: Path) -> dict[str, str]:
-    """Write the rank XML of an attempt from its journal; the :func:`digest` of each file, by its name.
+    """Write the rank XML of an attempt from its journal; return the :func:`digest` of each file, by name.
 
     Args:
-        attempt: Its folder.
-        journal: The journal; of one that cannot be read to its end, what can be read.
+        attempt: The attempt's folder.
+        journal: The journal; if it is damaged, its readable part is used.
 
     Raises:
         OSError: The folder cannot be written.
@@ -56,7 +56,7 @@ def write_rank_files(attempt: Path, journal: Path) -> dict[str, str]:
 
 
 class _Beginnings:
-    """What the testcases of passes begin with: up to their time, and on from there to when they arrived."""
+    """The constant parts of passing testcases: up to their time, and from there to their time of arrival."""
 
     def __init__(self) -> None:
         self._keys: tuple[Key, ...] = ()
@@ -64,7 +64,7 @@ class _Beginnings:
         self._known: list[tuple[str, str]] = []
 
     def of(self, file: RankFile) -> Sequence[tuple[str, str]]:
-        """Those of a rank's tests; the next rank's are mostly the same."""
+        """The parts for a rank's tests; those of the next rank are mostly the same."""
         if file.keys is not self._keys or file.world_sizes is not self._sizes:
             self._keys, self._sizes = file.keys, file.world_sizes
             self._known = [_beginning(key, size or None) for key, size in zip(file.keys, file.world_sizes, strict=True)]
@@ -110,7 +110,7 @@ def _timestamp(at: float) -> str:
     try:
         return datetime.fromtimestamp(at, UTC).isoformat()
     except (ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(0, UTC).isoformat()  # no clock says that
+        return datetime.fromtimestamp(0, UTC).isoformat()  # no clock shows such a time
 
 
 def _inside(result: RankResult) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _said(result: RankResult) -> dict[str, object]:
 
 
 def _properties(said: Mapping[str, object]) -> str:
-    """Our own properties; those without a value are left out."""
+    """The properties of allranks; those without a value are left out."""
     return _property_elements({f"allranks.{name}": str(value) for name, value in said.items() if value is not None})
 
 

@@ -1,7 +1,7 @@
 """Reads the JUnit XML of one rank: ours, and what plain pytest or a unittest runner writes.
 
-The file is streamed through expat, so that a truncated one gives every testcase before the cut, and nothing in it can
-make the reader fetch or expand anything: a document type declaration, the only way to declare an entity, is refused.
+The file is streamed through expat, so that a truncated one yields every testcase before the cut. Nothing in it can make
+the reader fetch or expand anything: a document type declaration, the only way to declare an entity, is refused.
 """
 
 import os
@@ -27,28 +27,28 @@ from allranks.xml_text import cut
 _Number = TypeVar("_Number", int, float)
 
 _CHUNK: Final = 1 << 18
-_FIRST_CHUNK: Final = 1 << 10  # nothing can be taken out of the one with the declaration and the root
+_FIRST_CHUNK: Final = 1 << 10  # the chunk with the declaration and the root goes to expat whole
 _ROOTS: Final = ("testsuites", "testsuite")
 _RANK_TOKEN: Final = re.compile(r"rank[-_.]?([0-9]+)", re.IGNORECASE)
 _OUTCOME_TAGS: Final = ("failure", "error", "skipped")
 _SILENT: Final = frozenset({"classname", "name", "time", "file", "line", "timestamp"})
 _END_OF_CASE: Final = b"</testcase>"
-_OF_ONE_RANK: Final = b"allranks.at"  # not worth to be remembered
+_OF_ONE_RANK: Final = b"allranks.at"  # not worth caching
 _NO_KEY: Final = Key("", "", "-")
 
 PASSED_OUTPUT: Final = 256 * 1024
-"""Characters of what passing tests printed that are kept of a file: they are shown where another rank went wrong."""
+"""Characters kept of passing tests' output in one file: it is shown if another rank went wrong."""
 
 
 class _RefusedError(Exception):
-    """The document is well-formed so far, and nothing that a rank would write."""
+    """The document is well-formed so far, but not one that a rank would write."""
 
 
 class _Reader:
-    """The expat handlers, and what they have gathered.
+    """The expat handlers and the data they have collected.
 
     Args:
-        known: The tests of a file that was read before. Where this one has the same, no name is kept twice.
+        known: The tests of a file that was read before. If this one has the same tests, it shares their names.
     """
 
     def __init__(self, known: tuple[Key, ...], pieces: KnownPieces) -> None:
@@ -80,7 +80,7 @@ class _Reader:
         return self._known if len(self.times) == len(self._known) else self._known[: len(self.times)]
 
     def feed(self, chunk: bytes) -> int:
-        """Take in the next bytes of the document; how many of them were left for expat."""
+        """Parse the next bytes of the document; return how many of them were left for expat."""
         if self._has_begun:
             chunk = self._plain.take(chunk)
         else:
@@ -101,10 +101,10 @@ class _Reader:
         self._listen()
 
     def _listen(self) -> None:
-        """Set the handlers for what is below the root.
+        """Set the handlers for the elements below the root.
 
-        They run for every one of a million testcases, which nearly all have a name that is known and nothing inside:
-        hence functions that share their variables, which is a third quicker than methods that share an object's.
+        They run for each of a million testcases, nearly all of which have a known name and no content: hence
+        closures with shared variables, which are a third faster than methods with attributes.
         """
         case: Mapping[str, str] | None = None
         known, times, marker = self._known, self.times, self._plain.marker
@@ -165,7 +165,7 @@ class _Reader:
             self._keep(number, more)
 
     def _outside(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """An element begins that is in no testcase: what went wrong with a whole suite is written there by some."""
+        """Handle the start of an element outside testcases: some writers put the errors of a whole suite there."""
         if tag == "property":
             self.properties[attributes.get("name", "")] = attributes.get("value", "")
         elif tag in _ROOTS:
@@ -183,7 +183,7 @@ class _Reader:
         self._keep(len(self.times) - 1, more)
 
     def _inside(self, tag: str, attributes: Mapping[str, str]) -> None:
-        """An element within a testcase begins."""
+        """Handle the start of an element within a testcase."""
         if self._more is None:
             self._more = CaseDetails()
         if tag == "property":
@@ -194,7 +194,7 @@ class _Reader:
     def _tell(
         self, tag: str, attributes: Mapping[str, str], add: Callable[[str, Mapping[str, str], str], None]
     ) -> None:
-        """Take in all that an element says, up to its end; elements within it are its text."""
+        """Collect the text of an element up to its end, including the text of nested elements."""
         text: list[str] = []
 
         def end(ended: str) -> None:
@@ -207,7 +207,7 @@ class _Reader:
         self.parser.CharacterDataHandler = text.append
 
     def _end_case(self, place: int, case: Mapping[str, str], more: CaseDetails | None) -> None:
-        """A testcase has ended that has a name of its own, or something inside, or attributes that are seldom."""
+        """Handle the end of a testcase that has a new name, content, or unusual attributes."""
         nodeid = more.properties.get("allranks.nodeid", "") if more else ""
         self._name(place, Key(case.get("classname", ""), case.get("name", ""), nodeid))
         said = [told for told in outcomes_said(case) if told[0] is not Outcome.PASSED]
@@ -240,7 +240,7 @@ class _Reader:
 
 
 class RankReader:
-    """Reads files of ranks, and remembers the tests of the last one: the next rank's are mostly the same."""
+    """Reads files of ranks, and caches the tests of the last one: those of the next rank are mostly the same."""
 
     def __init__(self) -> None:
         self._known: tuple[Key, ...] = ()
@@ -249,15 +249,15 @@ class RankReader:
     def read(self, path: Path, texts: dict[str, str] | None = None) -> RankFile:
         """The results in one XML file.
 
-        Never raises for what is in the file: a broken, truncated, empty, binary or foreign file becomes a
-        :attr:`RankFile.problem <allranks.report.results.RankFile.problem>`, with the testcases before the break kept.
+        Never raises for the content of the file: a broken, truncated, empty, binary or foreign file becomes a
+        :attr:`RankFile.problem <allranks.report.results.RankFile.problem>`, and the testcases before the break stay.
         Several testcases of one test (pytest writes a failed call and a failed tear-down as two) are folded into one,
         the worst.
 
         Args:
             path: The file.
-            texts: Texts of other ranks, each by itself: what goes wrong on one rank, others mostly say too, and equal
-                texts are in memory once. Those of this file are added.
+            texts: An intern table of the texts of other ranks, to which those of this file are added: ranks mostly
+                report the same failures, and equal texts are in memory once.
         """
         reader = _Reader(self._known, self._pieces)
         problem = _feed(reader, path)
@@ -290,17 +290,17 @@ class RankReader:
 
 
 def stray_file(path: Path) -> RankFile:
-    """What stands for a file that is not read, because it lies outside of the folder that it seems to lie in."""
+    """A placeholder for a file that is not read, because it is not a regular file inside the results folder."""
     return RankFile(path=path, rank=_rank({}, path), problem=stray_text(path))
 
 
 def read_rank_xml(path: Path) -> RankFile:
-    """The results in one XML file, as :meth:`RankReader.read` gives them."""
+    """The results in one XML file, as :meth:`RankReader.read` returns them."""
     return RankReader().read(path)
 
 
 def _inside(inside: bytes) -> tuple[str, CaseDetails] | None:
-    """What a testcase says from the end of its attributes on; None for what expat has to see in its place."""
+    """Parse a testcase from the end of its attributes on; None if expat must read it in place."""
     is_one = inside.endswith(_END_OF_CASE) and inside.count(b"testcase") == 1 and b"testsuite" not in inside
     if not is_one or not inside.isascii() or _OF_ONE_RANK in inside:
         return None
@@ -315,7 +315,7 @@ def _inside(inside: bytes) -> tuple[str, CaseDetails] | None:
 
 
 def _feed(reader: _Reader, path: Path) -> str:
-    """Parses the file into ``reader``; the cause when that did not work to its end, else nothing."""
+    """Parses the file into ``reader``; returns why that failed, or an empty text."""
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size == 0:
@@ -333,8 +333,8 @@ def _feed(reader: _Reader, path: Path) -> str:
 
 
 def _parse(reader: _Reader, file: BinaryIO) -> None:
-    # An older expat begins anew with each chunk while an attribute goes on, so that 50 MB of one would take minutes:
-    # while nothing comes out, what goes in doubles.
+    # An older expat rescans an unfinished attribute with each chunk, so that one of 50 MB would take minutes: the
+    # chunk size doubles until expat reports something.
     size, fed = _FIRST_CHUNK, 0
     while chunk := file.read(size):
         fed += reader.feed(chunk)
@@ -343,7 +343,7 @@ def _parse(reader: _Reader, file: BinaryIO) -> None:
 
 
 def _rank(properties: Mapping[str, str], path: Path) -> int | None:
-    """The rank: what the file says, else the last number of a ``rank`` token in its name."""
+    """The rank: from the file's content, else the last number of a ``rank`` token in its name."""
     said = whole_number(properties.get("allranks.rank"))
     if said is not None:
         return said
@@ -352,7 +352,7 @@ def _rank(properties: Mapping[str, str], path: Path) -> int | None:
 
 
 def _implausible(reader: _Reader, rank: int | None) -> str:
-    """What the file claims that cannot be, and would have every missing rank of it accounted for; empty for nothing."""
+    """Why the file's rank or world size is implausible: each missing rank would get a result; empty if it is not."""
     if rank is not None and rank >= MOST_RANKS:
         return f"claims to be rank {rank}: no run has as many"
     size = whole_number(reader.properties.get("allranks.world_size")) or 0
@@ -364,7 +364,7 @@ def _implausible(reader: _Reader, rank: int | None) -> str:
 
 
 def _folded(file: RankFile) -> RankFile:
-    """A file whose tests are each there once, in the order of their first appearance."""
+    """The file with each test once, in order of first appearance."""
     by_test: dict[str, list[RankResult]] = {}
     for result in file.results:
         by_test.setdefault(result.nodeid, []).append(result)
@@ -380,6 +380,6 @@ def _folded(file: RankFile) -> RankFile:
 
 
 def _fill(column: "array[_Number]", length: int, nothing: _Number) -> "array[_Number]":
-    """The same column, with nothing for tests that said nothing."""
+    """The same column, filled up with ``nothing`` for tests without a value."""
     column.extend(repeat(nothing, length - len(column)))
     return column

@@ -1,7 +1,7 @@
 """report.json: the judged run for programs, written while the merge streams.
 
-One object. ``tests`` stands in each suite in the order of the report; texts and output are in ``junit.xml``. A later
-version adds keys and takes none away, unless ``schema`` grows.
+The file holds one object. Each suite has its ``tests`` in the order of the report; texts and output are in
+``junit.xml``. A later version may add keys but removes none unless it raises ``schema``.
 """
 
 import json
@@ -24,7 +24,7 @@ GENERATOR: Final = "allranks"
 
 
 class JsonWriter:
-    """Writes the file; a context manager, which leaves what was there before unless :meth:`write` has been called."""
+    """Writes the file; a context manager, which keeps the previous file unless :meth:`write` has been called."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,7 +42,7 @@ class JsonWriter:
         return self
 
     def add(self, suite: CellSuite) -> None:
-        """Write a suite with its tests, a test a line.
+        """Write a suite with its tests, one per line.
 
         Raises:
             OSError: It cannot be written.
@@ -55,7 +55,7 @@ class JsonWriter:
         self._file.write("]}")
 
     def write(self, merged: MergedRun) -> None:
-        """Write what is known at the end, and put the file into its place.
+        """Write the totals of the run, and move the file to its place.
 
         Raises:
             OSError: It cannot be written.
@@ -73,13 +73,13 @@ class JsonWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Remove what is not finished."""
+        """Remove an unfinished file."""
         self._file.close()
         self._unfinished.unlink(missing_ok=True)
 
 
 def is_report_json(path: Path) -> bool:
-    """Whether a file is one that allranks wrote, and may therefore overwrite."""
+    """True if allranks wrote this file, and may therefore overwrite it."""
     return f'"generator": "{GENERATOR}"'.encode() in head(path, 64)
 
 
@@ -121,7 +121,7 @@ def _test(test: TestVerdict) -> str:
 
 @lru_cache(maxsize=64)
 def _passed(verdict: Verdict, ranks: str) -> str:
-    """The rest of nearly every test, which is the same for all of a job."""
+    """The rest of a plain pass, which is the same for nearly all tests of a job."""
     return _rest(verdict, ranks, is_flaky=False, earlier=())
 
 
@@ -154,7 +154,7 @@ def _earlier(attempt: EarlierAttempt) -> dict[str, Any]:
 
 
 def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that say something: a key that is not there is None, empty or false."""
+    """The values without those that are None, empty or false."""
     return {
         name: value
         for name, value in values.items()

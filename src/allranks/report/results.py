@@ -1,7 +1,7 @@
 """The values of the report: results of ranks, in columns, and the tests they add up to.
 
-A job of 64 ranks and 20,000 tests has over a million results, of which nearly all say *passed* and how long it took. A
-value for each would take a gigabyte; a column of seconds, and names that the ranks share, take ten megabytes.
+A job of 64 ranks and 20,000 tests has over a million results, nearly all of them only *passed* and a duration. An
+object for each would take a gigabyte; a column of seconds, and names that the ranks share, take ten megabytes.
 """
 
 import math
@@ -20,7 +20,7 @@ SkipPolicy = Literal["skip", "pass"]
 """How an environment skip is read: as the skip it is, or as a pass that keeps its reason."""
 
 XPASS: Final = "xpass"
-"""The reason of a pass that was expected, not strictly, to be a failure on every rank."""
+"""The reason of a pass on every rank of a test with a non-strict xfail mark."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ class Rerun:
     """A try of a test after which the same rank tried again.
 
     Attributes:
-        at: See :class:`RankResult`, and so for the next two; None where nothing says.
+        at: See :class:`RankResult`, as for the next two; None if unknown.
     """
 
     outcome: Outcome
@@ -41,18 +41,18 @@ class Rerun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
-    """What one rank of one test came to.
+    """The result of one test on one rank.
 
     Attributes:
-        nodeid: pytest's node id; ``classname::name`` for XML that does not say it.
-        at: Seconds on the clock of the leading agent when the outcome arrived there: for order only. None where the
-            XML does not say.
-        consequence: Whether this bad outcome came within the grace after the leading one.
-        caused_by: For an aborted rank, the rank that went first.
+        nodeid: pytest's node id; ``classname::name`` for XML without it.
+        at: Seconds on the clock of the leading agent when the outcome arrived there: for order only. None if the
+            XML does not state it.
+        consequence: True if this bad outcome came within the grace after the leading one.
+        caused_by: For an aborted rank, the rank that failed first.
         skip_code: Exit code of torch's skip table.
         duration: Seconds.
-        world_size: Ranks that took part in this test, where it differs from the job's.
-        reruns: Tries before the one whose outcome this is, the oldest first.
+        world_size: Ranks that took part in this test, if it differs from the job's.
+        reruns: The tries before the one with this outcome, oldest first.
     """
 
     nodeid: str
@@ -76,7 +76,7 @@ class RankResult:
 
 
 class VerdictKind(StrEnum):
-    """What a test in a cell came to, in the words of JUnit."""
+    """The kind of verdict on a test in a cell, in JUnit's terms."""
 
     PASSED = "passed"
     SKIPPED = "skipped"
@@ -85,7 +85,7 @@ class VerdictKind(StrEnum):
 
 
 class VerdictRule(IntEnum):
-    """The verdict rules of the design, by number, and one for testcases that stand for no test."""
+    """The verdict rules of the design, by number, and one for testcases that do not represent a test."""
 
     UNACCOUNTED = 1
     LEADING_OUTCOME = 2
@@ -97,14 +97,14 @@ class VerdictRule(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the rank outcomes of one test in one cell add up to.
+    """The verdict on the rank outcomes of one test in one cell.
 
     Attributes:
         rule: The first rule that applied.
         reason: One or two words for the ``type`` attribute: ``failed``, ``timed_out``, ``pytest.skip``.
-        exit_code: What this verdict alone would make of the run's exit code.
+        exit_code: The run's exit code if there were only this verdict.
         leading: The rank that the verdict leads with.
-        executed: Whether a rank got to run the test.
+        executed: True if any rank ran the test.
     """
 
     kind: VerdictKind
@@ -120,22 +120,22 @@ class Verdict:
 
     @property
     def is_bad(self) -> bool:
-        """Whether this verdict keeps the run from being good."""
+        """True if this verdict makes the run bad."""
         return self.kind in {VerdictKind.FAILURE, VerdictKind.ERROR}
 
     @property
     def is_skip_but_pass(self) -> bool:
-        """Whether this is an environment skip that the policy reads as a pass."""
+        """True if this is an environment skip that the policy reads as a pass."""
         return self.kind is VerdictKind.PASSED and self.rule is VerdictRule.SKIPPED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EarlierAttempt:
-    """What a test came to in an attempt at its job before the one that counts.
+    """The verdict on a test in an attempt before the one that counts.
 
     Attributes:
         number: The attempt, from 1.
-        ranks: As those of :class:`TestVerdict`.
+        ranks: As in :class:`TestVerdict`.
     """
 
     number: int
@@ -145,15 +145,15 @@ class EarlierAttempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestVerdict:
-    """One testcase of the report: a test in a cell, or something about its job that has no test.
+    """One testcase of the report: a test in a cell, or an error of its job that belongs to no test.
 
     Attributes:
-        ranks: The rank results behind the verdict, by rank; those that never came back included.
-        earlier: Earlier attempts in which the test went wrong, the oldest first.
-        slowest: Seconds of the slowest rank, where that is known without asking each.
+        ranks: The rank results behind the verdict, by rank, including those that never came back.
+        earlier: Earlier attempts in which the test went wrong, oldest first.
+        slowest: Seconds of the slowest rank, if known without checking each.
     """
 
-    __test__ = False  # not a test class, whatever pytest makes of its name
+    __test__ = False  # not a test class, despite its name
 
     nodeid: str
     classname: str
@@ -165,7 +165,7 @@ class TestVerdict:
 
     @property
     def is_flaky(self) -> bool:
-        """Whether the test went wrong in an earlier attempt, and did not in the one that counts."""
+        """True if the test went wrong in an earlier attempt, but not in the one that counts."""
         return not self.verdict.is_bad and bool(self.earlier)
 
     @property
@@ -175,14 +175,14 @@ class TestVerdict:
 
 
 ABSENT: Final = -math.inf
-"""What stands for no time of arrival."""
+"""The placeholder for an unknown time of arrival."""
 
 
 class Key(NamedTuple):
-    """How a file names a test.
+    """A test's name in a file.
 
     Attributes:
-        said: The node id that the file says; empty where it says none.
+        said: The node id that the file states; empty if it states none.
     """
 
     classname: str
@@ -191,7 +191,7 @@ class Key(NamedTuple):
 
     @property
     def nodeid(self) -> str:
-        """The node id; ``classname::name`` where the file says none."""
+        """The node id; ``classname::name`` if the file states none."""
         return self.said or (f"{self.classname}::{self.name}" if self.classname else self.name)
 
 
@@ -200,17 +200,17 @@ class RankFile:
     """The results of one rank, as far as its file could be read.
 
     Attributes:
-        rank: None where neither the file nor its name says.
+        rank: None if neither the file nor its name states it.
         properties: The properties of the test suite, by name.
-        keys: Its tests, each once, in their order. Ranks that ran the same tests share one tuple.
-        seconds: How long each test took.
-        at: When the outcome of each test arrived; :data:`ABSENT` where a test does not say it. Empty where none does.
-        world_sizes: How many ranks took part in each; 0 where a test does not say it. Empty where none does.
-        details: The results that say more than *passed* and these three.
-        problem: One sentence that says why the file could not be read to its end, or why it cannot be believed; empty
-            when it could.
-        note: What is odd in it, and may be well; empty for nothing.
-        is_unfinished: Whether it is of a journal that does not say that the job did all its work.
+        keys: Its tests, each once, in order. Ranks that ran the same tests share one tuple.
+        seconds: The duration of each test.
+        at: When the outcome of each test arrived; :data:`ABSENT` if unknown. Empty if all are.
+        world_sizes: The number of ranks that took part in each; 0 if unknown. Empty if all are.
+        details: The results with more than *passed* and these three.
+        problem: One sentence on why the file could not be read to its end, or why it is implausible; empty
+            if there is no problem.
+        note: An oddity that may be harmless; empty for none.
+        is_unfinished: True if its journal does not record that the job did all its work.
     """
 
     path: Path
@@ -231,7 +231,7 @@ class RankFile:
         return tuple(map(self.result, range(len(self.keys))))
 
     def result(self, place: int) -> RankResult:
-        """The result of the test whose key stands at this place."""
+        """The result of the test whose key has this index."""
         if place in self.details:
             return self.details[place]
         key = self.keys[place]
@@ -256,12 +256,12 @@ class RankGroup:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks, in ascending order; a rank twice where two files say that they are its."""
+        """The ranks, in ascending order; a rank that two files claim occurs twice."""
         return tuple(file.rank or 0 for file in self.files)
 
     @cached_property
     def passed(self) -> str:
-        """What :func:`compact` says of a test that all of them passed."""
+        """The result of :func:`compact` for a test that passed on all of them."""
         return _compact(self.ranks, Outcome.PASSED)
 
     @cached_property
@@ -271,30 +271,30 @@ class RankGroup:
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """Where each test stands, by node id."""
+        """The index of each test, by node id."""
         return {key.nodeid: place for place, key in enumerate(self.files[0].keys)}
 
     @cached_property
     def notable(self) -> frozenset[int]:
-        """The places of the tests that did not simply pass on every rank."""
+        """The indices of tests that are not a plain pass on every rank."""
         return frozenset(place for file in self.files for place in file.details)
 
     @cached_property
     def world_sizes(self) -> "array[int]":
-        """The largest world that some rank says each test had; 0 where none does."""
+        """The largest world size that any rank reports for each test; 0 if none does."""
         nothing = array("H", [0]) * len(self.files[0].keys)
         return array("H", map(max, zip(nothing, *(file.world_sizes or nothing for file in self.files), strict=True)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassedRanks(Sequence[RankResult]):
-    """The results of a test that passed on every rank, each made when it is asked for."""
+    """The results of a test that passed on every rank, each built on access."""
 
     team: RankGroup
     place: int
 
     def __len__(self) -> int:
-        """How many ranks."""
+        """The number of ranks."""
         return len(self.team.files)
 
     @overload
@@ -302,7 +302,7 @@ class PassedRanks(Sequence[RankResult]):
     @overload
     def __getitem__(self, index: slice) -> tuple[RankResult, ...]: ...
     def __getitem__(self, index: int | slice) -> RankResult | tuple[RankResult, ...]:
-        """One rank's result, or those of some."""
+        """The result of one rank, or of a slice of ranks."""
         if isinstance(index, slice):
             return tuple(file.result(self.place) for file in self.team.files[index])
         return self.team.files[index].result(self.place)
@@ -318,7 +318,7 @@ class PassedRanks(Sequence[RankResult]):
 
 
 def teams_of(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:
-    """The files, those with the same tests together; the ranks of a job that went well are one team."""
+    """The files, grouped by equal lists of tests; the ranks of a job that went well form one group."""
     groups: dict[int, list[RankFile]] = {}
     known: list[tuple[Key, ...]] = []
     for file in files:
@@ -331,14 +331,14 @@ def teams_of(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:
 
 
 def results_of(nodeid: str, teams: Iterable[RankGroup]) -> list[RankResult]:
-    """What the ranks say of one test."""
+    """The ranks' results of one test."""
     return [
         file.result(place) for team in teams if (place := team.places.get(nodeid)) is not None for file in team.files
     ]
 
 
 def compact(ranks: Sequence[RankResult]) -> str:
-    """``0-2,5:passed 3-4:failed``: every rank with its outcome, for machines."""
+    """``0-2,5:passed 3-4:failed``: every rank with its outcome, for programs."""
     if isinstance(ranks, PassedRanks):
         return ranks.team.passed
     by_outcome: dict[Outcome, list[int]] = {}
@@ -357,7 +357,7 @@ def describe(outcome: Outcome) -> str:
 
 
 def strip(ranks: Sequence[RankResult], leading: RankResult | None = None) -> str:
-    """``0, 2-3 aborted by rank 1; 1 failed (leads)``: every rank with its outcome, equal ones together."""
+    """``0, 2-3 aborted by rank 1; 1 failed (leads)``: every rank with its outcome, grouped by outcome."""
     by_outcome: dict[str, list[int]] = {}
     for rank in ranks:
         by_outcome.setdefault(_with_role(rank, leading), []).append(rank.rank)

@@ -1,6 +1,6 @@
 """``run.json`` and ``job.json``: how runs and attempts describe themselves to reports.
 
-The files of schema 1 lack some of the fields, and read alike.
+Files of schema 1 lack some of the fields and are read in the same way.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from allranks.report.untrusted import Fields
 from allranks.xml_text import xml_id
 
 SCHEMA: Final = 2
-"""Of the files that this version writes, and the newest that it reads."""
+"""The schema that this version writes, and the newest that it reads."""
 
-_MOST_SHARES: Final = 1_000  # as many as a matrix file may ask for
+_MOST_SHARES: Final = 1_000  # the limit of a matrix file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class PlannedJob:
 
     Attributes:
         image: The name of its image in the matrix file.
-        pytest_args: What the run gave to pytest, after what the suite gives.
+        pytest_args: The run's arguments to pytest, which follow those of the suite.
     """
 
     id: str = ""
@@ -37,7 +37,7 @@ class PlannedJob:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Cell and suite, by which results are found."""
+        """Cell and suite, the key of its results."""
         return self.cell, self.suite
 
 
@@ -46,9 +46,9 @@ class JudgingPolicy:
     """How the results of a run are judged.
 
     Attributes:
-        skip: The policy of the matrix file; None where the user has set none.
-        mixed_skip: Patterns of tests that some ranks may skip alone.
-        baseline: How many tests executed when all was well, by cell and suite.
+        skip: The policy of the matrix file; None if the user has set none.
+        mixed_skip: Patterns of tests that some ranks may skip while others run them.
+        baseline: The number of tests executed in a good run, by cell and suite.
     """
 
     skip: SkipPolicy | None = None
@@ -67,12 +67,12 @@ class DroppedCells:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """run.json: what was meant to run.
+    """run.json: the plan of a run.
 
     Attributes:
         allranks: The version that began the run.
         started: When it began, in ISO 8601.
-        seed: What every rank of every test starts from.
+        seed: The seed of every rank of every test.
         command: The command line.
         matrix: The name of the matrix file.
         cells: For each cell id its value on each axis.
@@ -92,10 +92,10 @@ class Manifest:
 
     @classmethod
     def read(cls, said: Fields) -> Self:
-        """A manifest out of JSON.
+        """Parse a manifest from JSON.
 
         Raises:
-            ValueError: A field is missing, or is not what it should be.
+            ValueError: A field is missing or invalid.
         """
         cells = said.fields("cells")
         return cls(
@@ -133,31 +133,31 @@ class JobError:
 
     @property
     def text(self) -> str:
-        """The sentences, one a line."""
+        """The sentences, one per line."""
         return "\n".join(line for line in (self.what, self.why, self.remedy) if line)
 
     @classmethod
     def from_exception(cls, error: AllranksError) -> Self:
-        """A failure of the engine's, or of anything else that a job needs."""
+        """A failure of the engine, or of anything else that a job needs."""
         return cls(kind="infrastructure", what=error.what, why=error.why, remedy=error.remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRecord:
-    """job.json: how one attempt at a job went.
+    """job.json: the course of one attempt at a job.
 
     Attributes:
-        run_id: The run that it is of; empty where the file does not say.
-        continues: The number of the attempt that this one goes on with, where it ran a part of the job again; else 0.
-        image: The image that its containers were of; empty where there were none.
-        spec: What the engine was asked for, for people; None where that could not be made.
-        exit_status: The leading agent's; None where nobody knows.
+        run_id: The run that it belongs to; empty if the file does not state it.
+        continues: The number of the attempt that this one continues, if it reran a part of the job; else 0.
+        image: The image of its containers; empty if there were none.
+        spec: The request to the engine, for people; None if it could not be built.
+        exit_status: The leading agent's; None if unknown.
         started: Seconds since the epoch.
-        collected: Node ids; None where the collection never ended.
-        not_run: Node ids that a stop of the job kept from running, for ``stop_reason``.
+        collected: Node ids; None if the collection never ended.
+        not_run: Node ids that did not run because the job was stopped, for ``stop_reason``.
         notes: Sentences about the job, without their full stops.
-        share: None where the job had the whole suite.
-        rank_files: Digests of the rank XML that was made of the journal, by file name.
+        share: None if the job had the whole suite.
+        rank_files: Digests of the rank XML that was generated from the journal, by file name.
     """
 
     id: str = ""
@@ -186,15 +186,15 @@ class JobRecord:
 
     @property
     def elapsed(self) -> float | None:
-        """Seconds from its turn to its end; None where the file does not say."""
+        """Seconds from its turn to its end; None if the file does not state them."""
         return None if self.started is None or self.finished is None else max(self.finished - self.started, 0.0)
 
     @classmethod
     def read(cls, said: Fields) -> Self:
-        """A record out of JSON.
+        """Parse a record from JSON.
 
         Raises:
-            ValueError: A field is missing, or is not what it should be.
+            ValueError: A field is missing or invalid.
         """
         spec = said.fields("spec")
         return cls(
@@ -227,7 +227,7 @@ class JobRecord:
 
 
 def as_json(document: Manifest | JobRecord) -> dict[str, Any]:
-    """What stands in the file."""
+    """The content of the file."""
     return {"schema": SCHEMA, **asdict(document)}
 
 

@@ -9,10 +9,10 @@ from allranks.report.untrusted import fresh
 from allranks.xml_text import readable
 
 LISTED: Final = 50
-"""Failures that are listed: nobody reads more."""
+"""Failures that are listed: more would not be read."""
 
 MOST_BYTES: Final = 900_000
-"""GitHub shows nothing at all of a step summary above 1 MiB, and a step may have written something before."""
+"""GitHub drops a step summary above 1 MiB entirely, and the step may already have written something."""
 
 _ROOM_FOR_ROWS: Final = 600_000
 _NAME: Final = 300
@@ -21,7 +21,7 @@ _SPECIAL: Final = str.maketrans({character: f"\\{character}" for character in "\
 
 
 def write_summary(merged: MergedRun) -> None:
-    """Writes the summary of a run to its place, replacing what is there in one step.
+    """Writes the summary of a run, replacing an existing one atomically.
 
     Raises:
         OSError: The file cannot be written.
@@ -46,7 +46,7 @@ def _size(lines: Iterable[str]) -> int:
 
 
 def _within(room: int, lines: Sequence[str], what: str) -> Iterator[str]:
-    """As many of the lines as have room, and how many there are besides."""
+    """As many lines as fit, and the number of those left out."""
     for place, line in enumerate(lines):
         room -= _size([line])
         if room < 200:
@@ -93,7 +93,7 @@ def _row(suite: SuiteRow) -> str:
 
 
 def _shortened(rows: Sequence[tuple[SuiteRow, str]]) -> Iterator[str]:
-    """As many rows as have room, those with something wrong first."""
+    """As many rows as fit, bad ones first."""
     room = _ROOM_FOR_ROWS
     ordered = sorted(rows, key=lambda row: not row[0].counts.bad)
     for place, (_, row) in enumerate(ordered):

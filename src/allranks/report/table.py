@@ -26,18 +26,18 @@ def render_table(merged: MergedRun) -> str:
 
 
 def failures(merged: MergedRun) -> list[Failure]:
-    """The bad verdicts, those of a suite that say the same as one; what befell a whole job comes first."""
+    """The bad verdicts, with equal ones of a suite grouped; errors of whole jobs come first."""
     found = [failure for suite in merged.suites for failure in suite.failures]
     return sorted(found, key=lambda failure: not failure.is_of_job)
 
 
 def left_out(merged: MergedRun, shown: Sequence[Failure]) -> int:
-    """How many bad testcases there are besides those in a list of failures."""
+    """The number of bad testcases that a list of failures leaves out."""
     return merged.counts.bad - sum(1 + failure.alike for failure in shown)
 
 
 def shorten(text: str, width: int) -> str:
-    """``text`` in at most ``width`` characters, its middle left out."""
+    """``text`` in at most ``width`` characters, with its middle left out."""
     if len(text) <= width:
         return text
     head = (width - 1) // 2
@@ -62,7 +62,7 @@ def _rows(merged: MergedRun) -> Iterator[str]:
 
 
 def _cell_width(merged: MergedRun) -> int:
-    """What the column of the cells gets: less than usual where none needs it and a suite has a long name."""
+    """The width of the cell column: less than usual if no cell needs it and a suite has a long name."""
     cells = [len(readable(suite.cell)) for suite in merged.suites]
     suites = [len(readable(suite.suite)) for suite in merged.suites]
     lack = max(suites, default=0) - _SUITE

@@ -27,7 +27,7 @@ _KINDS: Final = MappingProxyType(
 
 
 def special(path: Path) -> str:
-    """What a path is if not a regular file, such as ``a FIFO``; empty for a regular file, or if nothing is there."""
+    """The kind of a path that is not a regular file, such as ``a FIFO``; empty for a regular or absent file."""
     try:
         return _KINDS.get(stat.S_IFMT(path.lstat().st_mode), "")
     except OSError:
@@ -38,8 +38,8 @@ def open_regular(path: Path) -> BinaryIO:
     """Open a regular file for reading; links are followed.
 
     Raises:
-        OSError: It cannot be opened, or is something else. To open a FIFO would wait for its writer, and to open a
-            device may move it.
+        OSError: It cannot be opened, or is not a regular file. Opening a FIFO would wait for its writer, and opening
+            a device may change its state.
     """
     _refuse_special(path.stat())
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -58,7 +58,7 @@ def _refuse_special(status: os.stat_result) -> None:
 
 
 def head(path: Path, size: int) -> bytes:
-    """The first bytes of a regular file; none where it cannot be read, or is something else."""
+    """The first bytes of a regular file; empty if it cannot be read or is not one."""
     try:
         with open_regular(path) as file:
             return file.read(size)
@@ -67,7 +67,7 @@ def head(path: Path, size: int) -> bytes:
 
 
 def digest(path: Path) -> str:
-    """A digest of a regular file; empty where it cannot be read, or is something else."""
+    """A digest of a regular file; empty if it cannot be read or is not one."""
     try:
         with open_regular(path) as file:
             hasher = hashlib.sha256()
@@ -79,27 +79,27 @@ def digest(path: Path) -> str:
 
 
 def leads_out(root: Path, path: Path) -> bool:
-    """True if a path, its links resolved, is outside ``root``; unlike ``Path.resolve``, a loop of links is no error."""
+    """True if a path, with links resolved, is outside ``root``; unlike ``Path.resolve``, it accepts link loops."""
     return not Path(os.path.realpath(path)).is_relative_to(root)
 
 
 def listing(folder: Path) -> list[Path]:
-    """What is in a folder, by name.
+    """The content of a folder, by name.
 
     Raises:
-        OSError: It cannot be read. ``Path.glob`` would find nothing in it, without a word.
+        OSError: It cannot be read; ``Path.glob`` would silently find nothing in it.
     """
     return sorted(folder.iterdir())
 
 
 def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Each folder below ``root`` with the names of its folders and of all else in it; no link is followed.
+    """Each folder below ``root`` with the names of its folders and of its other entries; links are not followed.
 
-    Like ``os.walk`` from the top down, which up to Python 3.11 recurses, and fails a thousand folders deep. The caller
-    may remove folders from the list that it does not want.
+    Like a top-down ``os.walk``, which up to Python 3.11 recurses and fails a thousand folders deep. The caller
+    may remove folders from the list to skip them.
 
     Raises:
-        OSError: A folder cannot be read: what is in it might be missed by nobody.
+        OSError: A folder cannot be read: its content could go missing unnoticed.
     """
     left = [root]
     while left:
@@ -112,33 +112,33 @@ def walk(root: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 
 
 def fresh(path: Path) -> Path:
-    """The same path, with nothing there: a FIFO would block its writer, and a link lead the writer elsewhere.
+    """Remove any file at a path and return the path: a FIFO would block its writer, and a link could lead elsewhere.
 
     Raises:
-        OSError: What is there cannot be removed.
+        OSError: The existing file cannot be removed.
     """
     path.unlink(missing_ok=True)
     return path
 
 
 MOST: Final = 10**9
-"""What no count of tests, jobs or attempts reaches."""
+"""A bound that no count of tests, jobs or attempts reaches."""
 
 LAST_MOMENT: Final = 253_402_300_799.0
-"""The end of the year 9999, the last that ``datetime`` knows, in seconds since the epoch."""
+"""The end of the year 9999, the last that ``datetime`` supports, in seconds since the epoch."""
 
 _SHOWN: Final = 60
 
 
 class Fields:
-    """A JSON object, by its fields. A field that is absent is like one that is null.
+    """A JSON object with typed access to its fields. An absent field is like one that is null.
 
     Args:
-        value: What JSON has in its place.
-        path: How to get there from the whole document: ``policy``, ``jobs.3``; empty for the document.
+        value: The parsed JSON value.
+        path: Its path in the document: ``policy``, ``jobs.3``; empty for the document itself.
 
     Raises:
-        ValueError: It is no object. All methods raise it, too, for fields of another type than they are asked for.
+        ValueError: The value is not an object. All methods also raise it for fields of the wrong type.
     """
 
     def __init__(self, value: object, path: str = "") -> None:
@@ -148,26 +148,26 @@ class Fields:
         self._path = path
 
     def __iter__(self) -> Iterator[str]:
-        """The names of its fields."""
+        """The names of the fields."""
         return iter(self._value)
 
     @property
     def raw(self) -> Mapping[str, object]:
-        """The object as it is."""
+        """The unchecked object."""
         return self._value
 
     def _at(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name
 
     def has(self, name: str) -> bool:
-        """True if the field is there, and not null."""
+        """True if the field is present and not null."""
         return self._value.get(name) is not None
 
     def _wrong(self, name: str, wanted: str) -> ValueError:
         return _wrong(self._at(name), self._value.get(name), wanted)
 
     def text(self, name: str, default: str | None = "") -> str:
-        """A text, made readable; without a default, one that has to be there."""
+        """A text, made readable; required if there is no default."""
         value = self._value.get(name)
         value = default if value is None else value
         if not isinstance(value, str):
@@ -175,14 +175,14 @@ class Fields:
         return readable(value)
 
     def choice(self, name: str, choices: Collection[str]) -> str:
-        """One of some texts; empty where there is none."""
+        """One of the given texts; empty if absent."""
         value = self.text(name)
         if value and value not in choices:
             raise self._wrong(name, " or ".join(map(repr, choices)))
         return value
 
     def raw_texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts, each as it is."""
+        """A list of texts, unchanged."""
         values = self.items(name)
         for value in values:
             if not isinstance(value, str):
@@ -194,7 +194,7 @@ class Fields:
         return tuple(map(readable, self.raw_texts(name)))
 
     def items(self, name: str) -> list[object]:
-        """A list of anything; empty where there is none."""
+        """A list of anything; empty if absent."""
         value = self._value.get(name)
         value = [] if value is None else value
         if not isinstance(value, list):
@@ -202,7 +202,7 @@ class Fields:
         return value
 
     def whole(self, name: str, default: int | None = 0, *, least: int = 0, most: int = MOST) -> int:
-        """A whole number from ``least`` to ``most``; without a default, one that has to be there."""
+        """A whole number from ``least`` to ``most``; required if there is no default."""
         value = self._value.get(name)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -224,12 +224,12 @@ class Fields:
         return self.text(name) if isinstance(value, str) else self.whole(name, None)
 
     def fields(self, name: str) -> "Fields":
-        """An object; an empty one where there is none."""
+        """An object; an empty one if absent."""
         value = self._value.get(name)
         return Fields({} if value is None else value, self._at(name))
 
     def objects(self, name: str) -> Iterator["Fields"]:
-        """A list of objects; nothing where there is none."""
+        """A list of objects; empty if absent."""
         return (Fields(value, f"{self._at(name)}.{place}") for place, value in enumerate(self.items(name)))
 
 
@@ -241,16 +241,16 @@ def _wrong(path: str, value: object, wanted: str) -> ValueError:
 _DIGITS: Final = 18
 _MOST: Final = 1e15
 _MOST_SECONDS: Final = 1e9
-"""Seconds that a test may take, 31 years: a few of 1e308, which are numbers, too, add up to none."""
+"""The longest duration of a test in seconds, 31 years: larger numbers, such as 1e308, would add up to infinity."""
 
 
 def whole_number(value: str | None) -> int | None:
-    """A whole number; of one that is beyond counting, its first digits are beyond counting, too."""
+    """Parse a whole number; of a very long one, only the first digits, which already exceed any valid count."""
     return int(value[:_DIGITS]) if value and re.fullmatch("[0-9]+", value) else None
 
 
 def number(value: str | None) -> float | None:
-    """A number that a clock may show; commas as thousands separators, which some runners write, are left out."""
+    """Parse a number that a clock may show, ignoring thousands separators (commas), which some runners write."""
     try:
         number = float((value or "").replace(",", ""))
     except ValueError:
@@ -259,14 +259,14 @@ def number(value: str | None) -> float | None:
 
 
 def duration(seconds: float) -> float:
-    """How long something took: nothing where no clock can have said so."""
+    """The duration, or 0 for a value that no clock can have measured."""
     return seconds if 0 < seconds <= _MOST_SECONDS else 0.0
 
 
 def durations(times: Sequence[str | float | None]) -> "array[float]":
-    """The durations that testcases state: 0 where one states none, or none that can be."""
-    with suppress(TypeError, ValueError):  # of nothing, and of words
+    """The durations of testcases: 0 if one is absent or implausible."""
+    with suppress(TypeError, ValueError):  # for None, and for text that is not a number
         seconds = array("d", map(float, times))  # type: ignore[arg-type]
-        if min(seconds, default=0.0) >= 0 and sum(seconds) <= _MOST_SECONDS:  # false where one is no number
+        if min(seconds, default=0.0) >= 0 and sum(seconds) <= _MOST_SECONDS:  # false if one is NaN
             return seconds
     return array("d", (duration((number(time) if isinstance(time, str) else time) or 0.0) for time in times))

@@ -1,17 +1,17 @@
 """Many ranks, one result: the verdict rules of the design, one function for each, in order.
 
-Pure: the same rank results and the same setting give the same verdict, in whatever order they come.
+These functions are pure: the same rank results and the same setting give the same verdict, in any order.
 
-Where the rules leave room, they are read like this:
+Where the rules leave room, this module reads them as follows:
 
-- Ranks disagree (rule 3) when some skipped and others ran, and also when some xfailed and others passed: what is
-  expected to fail on one rank alone is as suspect as what is skipped on one rank alone.
+- Ranks disagree (rule 3) if some skipped and others ran, and also if some xfailed and others passed: an expected
+  failure on one rank alone is as suspect as a skip on one rank alone.
 - A non-strict xpass beside passes, or on every rank, is a pass, as in pytest's own report.
 - A rank that waited for one that skipped, and was aborted for it, disagrees with that one.
-- An abort without a rank that went first is unaccounted (rule 1): the job was ended from outside, as the aborted ranks
-  then say, or supervision itself failed.
-- Where some bad outcomes have a time and others have none, nothing says which came first: as if none had one.
-- A cell was given the hardware that a skip asks for when it had at least as many GPUs as the skip's code names.
+- An abort without a rank that failed first is unaccounted (rule 1): the job was ended from outside, as the aborted
+  ranks then report, or supervision itself failed.
+- If some bad outcomes have a time and others have none, their order is unknown: all count as if without a time.
+- A cell was given the hardware that a skip asks for if it had at least as many GPUs as the skip's code names.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -48,21 +48,21 @@ SEVERITY: Final = (
 )
 """The outcomes from the best to the worst.
 
-What *worst* means where the order of arrival is not known: the further a rank was from ending its test by itself, the
-worse. A crash is worse than a time-out because a crashed rank is what its peers hang on; an aborted rank was well until
-it was stopped.
+This order decides if the order of arrival is unknown: the further a rank was from ending its test by itself, the
+worse. A crash is worse than a time-out because peers hang on a crashed rank; an aborted rank was fine until it was
+stopped.
 """
 
 _SEVERITY_OF: Final = {outcome: place for place, outcome in enumerate(SEVERITY)}
 
 
 def severity(outcome: Outcome) -> int:
-    """The place of an outcome in :data:`SEVERITY`; the higher, the worse."""
+    """The index of an outcome in :data:`SEVERITY`; the higher, the worse."""
     return _SEVERITY_OF[outcome]
 
 
 def fold(results: Sequence[RankResult]) -> RankResult:
-    """One result for several of the same rank and test: the worst, with what the others say after its own text.
+    """One result for several of the same rank and test: the worst, followed by the messages and texts of the others.
 
     The order of ``results`` makes no difference.
 
@@ -83,12 +83,12 @@ def fold(results: Sequence[RankResult]) -> RankResult:
 
 
 def worst_first(results: Iterable[RankResult]) -> list[RankResult]:
-    """Results by rank, and those of one rank from the worst to the best; whatever order they came in."""
+    """Results by rank, and those of one rank from worst to best, independent of their original order."""
     return sorted(results, key=lambda result: (result.rank, *_worst_first(result)))
 
 
 def _worst_first(result: RankResult) -> tuple[object, ...]:
-    """A total order, so that what is folded does not depend on the order of the file."""
+    """The key of a total order, so that folding does not depend on the order in the file."""
     earliest = (result.at is None, result.at or 0.0)
     said = (result.message, result.text, result.stdout, result.stderr, result.classname, result.name)
     more = (result.consequence, str(result.caused_by), str(result.skip_kind), str(result.skip_code), result.duration)
@@ -105,7 +105,7 @@ _GPUS_ASKED_FOR: Final = MappingProxyType({77: 2, 79: 2, 80: 3, 81: 4, 82: 5, 83
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictPolicy:
-    """What the rules need to know besides the rank results.
+    """The input of the rules besides the rank results.
 
     Attributes:
         skip: How environment skips are read.
@@ -123,7 +123,7 @@ class Lead:
     """The leading outcome, and how it was found.
 
     Attributes:
-        caveat: A sentence for the case that there were no times to find it by; empty else.
+        caveat: A sentence if it was found without times of arrival; else empty.
     """
 
     result: RankResult
@@ -131,12 +131,12 @@ class Lead:
 
 
 def verdict(results: Iterable[RankResult], setting: VerdictPolicy) -> Verdict:
-    """What the outcomes of one test's ranks add up to: the first rule that applies.
+    """Apply the first matching rule to the outcomes of one test's ranks.
 
     Args:
         results: One for each rank that the test should have run on; those that never came back as ``missing``.
-            Several of one rank are folded into the worst; but whether ranks skipped or ran goes by all of them, lest
-            what one of them says hides that they disagree.
+            Several of one rank are folded into the worst; but whether ranks skipped or ran is decided over all of
+            them, lest one of them hide a disagreement.
         setting: How skips are read.
     """
     said = worst_first(results)
@@ -152,10 +152,10 @@ def verdict(results: Iterable[RankResult], setting: VerdictPolicy) -> Verdict:
 
 
 def leading(ranks: Sequence[RankResult]) -> Lead | None:
-    """The first bad outcome to arrive; None where no rank went wrong by itself.
+    """The first bad outcome to arrive; None if no rank went wrong by itself.
 
-    An aborted or a missing rank never leads, nor one that waited in vain for a rank that skipped; and a consequence
-    only where what it follows from is not there.
+    An aborted or a missing rank never leads, nor does one that waited in vain for a rank that skipped; a consequence
+    leads only if its cause is absent.
     """
     skipped = {rank.rank for rank in ranks if rank.outcome is Outcome.SKIPPED}
     bad = [
@@ -175,7 +175,7 @@ def leading(ranks: Sequence[RankResult]) -> Lead | None:
 
 
 _LONG: Final = 1.0
-"""Seconds between the ends of two ranks that are worth a word: lockstep tests end within milliseconds."""
+"""Seconds between the ends of two ranks that are worth reporting: lockstep tests end within milliseconds."""
 
 _SHOWN_STOPPED: Final = 3
 
@@ -190,7 +190,7 @@ def _one_for_each_rank(results: Iterable[RankResult]) -> tuple[RankResult, ...]:
 
 
 def _unaccounted(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict | None:
-    """Rule 1: a rank is missing, or was aborted though no rank went first."""
+    """Rule 1: a rank is missing, or was aborted although no rank failed first."""
     lead = leading(ranks)
     missing = [rank for rank in ranks if rank.outcome is Outcome.MISSING]
     skipped = {rank.rank for rank in ranks if rank.outcome is Outcome.SKIPPED}
@@ -229,7 +229,7 @@ def _leading_outcome(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict |
 
 
 def _long_done(ranks: Sequence[RankResult], lead: RankResult) -> str:
-    """Who had ended the test long before: a rank that left early is often why its peers waited in vain."""
+    """The ranks that had ended the test long before: a rank that left early is often why its peers waited in vain."""
     ended = [
         (rank.rank, lead.at - rank.at)
         for rank in ranks
@@ -244,7 +244,7 @@ def _long_done(ranks: Sequence[RankResult], lead: RankResult) -> str:
 
 
 def _still_running(ranks: Sequence[RankResult]) -> str:
-    """Where the ranks were that had to be stopped: a peer's time-out often names the wrong one."""
+    """Where the stopped ranks were: a peer's time-out often names the wrong one."""
     stopped = [rank for rank in ranks if rank.outcome is Outcome.ABORTED]
     shown = "; ".join(f"rank {rank.rank}: {rank.message}" for rank in stopped[:_SHOWN_STOPPED])
     more = f"; and {len(stopped) - _SHOWN_STOPPED} more" if len(stopped) > _SHOWN_STOPPED else ""
@@ -252,7 +252,7 @@ def _still_running(ranks: Sequence[RankResult]) -> str:
 
 
 def _ranks_disagree(ranks: Sequence[RankResult], setting: VerdictPolicy) -> Verdict | None:
-    """Rule 3: some ranks skipped and others did not, and nobody has allowed it."""
+    """Rule 3: some ranks skipped and others did not, and the policy does not allow it."""
     outcomes = {rank.outcome for rank in ranks}
     allowed = may_disagree(ranks[0].nodeid, setting.mixed_skip)
     allowed = allowed and not any(rank.outcome.is_bad for rank in ranks)
@@ -333,7 +333,7 @@ def _unaccounted_message(missing: Sequence[RankResult], unexplained: Sequence[Ra
 
 
 def _why_aborted(ranks: Sequence[RankResult]) -> str:
-    """What the ranks themselves say, each thing once; an abort that nobody explains is a failure of supervision."""
+    """The aborted ranks' messages, each once; an unexplained abort is a failure of supervision."""
     said = list(dict.fromkeys(rank.message.rstrip(".") for rank in ranks if rank.message))
     return "; ".join(said[:_SHOWN_STOPPED]) or "supervision itself failed"
 
@@ -346,7 +346,7 @@ def _ranks(ranks: Sequence[RankResult]) -> str:
 def _lead_message(lead: Lead) -> str:
     result = lead.result
     if result.message.startswith(f"rank {result.rank} "):
-        # An end that the agent saw says whose it was.
+        # If the agent observed the end, its message already names the rank.
         return result.message
     return f"rank {result.rank} {describe(result.outcome)}: {result.message or first_line(result.text)}".rstrip(": ")
 
@@ -358,18 +358,18 @@ def _reasons(ranks: Sequence[RankResult]) -> str:
 
 
 def _text(ranks: Sequence[RankResult], lead: Lead | None) -> str:
-    """All ranks in the first line, then the leading rank's own words, then those of the others."""
+    """All ranks in the first line, then the leading rank's own text, then that of the others."""
     first = lead.result if lead else None
     head = [f"ranks: {strip(ranks, first)}", lead.caveat if lead else ""]
     others = [rank for rank in ranks if rank.outcome not in _PASSES and rank is not first]
-    # The leading rank keeps half of the room whatever its peers have to say.
+    # The leading rank gets half of the space, however much its peers have.
     leads = cut(_section([first]), TEXT_LIMIT // 2) if first else ""
     rest = cut("\n\n".join(_section(group) for group in _alike(others)), TEXT_LIMIT // 2)
     return "\n\n".join(part for part in ("\n".join(line for line in head if line), leads, rest) if part)
 
 
 def _alike(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
-    """The ranks, those that say the same together."""
+    """The ranks, grouped by outcome, message and text."""
     groups: dict[tuple[str, ...], list[RankResult]] = {}
     for rank in ranks:
         groups.setdefault((rank.outcome.value, rank.message, rank.text), []).append(rank)
@@ -377,7 +377,7 @@ def _alike(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
 
 
 def _section(ranks: Sequence[RankResult]) -> str:
-    """What ranks that say the same say, under their numbers."""
+    """The common message and text of a group of ranks, under their numbers."""
     rank, who = ranks[0], "rank" if len(ranks) == 1 else "ranks"
     why = f": {rank.message}" if rank.message else ""
     body = f"\n{rank.text}" if rank.text and rank.text.strip() != rank.message.strip() else ""

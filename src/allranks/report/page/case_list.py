@@ -2,12 +2,12 @@
 
 The browser's own ``DecompressionStream`` unpacks it (Chrome 80, Firefox 113, Safari 16.4).
 
-A block of rows is one line of JSON: names (each with how much of its beginning it shares with the one before), verdict
-letters, milliseconds, and what only a few rows have. A test that passed on all ranks costs a letter, a number and, the
-first time, its name.
+A block of rows is one line of JSON: names (each with the length of the prefix it shares with the one before), verdict
+letters, milliseconds, and the fields that only a few rows have. A test that passed on all ranks costs a letter, a
+number and, the first time, its name.
 
-Packed in chunks of their own, which the browser unpacks when one of their tests is opened. Where a run has more to say
-than the page has room for, later tests say less: the rank's own files have all of it, and the page links to them.
+Details are packed in separate chunks, which the browser unpacks when one of their tests is opened. If a run has more
+details than fit the page, later tests get shorter ones: the page links to the ranks' own files, which are complete.
 """
 
 import base64
@@ -29,7 +29,7 @@ _LEVEL: Final = 6
 
 
 class Packer:
-    """Packs lines of JSON as they come; keeps no more than the packed bytes."""
+    """Packs lines of JSON one by one, and stores only the packed bytes."""
 
     def __init__(self) -> None:
         self._deflate = zlib.compressobj(_LEVEL)
@@ -43,11 +43,11 @@ class Packer:
     def add(self, value: object) -> None:
         """Pack a value as one line."""
         self._packed += self._deflate.compress(dumps(value) + b"\n")
-        # Without this the size would lag behind by what zlib holds back, which may be most of a small page.
+        # Without this flush the size would lag by zlib's buffer, which may be most of a small page.
         self._packed += self._deflate.flush(zlib.Z_SYNC_FLUSH)
 
     def finish(self) -> str:
-        """Everything, in base64; nothing can be added after it."""
+        """Everything, in base64; nothing can be added afterwards."""
         self._packed += self._deflate.flush()
         return base64.b64encode(self._packed).decode()
 
@@ -58,25 +58,25 @@ def pack(value: object) -> str:
 
 
 def dumps(value: object) -> bytes:
-    """Compact JSON in ASCII: no character of it means anything to HTML's or JavaScript's line ends."""
+    """Compact JSON in ASCII, without any character that HTML or JavaScript takes for a line end."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 LIST_BUDGET: Final = 640 * 1024
-"""Packed bytes from which on tests that simply passed are counted and no longer listed."""
+"""Packed bytes beyond which plain passes are counted but not listed."""
 
 MOST_NAMES: Final = 60_000
-"""Different names that tests which simply passed may bring in: names are held in memory until the page is written."""
+"""Distinct names that plain passes may add: names stay in memory until the page is written."""
 
 _BLOCK: Final = 1000
 
 
 @dataclass(frozen=True)
 class _Stem:
-    """What the next name is likely to begin with: file and class of the one before.
+    """The likely prefix of the next name: file and class of the one before.
 
     Attributes:
-        units: Its length as JavaScript counts it.
+        units: Its length in UTF-16 units, as JavaScript counts it.
     """
 
     text: str = ""
@@ -100,11 +100,11 @@ class Index:
 
     @property
     def left_out(self) -> Mapping[int, int]:
-        """For each job, how many of its tests simply passed and are not listed."""
+        """For each job, the number of plain passes that are not listed."""
         return self._left_out
 
     def add_passed(self, job: int, nodeid: str, seconds: float, extra: Mapping[str, Any] | None) -> bool:
-        """A test that simply passed; False where there is no room for it."""
+        """Add a plain pass; return False if there is no room for it."""
         full = self._packer.size > LIST_BUDGET or (len(self._names) >= MOST_NAMES and nodeid not in self._names)
         if full:
             self._left_out[job] = self._left_out.get(job, 0) + 1
@@ -113,14 +113,14 @@ class Index:
         return True
 
     def add(self, job: int, nodeid: str, letter: str, seconds: float, extra: Mapping[str, Any] | None) -> None:
-        """A testcase, whatever room there is.
+        """Add a testcase, even if the list is full.
 
         Args:
-            job: Number of its job.
-            nodeid: Made readable.
-            letter: Of its verdict.
-            seconds: Of its slowest rank.
-            extra: What only a few testcases have, for the script.
+            job: The number of its job.
+            nodeid: The node id, made readable.
+            letter: The letter of its verdict.
+            seconds: The time of its slowest rank.
+            extra: Fields that only a few testcases have, for the script.
         """
         if job != self._job or len(self._letters) >= _BLOCK:
             self._flush()
@@ -132,11 +132,11 @@ class Index:
         self._times.append(round(seconds * 1000))
 
     def name_number(self, nodeid: str) -> int | None:
-        """The number by which the script knows a name; None for one that is not listed."""
+        """The script's number for a name; None for one that is not listed."""
         return self._names.get(nodeid)
 
     def finish(self, rest: Mapping[str, Any]) -> str:
-        """All rows and, as the last line, the rest of what the script needs."""
+        """All rows and, as the last line, the rest of the script's data."""
         self._flush()
         self._packer.add(rest)
         return self._packer.finish()
@@ -178,7 +178,7 @@ class Index:
 
 
 def _runs(numbers: list[int]) -> list[int]:
-    """``[first, count, first, count, ...]``: names mostly come in the order in which they came the first time."""
+    """``[first, count, first, count, ...]``: names mostly recur in the order of their first appearance."""
     runs: list[int] = []
     for number in numbers:
         if runs and number == runs[-2] + runs[-1]:
@@ -189,7 +189,7 @@ def _runs(numbers: list[int]) -> list[int]:
 
 
 DETAILS_BUDGET: Final = 640 * 1024
-"""Base64 characters that all details together may have."""
+"""The most base64 characters of all details together."""
 
 _CHUNK: Final = 128 * 1024
 """Characters of a chunk before packing: opening a test unpacks one chunk."""
@@ -201,13 +201,13 @@ _MOST_SHORT: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class _Room:
-    """How much one testcase may say.
+    """The limits on one testcase's details.
 
     Attributes:
-        until: Characters used by those before it, up to which this holds.
+        until: The limits apply while earlier testcases have used fewer characters than this.
         text: Characters of one rank's traceback.
         output: Characters of one stream of one rank.
-        groups: Ranks that say different things and are shown in full.
+        groups: Groups of ranks, by message and output, that are shown in full.
     """
 
     until: int
@@ -224,7 +224,7 @@ _ROOMS: Final = (
 
 
 class Details:
-    """Takes the testcases that have something to tell, and keeps it packed."""
+    """Collects the details of testcases, packed."""
 
     def __init__(self) -> None:
         self._chunks: list[str] = []
@@ -235,12 +235,12 @@ class Details:
 
     @property
     def chunks(self) -> Sequence[str]:
-        """What was taken, packed."""
+        """The collected details, packed."""
         self._close()
         return self._chunks
 
     def add(self, test: TestVerdict) -> tuple[int, int] | None:
-        """Where the details of a testcase are: chunk, and place in it. None where there was no room for them."""
+        """Add a testcase's details; return their chunk and position in it, or None if there was no room."""
         room = next((room for room in _ROOMS if self._used < room.until), None)
         if room is None:
             self.left_out += 1
@@ -282,7 +282,7 @@ def _ranks(ranks: Sequence[RankResult], leading: int | None, room: _Room) -> dic
 
 
 def _alike(ranks: Sequence[RankResult]) -> Iterator[list[RankResult]]:
-    """The ranks that have something to tell, those that say the same together."""
+    """The ranks that are bad or have output, grouped by what they report."""
     groups: dict[tuple[str, ...], list[RankResult]] = {}
     for rank in ranks:
         said = (rank.message, rank.text, rank.stdout, rank.stderr)
@@ -292,7 +292,7 @@ def _alike(ranks: Sequence[RankResult]) -> Iterator[list[RankResult]]:
 
 
 def _order(group: Sequence[RankResult], leading: int | None) -> tuple[bool, int, int]:
-    """The rank that leads first, then the worst."""
+    """The leading rank first, then the worst."""
     return all(rank.rank != leading for rank in group), -severity(group[0].outcome), group[0].rank
 
 
@@ -343,20 +343,20 @@ def _without_empty(said: dict[str, Any]) -> dict[str, Any]:
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_@=+-][A-Za-z0-9_.@=+-]{0,200}")
-"""What the name of a folder has to look like to become part of a link: no separator, no scheme, not ``..``."""
+"""The folder names that may become part of a link: no separator, no scheme, not ``..``."""
 
 _OF_RANK: Final = re.compile(r"rank-(\d{1,6})\.(xml|log|stacks\.txt)", re.ASCII)
 
 
 def folder_to_link(facts: JobSummary) -> str:
-    """Where a job's files are; empty where that is not surely a relative path below the page's folder."""
+    """The folder of a job's files; empty unless it is certainly a relative path below the page's folder."""
     return facts.folder if all(map(_PLAIN.fullmatch, facts.folder.split("/"))) else ""
 
 
 def files_of_ranks(root: Path, folder: str) -> Mapping[str, str]:
-    """For each kind of file that ranks left in a folder below ``root``, which of them did: ``{"xml": "0-63"}``."""
+    """For each kind of rank file in a folder below ``root``, the ranks that have one: ``{"xml": "0-63"}``."""
     try:
-        names = os.listdir(root / folder) if folder else []  # noqa: PTH208 - names are all that is needed of 200 files
+        names = os.listdir(root / folder) if folder else []  # noqa: PTH208 - only the names of 200 files are needed
     except OSError:
         return {}
     found: dict[str, list[int]] = {}

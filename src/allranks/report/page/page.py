@@ -1,9 +1,9 @@
 """The page as one document: counts, matrix and failures without a script, then its data.
 
-Bounded, whatever the run: the script shows all of it, and ``junit.xml`` has it too.
+Its size is bounded, however large the run: the script shows all of it, and ``junit.xml`` has it too.
 
-Nothing that a test or a rank said stands in it but escaped, or packed in base64; and whatever slipped through would not
-run: the page's own policy lets in one style and one script, by their hashes, and lets nothing out.
+All text from tests and ranks is escaped, or packed in base64. Anything that slipped through would still not run: the
+page's own policy allows one style and one script, by their hashes, and no outgoing requests.
 """
 
 import base64
@@ -24,7 +24,7 @@ from allranks.report.table import seconds
 from allranks.xml_text import cut, first_line, readable
 
 MOST_GROUPS: Final = 2000
-"""Different failures that are told apart; the rest are one group more, so that memory has a bound."""
+"""Distinct failures; the rest form one more group, so that memory is bounded."""
 
 _MESSAGE: Final = 300
 _OTHERS: Final = "Other messages: there are more different ones than this page tells apart"
@@ -43,10 +43,10 @@ _VARYING: Final = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class FailureGroup:
-    """Failures that say the same.
+    """Failures with the same message.
 
     Attributes:
-        message: The words of the first of them.
+        message: The message of the first of them.
         reason: As a verdict's.
     """
 
@@ -56,7 +56,7 @@ class FailureGroup:
 
 
 class Groups:
-    """Numbers the different failures of a run, in the order in which they come."""
+    """Numbers the distinct failures of a run, in order of appearance."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, str, str], int] = {}
@@ -64,11 +64,11 @@ class Groups:
 
     @property
     def groups(self) -> tuple[FailureGroup, ...]:
-        """All groups so far, by their number."""
+        """All groups so far, by number."""
         return tuple(self._groups)
 
     def number_of(self, test: TestVerdict, message: str) -> int:
-        """The group of a bad test that says ``message``."""
+        """The group of a bad test with this message."""
         kind, reason = test.verdict.kind, test.verdict.reason
         key = (kind.value, reason, signature(message))
         if key not in self._numbers and len(self._groups) >= MOST_GROUPS:
@@ -80,7 +80,7 @@ class Groups:
 
 
 def message_of(test: TestVerdict) -> str:
-    """What the rank that leads a bad test says, in one line; what the verdict says where none leads."""
+    """The message of a bad test's leading rank, in one line; the verdict's if no rank leads."""
     verdict = test.verdict
     lead = next((rank for rank in test.ranks if rank.rank == verdict.leading), None)
     said = first_line(readable(lead.message)) or first_line(readable(lead.text)) if lead else ""
@@ -88,7 +88,7 @@ def message_of(test: TestVerdict) -> str:
 
 
 def signature(message: str) -> str:
-    """``message`` without what differs from run to run and from rank to rank: addresses, ports, pids, rank numbers."""
+    """``message`` without the parts that vary between runs and ranks: addresses, ports, pids, rank numbers."""
     return _VARYING.sub("*", message)
 
 
@@ -96,23 +96,23 @@ SHOWN_FAILURES: Final = 50
 """Groups of failures that are shown without the script."""
 
 SHOWN_TILES: Final = 1200
-"""Places of the matrix that are shown without the script; where there are more, those of the cells that failed."""
+"""Matrix entries that are shown without the script; if there are more, those of the cells that failed."""
 
 _SHOWN_NOTES: Final = 100
 _SHOWN_REASONS: Final = 20
 _NAME: Final = 300
 
 _UNRULY: Final = {code: f"\\u{code:04x}" for code in (*range(0x2028, 0x202F), *range(0x2066, 0x206A))}
-"""Line ends and marks of direction that no element contains: they would turn the text around them."""
+"""Line separators and bidirectional marks that elements do not contain: they would reverse the text around them."""
 
 
 @dataclass(kw_only=True)
 class Sample:
-    """A group of failures, by the first of them.
+    """A group of failures, represented by the first of them.
 
     Attributes:
         place: ``<cell> / <suite>``.
-        count: How many there are.
+        count: The number of failures in the group.
     """
 
     place: str
@@ -126,7 +126,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Static:
-    """What the static part shows.
+    """The static part of the page.
 
     Attributes:
         samples: The first groups of failures.
@@ -141,13 +141,13 @@ class Static:
 
     @property
     def title(self) -> str:
-        """Of the browser's tab."""
+        """The title of the browser's tab."""
         bad = self.merged.counts.bad
         return f"{f'{bad:,} went wrong' if bad else 'all good'} · {readable(self.merged.run_id)} · allranks"
 
     @property
     def header(self) -> str:
-        """What came of the run, in a sentence and in numbers."""
+        """The result of the run, in a sentence and in numbers."""
         counts = self.merged.counts
         bad = counts.bad
         state = "bad" if bad else "good" if counts.passed else "idle"
@@ -179,7 +179,7 @@ class Static:
 
     @property
     def failures(self) -> str:
-        """The first failures, the same ones as one."""
+        """The first failures, with equal ones grouped."""
         shown = sorted(self.samples, key=lambda sample: not sample.is_of_job)[:SHOWN_FAILURES]
         if not shown:
             return '<p class="none">No failure.</p>'
@@ -189,7 +189,7 @@ class Static:
 
     @property
     def skips(self) -> str:
-        """The reasons of skips, the most frequent first."""
+        """The reasons of skips, most frequent first."""
         most = sorted(self.reasons, key=lambda reason: (-reason[1] - reason[2], reason[0]))
         rows = "".join(
             f"<tr><td>{skipped or ''}</td><td>{passed or ''}</td><td><bdi>{escaped(text)}</bdi></td></tr>"
@@ -203,14 +203,14 @@ class Static:
 
     @property
     def notes(self) -> str:
-        """What a reader should know and no testcase says."""
+        """Remarks that belong to no testcase."""
         notes = self.merged.notes
         more = [f"And {len(notes) - _SHOWN_NOTES} more, in summary.md."] if len(notes) > _SHOWN_NOTES else []
         return "".join(f"<li>{escaped(note)}</li>" for note in (*notes[:_SHOWN_NOTES], *more))
 
 
 def escaped(text: str) -> str:
-    """``text`` as HTML that says it and does nothing, not even to the direction of what stands beside it."""
+    """``text`` as inert HTML, which does not even change the direction of the text beside it."""
     return html.escape(readable(text).translate(_UNRULY))
 
 
@@ -275,19 +275,19 @@ def _failure(sample: Sample) -> str:
 
 
 GENERATOR: Final = '<meta name="generator" content="allranks">'
-"""By which a page is known for what it is."""
+"""The mark by which a page of allranks is recognized."""
 
 _DATA: Final = "application/octet-stream"
-"""A type that no browser runs."""
+"""A script type that no browser executes."""
 
 
 def document(static: Static, index: str, chunks: Sequence[str]) -> str:
     """The whole page.
 
     Args:
-        static: What can be read without the script.
+        static: The part that needs no script.
         index: All testcases, packed.
-        chunks: What they tell when they are opened, packed.
+        chunks: The details that they show when opened, packed.
     """
     style, script = _resource("page.css"), _resource("page.js")
     return Template(_resource("page.html")).substitute(

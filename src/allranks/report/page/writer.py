@@ -15,10 +15,10 @@ from allranks.report.untrusted import fresh, head
 from allranks.xml_text import cut, first_line, readable
 
 MOST_REASONS: Final = 1000
-"""Different reasons of skips that are told apart."""
+"""The most distinct skip reasons."""
 
 _SAMPLES: Final = 60
-"""Groups of failures of which a text is kept for the part of the page that needs no script."""
+"""Groups of failures whose text is kept for the part of the page that needs no script."""
 
 _SAMPLE: Final = 1500
 _SLOWEST: Final = 50
@@ -47,7 +47,7 @@ class PageWriter:
     """Writes the page of a run.
 
     Args:
-        path: Of ``report.html``, in the folder of the run.
+        path: The path of ``report.html``, in the folder of the run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +62,7 @@ class PageWriter:
         self._slowest: list[Slow] = []
 
     def add(self, suite: CellSuite) -> None:
-        """Take a job with its tests; the order of the jobs is that of the run's rows."""
+        """Add a job with its tests; jobs must come in the order of the run's rows."""
         job, cell = self._jobs, self._evidence.cell(suite)
         self._jobs += 1
         base = readable(suite.whole_suite)
@@ -75,10 +75,10 @@ class PageWriter:
                 self._add_notable(job, cell, key, test, suite)
 
     def write(self, merged: MergedRun) -> None:
-        """Write the page to its place, replacing what is there in one step.
+        """Write the page, replacing an existing one atomically.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The page cannot be written.
         """
         blames = Blames(self._evidence)
         groups = list(self._told_groups(blames))
@@ -98,7 +98,7 @@ class PageWriter:
             unfinished.unlink(missing_ok=True)
 
     def _add_passed(self, job: int, cell: int, key: CaseKey, test: TestVerdict) -> None:
-        # A test that a rank has more to say of than that it passed is not among PassedRanks, and may be alone in that.
+        # Only PassedRanks define a job's usual ranks: a test with more to report may be an exception.
         ranks = compact(test.ranks)
         usual = self._usual.setdefault(job, ranks) if isinstance(test.ranks, PassedRanks) else self._usual.get(job)
         extra = {"r": ranks} if ranks != usual else None
@@ -131,7 +131,7 @@ class PageWriter:
         message = message_of(test)
         group = self._groups.number_of(test, message)
         if test.verdict.rule is not VerdictRule.JOB:
-            # What befalls a job is reported where it does, and nowhere else as a pass: it is no evidence.
+            # A job's own trouble has no matching pass in other cells, so it is not evidence.
             self._evidence.failed(key, group, cell)
         if group in self._samples:
             self._samples[group].count += 1
@@ -217,7 +217,7 @@ class PageWriter:
         }
 
     def _listed(self, merged: MergedRun) -> str:
-        """A sentence for what the page leaves out; empty where it leaves out nothing."""
+        """A sentence on what the page leaves out; empty if it is complete."""
         out, cut_off = sum(self._index.left_out.values()), self._details.left_out
         said = []
         if out:
@@ -228,7 +228,7 @@ class PageWriter:
 
 
 class Blames:
-    """The different things that are blamed, each told once, by number."""
+    """The distinct blamed predicates, numbered and written once each."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
@@ -236,18 +236,18 @@ class Blames:
 
     @property
     def told(self) -> list[dict[str, Any]]:
-        """For the script."""
+        """The predicates, as data for the script."""
         return [
             {"p": readable(blame.predicate), "f": blame.fails, "n": blame.passes, "a": list(map(readable, blame.also))}
             for blame in self._numbers
         ]
 
     def number(self, blame: Blame | None) -> int | None:
-        """The number of what is blamed; None where nothing is."""
+        """The number of a blamed predicate; None for none."""
         return None if blame is None else self._numbers.setdefault(blame, len(self._numbers))
 
     def of_tests(self, index: Index) -> dict[str, dict[int, int]]:
-        """For each suite, by the numbers of its tests' names, what is blamed for their failures."""
+        """For each suite, the number of the blamed predicate by the number of the test's name."""
         told: dict[str, dict[int, int]] = {}
         for key, blame in self._evidence.of_tests():
             name, number = index.name_number(key.nodeid), self.number(blame)
@@ -257,10 +257,10 @@ class Blames:
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is a page that allranks wrote, and may therefore overwrite."""
+    """True if allranks wrote this page, and may therefore overwrite it."""
     return GENERATOR.encode() in head(path, 1024)
 
 
 def letter_of(test: TestVerdict) -> str:
-    """How the script knows a verdict: a skip that counts as a pass has a letter of its own."""
+    """The script's letter for a verdict: a skip that counts as a pass has its own."""
     return "K" if test.verdict.is_skip_but_pass else _LETTERS[test.verdict.kind]
