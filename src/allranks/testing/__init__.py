@@ -1,7 +1,7 @@
 """What the author of a distributed suite imports: skips, test cases, stores and types.
 
-The names are looked up on first use, so that the orchestrator can read :mod:`allranks.skip_codes` where
-there is no torch, and pytest can rewrite :mod:`allranks.testing.fixtures` before anything imports it.
+Names are imported on first use, so that the orchestrator can read :mod:`allranks.skip_codes` without torch, and pytest
+can rewrite :mod:`allranks.testing.fixtures` before any module imports it.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """The environment of a rank process: its place in the world, and its GPUs.
 
-The agent sets these variables for each rank it forks. Under a plain pytest none is set, and the process is then what it
-looks like: the only rank of a world of one, over gloo.
+The agent sets these variables for each rank that it forks. Under a plain pytest none is set, and the process is the
+only rank of a world of one, over gloo.
 """
 
 import os
@@ -22,12 +22,12 @@ class RankEnvironment:
 
     Args:
         rank: This rank, from 0.
-        world_size: How many ranks the cell has.
+        world_size: The number of ranks of the cell.
         local_rank: This rank's place on its own node, from 0.
-        local_world_size: How many ranks this node has.
+        local_world_size: The number of ranks on this node.
         backend: The cell's backend, in lower case.
         init_method: How the ranks meet: ``env``, ``tcp`` or ``file``.
-        gpu_count: The cell's GPUs, over all of its nodes.
+        gpu_count: The number of GPUs of the cell, over all of its nodes.
         gang: Number of this rank's gang in its job, from 1; 0 without an agent.
         shared: The gang's own folder, the same for all of its ranks; None without an agent.
     """
@@ -44,7 +44,7 @@ class RankEnvironment:
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Read what the agent, or torchrun, told this process."""
+        """Read the variables that the agent, or torchrun, set for this process."""
         rank = int(environ.get("RANK", "0"))
         world_size = int(environ.get("WORLD_SIZE", "1"))
         shared = environ.get("ALLRANKS_SHARED")
@@ -68,20 +68,20 @@ ONE_RANK_EACH = frozenset({"nccl", "ucc", "xccl", "hccl"})
 def rank_to_gpus(world_size: int, backend: str | None = None, *, gpus_per_rank: int | None = 1) -> dict[int, list[int]]:
     """The GPUs of each rank of one host.
 
-    Every rank gets the same number of GPUs, and no two ranks share one, as long as there are enough. Where there are
-    too few, a backend that needs a GPU for each rank skips the test; the ranks of any other share GPUs in turn,
-    and have none where there is none.
+    Every rank gets the same number of GPUs, and no two ranks share one as long as there are enough. If there are too
+    few, a backend that needs a GPU per rank skips the test; with any other backend, ranks share GPUs in turn, and get
+    none if the host has none.
 
     Args:
-        world_size: How many ranks this host has.
+        world_size: The number of ranks on this host.
         backend: The backend of the test; None for one that can share GPUs.
-        gpus_per_rank: How many each gets; None for as many as can be divided evenly.
+        gpus_per_rank: The number of GPUs per rank; None for as many as can be divided evenly.
 
     Returns:
         For each rank, the indices of its GPUs.
 
     Raises:
-        EnvironmentSkip: Fewer GPUs than the ranks need, by torch's code for that number.
+        EnvironmentSkip: There are fewer GPUs than the ranks need; has torch's code for that number.
         ValueError: ``world_size`` or ``gpus_per_rank`` is less than 1.
     """
     if world_size < 1 or (gpus_per_rank is not None and gpus_per_rank < 1):
@@ -107,5 +107,5 @@ def _skip_for_want_of(needed: int, present: int) -> None:
 
 
 def _accelerator_count() -> int:
-    """How many accelerators are visible; does not initialise CUDA, so that forks can still use it."""
+    """The number of visible accelerators; does not initialise CUDA, so that forks can still use it."""
     return int(torch.cuda.device_count() or torch.xpu.device_count())

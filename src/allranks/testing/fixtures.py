@@ -1,6 +1,6 @@
 """A pytest plugin: the fixtures of a rank test, and the seed of each rank.
 
-The agent registers it with ``-p allranks.testing.fixtures``; so can a plain pytest.
+The agent registers it with ``-p allranks.testing.fixtures``, which also works in a plain pytest.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ from allranks.testing.stores import open_store
 
 
 def seed_of(nodeid: str, environ: Mapping[str, str] = os.environ) -> int:
-    """The seed that the agent gave the running test and recorded; without an agent, one made of the test's node id."""
+    """The seed of the running test that the agent chose and recorded; without an agent, a hash of the node id."""
     told = environ.get("ALLRANKS_SEED")
     return int(told) if told is not None else zlib.crc32(nodeid.encode("utf-8", "surrogatepass"))
 
 
 def generator_of_rank(seed: int, rank: int) -> torch.Generator:
-    """A generator on the CPU whose numbers no other rank of the same test has, and no other test."""
+    """A CPU generator with numbers that differ from those of all other ranks and tests."""
     digest = hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest()
-    # manual_seed takes 63 bits without a sign.
+    # At most 63 bits: manual_seed takes a signed number.
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
@@ -44,38 +44,38 @@ _LAST_FOLDER = pytest.StashKey[FolderOfTest]()
 
 
 class SubgroupMaker(Protocol):
-    """What the ``subgroup`` fixture gives a test."""
+    """The type of the ``subgroup`` fixture."""
 
     def __call__(self, ranks: Sequence[int], *, timeout: timedelta | None = None) -> dist.ProcessGroup:
-        """Make a group of ``ranks``, over the cell's backend.
+        """Create a group of ``ranks``, over the cell's backend.
 
-        Every rank of the default group must make the same call, member or not, just as with
-        :func:`torch.distributed.new_group`; the group ends with the test.
+        Every rank of the default group must make the same call, member or not, as with
+        :func:`torch.distributed.new_group`. The group ends with the test.
 
         Args:
             ranks: The global ranks of its members.
-            timeout: How long its collectives may take; the backend's default when None.
+            timeout: Time limit of its collectives; None for the backend's default.
 
         Returns:
-            The group; to a rank outside of it ``torch.distributed.GroupMember.NON_GROUP_MEMBER``.
+            The group; ``torch.distributed.GroupMember.NON_GROUP_MEMBER`` on ranks outside of it.
         """
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known."""
+    """Register the markers."""
     for line in marker_lines():
         config.addinivalue_line("markers", line)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """Count the tests: the agent gives all ranks of a gang the same ones, so the count is the same on all of them."""
+    """Count the tests: all ranks of a gang run the same tests, so the count is equal on all of them."""
     item.config.stash[_TESTS_RUN] = item.config.stash.get(_TESTS_RUN, 0) + 1
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Look at what the test requires before any fixture is made for it."""
+    """Check the requirements of a test before any of its fixtures is set up."""
     try:
         for requirement in requirements_of_item(item):
             requirement.check()
@@ -97,7 +97,7 @@ def rank(rank_environment: RankEnvironment) -> int:
 
 @pytest.fixture(scope="session")
 def world_size(rank_environment: RankEnvironment) -> int:
-    """How many ranks the cell has."""
+    """The number of ranks of the cell."""
     return rank_environment.world_size
 
 
@@ -121,7 +121,7 @@ def init_method(rank_environment: RankEnvironment) -> str:
 
 @pytest.fixture(scope="session")
 def device(rank_environment: RankEnvironment) -> torch.device:
-    """Where this rank's tensors belong: its own GPU in a cell that has GPUs or runs NCCL, else the CPU."""
+    """The device for this rank's tensors: its own GPU in a cell that has GPUs or runs NCCL, else the CPU."""
     if rank_environment.backend != "nccl" and rank_environment.gpu_count == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -131,7 +131,7 @@ def device(rank_environment: RankEnvironment) -> torch.device:
 
 @pytest.fixture
 def process_group() -> dist.ProcessGroup:
-    """The default process group, which the agent made before the first test."""
+    """The default process group, which the agent created before the first test."""
     group = dist.group.WORLD
     if group is None:
         msg = (
@@ -146,12 +146,12 @@ def process_group() -> dist.ProcessGroup:
 
 @pytest.fixture
 def subgroup() -> Iterator[SubgroupMaker]:
-    """Makes sub-groups of the default group, and destroys them when the test ends."""
+    """Creates subgroups of the default group, and destroys them when the test ends."""
     made: list[dist.ProcessGroup] = []
 
     def make(ranks: Sequence[int], *, timeout: timedelta | None = None) -> dist.ProcessGroup:
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout)
-        # Whoever is connected first could destroy the group while its peers still connect, which fails then (gloo).
+        # Else the first connected rank could destroy the group while its peers still connect, which then fails (gloo).
         dist.barrier()
         if isinstance(group, dist.ProcessGroup):
             made.append(group)
@@ -164,7 +164,7 @@ def subgroup() -> Iterator[SubgroupMaker]:
 
 @pytest.fixture(scope="session")
 def _gang_folder(rank_environment: RankEnvironment, tmp_path_factory: pytest.TempPathFactory) -> FolderOfGang:
-    """The folder that this rank's gang shares; a world of one has nobody to share with."""
+    """The folder that this rank's gang shares; a temporary one in a world of one."""
     if rank_environment.shared is not None:
         return FolderOfGang(rank_environment.shared)
     if rank_environment.world_size == 1:
@@ -181,10 +181,10 @@ def _gang_folder(rank_environment: RankEnvironment, tmp_path_factory: pytest.Tem
 def _test_folder(
     request: pytest.FixtureRequest, rank_environment: RankEnvironment, _gang_folder: FolderOfGang
 ) -> FolderOfTest:
-    """The folder that the ranks share in this test. Where an agent leads, the one before it is removed."""
+    """The folder that the ranks share in this test. Under an agent, the previous test's folder is removed."""
     stash = request.config.stash
     last = stash.get(_LAST_FOLDER, None)
-    # No rank begins a test before all have ended the one before it: nobody uses that folder any more.
+    # No rank begins a test before all have ended the previous one, so no rank uses that folder any more.
     if last is not None and rank_environment.rank == 0 and rank_environment.shared is not None:
         remove(last)
     stash[_LAST_FOLDER] = folder = _gang_folder.of_test(request.node.nodeid, stash.get(_TESTS_RUN, 0))
@@ -193,25 +193,25 @@ def _test_folder(
 
 @pytest.fixture(scope="session")
 def shared_dir(_gang_folder: FolderOfGang) -> Path:
-    """A temporary directory that all ranks of the gang share, for as long as the gang lives."""
+    """A temporary directory that all ranks of the gang share while the gang lives."""
     return _gang_folder.of_the_author
 
 
 @pytest.fixture
 def shared_tmp_path(_test_folder: FolderOfTest) -> Path:
-    """A temporary directory that all ranks share, empty at the start of each test, and removed after it."""
+    """A temporary directory that all ranks share, new for each test and removed afterwards."""
     return _test_folder.of_the_author
 
 
 @pytest.fixture
 def file_barrier(_test_folder: FolderOfTest, rank: int, world_size: int) -> FileBarrier:
-    """``file_barrier(timeout=60.0)`` holds each rank until all have come, without a process group."""
+    """``file_barrier(timeout=60.0)`` blocks each rank until all have arrived, without a process group."""
     return FileBarrier(_test_folder.of_the_barrier, rank, world_size)
 
 
 @pytest.fixture
 def broadcast_file(_test_folder: FolderOfTest, rank: int) -> Path:
-    """An empty temporary file, made by rank 0, which tells its name to all ranks without a process group."""
+    """An empty temporary file that rank 0 creates and all ranks share, without a process group."""
     notice = _test_folder.of_notices / "file"
     if rank == 0:
         descriptor, name = tempfile.mkstemp(dir=_test_folder.of_notices, prefix="broadcast-")
@@ -222,21 +222,21 @@ def broadcast_file(_test_folder: FolderOfTest, rank: int) -> Path:
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest, rank_environment: RankEnvironment, _test_folder: FolderOfTest) -> TCPStore:
-    """A new store over all ranks, served by rank 0: nobody else's keys are in it, and it needs no process group."""
+    """A new, empty store over all ranks, served by rank 0; it needs no process group."""
     opened = open_store(rank_environment, _test_folder.of_notices / "store")
-    # The server must outlive the slowest rank of its test, which rank 0 does not know of before the next test begins.
-    # No fixture lives as long: those of the whole session end within the teardown of the last test.
+    # The server must outlive the test on the slowest rank, and rank 0 does not know about that before its next test
+    # begins. No fixture lives that long: session fixtures end within the teardown of the last test.
     request.config.stash[_LAST_STORE] = opened
     return opened
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """The seed of this test, the same on all ranks, which the report shows."""
+    """The seed of this test, equal on all ranks; the report shows it."""
     return seed_of(request.node.nodeid)
 
 
 @pytest.fixture
 def rank_generator(seed: int, rank: int) -> torch.Generator:
-    """A generator on the CPU that is seeded by the test's seed and the rank: each rank draws numbers of its own."""
+    """A CPU generator seeded by the test's seed and the rank: each rank draws different numbers."""
     return generator_of_rank(seed, rank)

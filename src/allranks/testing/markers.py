@@ -14,8 +14,8 @@ from allranks.testing.skips.requirement import Requirement, requirements_of
 def plain_mark(name: str, *args: str) -> pytest.MarkDecorator:
     """A mark that needs no registration.
 
-    ``pytest.mark.NAME`` is an error under ``--strict-markers`` where the plugin that registers NAME is not there; and
-    what a suite author did not write must not be an error of the suite.
+    Under ``--strict-markers``, ``pytest.mark.NAME`` is an error if the plugin that registers NAME is not loaded, and a
+    suite must not fail because of a mark that its author did not write.
 
     Args:
         name: The mark.
@@ -32,16 +32,16 @@ HARNESS_MARKERS = (
 
 
 class WrongMarkerError(Exception):
-    """A marker of ours is used in a wrong way: the message says where, what is wrong, and what to write."""
+    """One of our markers is misused: the message names the place, the error and the correct form."""
 
 
 @dataclass(frozen=True)
 class RequirementMarker:
-    """How to make a requirement from a marker.
+    """How to create a requirement from a marker.
 
     Args:
-        make: Takes the marker's arguments.
-        words: What the marker means, on one line.
+        make: Creates the requirement from the marker's arguments.
+        words: A one-line description of the marker.
     """
 
     make: Callable[..., Requirement]
@@ -101,12 +101,12 @@ def marker_lines() -> Iterator[str]:
 
 
 def requirements_of_item(item: pytest.Item) -> Iterator[Requirement]:
-    """Everything that a test requires: by markers, closest first, then by decorators, classes first.
+    """All requirements of a test: from markers, closest first, then from decorators, classes first.
 
     Raises:
         WrongMarkerError: A marker has the wrong arguments.
     """
-    # All of them are made before the first is looked at: a wrong marker is an error, also where the test would skip.
+    # All are created before the first is checked: a wrong marker is an error even if the test would be skipped.
     yield from [_of_marker(mark, item) for mark in item.iter_markers() if mark.name in REQUIREMENT_MARKERS]
     for node in item.listchain():
         if isinstance(node, pytest.Class):

@@ -17,9 +17,9 @@ _STDERR = 2
 
 
 class CapturedStream:
-    """One stream of a :func:`captured_output`: readable at any time, during and after.
+    """One stream of a :func:`captured_output`, readable at any time, during and after the capture.
 
-    What it holds is in a file without a name, on disk, which goes when nobody has this object any more.
+    Its content is in an unnamed file on disk, which is deleted with this object.
     """
 
     def __init__(self) -> None:
@@ -32,14 +32,14 @@ class CapturedStream:
         return self._descriptor
 
     def getvalue(self) -> str:
-        """Everything printed so far; bytes that are no UTF-8 are shown as replacement characters."""
+        """Everything printed so far; invalid UTF-8 becomes replacement characters."""
         _flush()
         size = os.fstat(self._descriptor).st_size
         return b"".join(_read(self._descriptor, size)).decode("utf-8", errors="replace")
 
 
 def _read(descriptor: int, size: int) -> Iterator[bytes]:
-    """The first bytes of a file; its offset, which is where the next line is written, stays."""
+    """The first bytes of a file; does not move its offset, where the next line is written."""
     offset = 0
     while offset < size:
         piece = os.pread(descriptor, size - offset, offset)
@@ -58,11 +58,11 @@ class CapturedOutput(NamedTuple):
 
 @contextmanager
 def captured_output() -> Iterator[CapturedOutput]:
-    """Catch standard output and standard error of the whole process.
+    """Capture standard output and standard error of the whole process.
 
-    The file descriptors 1 and 2 are redirected, so lines of C++ libraries and of child processes are caught like those
-    of ``print``, in their order, however many. Can be nested: the innermost catches. It concerns all threads, so ranks
-    that are threads must not catch at the same time.
+    The file descriptors 1 and 2 are redirected, so lines of C++ libraries and of child processes are captured like
+    those of ``print``, in order, however many. Captures can be nested: the innermost gets the output. A capture affects
+    all threads, so ranks that are threads must not capture at the same time.
 
     Yields:
         The streams ``(out, err)``, each with ``getvalue()``.
@@ -71,7 +71,7 @@ def captured_output() -> Iterator[CapturedOutput]:
     with ExitStack() as stack:
         stack.enter_context(_redirected(_STDOUT, captured.out))
         stack.enter_context(_redirected(_STDERR, captured.err))
-        # pytest puts its own objects in the place of both, and those do not write to descriptors 1 and 2.
+        # pytest replaces both streams by its own objects, which do not write to descriptors 1 and 2.
         stack.enter_context(_replaced("stdout", _STDOUT))
         stack.enter_context(_replaced("stderr", _STDERR))
         yield captured
@@ -94,18 +94,18 @@ def _redirected(target: int, stream: CapturedStream) -> Iterator[None]:
 def _replaced(name: str, descriptor: int) -> Iterator[None]:
     before: TextIO = getattr(sys, name)
     raw = io.FileIO(descriptor, "w", closefd=False)
-    # Straight to the file, as with `python -u`: so lines of Python, of C and of children keep their order.
+    # Unbuffered, as with `python -u`, so that lines of Python, of C and of child processes stay in order.
     text = io.TextIOWrapper(raw, encoding="utf-8", errors="replace", write_through=True)
     setattr(sys, name, text)
     try:
         yield
     finally:
-        # Not closed: a logging handler made in the meantime may hold it, and then writes to the descriptor as it is.
+        # Not closed: a logging handler created meanwhile may keep it, and then writes to the restored descriptor.
         setattr(sys, name, before)
 
 
 def _flush() -> None:
-    """Let everything printed so far reach its descriptor: Python's buffers, and those of C's standard library."""
+    """Flush the buffers of Python and of C's standard library to their descriptors."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
@@ -116,14 +116,14 @@ _BEFORE_CPP_STACK = "\nException raised from "
 
 
 def verify_ddp_error_logged(model: DistributedDataParallel, expected: str) -> None:
-    """Check that DDP's log has an error with some words in it.
+    """Check that DDP has logged an error that contains a text.
 
     Args:
-        model: The model whose backward or forward pass went wrong.
-        expected: Words of the error, or the text of the exception itself: a C++ stack at its end is not compared.
+        model: The model whose backward or forward pass failed.
+        expected: Part of the error, or the text of the exception itself: a C++ stack at its end is ignored.
 
     Raises:
-        AssertionError: DDP has logged no error, or another one.
+        AssertionError: DDP has logged no error, or a different one.
     """
     logged = _logging_data(model)
     lacking = [name for name in ("iteration", "has_error", "error") if name not in logged]
@@ -137,7 +137,7 @@ def verify_ddp_error_logged(model: DistributedDataParallel, expected: str) -> No
 
 
 def _logging_data(model: DistributedDataParallel) -> Mapping[str, object]:
-    # DDP has no public way to its log; this method has been there since torch 1.8.
+    # DDP has no public access to its log; this method has existed since torch 1.8.
     read = getattr(model, "_get_ddp_logging_data", None)
     if read is None:
         msg = "this torch's DistributedDataParallel keeps no log that can be read: _get_ddp_logging_data is gone"
@@ -146,11 +146,11 @@ def _logging_data(model: DistributedDataParallel) -> Mapping[str, object]:
 
 
 class NamedEvent(Protocol):
-    """What the profiler records of one function: ``torch.autograd.profiler_util.FunctionEvent`` and its kin."""
+    """A profiler's record of one function: ``torch.autograd.profiler_util.FunctionEvent`` and similar."""
 
     @property
     def name(self) -> str:
-        """The name that it was recorded under."""
+        """The recorded name."""
 
 
 E = TypeVar("E", bound=NamedEvent)
@@ -159,14 +159,14 @@ _SHOWN = 20
 
 
 def get_function_event(function_events: Iterable[E], partial_event_name: str) -> E:
-    """The first event whose name has some words in it.
+    """The first event whose name contains a text.
 
     Args:
-        function_events: The events of a profile, as ``profile.function_events`` has them.
+        function_events: The events of a profile, such as ``profile.function_events``.
         partial_event_name: Part of the name.
 
     Raises:
-        LookupError: There is none; with the names that there are.
+        LookupError: There is no such event; the message lists the existing names.
     """
     events = list(function_events)
     found = next((event for event in events if partial_event_name in event.name), None)

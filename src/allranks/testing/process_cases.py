@@ -24,10 +24,10 @@ from allranks.testing.tensors import TensorEquality
 
 
 class LauncherTestCase(TensorEquality, unittest.TestCase):
-    """A test case whose test methods wait for ranks in the launching process, and run in each rank."""
+    """A test case whose test methods run in each rank; in the launching process, they wait for the ranks."""
 
     allranks_launcher: ClassVar[bool] = True
-    """By this an agent knows a test that starts its ranks itself."""
+    """Tells an agent that the tests start their ranks themselves."""
 
     allranks_surroundings: ClassVar[LaunchContext | None] = None
     """Set by an agent in the launching process; None under a plain pytest or unittest."""
@@ -47,7 +47,7 @@ class LauncherTestCase(TensorEquality, unittest.TestCase):
             setattr(self, name, self.join_or_run(test))
 
     def join_or_run(self, fn: Callable[[], object]) -> Callable[[], None]:
-        """The test method of this object: the launching process waits for the ranks in it, and a rank runs the test."""
+        """Wrap a test method: the launching process waits for the ranks, and a rank runs the test."""
 
         @functools.wraps(fn)
         def wrapper(self: LauncherTestCase) -> None:
@@ -59,7 +59,7 @@ class LauncherTestCase(TensorEquality, unittest.TestCase):
         return types.MethodType(wrapper, self)
 
     def _join_processes(self, fn: Callable[[], object]) -> None:
-        """Wait for the ranks, and make their outcomes the test's."""
+        """Wait for the ranks, and raise their outcome as the test's."""
         raise NotImplementedError
 
     def _surroundings(self) -> LaunchContext:
@@ -69,11 +69,11 @@ class LauncherTestCase(TensorEquality, unittest.TestCase):
         return self._surroundings().launch_terms(self)
 
     def _run_and_clean_up(self, test_name: str, tell: Callable[[Exception], None]) -> None:
-        """Run a test in this rank, and what it has registered to be called after it.
+        """Run a test and its clean-ups in this rank.
 
         Args:
             test_name: The name of its method.
-            tell: Reports at once that the test has gone wrong by an exception.
+            tell: Reports at once that an exception ended the test.
         """
         with ExitStack() as stack:
             stack.callback(self._clean_up)
@@ -82,12 +82,12 @@ class LauncherTestCase(TensorEquality, unittest.TestCase):
             except unittest.SkipTest:
                 raise
             except Exception as error:
-                # Peers may be waiting, and a clean-up may come to wait for them.
+                # Report first: peers may be waiting, and a clean-up may wait for them.
                 tell(error)
                 raise
 
     def _clean_up(self) -> None:
-        """Call what the test has registered in this rank; unlike with ``doCleanups``, an error is one of the rank."""
+        """Call the clean-ups registered in this rank; unlike ``doCleanups``, this raises their errors."""
         with ExitStack() as stack:
             for function, args, kwargs in self._cleanups:  # type: ignore[attr-defined]
                 stack.callback(function, *args, **kwargs)
@@ -97,13 +97,13 @@ DEFAULT_WORLD_SIZE = 4
 
 
 class RankPipe:
-    """What a rank of :class:`MultiProcessTestCase` hands from ``_run`` to ``run_test``, in the place of torch's pipe.
+    """Replaces torch's pipe, which a rank of :class:`MultiProcessTestCase` passes from ``_run`` to ``run_test``.
 
     Args:
-        tell: Reports at once that the test has gone wrong by this exception.
+        tell: Reports at once that this exception ended the test.
 
     Attributes:
-        has_run: The test itself has ended well.
+        has_run: Whether the test itself has ended without an error.
     """
 
     def __init__(self, tell: Callable[[Exception], None]) -> None:
@@ -111,7 +111,7 @@ class RankPipe:
         self.has_run = False
 
     def close(self) -> None:
-        """Nothing: here for a ``_run`` that was written for torch's class."""
+        """Do nothing: a ``_run`` written for torch's class calls this."""
 
 
 class MultiProcessTestCase(LauncherTestCase):
@@ -124,9 +124,8 @@ class MultiProcessTestCase(LauncherTestCase):
         tearDown     in the launching process, when all ranks have ended
 
     A rank that fails ends the test: its peers get ``peer_grace`` seconds, then they are stopped. The error names the
-    rank that went first, with its traceback (:class:`~allranks.harness.launchers.own_ranks.RankFailureError`). The test
-    is skipped when all ranks skip, by an exception or by an exit code of torch's table; when only some do, it is an
-    error.
+    first bad rank, with its traceback (:class:`~allranks.harness.launchers.own_ranks.RankFailureError`). The test is
+    skipped if all ranks skip, by an exception or by an exit code of torch's table; if only some do, that is an error.
     """
 
     TEST_ERROR_EXIT_CODE: ClassVar[int] = 10
@@ -139,17 +138,17 @@ class MultiProcessTestCase(LauncherTestCase):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are. To be overridden."""
+        """The number of ranks. Override it to change that."""
         return DEFAULT_WORLD_SIZE
 
     @property
     def init_method(self) -> str:
-        """What ``init_process_group`` takes as ``init_method``: a file that no other test has."""
+        """The ``init_method`` for ``init_process_group``: a file that no other test uses."""
         return f"file://{self.file_name}"
 
     @property
     def destroy_pg_upon_exit(self) -> bool:
-        """Whether a rank whose test has passed destroys its process groups before it ends. To be overridden."""
+        """Whether a rank whose test passed destroys its process groups before it ends. Override it to change that."""
         return True
 
     @property
@@ -158,12 +157,12 @@ class MultiProcessTestCase(LauncherTestCase):
         return self.rank == 0
 
     def setUp(self) -> None:
-        """Make what every test of the class needs; a subclass calls this first and ``_spawn_processes`` last."""
+        """Prepare a test; a subclass calls this first and ``_spawn_processes`` last."""
         super().setUp()
         self.special_return_code_checks: dict[Callable[..., object], int] = {}
-        """Tests whose rank 0 must end with an exit status of its own, which other ranks may end with too."""
+        """Tests whose rank 0 must end with the given exit status; other ranks may end with it, too."""
         self.skip_return_code_checks: list[Callable[..., object]] = []
-        """Tests whose ranks may end in any way but an exception of the test."""
+        """Tests whose ranks may end in any way except by an exception of the test."""
         self.rank = self.MAIN_PROCESS_RANK
         self.file_name = self.enterContext(meeting_file())
 
@@ -171,17 +170,17 @@ class MultiProcessTestCase(LauncherTestCase):
         return self._testMethodName
 
     def _spawn_processes(self) -> None:
-        """Start the ranks. To be called in ``setUp``, after what they need is there."""
+        """Start the ranks. Call it in ``setUp``, when all that they need is ready."""
         self._ranks = OwnRanks(self, self._surroundings(), int(self.world_size), self._be_rank)
 
     def _join_processes(self, fn: Callable[[], object]) -> None:
-        """Wait for the ranks, and make their outcomes the test's."""
+        """Wait for the ranks, and raise their outcome as the test's."""
         if self._ranks is None:
             raise no_ranks_error(self)
         self._ranks.join(expected_ends(self, fn))
 
     def _be_rank(self, launched: LaunchedRank) -> int:
-        """What a fork does: run the test on an object of its own, and say what became of it."""
+        """Run in a fork: run the test on a fresh test case, and report its outcome; returns the exit status."""
         terms = self._surroundings().rank_terms(self)
         outcome = launched.run(terms, lambda: self._run_in_rank(launched))
         return self.TEST_ERROR_EXIT_CODE if outcome.is_bad else 0
@@ -191,21 +190,21 @@ class MultiProcessTestCase(LauncherTestCase):
         try:
             self._run(launched.number, self._current_test_name(), self.file_name, pipe)
         except SystemExit as exit_:
-            # A `_run` that was written for torch's class may end this way after the test.
+            # A `_run` written for torch's class may exit after the test.
             if pipe.has_run and not exit_.code:
                 return
             exit_as_asked(exit_)
 
     @classmethod
     def _run(cls, rank: int, test_name: str, file_name: str, parent_pipe: RankPipe, **_kwargs: object) -> None:
-        """What a rank does. To be overridden by a class that needs something before or after ``run_test``."""
+        """Run in a rank. Override it to add something before or after ``run_test``."""
         self = cls(test_name)
         self.rank = rank
         self.file_name = file_name
         self.run_test(test_name, parent_pipe)
 
     def run_test(self, test_name: str, parent_pipe: RankPipe) -> None:
-        """Run one test in this rank, then its clean-ups, and destroy the process group that it has left.
+        """Run one test in this rank, then its clean-ups, and destroy any process group that is left.
 
         Raises:
             Exception: What the test raises.
@@ -217,7 +216,7 @@ class MultiProcessTestCase(LauncherTestCase):
 
 
 UNSET = -2
-"""``world_size`` and ``rank`` of a class that says nothing about them."""
+"""The default of ``world_size`` in a class."""
 
 _AVAILABLE: Mapping[str, Callable[[], bool]] = MappingProxyType(
     {
@@ -233,20 +232,20 @@ _AVAILABLE: Mapping[str, Callable[[], bool]] = MappingProxyType(
 class MultiProcContinuousTest(LauncherTestCase):
     """A test case whose ranks, forks of the launching process, run one test of the class after the other.
 
-    The ranks are started by the first test's ``setUp``, after ``setUpClass``, and make the default process group
-    (:meth:`_init_pg`); ``tearDownClass`` has them destroy it and leave. ``setUp`` and ``tearDown`` run in the launching
-    process alone. Each rank runs a test on a fresh object of the class, with ``rank`` and ``world_size``, and finds
-    what earlier tests have left on the class and in the process, ``cls.pg`` for one.
+    The first test's ``setUp`` starts the ranks, after ``setUpClass``, and they create the default process group
+    (:meth:`_init_pg`); ``tearDownClass`` makes them destroy it and leave. ``setUp`` and ``tearDown`` run only in the
+    launching process. Each rank runs a test on a fresh object of the class, with ``rank`` and ``world_size``. State
+    that earlier tests left on the class and in the process, such as ``cls.pg``, is still there.
 
-    A test in which a rank goes wrong, or only some skip, ends the ranks; the next test starts others. So the remaining
-    tests run, where torch's own class skips them.
+    A test with a bad rank, or with only some ranks skipped, ends the ranks; the next test starts new ones. So the
+    remaining tests run, while torch's own class skips them.
     """
 
     allranks_keeps_ranks: ClassVar[bool] = True
-    """By this an agent knows that tests of the class that follow each other share their ranks."""
+    """Tells an agent that consecutive tests of the class share their ranks."""
 
     world_size: int = UNSET
-    """How many ranks there are, as a number or a property; the number of devices of :meth:`device_type` unless set."""
+    """The number of ranks, as a number or a property; unless set, the number of devices of :meth:`device_type`."""
 
     rdvz_file: ClassVar[str | None] = None
     """The file at which the ranks meet."""
@@ -259,12 +258,12 @@ class MultiProcContinuousTest(LauncherTestCase):
 
     @classmethod
     def backend_str(cls) -> str | None:
-        """The backend, such as ``"gloo"``; None to have torch choose by the tensors' devices."""
+        """The backend, such as ``"gloo"``; with None, torch chooses by the tensors' devices."""
         return None
 
     @classmethod
     def device_type(cls) -> str:
-        """The kind of device that the class tests; a string in the place of this method does as well."""
+        """The kind of device that the class tests; a subclass may replace this method by a string."""
         device = torch.accelerator.current_accelerator()
         return "cpu" if device is None else device.type
 
@@ -275,7 +274,7 @@ class MultiProcContinuousTest(LauncherTestCase):
 
     @classmethod
     def _init_pg(cls, rank: int, world_size: int, rdvz_file: str) -> None:
-        """Make the default process group in a rank."""
+        """Create the default process group in a rank."""
         os.environ["LOCAL_RANK"] = str(rank)
         dist.init_process_group(
             cls.backend_str(),
@@ -290,7 +289,7 @@ class MultiProcContinuousTest(LauncherTestCase):
 
     @classmethod
     def tearDownClass(cls) -> None:
-        """Have the ranks destroy their process group and leave."""
+        """Make the ranks destroy their process group and leave."""
         try:
             end_ranks_of(cls)
         finally:
@@ -313,13 +312,13 @@ class MultiProcContinuousTest(LauncherTestCase):
         setattr(cls, RANKS_ATTRIBUTE, ranks)
 
     def _join(self, launched: LaunchedRank, file: str) -> None:
-        """What a rank does first."""
+        """Join the process group; runs first in a rank."""
         cls = type(self)
         cls.rank, cls.rdvz_file = launched.number, file
         cls._init_pg(launched.number, launched.world_size, file)
 
-    def _join_processes(self, fn: Callable[[], object]) -> None:  # noqa: ARG002 - the ranks know it by its name
-        """Have the ranks run this test, and make their outcomes the test's."""
+    def _join_processes(self, fn: Callable[[], object]) -> None:  # noqa: ARG002 - the ranks find it by its name
+        """Have the ranks run this test, and raise their outcome as the test's."""
         ranks = kept_by(type(self))
         if ranks is None:
             msg = (
@@ -333,7 +332,7 @@ class MultiProcContinuousTest(LauncherTestCase):
     @classmethod
     def _size_of_world(cls) -> int:
         said = inspect.getattr_static(cls, "world_size")
-        # A property needs an object, and the property of a class is asked before there is one.
+        # A property needs an object, and a class method has none.
         size = int(said.fget(object.__new__(cls))) if isinstance(said, property) and said.fget else int(cls.world_size)
         if size != UNSET:
             return size

@@ -16,10 +16,10 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 
 @contextmanager
 def changed_variables(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set and unset some environment variables, and put each back as it was, whatever happens in between.
+    """Set and unset environment variables, and always restore each afterwards.
 
     Args:
-        changes: The value that each variable has meanwhile; None for one that is not set.
+        changes: The temporary value of each variable; None unsets it.
     """
     before = {name: os.environ.get(name) for name in changes}
     _apply(changes)
@@ -40,15 +40,15 @@ def _apply(values: Mapping[str, str | None]) -> None:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Where both are set, asynchronous error handling wins, and nothing would block.
+# If both are set, asynchronous error handling wins, and nothing would block.
 _BLOCKING = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": None}
 
 
 def with_nccl_blocking_wait(test: Callable[P, R]) -> Callable[P, R]:
     """Run a test with ``TORCH_NCCL_BLOCKING_WAIT=1`` and without ``TORCH_NCCL_ASYNC_ERROR_HANDLING``.
 
-    NCCL reads both when a process group is made, so only groups that the test itself makes block. Both variables are
-    put back as they were, also when the test fails.
+    NCCL reads both when a process group is created, so only groups that the test itself creates block. Both variables
+    are restored, even if the test fails.
     """
 
     @functools.wraps(test)
@@ -67,9 +67,9 @@ _LEVELS = ("OFF", "INFO", "DETAIL")
 
 @contextmanager
 def dist_debug_level(level: DebugLevelName) -> Iterator[None]:
-    """Give torch.distributed a debug level, and put the variable and torch's own level back as they were.
+    """Set the debug level of torch.distributed, and restore the variable and torch's own level afterwards.
 
-    A process group checks its collectives (``DETAIL``) as the level was when the group was made.
+    Whether a process group checks its collectives (``DETAIL``) depends on the level at its creation.
 
     Args:
         level: The level.
@@ -90,17 +90,17 @@ def dist_debug_level(level: DebugLevelName) -> Iterator[None]:
 def with_dist_debug_levels(levels: Sequence[DebugLevelName]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run a test once under each debug level.
 
-    All ranks wait for each other after each level where there is a default process group. The first level under which
-    the test fails ends it, and is named in a note on the error.
+    If there is a default process group, all ranks wait for each other after each level. The first level under which the
+    test fails ends it, and is named in a note on the error.
 
     Args:
-        levels: The levels, in their order.
+        levels: The levels, in order.
 
     Returns:
-        A decorator; the decorated test returns what it returned under the last level.
+        A decorator; the decorated test returns its result under the last level.
 
     Raises:
-        ValueError: A level does not exist, or there is none.
+        ValueError: A level does not exist, or the list is empty.
     """
     for level in levels:
         _check(level)

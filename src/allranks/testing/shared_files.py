@@ -14,15 +14,15 @@ _SHARE_OF_WAIT = 0.1
 
 
 def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
-    """Look at a condition again and again, ever less often, until it holds or the time is up.
+    """Poll a condition, ever less often, until it holds or the time is up.
 
-    Polling, because it alone works on any file system that ranks can share: FIFOs and inotify end at the kernel of one
-    host, and locks need a first owner. Each pause is a tenth of the time waited so far, between 0.2 and 5 ms, so that a
-    short wait ends soon and a long one costs little. A barrier made of it took 0.1 ms at world size 2, 0.4 ms at 4
-    and 0.9 ms at 8 (medians, two cores; with FIFOs 0.03, 0.05 and 0.12 ms), the same on ext4 as in memory.
+    Only polling works on every file system that ranks can share: FIFOs and inotify are limited to one host's kernel,
+    and locks need a first owner. Each pause is a tenth of the time waited so far, between 0.2 and 5 ms, so that a short
+    wait ends soon and a long one costs little. A barrier built on it took 0.1 ms at world size 2, 0.4 ms at 4 and
+    0.9 ms at 8 (medians, two cores; with FIFOs 0.03, 0.05 and 0.12 ms), the same on ext4 as in memory.
 
     Args:
-        condition: Looked at once at least, and a last time when the time is up.
+        condition: Checked at least once, and a last time when the time is up.
         timeout: Seconds.
 
     Returns:
@@ -39,25 +39,25 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
 
 
 DEFAULT_TIMEOUT = 60.0
-"""Seconds: as long as the operations of the cell's process group get, where the matrix sets nothing else."""
+"""Seconds; equal to the default time limit of operations of the cell's process group."""
 
 
 class PeerTimeoutError(TimeoutError):
-    """This rank waited for peers, and some did not come: the trouble is with them and not with this rank."""
+    """This rank waited for peers, and some did not come: the fault is theirs, not this rank's."""
 
-    allranks_symptom = True  # by which the agent knows not to blame this rank: see allranks.harness.ranks.reports
+    allranks_symptom = True  # tells the agent not to blame this rank: see allranks.harness.ranks.reports
 
 
 class FileBarrier:
-    """Holds each rank until all have come; may be used any number of times, by all ranks alike.
+    """Blocks each rank until all have arrived; reusable any number of times, by all ranks alike.
 
-    A rank that comes for the k-th time leaves the file ``k-rank`` behind. It takes the file of the time before away
-    once all have come again, because nobody can be waiting for that one any more.
+    On its k-th arrival, a rank creates the file ``k-rank``. It removes its previous file once all have arrived again,
+    because then no rank waits for that one.
 
     Args:
-        folder: Exists, is the same for all ranks, and is used by no other barrier.
+        folder: An existing folder, the same for all ranks, that no other barrier uses.
         rank: This rank, from 0.
-        world_size: How many ranks come.
+        world_size: The number of ranks.
     """
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
@@ -67,13 +67,13 @@ class FileBarrier:
         self._round = 0
 
     def __call__(self, *, timeout: float = DEFAULT_TIMEOUT) -> None:
-        """Wait until every rank has made this call as often as this one.
+        """Wait until every rank has made this call as often as this rank.
 
         Args:
             timeout: Seconds to wait for the last rank.
 
         Raises:
-            PeerTimeoutError: Some rank did not come in time; the message names all that are missing.
+            PeerTimeoutError: A rank did not arrive in time; the message names all missing ranks.
         """
         self._round += 1
         self._file(self._round, self._rank).touch()
@@ -96,22 +96,22 @@ class FileBarrier:
 
 
 def put_up(notice: Path, text: str) -> None:
-    """Put a notice up: whoever sees the file sees all of the text."""
+    """Publish a text atomically: if the file is visible, so is all of the text."""
     draft = notice.with_name(f"{notice.name}.draft")
     draft.write_text(text, encoding="utf-8")
     draft.rename(notice)
 
 
 def read_when_up(notice: Path, what: str, timeout: float = DEFAULT_TIMEOUT) -> str:
-    """The text of a notice, as soon as it is there.
+    """Wait for a published text, and return it.
 
     Args:
         notice: The file.
-        what: What it tells, for the error.
+        what: A description of the text, for the error.
         timeout: Seconds.
 
     Raises:
-        PeerTimeoutError: It was not put up in time.
+        PeerTimeoutError: It was not published in time.
     """
     if not wait_until(notice.exists, timeout):
         msg = f"rank 0 did not tell {what} within {timeout:g} s"
@@ -124,7 +124,7 @@ _NAME_LIMIT = 40
 
 @dataclass(frozen=True)
 class FolderOfTest:
-    """What the ranks share in one test.
+    """The folder that the ranks share in one test.
 
     Args:
         path: The folder of the test.
@@ -134,17 +134,17 @@ class FolderOfTest:
 
     @property
     def of_the_author(self) -> Path:
-        """Where the test itself may put what it likes."""
+        """The folder for the test's own files."""
         return self._made("files")
 
     @property
     def of_the_barrier(self) -> Path:
-        """Where ranks wait for each other."""
+        """The folder of the barrier."""
         return self._made("barrier")
 
     @property
     def of_notices(self) -> Path:
-        """Where rank 0 tells its peers things."""
+        """The folder of the texts that rank 0 publishes."""
         return self._made("notices")
 
     def _made(self, name: str) -> Path:
@@ -155,17 +155,17 @@ class FolderOfTest:
 
 @dataclass(frozen=True)
 class FolderOfGang:
-    """What the ranks share as long as their gang lives.
+    """The folder that the ranks share while their gang lives.
 
     Args:
-        path: A folder that is the same for all ranks, and was empty when the gang began.
+        path: The same folder for all ranks, empty when the gang began.
     """
 
     path: Path
 
     @property
     def of_the_author(self) -> Path:
-        """Where tests and fixtures may put what they like."""
+        """The folder for files of tests and fixtures."""
         folder = self.path / "files"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -174,8 +174,8 @@ class FolderOfGang:
         """The folder of one run of one test.
 
         Args:
-            nodeid: Its node id, which may hold anything.
-            number: How many tests the gang has run, so that the same test gets another folder when it runs again.
+            nodeid: Its node id, which may contain any characters.
+            number: The number of tests that the gang has run, so that a repeated test gets a new folder.
         """
         digest = hashlib.blake2b(nodeid.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         words = re.sub(r"\W+", "-", nodeid.rpartition("::")[2], flags=re.ASCII)[:_NAME_LIMIT].strip("-")
@@ -183,5 +183,5 @@ class FolderOfGang:
 
 
 def remove(folder: FolderOfTest) -> None:
-    """Remove what a test has left; what resists stays, as the job's folder goes with the job."""
+    """Remove the files of a test; errors are ignored, because the job's folder is removed with the job."""
     shutil.rmtree(folder.path, ignore_errors=True)

@@ -24,24 +24,23 @@ def create_tcp_store(  # noqa: PLR0913 - those of torch's helper, by the same na
     use_libuv: bool = True,
     port: int = 0,
 ) -> TCPStore:
-    """Make a store, or join one.
+    """Create a store, or join one.
 
-    A master without a port gets one from the kernel at the moment in which it binds, so no other process can be
-    quicker, and ``store.port`` says which. A port that clients must know before the master is there comes from
-    :func:`reserved_port`.
+    A master without a port gets one from the kernel when it binds, so no other process can take it first; it is in
+    ``store.port``. If clients must know the port before the master is up, use :func:`reserved_port`.
 
     Args:
         addr: The host of the master.
-        world_size: How many ranks will use the store, the master among them.
+        world_size: The number of ranks that will use the store, including the master.
         is_master: Whether this process serves the store.
-        timeout: How long connecting, waiting for workers, and each ``get`` and ``wait`` of the store may take.
+        timeout: Time limit to connect, to wait for workers, and of each ``get`` and ``wait`` of the store.
         wait_for_workers: Whether to return only when all ranks have joined.
         use_libuv: Whether the master serves with libuv or with the older single-threaded server.
-        port: Where the master is; 0, for a master, is a port of the kernel's choice.
+        port: The master's port; for a master, 0 means a port that the kernel chooses.
 
     Raises:
-        ValueError: A client without a port; or a master that would wait for clients which cannot know its port.
-        torch.distributed.DistError: The port is taken, or no master or too few workers came in time.
+        ValueError: A client has no port; or a master would wait for clients that cannot know its port.
+        torch.distributed.DistError: The port is taken, or the master or some workers did not come in time.
     """
     if port == 0 and not is_master:
         msg = "a client must know the port of its master: pass port="
@@ -65,10 +64,10 @@ def create_tcp_store(  # noqa: PLR0913 - those of torch's helper, by the same na
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A TCP port of this host that the kernel gives to nobody else as long as the ``with`` lasts.
+    """A TCP port of this host that the kernel gives to no other process within the ``with``.
 
     The port is bound with SO_REUSEADDR and never listened on, so a store, which sets the same option, can still serve
-    on it. Leave the ``with`` when the master is there.
+    on it. Leave the ``with`` when the master is up.
 
     Yields:
         The port.
@@ -83,13 +82,13 @@ _TIMEOUT = timedelta(seconds=DEFAULT_TIMEOUT)
 
 
 def open_store(environment: RankEnvironment, notice: Path) -> TCPStore:
-    """Open a store that rank 0 serves and every rank is a client of.
+    """Open a store that rank 0 serves and every rank uses.
 
-    The kernel chooses the port when rank 0 binds it, and rank 0 tells it to its peers by a notice.
+    The kernel chooses the port when rank 0 binds it, and rank 0 publishes it in a file.
 
     Args:
-        environment: This rank's place.
-        notice: A file that does not exist yet, at the same path for all ranks.
+        environment: This rank's environment.
+        notice: The file, which does not exist yet, at the same path for all ranks.
 
     Raises:
         PeerTimeoutError: Rank 0 did not open the store in time.

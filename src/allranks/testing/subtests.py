@@ -11,17 +11,17 @@ import torch.distributed as dist
 
 
 class TakesSubtests(Protocol):
-    """What can run a part of a test under a name: every ``unittest.TestCase``."""
+    """Anything that can run subtests: every ``unittest.TestCase``."""
 
     def subTest(self, **params: Any) -> AbstractContextManager[Any]:  # noqa: N802, ANN401 - the name and type of unittest
-        """Run the body of the ``with`` as a part of the test."""
+        """Run the body of the ``with`` as a subtest."""
 
 
 class SubtestsFixture(Protocol):
     """pytest's fixture ``subtests``."""
 
     def test(self, **kwargs: Any) -> AbstractContextManager[Any]:  # noqa: ANN401 - the type of pytest
-        """Run the body of the ``with`` as a part of the test."""
+        """Run the body of the ``with`` as a subtest."""
 
 
 def run_subtests(
@@ -34,20 +34,20 @@ def run_subtests(
 ) -> None:
     """Run ``body`` once for each combination of settings, each time as a subtest.
 
-    All ranks must make the same call. Where there is a default process group, the ranks wait for each other after each
-    subtest, so a collective of one never meets a collective of the next. What ``torch.compile`` has kept is dropped
-    before and after each.
+    All ranks must make the same call. If there is a default process group, the ranks wait for each other after each
+    subtest, so collectives of different subtests never mix. The caches of ``torch.compile`` are cleared before and
+    after each subtest.
 
     Args:
         case: The test case, or pytest's fixture ``subtests``.
-        configurations: Keyword arguments of ``body`` and the values that each takes; the last varies fastest.
+        configurations: Keyword arguments of ``body``, each with its values; the last varies fastest.
         body: The test itself.
         args: Further positional arguments of ``body``.
         kwargs: Further keyword arguments of ``body``, the same each time.
 
     Raises:
-        ValueError: A setting has no values, so nothing would run; or it is among ``kwargs`` too.
-        TypeError: ``case`` can run no subtests.
+        ValueError: A setting has no values, so nothing would run; or it is also in ``kwargs``.
+        TypeError: ``case`` cannot run subtests.
     """
     subtest = _maker_of(case)
     for number, settings in enumerate(combinations(configurations, kwargs), start=1):
@@ -99,7 +99,7 @@ def _described(settings: Mapping[str, object]) -> Iterator[str]:
 
 
 def _forget_compiled() -> None:
-    # Importing it takes a second, and what is not imported has compiled nothing.
+    # Not an import, which takes a second: a module that is not loaded has compiled nothing.
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()

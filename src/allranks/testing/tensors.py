@@ -9,11 +9,11 @@ import torch
 
 
 class TensorEquality(unittest.TestCase):
-    """A ``unittest.TestCase`` whose ``assertEqual`` and ``assertNotEqual`` know tensors.
+    """A ``unittest.TestCase`` whose ``assertEqual`` and ``assertNotEqual`` compare tensors.
 
-    Tensors, and mappings and sequences that hold tensors, are compared with :func:`torch.testing.assert_close`: within
-    the tolerances of their types, NaN equal to NaN, on any device. A number, or a list of them, beside a tensor counts
-    as a tensor of its type. Everything else is compared as unittest does.
+    Tensors, and mappings and sequences that contain tensors, are compared with :func:`torch.testing.assert_close`:
+    within the tolerances of their types, NaN equal to NaN, on any device. A number, or a list of numbers, is converted
+    to a tensor's type to be compared with it. Everything else is compared as unittest does.
     """
 
     def assertEqual(  # noqa: N802 - the name of unittest
@@ -28,9 +28,9 @@ class TensorEquality(unittest.TestCase):
         """Fail unless both are equal.
 
         Args:
-            first: What came out.
-            second: What should have.
-            msg: More words for the error.
+            first: The actual value.
+            second: The expected value.
+            msg: Further text for the error.
             atol: Absolute tolerance for tensors; give both or none.
             rtol: Relative tolerance for tensors.
         """
@@ -45,7 +45,7 @@ class TensorEquality(unittest.TestCase):
                 actual, expected, atol=atol, rtol=rtol, equal_nan=True, check_device=False, msg=_with_words(msg)
             )
         except TypeError as error:
-            # It raises this for what it cannot compare with a tensor, and that is never equal to one.
+            # assert_close raises this for types that it cannot compare with a tensor: they are never equal to one.
             raise self.failureException(self._formatMessage(_text(msg), str(error))) from None
 
     def assertNotEqual(self, first: object, second: object, msg: object = None) -> None:  # noqa: N802 - as above
@@ -69,7 +69,7 @@ def _holds_tensor(value: object) -> bool:
 
 
 def _is_same(first: object, second: object) -> bool:
-    """Whether two tensors are the same in every element: the first call of ``assert_close`` imports for a second."""
+    """Whether two tensors are identical: a shortcut, because the first ``assert_close`` takes a second to import."""
     if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
         return False
     is_plain = first.layout == second.layout == torch.strided
@@ -77,7 +77,7 @@ def _is_same(first: object, second: object) -> bool:
 
 
 def _alike(first: object, second: object) -> tuple[object, object]:
-    """Both as tensors, where one is a tensor and the other is numbers."""
+    """Both values, converted to tensors if one is a tensor and the other is numeric."""
     if isinstance(first, torch.Tensor) and not isinstance(second, torch.Tensor):
         return first, _like(second, first)
     if isinstance(second, torch.Tensor) and not isinstance(first, torch.Tensor):
@@ -103,8 +103,8 @@ class SparseReduction(NamedTuple):
     """One case of a sparse reduction.
 
     Attributes:
-        inputs: What this rank reduces, COO tensors of one shape, in order.
-        outputs: The sum over all ranks of each, coalesced. All are equal.
+        inputs: The tensors that this rank reduces, in order: COO tensors of one shape.
+        outputs: The sum of each over all ranks, coalesced. All are equal.
     """
 
     inputs: list[torch.Tensor]
@@ -133,23 +133,23 @@ def sparse_reduction_cases(
 ) -> list[SparseReduction]:
     """Cases for a sum over sparse tensors: one to three sparse dimensions, and none to three dense ones.
 
-    A rank's tensor has ``rank + 1`` entries of the value ``rank + 1``, at the first places of its first sparse
-    dimension and at place 0 of the others. So any two ranks have an entry in common and no two have the same entries,
-    and a sum that leaves out a rank, or counts one twice, is another. With several inputs, input ``i`` of rank ``r``
-    is what rank ``r * num_inputs + i`` of so many more ranks would have.
+    A rank's tensor has ``rank + 1`` entries of the value ``rank + 1``, at the first indices of its first sparse
+    dimension and at index 0 of the others. So any two ranks share an entry, but no two have the same entries, and a sum
+    that omits a rank, or counts one twice, is different. With several inputs, input ``i`` of rank ``r`` is the tensor
+    that rank ``r * num_inputs + i`` would have in a world that many times larger.
 
-    gloo of torch 2.13, measured: right for float32, float64, bfloat16 and integers; an error for float16 and bool;
-    for **complex** types wrong and silent. Complex cases are made all the same, for backends that do better.
+    gloo of torch 2.13, measured: correct for float32, float64, bfloat16 and integers; an error for float16 and bool;
+    silently wrong for **complex** types. Complex cases are created all the same, for backends that do better.
 
     Args:
         rank: This rank.
-        world_size: How many ranks reduce.
-        num_inputs: How many tensors each rank has.
-        dtype: Of the values. Sums are exact as long as the type holds the sum of 1 to ``world_size * num_inputs``.
-        device: Where the tensors are.
+        world_size: The number of ranks.
+        num_inputs: The number of tensors per rank.
+        dtype: The type of the values. Sums are exact if it can represent the sum of 1 to ``world_size * num_inputs``.
+        device: The device of the tensors.
 
     Returns:
-        The cases, the same on all ranks but for the inputs.
+        The cases, equal on all ranks except for the inputs.
     """
     total = world_size * num_inputs
 
@@ -174,7 +174,7 @@ def _sparse(place: int, total: int, layout: _Layout, dtype: torch.dtype, device:
 
 
 def _sum(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The sum, made dense on the way: adding sparse tensors of some types is not implemented."""
+    """The sum, computed densely: adding sparse tensors of some types is not implemented."""
     first = tensors[0]
     total = torch.stack([tensor.to_dense() for tensor in tensors]).sum(0, dtype=first.dtype)
     return total.to_sparse(first.sparse_dim()).coalesce()

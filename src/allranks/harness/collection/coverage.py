@@ -1,7 +1,7 @@
 """pytest-cov in a job: all ranks' data makes one figure, and lies among the results.
 
-pytest-cov itself measures, combines, reports and decides. Here it is told where: the code may be read-only, and jobs
-side by side would overwrite each other's files.
+pytest-cov itself measures, combines, reports and decides. This module only sets the paths: the code may be read-only,
+and concurrent jobs would overwrite each other's files.
 """
 
 import os
@@ -19,16 +19,16 @@ from allranks.harness.config import COVERAGE, EARLIER_COVERAGE, AgentConfig, Fol
 
 
 def save_coverage() -> None:
-    """Write down what coverage.py has measured in this process so far, if it measures at all.
+    """Save what coverage.py has measured in this process so far; does nothing if it is not measuring.
 
-    A fork of a process that measures does so, too. Its data has a file of its own, named after the process, beside
-    that of the fork server, which combines them.
+    A fork of a measuring process measures, too. It saves to its own file, named after the process, next to that of the
+    fork server, which combines them.
     """
     module = sys.modules.get("coverage")
     with suppress(Exception), warnings.catch_warnings():
         measuring = module.Coverage.current() if module is not None else None
         if measuring is not None:
-            # What a rank has not run is no news: its peers may have.
+            # Ignore warnings about code that this rank did not run: its peers may have run it.
             warnings.simplefilter("ignore")
             measuring.stop()
             measuring.save()
@@ -36,7 +36,7 @@ def save_coverage() -> None:
 
 
 DATA: Final = "data"
-"""The file in the folder of coverage that has the data of the whole job; those of processes begin with its name."""
+"""The file in the coverage folder with the data of the whole job; its name is the prefix of each process's file."""
 
 _TERMINAL: Final = "report.txt"
 _DEFAULTS: Final[Mapping[str, str]] = {
@@ -48,18 +48,18 @@ _DEFAULTS: Final[Mapping[str, str]] = {
     "markdown": "coverage.md",
     "markdown-append": "coverage.md",
 }
-"""The file or folder of each report where the user names none."""
+"""The default file or folder of each report."""
 
 
 class Measurement:
-    """What pytest-cov does in a job; nothing where it is not asked to.
+    """Runs pytest-cov in a job, if the user asked for it.
 
     Args:
         config: The job.
         folders: Its folders.
 
     Attributes:
-        is_asked_for: Whether it is to measure.
+        is_asked_for: Whether the user asked for coverage.
     """
 
     def __init__(self, config: AgentConfig, folders: Folders) -> None:
@@ -69,20 +69,20 @@ class Measurement:
         self.is_asked_for = False
 
     def begin(self, early_config: pytest.Config) -> None:
-        """Say where data goes, before anything is measured."""
+        """Set the path of the data file before anything is measured."""
         options = early_config.known_args_namespace
         if not getattr(options, "cov_source", None) or getattr(options, "no_cov", False):
             return
         self.is_asked_for = True
         self._folder.mkdir(exist_ok=True)
-        # The environment has the last word in coverage.py; of a relative path, what works elsewhere would make another.
+        # In coverage.py the environment takes precedence. Absolute: a process in another folder must use the same file.
         os.environ["COVERAGE_FILE"] = str(self._folder / DATA)
 
     def redirect(self, config: pytest.Config) -> None:
-        """Have reports written into the results.
+        """Redirect reports into the results folder.
 
         Raises:
-            pytest.UsageError: No figure of this job could decide.
+            pytest.UsageError: --cov-fail-under is set, but this job alone cannot decide it.
         """
         if (plugin := _plugin(config)) is None:
             return
@@ -108,11 +108,11 @@ class Measurement:
         return ""
 
     def verdict(self, session: pytest.Session, bad_tests: int) -> str:
-        """Keep the report that is for the terminal; what is to be said of a figure that is too low, else nothing.
+        """Save the terminal report; returns a message if coverage is too low, else an empty string.
 
         Args:
-            session: It has one failure more than bad tests where pytest-cov has found the figure too low.
-            bad_tests: How many there are.
+            session: pytest's session; pytest-cov adds one failure to those of the bad tests if coverage is too low.
+            bad_tests: The number of bad tests.
         """
         plugin = _plugin(session.config)
         if plugin is None or plugin.cov_total is None:
@@ -128,6 +128,6 @@ class Measurement:
 
 
 def _plugin(config: pytest.Config) -> Any:  # noqa: ANN401 - pytest-cov's, which has no types
-    """What pytest-cov has registered where it is to measure; None where it is not."""
+    """The plugin that pytest-cov registers when it measures; None if it does not."""
     plugin = config.pluginmanager.get_plugin("_cov")
     return plugin if getattr(plugin, "cov_controller", None) is not None else None

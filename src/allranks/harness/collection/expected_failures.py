@@ -12,14 +12,14 @@ import torch
 from allranks.harness.config import AgentConfig
 
 FILE: Final = "expected_failures.toml"
-"""Its name, in the suite's folder."""
+"""The name of the file, in the suite's folder."""
 
 _WHEN: Final[Mapping[str, type]] = {"backend": str, "world_size": int, "gpu_count": int, "init_method": str}
 """The axes of a cell, each with the type of its values."""
 
 
 class ExpectedFailuresError(ValueError):
-    """The file does not say what it should."""
+    """The file cannot be read, or has wrong content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,11 @@ class ExpectedFailure:
     """An entry of the file.
 
     Attributes:
-        test: The part of a node id that follows the file, ``Class::test``, with the file's name before it if need be.
-        torch: The versions of torch that have it, each with what begins like it: ``2.13`` is ``2.13.1`` too.
-        reason: Why it fails.
-        issue: Where that is discussed.
-        when: The values of the cell that it fails in; every cell without any.
+        test: The part of a node id after the file, ``Class::test``; the file's name goes before it if ambiguous.
+        torch: The affected versions of torch, matched as prefixes: ``2.13`` includes ``2.13.1``.
+        reason: Why the test fails.
+        issue: Where the failure is discussed.
+        when: Values of the cells in which the test fails; without any, it fails in every cell.
     """
 
     test: str
@@ -41,7 +41,7 @@ class ExpectedFailure:
     when: Mapping[str, str | int] = field(default_factory=dict)
 
     def applies_to(self, config: AgentConfig, version: str) -> bool:
-        """Whether the test fails in this cell, under this torch."""
+        """Whether the test is expected to fail in this cell, with this version of torch."""
         is_of_cell = all(getattr(config, name) == value for name, value in self.when.items())
         return is_of_cell and any(f"{version}.".startswith(f"{each}.") for each in self.torch)
 
@@ -50,12 +50,12 @@ def expect_failures(items: Iterable[pytest.Item], config: AgentConfig, code: Pat
     """Mark the tests that the suite's file names for this cell as expected to fail.
 
     Args:
-        items: What has been collected.
+        items: The collected tests.
         config: The job.
         code: The folder that the suite's path is relative to.
 
     Raises:
-        ExpectedFailuresError: The file does not say what it should.
+        ExpectedFailuresError: The file cannot be read, has wrong content, or an entry matches tests of two files.
     """
     version, path = str(torch.__version__).partition("+")[0], _file_of(code / config.path)
     expected = {each.test: each for each in read(path) if each.applies_to(config, version)}
@@ -76,10 +76,10 @@ def _file_of(suite: Path) -> Path:
 
 
 def read(path: Path) -> list[ExpectedFailure]:
-    """The entries of a file; none where there is no file.
+    """Read the entries of a file; an empty list if there is no file.
 
     Raises:
-        ExpectedFailuresError: It does not say what it should.
+        ExpectedFailuresError: The file cannot be read, or has wrong content.
     """
     try:
         said = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,13 +1,12 @@
 """What importing a suite leaves behind: threads, log handlers, and modules for later.
 
-A Python thread is something that the suite itself started, and that its tests would miss in each rank: an error. A
-native one is a library's pool, and libraries with such pools see to forks themselves (OpenMP, OpenBLAS, gRPC): a
-notice. Of torch 2.13, NumPy 2.4, Hypothesis, pytest and its plugins, none starts a thread when it is imported with
-``OMP_NUM_THREADS=1`` and ``OPENBLAS_NUM_THREADS=1``, which the agent sets.
+A Python thread was started by the suite itself, and no rank would have it: an error. A native thread belongs to a
+library's pool, and libraries with pools handle forks themselves (OpenMP, OpenBLAS, gRPC): a notice. torch 2.13, NumPy
+2.4, Hypothesis, pytest and its plugins start no thread on import with ``OMP_NUM_THREADS=1`` and
+``OPENBLAS_NUM_THREADS=1``, which the agent sets.
 
-The first ``torch.testing.assert_close`` of a process imports 500 modules, the first optimizer another package: about a
-second each (torch 2.13), which every rank of every gang would pay again. NumPy imports ``numpy.random`` when a rank is
-seeded: 14 ms.
+The first ``torch.testing.assert_close`` in a process imports 500 modules, and the first optimizer another package:
+about a second each (torch 2.13), in every rank of every gang. Seeding a rank imports ``numpy.random``: 14 ms.
 """
 
 import contextlib
@@ -26,11 +25,11 @@ _TASKS = Path("/proc/self/task")
 
 @dataclass(frozen=True, kw_only=True)
 class NewThreads:
-    """Threads that were not there before.
+    """Threads that started since the last look.
 
     Attributes:
-        python: Names of those that Python started.
-        native: Names of the others, as the kernel has them.
+        python: Names of threads that Python started.
+        native: Names of all others, as the kernel reports them.
     """
 
     python: tuple[str, ...]
@@ -38,14 +37,14 @@ class NewThreads:
 
 
 class ThreadWatch:
-    """Tells what threads have come since it was last asked."""
+    """Reports the threads that started since the last call."""
 
     def __init__(self) -> None:
         self._known: set[int] = set()
         self.news()
 
     def news(self) -> NewThreads:
-        """The threads that have come and live, each told once."""
+        """The new live threads; each is reported once."""
         python = {thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id is not None}
         new = [number for number in map(int, _names(_TASKS)) if number not in self._known]
         self._known.update(new)
@@ -67,14 +66,14 @@ def _name(number: int) -> str:
 
 
 def redirect_handlers(captured: Sequence[TextIO], real: Sequence[TextIO]) -> None:
-    """Have the handlers that print to pytest's capture print to the process's own streams.
+    """Redirect log handlers from pytest's capture to the process's own streams.
 
-    A handler keeps the stream that it was made with. Made at import, it has one that is closed when the capture ends,
-    and each line that it logs would be a traceback.
+    A handler keeps the stream it was created with. If that was at import, the stream closes when the capture ends, and
+    each logged line would print a traceback.
 
     Args:
-        captured: The streams that were there during collection.
-        real: What is to take the place of each.
+        captured: The streams during collection.
+        real: The replacement of each.
     """
     for handler in _stream_handlers():
         for before, after in zip(captured, real, strict=True):
@@ -91,17 +90,17 @@ def _stream_handlers() -> Iterator[logging.StreamHandler[TextIO]]:
 
 
 _PACKAGES = frozenset({"torch", "numpy", "sympy", "mpmath"})
-"""Packages whose import starts no thread and touches no device: a fork after it is as clean as one before."""
+"""Packages whose import starts no thread and touches no device, so forking stays safe afterwards."""
 
 _ROOM = 32_000
-"""Characters for their names in a report, which has to fit into a pipe."""
+"""Maximum characters of module names in a report, which must fit into a pipe."""
 
 
 class ImportWatch:
-    """Tells what a fork has imported since it began, or since it was last asked.
+    """Reports what a fork has imported since it began, or since the last call.
 
-    It touches no module that was there before: even to look at a name writes to its reference count, and the page that
-    the fork shared with its parent is copied. For all names of a process with torch that is several MB.
+    It touches no older module: even reading a name writes to its reference count, which copies the page that the fork
+    shares with its parent. For all names in a process with torch, that is several MB.
     """
 
     def __init__(self) -> None:
@@ -112,9 +111,9 @@ class ImportWatch:
         self._last = next(reversed(sys.modules))
 
     def take(self) -> tuple[str, ...]:
-        """The new modules that an agent may import for the ranks to come, in the order of their import."""
+        """The new modules that an agent may preload for later ranks, in import order."""
         newest_first = itertools.takewhile(lambda name: name != self._last, reversed(sys.modules))
-        # Where the last one is gone, this bounds the way back.
+        # If the last known module was removed, this bounds the walk.
         late = list(itertools.islice(newest_first, max(0, len(sys.modules) - self._count)))
         self._mark()
         names = [name for name in reversed(late) if name.partition(".")[0] in _PACKAGES]
@@ -123,7 +122,7 @@ class ImportWatch:
 
 
 def preload(names: Iterable[str]) -> None:
-    """Import modules of those packages; one that cannot be imported here is left to the rank that needs it."""
+    """Import modules of these packages; failures are left to the rank that needs the module."""
     for name in names:
         if name not in sys.modules and name.partition(".")[0] in _PACKAGES:
             with contextlib.suppress(Exception):

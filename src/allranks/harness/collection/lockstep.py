@@ -1,11 +1,11 @@
 """Plugins that repeat a test do so in lockstep on all ranks: rerunfailures, Hypothesis.
 
-The plugin itself would run a test again on the one rank where it failed, while its peers wait. It is asked how often,
-and then forgotten.
+pytest-rerunfailures would rerun a test only on the rank where it failed, while its peers wait. So allranks reads the
+number of reruns from it, and then unregisters it.
 
-What each setting would do otherwise: a database replays on one rank what failed there before; shrinking and explaining
-run a failed test again and again on the rank where it failed, while its peers wait in a collective; a deadline, and the
-health check of slow data, fail the one rank that was slow.
+Hypothesis settings would break lockstep, too. The database replays earlier failures of one rank. Shrinking and
+explaining rerun a failed test on the rank where it failed, while its peers wait in a collective. A deadline, and the
+health check for slow data, fail the one slow rank.
 """
 
 import math
@@ -32,13 +32,13 @@ _ALONE_OPTIONS: Final = {
     "max_suite_reruns": "--max-suite-reruns",
     "fail_on_flaky": "--fail-on-flaky",
 }
-"""Options, also of pytest's configuration file, by their names."""
+"""Unsupported options, by their names in ``config.option`` and in pytest's configuration file."""
 
 _OF_MARKER: Final = frozenset({"reruns", "reruns_delay", "condition"})
 
 
 def refused_reruns(config: pytest.Config) -> Iterator[str]:
-    """Why what the plugin is asked for cannot be had, a sentence for each option."""
+    """Explain which options of the plugin are unsupported, one sentence for each."""
     for option, flag in _ALONE_OPTIONS.items():
         if _MODULE in sys.modules and (getattr(config.option, option, None) or _in_file(config, option)):
             yield (
@@ -50,15 +50,15 @@ def refused_reruns(config: pytest.Config) -> Iterator[str]:
 def _in_file(config: pytest.Config, name: str) -> bool:
     try:
         return bool(config.getini(name))
-    except (KeyError, ValueError):  # no such option has a name there
+    except (KeyError, ValueError):  # the configuration file has no such option
         return False
 
 
 def with_reruns(item: pytest.Item, terms: TestOptions) -> TestOptions:
-    """The terms of a test, with how often it may be run again.
+    """The options of a test, with the number of its reruns added.
 
     Raises:
-        MarkerError: Its marker asks for what cannot be had.
+        MarkerError: Its marker has unsupported or wrong arguments.
     """
     plugin: Any = sys.modules.get(_MODULE)
     if plugin is None or not item.config.pluginmanager.is_registered(plugin):
@@ -73,7 +73,7 @@ def with_reruns(item: pytest.Item, terms: TestOptions) -> TestOptions:
         raise MarkerError(item.nodeid, msg)
     try:
         count, delay = plugin.get_reruns_count(item) or 0, plugin.get_reruns_delay(item)
-    except TypeError:  # it counts with what it is given
+    except TypeError:  # the plugin calculates with the marker's arguments unchecked
         count = delay = None
     if not isinstance(count, int) or not isinstance(delay, int | float) or not math.isfinite(delay):
         said = f"{marker.args} {marker.kwargs}" if marker else "the options"
@@ -83,7 +83,7 @@ def with_reruns(item: pytest.Item, terms: TestOptions) -> TestOptions:
 
 
 def forget_plugin(config: pytest.Config) -> None:
-    """Have no rank run a test again alone."""
+    """Unregister the plugin, so that no rank reruns a test alone."""
     plugin = sys.modules.get(_MODULE)
     if plugin is not None and config.pluginmanager.is_registered(plugin):
         config.pluginmanager.unregister(plugin)
@@ -93,11 +93,11 @@ _ALONE_PHASES = frozenset({"reuse", "shrink", "explain"})
 
 
 def settle_hypothesis(items: Iterable[pytest.Item], seed: Callable[[str], int]) -> None:
-    """Give every Hypothesis test settings for lockstep, and a seed; forks made after this inherit them.
+    """Give each Hypothesis test lockstep settings and a seed; later forks inherit both.
 
     Args:
         items: The collected tests.
-        seed: The seed of a test, by its node id without parameters.
+        seed: Returns the seed of a test, given its node id without parameters.
     """
     if "hypothesis" not in sys.modules:
         return
@@ -121,13 +121,13 @@ def _settle(item: pytest.Item, function: Any, seed: int) -> None:  # noqa: ANN40
 
 
 def _has_seed(config: pytest.Config) -> bool:
-    """Whether the user gave one for all tests."""
+    """Whether the user set a seed for all tests."""
     return config.getoption("--hypothesis-seed", None) is not None
 
 
 def in_lockstep(settings: "Settings") -> "Settings":
-    """These settings, without what a rank would do alone."""
-    from hypothesis import HealthCheck  # noqa: PLC0415 - where the suite uses it, it is loaded
+    """Copy settings, without anything that one rank would do alone."""
+    from hypothesis import HealthCheck  # noqa: PLC0415 - loaded already, if the suite uses it
 
     return type(settings)(
         settings,

@@ -13,10 +13,10 @@ _LONGEST = 10**8
 
 
 class MarkerError(Exception):
-    """A marker that makes no sense.
+    """A marker has wrong arguments.
 
     Attributes:
-        nodeid: The test that has it.
+        nodeid: The test with the marker.
     """
 
     def __init__(self, nodeid: str, message: str) -> None:
@@ -25,7 +25,7 @@ class MarkerError(Exception):
 
 
 def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[TestOptions]:
-    """The terms of each collected test.
+    """Read the options of each collected test.
 
     Raises:
         MarkerError: A marker has wrong arguments.
@@ -34,7 +34,7 @@ def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[TestOp
 
 
 def is_launcher(item: pytest.Item) -> bool:
-    """Whether a test starts its ranks itself, which its class says by the attribute ``allranks_launcher``."""
+    """Whether a test starts its ranks itself: its class sets the attribute ``allranks_launcher``."""
     return bool(getattr(getattr(item, "cls", None), "allranks_launcher", False))
 
 
@@ -44,7 +44,7 @@ def has_thread_ranks(item: pytest.Item) -> bool:
 
 
 def time_limit(item: pytest.Item, config: AgentConfig) -> float:
-    """Seconds that the ranks of a test get.
+    """The time limit of a test for its ranks, in seconds.
 
     Raises:
         MarkerError: A marker has wrong arguments.
@@ -54,13 +54,13 @@ def time_limit(item: pytest.Item, config: AgentConfig) -> float:
 
 
 def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> TestOptions:
-    """A driver for each test, or for each class whose ranks live as long as the class; one for neighbours that skip."""
+    """Options of a launcher test: a driver per test or per class that keeps its ranks; one for adjacent skips."""
     is_skipped = _is_skipped(item)
     place: tuple[str, ...] = (str(index),)
     if getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False):
         place = (item.nodeid.rpartition("::")[0],)
     elif is_skipped:
-        # Tests that start no rank leave nothing behind that the next one could find.
+        # Skipped tests start no ranks and leave nothing behind, so they can share a driver.
         place = ("skips",)
     return TestOptions(
         gang=("launcher", *place),
@@ -72,7 +72,7 @@ def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> TestO
 
 
 def _is_skipped(item: pytest.Item) -> bool:
-    """Whether a test is skipped by what it is declared to be: it or its class, by unittest's decorator or a marker."""
+    """Whether a test is declared as skipped: unittest's decorator on it or its class, or a ``skip`` marker."""
     test_class = getattr(item, "cls", None)
     test = getattr(test_class, getattr(item, "originalname", None) or item.name, None)
     by_decorator = any(getattr(place, "__unittest_skip__", False) for place in (test_class, test))

@@ -1,8 +1,8 @@
 """Options of pytest and its plugins as several ranks take them, and the cache of a job.
 
 A job starts with the cache that the last job of the same cell and suite left, in its results folder, and leaves its own
-there. Ranks never write it: a rank knows its own outcomes alone. The fork server does, once, from the outcomes
-of all ranks, and it does so by telling pytest's own cache plugins, whose files differ from version to version.
+there. Ranks never write it: each has only its own outcomes. The fork server writes it once, from the outcomes of all
+ranks. It does so through pytest's own cache plugins, because their files differ from version to version.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,32 +21,32 @@ _READERS = ("lfplugin", "stepwiseplugin")
 
 
 def cache_arguments(results: Path, arguments: Sequence[str]) -> tuple[str, ...]:
-    """What tells pytest where its cache is: nothing when `arguments` do without, since it would then be unknown."""
+    """Arguments that set pytest's cache folder; none if `arguments` disable the cache, and with it the option."""
     if any(argument in _SWITCHED_OFF for argument in arguments):
         return ()
     return ("-o", f"cache_dir={results / PYTEST_CACHE}")
 
 
 def stop_at_first_failure(config: pytest.Config) -> None:
-    """Have ``--stepwise`` stop the job as ``-x`` does: pytest's own stop works in the process that runs the tests."""
+    """Make ``--stepwise`` stop the job as ``-x`` does: pytest's own stop needs the process that runs the tests."""
     if config.pluginmanager.has_plugin("stepwiseplugin") and not config.option.maxfail:
         config.option.maxfail = 2 if config.getoption("stepwise_skip", False) else 1
 
 
 def note_outcomes(config: pytest.Config, items: Iterable[pytest.Item], outcomes: Mapping[str, bool]) -> None:
-    """Tell pytest's cache plugins what became of the tests; they write it down when the session finishes.
+    """Report the tests' outcomes to pytest's cache plugins, which save them when the session finishes.
 
     Args:
-        config: The fork server's.
+        config: pytest's configuration in the fork server.
         items: The collected tests.
-        outcomes: For each test that has run, by its node id, whether it went wrong on any rank, or ranks disagree.
+        outcomes: For the node id of each test that ran, whether it was bad on any rank, or the ranks disagreed.
     """
     readers = [config.pluginmanager.get_plugin(name) for name in _READERS]
     for item in items:
         if item.nodeid not in outcomes:
             continue
         outcome = "failed" if outcomes[item.nodeid] else "passed"
-        # One report, as pytest would have made it for the worst of the ranks.
+        # A single report, as pytest would create it for the worst rank.
         report = pytest.TestReport(item.nodeid, item.location, {}, outcome, None, "call")  # type: ignore[arg-type]
         for reader in filter(None, readers):
             reader.pytest_runtest_logreport(report)
@@ -56,13 +56,13 @@ _FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
 
 
 def suite_configuration(code: Path, path: str) -> tuple[str, ...]:
-    """What names a configuration file of the suite's own: pytest looks for one above the paths that it is given.
+    """Arguments that name the suite's own configuration file, if it has one.
 
-    Here it is given none, so by itself it finds those of the code's root alone.
+    pytest searches upwards from the paths it gets. Here it gets none, so it would only find a file in the code's root.
 
     Args:
-        code: The root.
-        path: The suite, relative to it.
+        code: The root folder.
+        path: The suite, relative to the root.
     """
     suite = code / path
     folders = [suite, *suite.parents] if suite.is_dir() else [*suite.parents]
@@ -73,10 +73,10 @@ def suite_configuration(code: Path, path: str) -> tuple[str, ...]:
 
 
 def refuse_options(config: pytest.Config) -> None:
-    """End the session when it was asked for what cannot be had.
+    """Refuse unsupported options.
 
     Raises:
-        pytest.UsageError: With what was asked for, why it cannot be, and what to do.
+        pytest.UsageError: Names the option, the reason, and the remedy.
     """
     reason = next(chain(_refusals(config.option), refused_reruns(config)), None)
     if reason is not None:
@@ -95,10 +95,10 @@ def _refusals(option: Any) -> Iterator[str]:  # noqa: ANN401 - argparse's namesp
 
 
 def refuse_stepwise_of_a_share(config: pytest.Config) -> None:
-    """End the session when ``--stepwise`` should remember one place in tests that several jobs share.
+    """Refuse ``--stepwise`` in a job of a split suite: it stores one position, and each job would have its own.
 
     Raises:
-        pytest.UsageError: With the reason, and what to do.
+        pytest.UsageError: Names the reason and the remedy.
     """
     if getattr(config.option, "stepwise", False):
         msg = (
@@ -109,16 +109,16 @@ def refuse_stepwise_of_a_share(config: pytest.Config) -> None:
 
 
 def share_seed(config: pytest.Config, seed: int) -> None:
-    """Have pytest-randomly draw by the run's seed where the user gives it none: each node would draw another."""
+    """Pass the run's seed to pytest-randomly if the user set none: each node would draw its own."""
     if getattr(config.option, "randomly_seed", None) == "default":
         config.option.randomly_seed = seed
 
 
 def take_over_reports(config: pytest.Config) -> list[str]:
-    """Switch off reports that pytest would write of the agent's session, in which no test runs.
+    """Disable reports that pytest would write about the agent's session, which runs no tests.
 
     Returns:
-        A sentence for each, for the journal.
+        One sentence per report, for the journal.
     """
     return [_take_over(config.option, *each) for each in _asked_for(config.option, _REPORTS)]
 

@@ -49,26 +49,26 @@ from allranks.xml_text import xml_id
 
 
 def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> SessionEnded | None:
-    """Collect the suite, and serve the supervisor; how pytest's session ended, None where it never came to run.
+    """Collect the suite and serve the supervisor; returns how the session ended, None if it never got to run.
 
     Args:
         config: The job.
         folders: Its folders.
-        supervisor: Whom this process serves.
+        supervisor: The supervisor of this process.
     """
     if not (folders.code / config.path).exists():
-        # pytest would take everything below the code for the suite.
+        # pytest would collect everything below the code folder.
         supervisor.write(CollectionFailed(text=f"There is no {config.path} in the code of this job."))
         return None
     plugin = ServerPlugin(config, folders, supervisor)
-    # Paths on the command line are relative to the code; tests themselves work in the shared folder.
+    # Paths on the command line are relative to the code folder; tests run in the shared folder.
     os.chdir(folders.code)
     try:
         with watch_for_sandcastle_skips():
             code = pytest.main(plugin.arguments, plugins=[plugin])
     except BrokenPipeError:
         raise
-    except Exception as error:  # noqa: BLE001 - pytest lets through what hooks at the end of its session raise
+    except Exception as error:  # noqa: BLE001 - pytest passes on errors of hooks at the end of its session
         message = f"pytest, or a hook of the suite's, broke down: {type(error).__name__}: {error}"
         text = shorten(traceback.format_exc())
         supervisor.write(AgentFailed(message=shorten(message, MESSAGE_LIMIT), text=text, kind=FailureKind.SUITE))
@@ -86,7 +86,7 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
 
 
 def _log(folders: Folders) -> str:
-    """What pytest printed: the only place where it explains a usage error, or an exit in the middle of an import."""
+    """The output of pytest: only there does it explain a usage error, or an exit during an import."""
     sys.stdout.flush()
     return (folders.results / "agent.log").read_text(encoding="utf-8", errors="replace")[-8000:]
 
@@ -113,10 +113,10 @@ class ServerPlugin:
 
     @property
     def arguments(self) -> list[str]:
-        """The command line of pytest; paths and node ids of the user's own take the place of the suite's path."""
+        """The command line of pytest; the user's own paths and node ids replace the suite's path."""
         return [
             f"--rootdir={self._folders.code}",
-            # pytest takes these where it is given no paths and works in its root.
+            # pytest uses testpaths if it gets no paths and runs in its root.
             *("-o", f"testpaths={shlex.quote(self._config.path)}"),
             *("-p", "allranks.testing.fixtures"),
             *suite_configuration(self._folders.code, self._config.path),
@@ -126,13 +126,13 @@ class ServerPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
-        """Say where coverage goes: pytest-cov begins to measure in this hook."""
+        """Set the path of coverage data: pytest-cov starts to measure in this hook."""
         self._measurement.begin(early_config)
         return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Refuse what cannot be had, before any plugin acts on it."""
+        """Refuse unsupported options before any plugin acts on them."""
         try:
             refuse_options(config)
             self._measurement.redirect(config)
@@ -148,7 +148,7 @@ class ServerPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Note the threads of plugins and of the conftest files that pytest reads first; nobody else can be blamed."""
+        """Report threads of plugins and of the first conftest files, before any module is imported."""
         stop_at_first_failure(session.config)
         self._goes_on = bool(session.config.option.continue_on_collection_errors)
         news = self._threads.news()
@@ -156,7 +156,7 @@ class ServerPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Put the tests in another order, if that is asked for, and have Hypothesis do the same on all ranks."""
+        """Shuffle the tests if asked to, set Hypothesis to lockstep, and mark expected failures."""
         if self._config.shuffle is not None:
             items[:] = shuffled(items, self._config.shuffle)
             text = f"The order of the tests is that of --shuffle {self._config.shuffle}."
@@ -168,16 +168,16 @@ class ServerPlugin:
             self._fail("", str(error))
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
-        """Have torch's launcher tests start their ranks as ours do, before pytest makes an object of one."""
+        """Adapt torch's launcher test classes before pytest creates an instance of one."""
         for text in adapt_torch_cases():
             self._supervisor.write(Notice(nodeid=collector.nodeid, text=text))
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        """Count what ``-k``, ``-m`` and plugins take away."""
+        """Count the tests that ``-k``, ``-m`` and plugins deselect."""
         self._deselected += len(items)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Write down what cannot be collected, which module initialises CUDA, and which are skipped as a whole."""
+        """Report modules that fail to import, initialise CUDA or start threads; note those that skip."""
         if report.failed:
             self._fail(report.nodeid, report.longreprtext, goes_on=self._goes_on)
             return
@@ -186,7 +186,7 @@ class ServerPlugin:
         self._look_at_process(report.nodeid, "Importing it")
 
     def _look_at_process(self, nodeid: str, who: str) -> None:
-        """See that forks of this process will be clean, and say who is to blame where they will not."""
+        """Check that it is safe to fork this process; otherwise report the cause."""
         if torch.cuda.is_initialized() and not self._has_failed:  # type: ignore[no-untyped-call]
             self._fail(nodeid, f"{who} initialises CUDA, and no fork of this process could use CUDA then")
         news = self._threads.news()
@@ -209,16 +209,16 @@ class ServerPlugin:
         self._supervisor.write(CollectionFailed(nodeid=nodeid, text=shorten(text)))
 
     def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Say at once what broke: the log that pytest explains it in may be what cannot be written."""
+        """Report the error at once: pytest explains it in the log, and that may be the file that is not writable."""
         message = f"pytest, or a hook of the suite's, broke down: {excinfo.typename}: {excinfo.value}"
         text = shorten(str(excinfo.getrepr(style="short")))
         self._supervisor.write(AgentFailed(message=shorten(message, MESSAGE_LIMIT), text=text, kind=FailureKind.SUITE))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Tell what has been collected, and fork ranks until all of it has run."""
+        """Report the collected tests, and fork ranks until all of them have run."""
         self.has_collected = True
-        # Only now: plugins and conftest files of the suite may have a say in what is visible.
+        # Not earlier: plugins and conftest files of the suite may change which devices are visible.
         self._lack = missing_hardware(self._config)
         self._look_at_process("", "A hook of a plugin or a conftest file")
         self._keep_own_share(session)
@@ -250,7 +250,7 @@ class ServerPlugin:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
-        """See whether a hook changes the status that pytest has given the session."""
+        """Report coverage that is too low, and note whether a hook changes the exit status of the session."""
         if too_low := self._measurement.verdict(session, self._bad_tests):
             self._supervisor.write(AgentFailed(message=too_low, kind=FailureKind.GATE))
         yield
@@ -271,7 +271,7 @@ class ServerPlugin:
             return []
 
     def _serve(self, session: pytest.Session) -> None:
-        """Do what the supervisor asks until all tests have run."""
+        """Carry out the supervisor's requests until all tests have run."""
         while True:
             asked = self._supervisor.asked()
             if isinstance(asked, Finish):
@@ -286,10 +286,10 @@ class ServerPlugin:
         if muster.has_many_forks:
             linux.gather_into_huge_pages()
         preload(muster.preload)
-        # A rank that looked for garbage in what it has of this process would only copy its memory: 0.2 s each time.
+        # A garbage collection over this process's objects would only copy their memory in a rank: 0.2 s each time.
         gc.freeze()
         if muster.launches:
-            # Read once here, and not by each driver whose ranks have all ended.
+            # Read once here, rather than by each driver whose ranks have all ended.
             installed_skips()
         local_ranks = tuple(self._config.local_ranks)
         assign = partial(
@@ -315,7 +315,7 @@ class ServerPlugin:
         self._supervisor.muster(muster.ranks, be_rank)
 
     def _keep_own_share(self, session: pytest.Session) -> None:
-        """Leave the tests of other shares out, last of all: what ``--lf`` and its kin choose is shared, too."""
+        """Drop the tests of other shares; last, because the selection of ``--lf`` and similar is split, too."""
         share = self._config.share
         if share is None or self._has_failed:
             return
@@ -330,7 +330,7 @@ class ServerPlugin:
         self._supervisor.write(Shared(split=own.split, elsewhere=own.elsewhere))
 
     def _keep_what_runs_again(self, session: pytest.Session) -> None:
-        """Leave out what an earlier attempt has settled."""
+        """Drop the tests that an earlier attempt has settled."""
         if self._config.only is None:
             return
         wanted = frozenset(self._config.only)
@@ -343,9 +343,9 @@ def _threads(names: Sequence[str]) -> str:
 
 
 def _dismiss_plugins(config: pytest.Config) -> None:
-    """Forget the plugins that are installed: no test ran in this process, so they have nothing to sum up.
+    """Unregister installed plugins: no test ran in this process, so they have nothing to summarise.
 
-    Hypothesis, for one, would import all of itself for that: 0.5 s, and 6 s where bytecode cannot be kept.
+    Hypothesis, for one, would import all of itself for that: 0.5 s, or 6 s if bytecode cannot be cached.
     """
     for plugin, _ in config.pluginmanager.list_plugin_distinfo():
         if config.pluginmanager.is_registered(plugin):
@@ -353,7 +353,7 @@ def _dismiss_plugins(config: pytest.Config) -> None:
 
 
 def _stop_capture(session: pytest.Session) -> None:
-    """End the agent's own capture: each rank makes its own, with a file offset that it shares with nobody."""
+    """End the agent's own capture: each rank creates its own, with a file offset that no other process shares."""
     manager = cast("CaptureManager | None", session.config.pluginmanager.get_plugin("capturemanager"))
     if manager is None:  # with -p no:capture there is none
         return

@@ -1,7 +1,7 @@
 """Which tests of a suite are this job's, and a drawn order of them.
 
-Each job collects all tests and makes the same split as the others, so that no test is lost or run twice: by what
-tests have taken before, and by nothing else that could differ between them, the order of collection included.
+Each job collects all tests and computes the same split as the others, so that no test is lost or run twice. The split
+depends on the tests and their known durations, but on nothing that could differ between jobs, such as their order.
 """
 
 import hashlib
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 
 def shuffled(items: "Sequence[pytest.Item]", seed: int) -> "list[pytest.Item]":
-    """The tests in another order, those of a file and of a class together.
+    """Shuffle tests, but keep those of a file and of a class together.
 
-    Each has a place that depends on the seed and on its name alone, so that a few of them keep the order that they had
-    among all.
+    A test's position depends only on the seed and its name, so any subset of the tests keeps its relative order.
     """
     return sorted(items, key=lambda item: _place(item, seed))
 
@@ -33,19 +32,19 @@ def _place(item: "pytest.Item", seed: int) -> list[str]:
 
 
 def drawn(seed: int, name: str) -> str:
-    """What things of these names are sorted by."""
+    """The sort key of a name under this seed."""
     return hashlib.sha256(f"{seed} {name}".encode(errors="surrogatepass")).hexdigest()
 
 
 GANG_SECONDS = 0.2
-"""What a unit costs besides its tests, its ranks' start above all: 0.1 to 0.6 s on two cores, idle to overloaded.
+"""Overhead of a unit, mostly the start of its ranks: 0.1 to 0.6 s on two cores, idle to overloaded.
 
-Without it a hundred tests of a millisecond, each in ranks of its own, would weigh no more than one of 0.1 s. With it
-the longest of 2, 4 or 8 shards of torch's distributed_test is within 2 % of the mean, if 0.1 to 0.5 s is the truth.
+Without it, a hundred tests of a millisecond, each in its own ranks, would weigh no more than one of 0.1 s. With it, the
+longest of 2, 4 or 8 shards of torch's distributed_test is within 2 % of the mean if the true value is 0.1 to 0.5 s.
 """
 
 UNKNOWN_SECONDS = 1.0
-"""What a test counts where nothing is known of any."""
+"""The assumed duration of a test if no durations are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +52,9 @@ class Unit:
     """Tests that stay together.
 
     Attributes:
-        members: Their places in the collection.
-        name: The smallest of their names, by which units of one length are told apart.
-        seconds: How long they are expected to take.
+        members: Their indices in the collection.
+        name: The smallest of their names, which breaks ties between units of equal length.
+        seconds: Their expected duration.
     """
 
     members: tuple[int, ...]
@@ -65,13 +64,13 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnShare:
-    """What is this job's.
+    """This job's part of the suite.
 
     Attributes:
         items: Its tests, in collection order.
         skipped: Its modules that skipped themselves.
-        split: A digest of who runs what, the same in all jobs that made the same split.
-        elsewhere: How many of the collected tests and skipped modules are other jobs'.
+        split: A digest of all shares, equal in all jobs that computed the same split.
+        elsewhere: The number of collected tests and skipped modules that belong to other jobs.
     """
 
     items: "tuple[pytest.Item, ...]"
@@ -83,13 +82,13 @@ class OwnShare:
 def take_share(
     items: "Sequence[pytest.Item]", terms: Sequence[TestOptions], skipped: Sequence[str], share: JobShard
 ) -> OwnShare:
-    """This job's part of the collected tests.
+    """Select this job's part of the collected tests.
 
     Args:
-        items: All tests that the user's selection has left.
-        terms: How each of them is run.
-        skipped: Modules that skipped themselves when they were imported, by node id; the first share has them.
-        share: Which part, of how many, and by which durations.
+        items: All tests that the user selected.
+        terms: The options of each test.
+        skipped: Node ids of modules that skipped themselves on import; the first share reports them.
+        share: The number of this share, the number of shares, and the known durations.
     """
     names = [xml_id(item.nodeid) for item in items]
     keys = [unit_key(item, each) for item, each in zip(items, terms, strict=True)]
@@ -105,23 +104,24 @@ def take_share(
 
 
 def unit_key(item: "pytest.Item", terms: TestOptions) -> Hashable:
-    """What a test has in common with those that it stays together with.
+    """The key of a test's unit: tests with equal keys stay together.
 
-    Where ranks outlive a test, that is its file, also under ``isolation = "job"``: module fixtures are set up once, and
-    a whole job would be one unit. A class that keeps its ranks is one, too; every other test is one by itself.
+    If ranks outlive a test, its unit is its file, so that module fixtures are set up once. That includes
+    ``isolation = "job"``, where the whole job would else be one unit. A class that keeps its ranks is a unit; so is
+    every other test.
     """
     return ("file", str(item.path)) if terms.gang[0] in {"file", "job"} else terms.gang
 
 
 def expected_seconds(names: Sequence[str], known: Mapping[str, float]) -> list[float]:
-    """What each test is expected to take: what it took before, else the median of what is known."""
-    # Not `statistics.median`: torch and pytest load no `statistics`, and every agent would for this.
+    """The expected duration of each test: its known duration, else the median of all known ones."""
+    # Not `statistics.median`: neither torch nor pytest imports `statistics`, so each agent would have to.
     usual = sorted(known.values())[len(known) // 2] if known else UNKNOWN_SECONDS
     return [known.get(name, usual) for name in names]
 
 
 def units(keys: Sequence[Hashable], seconds: Sequence[float], names: Sequence[str]) -> list[Unit]:
-    """The tests with equal keys together."""
+    """Group the tests with equal keys into units."""
     members: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
         members.setdefault(key, []).append(index)
@@ -129,7 +129,7 @@ def units(keys: Sequence[Hashable], seconds: Sequence[float], names: Sequence[st
         Unit(
             members=tuple(indices),
             name=min(names[index] for index in indices),
-            # Exact, so that another order of collection adds up to the same.
+            # fsum is exact, so the sum does not depend on the order of collection.
             seconds=math.fsum([GANG_SECONDS, *(seconds[index] for index in indices)]),
         )
         for indices in members.values()
@@ -137,9 +137,9 @@ def units(keys: Sequence[Hashable], seconds: Sequence[float], names: Sequence[st
 
 
 def split(parts: Sequence[Unit], count: int) -> list[tuple[int, ...]]:
-    """Deal units out to shares of about the same length; for each share its tests in collection order.
+    """Distribute units over shares of about equal length; returns each share's tests in collection order.
 
-    The longest unit first, each to the share that has least (LPT: R. L. Graham, "Bounds on multiprocessing timing
+    The longest unit goes first, each to the shortest share so far (LPT: R. L. Graham, "Bounds on multiprocessing timing
     anomalies", 1969): the longest share is at most 4/3 - 1/(3 count) times as long as in the best split.
     """
     shares: list[list[int]] = [[] for _ in range(count)]
@@ -152,6 +152,6 @@ def split(parts: Sequence[Unit], count: int) -> list[tuple[int, ...]]:
 
 
 def digest(shares: Sequence[Sequence[str]]) -> str:
-    """A short text that is the same for the same shares, whatever order each was collected in."""
+    """A short digest of shares that ignores the order of collection within each."""
     lines = [f"{number} {name}" for number, names in enumerate(shares) for name in names]
     return hashlib.sha256("\n".join(sorted(lines)).encode(errors="surrogatepass")).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """The driver: a fork of the fork server in which a launcher test starts its ranks and waits for them.
 
-It runs the item as a rank runs one, alone and without a process group, but it is no rank: its files are in a folder of
-their own. It also reports what became of its ranks, and which of its own phases only repeat what ranks have said
+It runs the item as a rank would, alone and without a process group, but it is not a rank: its files are in a separate
+folder. It also reports the outcomes of its ranks, and which of its own phases only repeat what ranks have reported
 (:mod:`allranks.harness.launchers.driver_account`).
 """
 
@@ -33,11 +33,11 @@ _LINE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Launching:
-    """What a driver needs to know besides its assignment.
+    """What a driver needs besides its assignment.
 
     Attributes:
-        results: Folder of the files of its ranks.
-        prints_at_once: What its ranks print is to be shown while they do.
+        results: Folder of its ranks' files.
+        prints_at_once: Whether its ranks' output is shown as they print it.
     """
 
     results: Path
@@ -45,7 +45,7 @@ class Launching:
 
 
 def run_driver(session: pytest.Session, assignment: Assignment, launching: Launching) -> NoReturn:
-    """Be a driver until the supervisor says that it is over. Never returns."""
+    """Run as a driver until the supervisor ends it. Never returns."""
     linux.adopt_orphans()
     telling = _Telling(assignment.connection)
     surroundings = DriverSurroundings(session, assignment, launching, telling)
@@ -56,10 +56,10 @@ def run_driver(session: pytest.Session, assignment: Assignment, launching: Launc
 
 
 class _Telling:
-    """What a driver tells of its test; it is beside the rank's loop that runs the test.
+    """Sends the driver's own reports on its test; the rank's loop, which runs the test, sends the others.
 
     Args:
-        connection: Descriptor of the driver's end of its connection, which the loop has, too.
+        connection: Descriptor of the driver's end of its connection, which the loop uses, too.
     """
 
     def __init__(self, connection: int) -> None:
@@ -71,22 +71,22 @@ class _Telling:
         self._connection.report(Report(nodeid=self.nodeid, launched=LaunchedEnd(record=encode(record).decode())))
 
     def echo(self, rank: int, line: str) -> None:
-        """Pass on a line that a rank has printed."""
+        """Forward a line that a rank has printed."""
         self.say(DriverSays(printed=line[:_LINE], rank=rank))
 
     def say(self, said: DriverSays) -> None:
-        """Tell something else."""
+        """Report anything else."""
         self._connection.report(Report(nodeid=self.nodeid, driver=said))
 
 
 class DriverSurroundings:
-    """What launcher tests depend on an agent for; see :class:`allranks.harness.launchers.launch.LaunchContext`.
+    """What an agent provides to launcher tests; see :class:`allranks.harness.launchers.launch.LaunchContext`.
 
     Args:
         session: pytest's session.
-        assignment: The driver's.
-        launching: What ranks need to know.
-        telling: How the driver tells of them.
+        assignment: The driver's assignment.
+        launching: The settings for its ranks.
+        telling: Reports on them.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class DriverSurroundings:
         )
 
     def _tell_release(self, world_size: int) -> None:
-        """Have the supervisor know that set-up is over."""
+        """Report to the supervisor that set-up is over."""
         self._telling.say(DriverSays(released=world_size))
 
     def launch_terms(self, case: unittest.TestCase) -> LaunchTerms:
@@ -134,18 +134,18 @@ class DriverSurroundings:
 
 
 def _show_nobody(_outputs: Mapping[int, Output]) -> None:
-    """What ranks print is in their own files."""
+    """Do nothing: each rank's output is in its own files."""
 
 
 class _RepeatWatch:
-    """A pytest plugin that tells a launching process's own trouble from what its ranks have said before."""
+    """A pytest plugin that separates the launching process's own errors from those its ranks have reported."""
 
     def __init__(self, telling: _Telling) -> None:
         self._telling = telling
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Note which test is under way."""
+        """Note which test is running."""
         self._telling.nodeid = item.nodeid
         return (yield)
 
@@ -153,11 +153,11 @@ class _RepeatWatch:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Tell whose trouble a phase shows, and what of it pytest does not show."""
+        """Report whether a phase repeats a rank's error, and which errors pytest hides."""
         report = yield
         if has_thread_ranks(item):
             self._telling.say(DriverSays(shares_outcome=True))
-        # Of several errors of one unittest, the test's and tearDown's, pytest shows the first.
+        # If both a unittest test and its tearDown raise, pytest shows the first error only.
         hidden = [info.value for info in getattr(item, "_excinfo", None) or ()]
         if call.excinfo is not None and getattr(call.excinfo.value, _OF_RANKS, False):
             self._telling.say(DriverSays(repeats=call.when))

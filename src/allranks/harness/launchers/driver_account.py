@@ -16,7 +16,7 @@ from allranks.records import Passed, PhaseEnd, RankEnded, decode
 from allranks.typed_json import RecordError
 
 DRIVER = 0
-"""The number of the driver in its crew of one."""
+"""The rank number of the driver, the only process of its gang."""
 
 _WHO = "the launching process"
 _MAY_BE_EXPECTED = frozenset({Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED, Outcome.XFAILED})
@@ -29,14 +29,14 @@ def driver_folder(results: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class _Told:
-    """What the driver has told of one test in one step.
+    """What the driver has reported on one test in one step.
 
     Attributes:
-        world_size: The ranks that it has given the test to; None for none.
-        ends: What became of them.
-        own: Phases, and errors that pytest hides, that are the launching process's own.
+        world_size: The number of ranks that got the test; None if none did.
+        ends: Their outcomes.
+        own: The launching process's own phases, and its errors that pytest hides.
         shares_outcome: The ranks are threads of the launching process, which has one outcome for all.
-        expected: The launching process's own phase, where the test is marked to fail.
+        expected: The launching process's own phase, if the test is marked to fail.
     """
 
     world_size: int | None
@@ -47,7 +47,7 @@ class _Told:
 
     @classmethod
     def of(cls, step: Step, nodeid: str) -> "_Told":
-        """What the driver has told; of another test it has nothing to tell."""
+        """Read a step; outcomes under another node id are ignored."""
         said = [each for each in step.driver if isinstance(each, DriverSays)]
         phases = [each for each in step.driver if isinstance(each, Phase)]
         repeated = {each.repeats for each in said}
@@ -63,22 +63,22 @@ class _Told:
 
     @property
     def trouble(self) -> Phase | None:
-        """The first thing that went wrong in the launching process itself."""
+        """The first bad phase of the launching process itself."""
         return next((phase for phase in self.own if phase.outcome.is_bad), None)
 
     @property
     def without_ranks(self) -> Phase:
-        """What a test came to that has no outcome of a rank: one that started none may be the launching process's."""
+        """The outcome for ranks without one: the launching process's; its pass counts only if it started no ranks."""
         notable = next((phase for phase in self.own if phase.outcome is not Outcome.PASSED), None)
         calls = (phase for phase in self.own if phase.when == "call" and self.world_size is None)
         return self.trouble or notable or next(calls, _NO_RANKS)
 
     @property
     def settled(self) -> tuple[Passed | RankEnded, ...]:
-        """What became of the ranks; of a test that is marked to fail, as pytest reads that mark."""
+        """The outcomes of the ranks; if the test is marked to fail, as pytest interprets that mark."""
         if self.expected is None or not all(_outcome(end) in _MAY_BE_EXPECTED for end in self.ends):
             return self.ends
-        # Where no rank went wrong, the launching process did what the test is marked to.
+        # If no rank was bad, the expected outcome is that of the launching process itself.
         is_its_own = all(_outcome(end) is Outcome.PASSED for end in self.ends)
         passed = self.expected if is_its_own else replace(self.expected, outcome=Outcome.XPASSED, message="", text="")
         return tuple(each for end in self.ends for each in _as_expected(end, passed))
@@ -101,11 +101,11 @@ def _ranks(end: Passed | RankEnded) -> tuple[int, ...]:
 
 
 def _as_expected(end: Passed | RankEnded, passed: Phase) -> Sequence[RankEnded]:
-    """A failure that the test is marked to come to, and what that did to the peers of the rank that failed.
+    """Convert outcomes of ranks for a test that is marked to fail.
 
     Args:
-        end: Of a rank, or of some.
-        passed: What the end of a rank that went well becomes.
+        end: The outcome of one or more ranks.
+        passed: The phase that replaces a pass.
     """
     if isinstance(end, RankEnded):
         return [replace(end, outcome=Outcome.XFAILED, consequence=False, text=end.text or end.message)]
@@ -126,14 +126,14 @@ def _as_expected(end: Passed | RankEnded, passed: Phase) -> Sequence[RankEnded]:
 
 
 class DriverAccount:
-    """Keeps the books of one driver's tests.
+    """Accounts for the outcomes of one driver's tests.
 
-    Where ranks have ended the test, their outcomes stand, and trouble of the launching process itself is rank 0's.
-    Ranks that have not, because the launching process did not come that far, get what it came to; where none was
-    started, those of the cell.
+    Ranks that ended the test keep their outcomes, and errors of the launching process itself go to rank 0. Ranks that
+    did not end it, because the launching process did not get that far, get its outcome; if it started none, the ranks
+    of the cell do.
 
     Args:
-        journal: Where outcomes are reported.
+        journal: Receives the outcomes.
         config: The job.
     """
 
@@ -145,12 +145,12 @@ class DriverAccount:
         self._sizes: dict[str, int] = {}
 
     def settle(self, gang: Gang, nodeid: str, step: Step) -> bool:
-        """Report one step of the driver under a test; returns whether the test has gone wrong.
+        """Report one step of the driver under a test; returns whether the test is bad.
 
         Args:
             gang: The driver.
             nodeid: The test.
-            step: What arrived from the driver; nothing where it only tore down, and that went well.
+            step: What arrived from the driver; empty if it only tore down, without an error.
         """
         output = gang.put_output_away(nodeid).get(DRIVER, Output())
         told = _Told.of(step, nodeid)
@@ -175,7 +175,7 @@ class DriverAccount:
         return is_bad or (disagree(outcomes) and not may_disagree(nodeid, self._mixed_skip))
 
     def _close(self, nodeid: str, size: int, told: _Told) -> AbstractSet[int]:
-        """Take the ranks that have ended a test off those that have not; returns those, and forgets them."""
+        """Return the ranks that have not ended a test, and mark all of them as ended."""
         ranks = self._open.pop(nodeid, set(range(size)))
         self._open[nodeid] = set()
         return ranks - {rank for end in told.ends for rank in _ranks(end)}
@@ -231,13 +231,13 @@ _NO_RANKS = Phase(
 
 
 def _as_phase(lost: StepOutcome) -> Phase:
-    """How the launching process ended, where it could not say anything any more."""
+    """How the launching process ended, if it could no longer report."""
     message = f"{_WHO} {lost.message.removeprefix(f'rank {lost.rank} ')}"
     return Phase(when="call", outcome=lost.outcome, duration=0.0, message=message, text=lost.text)
 
 
 def _named(phase: Phase, output: Output) -> tuple[Phase, Output]:
-    """A phase that says whose trouble it was, with what the launching process had printed."""
+    """A bad phase with the launching process named in its message, and the output of that process."""
     if not phase.outcome.is_bad:
         return phase, Output()
     message = phase.message if phase.message.startswith(_WHO) else f"{_WHO}: {phase.message}"

@@ -15,7 +15,7 @@ from allranks.harness.launchers.own_ranks import raise_for
 from allranks.harness.launchers.plain import meeting_file
 
 RANKS_ATTRIBUTE = "allranks_ranks"
-"""Where a class has its living ranks."""
+"""The class attribute that holds the live ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,8 @@ class RankLife:
     """What each rank does.
 
     Attributes:
-        join: Makes the process group; gets the file at which the ranks meet.
-        run: Runs one test, of which it gets a fresh test case.
+        join: Creates the process group; its second argument is the file at which the ranks meet.
+        run: Runs one test, on a fresh test case.
         leave: Destroys the process group.
     """
 
@@ -34,13 +34,13 @@ class RankLife:
 
 
 class KeptRanks:
-    """The living ranks of a class, as its launching process has them.
+    """The live ranks of a class, in its launching process.
 
     Args:
         case: The test that they are started for.
-        surroundings: What they depend on a runner for.
-        world_size: How many there are.
-        life: What each does.
+        surroundings: What the runner provides.
+        world_size: The number of ranks.
+        life: What each rank does.
 
     Attributes:
         file: The file at which they meet.
@@ -49,7 +49,7 @@ class KeptRanks:
     def __init__(self, case: unittest.TestCase, surroundings: LaunchContext, world_size: int, life: RankLife) -> None:
         self._surroundings = surroundings
         self._life = life
-        # A test's number, by which both sides know it.
+        # Both sides identify a test by its index in this list.
         self._names: Sequence[str] = tuple(sorted(dir(type(case))))
         with ExitStack() as resources:
             self.file = resources.enter_context(meeting_file())
@@ -61,18 +61,18 @@ class KeptRanks:
             self._resources = resources.pop_all()
 
     def run(self, case: unittest.TestCase) -> None:
-        """Have the ranks run a test, and raise what they came to; see :meth:`OwnRanks.join`."""
+        """Have the ranks run a test, and raise their outcome; see :meth:`OwnRanks.join`."""
         __tracebackhide__ = True
         terms = self._surroundings.launch_terms(case)
         self._raise_for(self._launch.run(terms, self._names.index(_name(case))), terms)
 
     def end(self) -> None:
-        """Have the ranks tear down and leave, and raise what went wrong in that."""
+        """Have the ranks tear down and leave, and raise any error of that."""
         with self._resources:
             self._raise_for(self._launch.end(), self._launch.last)
 
     def close(self) -> None:
-        """Stop what still lives."""
+        """Stop all live ranks."""
         self._resources.close()
 
     def _raise_for(self, step: Step, terms: LaunchTerms) -> None:
@@ -80,7 +80,7 @@ class KeptRanks:
         raise_for(step, may_disagree=terms.may_disagree)
 
     def _live(self, first: unittest.TestCase, launched: LaunchedRank) -> int:
-        """What a fork does: make the process group, run tests as it is told to, and leave; returns the exit status."""
+        """Run in a fork: create the process group, run tests on command, and leave; returns the exit status."""
         if not launched.start(lambda: self._life.join(launched, self.file)):
             return 1
         for command in launched.commands():
@@ -93,13 +93,13 @@ class KeptRanks:
 
 
 def kept_by(cls: type[unittest.TestCase]) -> KeptRanks | None:
-    """The living ranks of a class; it shares none with the class that it inherits from."""
+    """The live ranks of a class; it shares none with its base classes."""
     ranks: KeptRanks | None = vars(cls).get(RANKS_ATTRIBUTE)
     return ranks
 
 
 def take_from(cls: type[unittest.TestCase]) -> KeptRanks | None:
-    """The living ranks of a class, which has none any more."""
+    """Remove the live ranks from a class, and return them."""
     ranks = kept_by(cls)
     if ranks is not None:
         delattr(cls, RANKS_ATTRIBUTE)
@@ -107,21 +107,21 @@ def take_from(cls: type[unittest.TestCase]) -> KeptRanks | None:
 
 
 def run_in(ranks: KeptRanks, case: unittest.TestCase) -> None:
-    """Run a test in the ranks of its class, and end them where it goes wrong."""
+    """Run a test in the ranks of its class, and end them if it fails."""
     __tracebackhide__ = True
     try:
         ranks.run(case)
     except unittest.SkipTest:
         raise
     except BaseException:
-        # What the ranks have in common, above all the process group, is not to be relied on any more.
+        # The state that ranks share, above all the process group, is no longer reliable.
         take_from(type(case))
         ranks.close()
         raise
 
 
 def end_ranks_of(cls: type[unittest.TestCase]) -> None:
-    """Have the ranks of a class leave, if it has any, and raise what went wrong in that."""
+    """Have the ranks of a class leave, if it has any, and raise any error of that."""
     ranks = take_from(cls)
     if ranks is not None:
         ranks.end()

@@ -30,16 +30,16 @@ from allranks.outcomes import Outcome
 _MARK = "ALLRANKS_LAUNCH"
 
 Excuse = Callable[[int, int], bool]
-"""Whether the end of a rank's process, given its rank and exit status, is what the test expects."""
+"""Returns whether the test expects the end of a process, given its rank and exit status."""
 
 
 def excuse_nothing(_rank: int, _status: int) -> bool:
-    """Any end of a rank in mid-test is a crash."""
+    """Treat any end of a rank in mid-test as a crash."""
     return False
 
 
 def _tell_nobody(_world_size: int) -> None:
-    """Without a supervisor, the launching process alone keeps the time."""
+    """Do nothing: without a supervisor, only the launching process enforces time limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class LaunchTerms:
 
     Attributes:
         nodeid: Its name in the report.
-        limit: Seconds that its ranks get.
+        limit: Its time limit for the ranks, in seconds.
         may_disagree: Some ranks may skip while others run.
     """
 
@@ -63,10 +63,10 @@ class Workplace:
 
     Attributes:
         results: Folder of the ranks' files.
-        journal: Gets what became of them.
-        show: Gets what each rank printed, when a step is over.
-        tell_release: Called when so many ranks get a test: from then on its time limit counts.
-        echo: Gets each line that a rank prints, at once; None for nobody.
+        journal: Receives their outcomes.
+        show: Receives each rank's output after a step.
+        tell_release: Called with the number of ranks when they get a test: its time limit starts then.
+        echo: Receives each line that a rank prints, at once; None for no echo.
     """
 
     results: Path
@@ -82,8 +82,8 @@ class Launch:
 
     Args:
         workplace: Where they are launched from.
-        world_size: How many there are.
-        work: What each does; it starts at once, and its return value is the exit status.
+        world_size: The number of ranks.
+        work: Runs in each rank, from its start; returns the exit status.
         first: The test that they are started for.
     """
 
@@ -110,22 +110,22 @@ class Launch:
 
     @property
     def last(self) -> LaunchTerms:
-        """The test that the ranks were given last."""
+        """The last test that the ranks got."""
         return self._last
 
     def excused_status(self, rank: int) -> int | None:
-        """The exit status with which a rank ended as the test expects; None for one that did not end so."""
+        """The exit status of a rank that ended as the test expects; None if it did not."""
         return self._crew.excused.get(rank)
 
     def exit_status(self, rank: int) -> int | None:
-        """With what a rank has ended, negative for a signal; None while it lives."""
+        """The exit status of a rank, negative for a signal; None while it lives."""
         return self._crew.exit_status(rank)
 
     def wait_for_end(self, rank: int, timeout: float | None) -> None:
-        """Wait until the process of a rank has ended; what that means for the test, :meth:`wait` says.
+        """Wait until the process of a rank has ended; :meth:`wait` tells what that means for the test.
 
         Args:
-            rank: Which.
+            rank: The rank.
             timeout: Seconds; None to wait for ever.
         """
         self._crew.wait_for_end(rank, timeout)
@@ -138,7 +138,7 @@ class Launch:
         """Wait until each rank is ready for the first test.
 
         Returns:
-            What arrived; where a rank could not start, or skipped, as the outcome of that test.
+            What arrived; if a rank could not start, or skipped, that is the outcome of the test.
         """
         step = self._supervise(self._gang.start)
         first = step.leader or step.skipper
@@ -150,14 +150,14 @@ class Launch:
         return failed
 
     def wait(self, excuse: Excuse = excuse_nothing) -> Step:
-        """Wait for the one report of each rank that runs its test unasked."""
+        """Wait for one report of each rank, all of which run their only test without a command."""
         self._crew.excuse, self._crew.nodeid = excuse, self._last.nodeid
         step = self._supervise(lambda: self._gang.watch(self._patience(self._last), self._last.nodeid))
         self._record(step)
         return step
 
     def run(self, terms: LaunchTerms, index: int) -> Step:
-        """Have each rank run the test that both sides know by `index`, and wait for all."""
+        """Have each rank run the test with this index, which both sides know, and wait for all."""
         self.release(terms)
         step = self._supervise(
             lambda: self._gang.run(RunTest(index=index, nodeid=terms.nodeid, following=None), self._patience(terms))
@@ -166,19 +166,19 @@ class Launch:
         return step
 
     def end(self) -> Step:
-        """Have each rank tear down and leave; only what goes wrong is written down, under the last test."""
+        """Have each rank tear down and leave; only errors are recorded, under the last test."""
         step = self._supervise(self._gang.end)
         if step.leader is not None:
             self._record(step)
         return step
 
     def close(self) -> Sequence[KilledOrphan]:
-        """Stop what still lives, and let go of everything; the second time does nothing.
+        """Stop all live ranks and release all resources; a second call does nothing.
 
-        What ranks had to import late, the ranks of the next launch find there.
+        Modules that ranks imported late are preloaded for the ranks of the next launch.
 
         Returns:
-            Processes that outlived the rank that had started them, and were killed.
+            Processes that outlived the rank that started them, and were killed.
         """
         if self._is_closed:
             return []
@@ -189,7 +189,7 @@ class Launch:
         return left
 
     def release(self, terms: LaunchTerms) -> None:
-        """Note that the ranks have this test now."""
+        """Note that the ranks run this test from now on."""
         self._last = terms
         self._workplace.tell_release(self.world_size)
 
@@ -201,7 +201,7 @@ class Launch:
         try:
             return wait()
         except BaseException as error:
-            # A time-out plugin of the launching process, Ctrl-C: what a test's frame may raise at any time.
+            # A time-out plugin or Ctrl-C can raise anywhere in the launching process.
             step = self._gang.abort(f"aborted by the launching process: {error!r}")
             self._record(_as_consequence(step))
             raise
@@ -214,7 +214,7 @@ class Launch:
 
 
 def _as_consequence(broken_off: Step) -> Step:
-    """A step that the launching process broke off: what it did to the ranks is a consequence of its own trouble."""
+    """A step that the launching process aborted: the aborts of its ranks are consequences of its own error."""
     arrivals = [
         replace(arrival, consequence=True) if arrival.outcome is Outcome.ABORTED else arrival
         for arrival in broken_off.arrivals
@@ -239,24 +239,24 @@ def _muster(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank]
     flush_output()
     stacks = stack_files(workplace.results, range(world_size))
     with warnings.catch_warnings():
-        # Python 3.12 warns of forks beside threads. Of those only locks matter, and a rank takes none of the parent's.
+        # Python 3.12 warns about forking with threads. The danger is held locks, and a rank takes none of its parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
         processes = fork_ranks(range(world_size), be_rank, workplace.echo)
     return _LaunchedCrew(processes, workplace.results, f"{_MARK}={mark}", stacks)
 
 
 class _LaunchedCrew(LocalRanks):
-    """Ranks of a launcher test: a process that has other children too, and ends that the test may expect.
+    """Ranks of a launcher test: their parent may have other children, and the test may expect certain exits.
 
     Args:
         processes: The forked ranks.
-        results: Where their files are.
-        mark: A variable, as ``NAME=value``, of these ranks and of what they start alone.
-        stacks: Their stack files, made before the fork.
+        results: Folder of their files.
+        mark: A variable, as ``NAME=value``, that only these ranks and their children have.
+        stacks: Their stack files, created before the fork.
 
     Attributes:
-        nodeid: The test that they have.
-        excuse: Says which ends are what the test expects.
+        nodeid: The test that they run.
+        excuse: Decides which exits the test expects.
         excused: The exit status of each rank that ended so.
     """
 
@@ -270,7 +270,7 @@ class _LaunchedCrew(LocalRanks):
         self.excused: dict[int, int] = {}
 
     def exit_status(self, rank: int) -> int | None:
-        """See :meth:`Launch.exit_status`; the process is left for the gang to reap."""
+        """See :meth:`Launch.exit_status`; the gang still has to reap the process."""
         process = self._processes[rank]
         if process.exit_status is not None:
             return process.exit_status
@@ -301,16 +301,16 @@ class _LaunchedCrew(LocalRanks):
         return True
 
     def _left_by(self, pids: Collection[int]) -> Collection[int]:
-        """What the ranks left behind, and no other child of this process: a test may have started some."""
+        """Processes that the ranks left behind; not other children of this process: a test may have started some."""
         return [pid for pid in linux.children() if pid not in pids and self._is_of_a_rank(pid)]
 
     def _is_of_a_rank(self, pid: int) -> bool:
-        """Whether a child of this process stayed in a rank's session, or left it for a program of its own."""
+        """Whether a child of this process is in a rank's session, or has the ranks' mark in its environment."""
         return linux.session_of(pid) in self.pids or self._mark in linux.variables_of(pid)
 
 
 class _LaunchedGang(Gang):
-    """Ranks that begin their one test unasked."""
+    """Ranks that start their only test without a command."""
 
     def watch(self, patience: Deadlines, nodeid: str) -> Step:
         """Wait for one report of each rank on a test."""
@@ -319,7 +319,7 @@ class _LaunchedGang(Gang):
 
 def _lead(crew: _LaunchedCrew, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
     try:
-        # Its own supervisor lets it hold nobody up.
+        # Always allowed here: the supervisor of this process has its own limits, so a held rank cannot block the job.
         return _LaunchedGang([crew], limits=limits, end=end, may_be_held=True)
     except BaseException:
         crew.kill(crew.ranks)
@@ -328,7 +328,7 @@ def _lead(crew: _LaunchedCrew, limits: TimeLimits, end: JobEnd) -> _LaunchedGang
 
 
 class LaunchContext(Protocol):
-    """What a launcher test depends on its runner for: an agent, or a plain pytest or unittest."""
+    """What the runner of a launcher test provides: an agent, or a plain pytest or unittest."""
 
     def workplace(self, case: type[unittest.TestCase]) -> AbstractContextManager[Workplace]:
         """Where the ranks of a test of this class are launched from, for as long as they live."""

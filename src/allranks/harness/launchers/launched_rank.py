@@ -30,11 +30,11 @@ from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
 @dataclass(frozen=True, kw_only=True)
 class RankTerms:
-    """One test as its ranks need to know it.
+    """What ranks need to know about one test.
 
     Attributes:
         nodeid: Its name in the report.
-        seed: What every rank starts from.
+        seed: The seed of every rank.
     """
 
     nodeid: str
@@ -43,13 +43,13 @@ class RankTerms:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of one rank among those that are started together.
+    """One rank's place among the ranks that are started together.
 
     Attributes:
         results: Folder of its files.
         connection: Descriptor of its end of the connection to the launching process.
-        board: Descriptor of its board of calls.
-        parent: The launching process.
+        board: Descriptor of its call board.
+        parent: Process id of the launching process.
     """
 
     rank: int
@@ -65,7 +65,7 @@ _now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 
 
 class LaunchedRank:
-    """What a rank does besides its test: it reports to the launching process.
+    """Reports a rank's outcomes to the launching process, and receives commands from it.
 
     Args:
         place: Its place.
@@ -85,7 +85,7 @@ class LaunchedRank:
         debugging.be_rank(place.rank)
 
     def start(self, body: Callable[[], object]) -> bool:
-        """Do what comes before the first test, whose trouble this rank's is; returns whether it went well."""
+        """Run the set-up before the first test; its errors are this rank's. Returns whether it passed."""
         phase, error = _attempt("setup", body)
         if phase.outcome is not Outcome.PASSED:
             self._tell("", phase, error)
@@ -96,7 +96,7 @@ class LaunchedRank:
         """Run one test to its end."""
         self._running, self._told, self._began = terms, None, _now()
         rank_setup.now_running(terms.nodeid)
-        # The launching process has set the test up; of a rank that hangs it is then said that it did so in the call.
+        # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
         self._tell(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
         os.environ["ALLRANKS_SEED"] = str(terms.seed)
         seed_everything(terms.seed)
@@ -107,7 +107,7 @@ class LaunchedRank:
         return phase.outcome
 
     def tell(self, error: Exception) -> None:
-        """Say at once that the running test has gone wrong, before it cleans up."""
+        """Report at once that the running test has failed, before it cleans up."""
         if self._running is None:
             return
         self._told = error
@@ -116,14 +116,14 @@ class LaunchedRank:
         self._tell(self._running.nodeid, phase, error)
 
     def end(self, body: Callable[[], object]) -> None:
-        """Do what comes after the last test, whose trouble this rank's is."""
+        """Run the teardown after the last test; its errors are this rank's."""
         phase, error = _attempt("teardown", body)
         if phase.outcome.is_bad:
             self._tell("", phase, error)
         self._conclude("", phase)
 
     def commands(self) -> Iterator[RunTest | End]:
-        """What the launching process says, as it comes."""
+        """The commands of the launching process, as they arrive."""
         while (command := self._connection.command()) is not None:
             yield command
 
@@ -139,29 +139,29 @@ class LaunchedRank:
         self._calls.take()
         self._connection.report(Report(nodeid=nodeid, outcome=phase.outcome, imported=self._imports.take()))
         if getpid() != self._pid:
-            # A process that the test has forked came back from it: the rank itself goes on, this one must not.
+            # A process that the test forked returned from the test: the rank itself goes on, this one must not.
             os._exit(0)
 
 
 def forget_rank() -> None:
-    """Take what tells one rank from another out of this process's environment."""
+    """Remove the variables that identify a rank from this process's environment."""
     for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name, None)
 
 
 def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int], variables: Mapping[str, str]) -> NoReturn:
-    """Be a rank until `work` is done. Never returns: the fork must not run the launching process's code.
+    """Run as a rank until `work` is done. Never returns: the fork must not run the launching process's code.
 
     Args:
         place: Its place.
         work: What it does; returns the exit status.
-        variables: What its environment has besides.
+        variables: Further environment variables.
     """
 
     def work_alone() -> int:
-        # To look for garbage in what the launching process had made would only copy its memory.
+        # A garbage collection over the launching process's objects would only copy its memory.
         gc.freeze()
-        # Threads of OpenMP do not survive a fork, and a team that the launching process had made would be waited for.
+        # OpenMP's threads do not survive a fork; the rank would wait for a team that the launching process created.
         torch.set_num_threads(1)
         return work(LaunchedRank(place))
 
@@ -188,7 +188,7 @@ def _attempt(when: str, body: Callable[[], object]) -> tuple[Phase, BaseExceptio
 
 
 def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
-    """The phase that an exception ended."""
+    """The phase that ended with this exception."""
     skip = None if when == "teardown" else _skip_of(error)
     if skip is not None:
         kind, code, reason = skip
@@ -213,7 +213,7 @@ def _ended_by(error: BaseException, when: str, duration: float) -> Phase:
 
 
 def _tests_frames(info: pytest.ExceptionInfo[BaseException]) -> Traceback:
-    """The traceback without frames of allranks and of unittest; all of it where nothing else is there."""
+    """The traceback without frames of allranks and unittest; all of it if it has no others."""
     frames = info.traceback.filter(
         lambda frame: "/allranks/" not in str(frame.path) and "__unittest" not in frame.frame.f_globals
     )

@@ -16,16 +16,16 @@ from allranks.harness.ranks.rank_setup import leave
 from allranks.outcomes import Outcome, overall
 
 OF_RANKS_ATTRIBUTE = "allranks_of_ranks"
-"""An exception with a true attribute of this name says in the launching process what ranks have said already."""
+"""An exception with a true attribute of this name repeats in the launching process what ranks have reported."""
 
 
 _BELOW_THE_TEST = ("/allranks/testing/process_cases.py", "/allranks/harness/")
 
 
 class RankFailureError(AssertionError):
-    """One or more ranks of a launcher test went wrong, or ranks disagree on a skip.
+    """One or more ranks of a launcher test were bad, or ranks disagree on a skip.
 
-    The message begins with the rank that went first, and has its traceback; its peers follow, each in a line.
+    The message begins with the first bad rank and its traceback; then it has one line for each peer.
     """
 
     allranks_of_ranks = True
@@ -38,14 +38,14 @@ class RankSkip(unittest.SkipTest):
 
 
 def raise_for(step: Step, *, may_disagree: bool) -> None:
-    """Raise what a step of the ranks means for the test; nothing where all ranks passed.
+    """Raise the outcome of a step of the ranks; returns if all ranks passed.
 
     Args:
         step: What arrived from the ranks.
         may_disagree: Some ranks may skip while others pass.
 
     Raises:
-        RankFailureError: A rank went wrong, or only some ranks skipped.
+        RankFailureError: A rank was bad, or only some ranks skipped.
         RankSkip: All ranks skipped.
         pytest.xfail.Exception: All ranks called ``pytest.xfail``.
     """
@@ -90,7 +90,7 @@ def _text(arrival: StepOutcome, step: Step) -> str:
 
 
 def _above_the_fork(stacks: str) -> Iterator[str]:
-    """The lines of some stacks without the frames below the test, which are the launching process's up to the fork."""
+    """The lines of stacks without the frames below the test, which belong to the launching process before the fork."""
     is_below = False
     for line in stacks.splitlines():
         is_frame = line.startswith("  File ")
@@ -106,10 +106,10 @@ def _disagreement(arrivals: Sequence[StepOutcome]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedEnds:
-    """How ranks may end that do not run their test to its end.
+    """How ranks may exit in mid-test.
 
     Attributes:
-        excuse: Whether the end of a rank is one of them.
+        excuse: Decides whether the exit of a rank is expected.
         of_rank_0: The exit status that rank 0 must end with; 0 for none.
     """
 
@@ -118,7 +118,7 @@ class ExpectedEnds:
 
 
 def expected_ends(case: unittest.TestCase, test: Callable[[], object]) -> ExpectedEnds:
-    """What a test case says, by torch's two attributes for it, of how the ranks of a test may end."""
+    """How the ranks of a test may exit, by torch's two attributes for it on the test case."""
     if test in getattr(case, "skip_return_code_checks", ()):
         return ExpectedEnds(excuse=lambda _rank, _status: True)
     special: Mapping[Callable[[], object], int] = getattr(case, "special_return_code_checks", {})
@@ -133,9 +133,9 @@ class OwnRanks:
 
     Args:
         case: The test; its clean-ups end the ranks.
-        surroundings: What the ranks depend on a runner for.
-        world_size: How many ranks there are.
-        work: What each does; see :class:`allranks.harness.launchers.launch.Launch`.
+        surroundings: What the runner provides.
+        world_size: The number of ranks.
+        work: Runs in each rank; see :class:`allranks.harness.launchers.launch.Launch`.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class OwnRanks:
     ) -> None:
         self._case = case
         resources = ExitStack()
-        # After tearDown, however that ends, and also after a set-up that failed.
+        # A clean-up runs after tearDown, however that ends, and also after a failed setUp.
         case.addCleanup(resources.close)
         self._terms = surroundings.launch_terms(case)
         self._workplace = resources.enter_context(surroundings.workplace(type(case)))
@@ -156,10 +156,10 @@ class OwnRanks:
         self.launch.release(self._terms)
 
     def join(self, ends: ExpectedEnds) -> None:
-        """Wait for the ranks, and raise what they came to.
+        """Wait for the ranks, and raise their outcome.
 
         Raises:
-            RankFailureError: A rank went wrong, or only some ranks skipped.
+            RankFailureError: A rank was bad, or only some ranks skipped.
             RankSkip: All ranks skipped.
         """
         __tracebackhide__ = True
@@ -171,7 +171,7 @@ class OwnRanks:
 
 
 def no_ranks_error(case: unittest.TestCase) -> RuntimeError:
-    """For a test that waits for ranks and has started none."""
+    """The error of a test that waits for ranks but has started none."""
     msg = (
         f"no rank was started for {case.id()}\n"
         "A test of this class runs in ranks alone, and setUp did not call self._spawn_processes().\n"
@@ -181,9 +181,9 @@ def no_ranks_error(case: unittest.TestCase) -> RuntimeError:
 
 
 def exit_as_asked(exit_: SystemExit) -> None:
-    """End the process as ``sys.exit`` would: the exit status is what the launching process looks at."""
+    """End the process as ``sys.exit`` would: the launching process checks the exit status."""
     if not isinstance(exit_.code, int | None) or exit_.code in (0, None):
-        # Who reads the report wants to know where a rank left that should not have.
+        # The report then shows where a rank left that should not have.
         traceback.print_exception(exit_)
     flush_output()
     leave(exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None))

@@ -19,7 +19,7 @@ from allranks.records import Record
 
 @contextmanager
 def meeting_file() -> Iterator[str]:
-    """An empty file that nobody had before, for as long as ranks may meet at it."""
+    """Create a new, empty file as a meeting point for ranks, and remove it at the end."""
     descriptor, name = tempfile.mkstemp(prefix="allranks-")
     os.close(descriptor)
     try:
@@ -34,25 +34,25 @@ _DEFAULT_TIMEOUT = 300.0
 
 
 def default_timeout() -> float:
-    """Seconds that a test may take: what ``DISTRIBUTED_TESTS_DEFAULT_TIMEOUT`` says, else five minutes."""
+    """Time limit of a test in seconds: the value of ``DISTRIBUTED_TESTS_DEFAULT_TIMEOUT``, else five minutes."""
     return float(os.environ.get(_TIMEOUT_VARIABLE) or _DEFAULT_TIMEOUT)
 
 
 PROCESS_GROUP_LIMIT = 60.0
-"""Seconds that ranks get to make, and to destroy, their process group where the launching process waits for it."""
+"""Seconds that ranks get to create, and to destroy, their process group if the launching process waits for it."""
 
 PEER_GRACE = 3.0
 """Seconds that the peers of the first bad rank get to end by themselves."""
 
 
 class PlainSurroundings:
-    """What a launcher test depends on an agent for, without one.
+    """Provides to launcher tests, without an agent, what an agent would.
 
-    Ranks' files are in a temporary folder for as long as the ranks live, and what they print is printed, each line with
-    ``[rank N]`` before it, when they have ended their test.
+    Ranks' files are in a temporary folder while the ranks live. Their output is printed when they have ended their
+    test, each line prefixed with ``[rank N]``.
 
     Args:
-        peer_grace: Seconds.
+        peer_grace: Seconds that the peers of the first bad rank get to end by themselves.
     """
 
     def __init__(self, peer_grace: float = PEER_GRACE) -> None:
@@ -76,14 +76,14 @@ class PlainSurroundings:
 
 
 class _Unread:
-    """Takes records that nobody reads: what the ranks came to is raised in the launching process."""
+    """Discards records: the outcomes of ranks are raised in the launching process instead."""
 
     def write(self, record: Record) -> None:
         """See :class:`allranks.harness.gangs.ends.Journal`."""
 
 
 def _time_limit(case: unittest.TestCase) -> float | None:
-    """What ``@pytest.mark.time_limit(seconds)`` says on the test or on its class; no plugin is needed for it."""
+    """The value of ``@pytest.mark.time_limit(seconds)`` on the test or its class, read without a plugin."""
     test = getattr(type(case), case._testMethodName, None)  # noqa: SLF001 - unittest gives the name nowhere else
     marks = [*getattr(test, "pytestmark", ()), *_as_list(getattr(type(case), "pytestmark", ()))]
     return next((float(mark.args[0]) for mark in marks if mark.name == "time_limit"), None)

@@ -1,9 +1,9 @@
 """The connection of two agents: JSON over TCP, after a mutual proof of the job's token.
 
-Each message is one JSON object behind its length in four bytes. The leader sends a number that it has just made up, the
-follower answers with one of its own and a code over both (HMAC, RFC 2104, with SHA-256) that only who knows the token
-can make, and the leader proves itself in the same way. The token itself is never sent. What follows is neither
-encrypted nor signed: the port belongs into a network that the nodes have for themselves.
+Each message is one JSON object, preceded by its length in four bytes. The leader sends a fresh nonce. The follower
+answers with its own nonce and a code over both (HMAC, RFC 2104, with SHA-256), which proves that it has the token. The
+leader then proves itself in the same way. The token itself is never sent. Later messages are neither encrypted nor
+signed: the port must be in a private network of the nodes.
 """
 
 import hmac
@@ -17,13 +17,13 @@ from contextlib import suppress
 from typing import Any
 
 Message = dict[str, Any]
-"""An object of JSON's types alone."""
+"""An object that contains only JSON's types."""
 
 FRAME_LIMIT = 64 << 20
-"""Bytes of one message between agents that know each other: the names of several hundred thousand tests."""
+"""Maximum bytes of a message between authenticated agents: the names of several hundred thousand tests."""
 
 GREETING_LIMIT = 1 << 10
-"""Bytes of one message of whoever has not proven yet that it knows the token."""
+"""Maximum bytes of a message before the sender has proven that it has the token."""
 
 _HEADER = struct.Struct("!I")
 _PIECE = 1 << 16
@@ -32,17 +32,17 @@ _NONCE_BYTES = 32
 
 
 class WireError(Exception):
-    """The other side cannot be spoken to any more; the message says what it did, as in "is gone"."""
+    """The connection is lost; the message is a predicate of the other side, as in "is gone"."""
 
 
 class NodeConnection:
     """One end of a connection.
 
     Args:
-        connection: A connected socket, which belongs to this object from here on.
+        connection: A connected socket, owned by this object from now on.
 
     Attributes:
-        ended: Why nothing more will come, as in "is gone"; empty as long as something may.
+        ended: Why no more messages can arrive, as in "is gone"; empty while they can.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -55,22 +55,22 @@ class NodeConnection:
         self.ended = ""
 
     def trust(self) -> None:
-        """Take longer messages: the other side has proven itself."""
+        """Accept longer messages: the other side has proven itself."""
         self._limit = FRAME_LIMIT
 
     def fileno(self) -> int:
-        """The socket's descriptor, readable when something has come or nothing more will."""
+        """The socket's descriptor, readable when data has arrived or the connection has ended."""
         return self._socket.fileno()
 
     def send(self, message: Message, timeout: float) -> None:
-        """Send a message whole, and take in meanwhile what comes: two that only sent would wait for each other.
+        """Send a whole message, and read incoming data meanwhile: two sides that only sent would deadlock.
 
         Args:
-            message: What to send.
-            timeout: Seconds that it may take.
+            message: The message.
+            timeout: Seconds that sending may take.
 
         Raises:
-            WireError: The other side is gone, or takes nothing any more.
+            WireError: The other side is gone, or reads no more data.
         """
         data = json.dumps(message).encode()
         view = memoryview(_HEADER.pack(len(data)) + data)
@@ -94,7 +94,7 @@ class NodeConnection:
             self._pull()
 
     def wait(self, deadline: float) -> bool:
-        """Wait until something has come or nothing more will; False when `deadline` (monotonic) came first."""
+        """Wait until data has arrived or the connection has ended; False if `deadline` (monotonic) passed first."""
         return bool(self._select(selectors.EVENT_READ, deadline))
 
     def _select(self, events: int, deadline: float) -> int:
@@ -105,14 +105,14 @@ class NodeConnection:
 
     @property
     def has_message(self) -> bool:
-        """Whether a whole message has come that :meth:`receive` has not given yet: no descriptor tells of it."""
+        """Whether a whole message is buffered that :meth:`receive` has not returned yet: no descriptor signals it."""
         if len(self._rest) < _HEADER.size:
             return False
         (size,) = _HEADER.unpack_from(self._rest)
         return bool(len(self._rest) >= _HEADER.size + size)
 
     def receive(self) -> list[Message]:
-        """The messages that are there, without waiting; sets `ended` when they are the last."""
+        """The available messages, without waiting; sets `ended` if they are the last."""
         self._pull()
         messages: list[Message] = []
         while (message := self._next()) is not None:
@@ -120,7 +120,7 @@ class NodeConnection:
         return messages
 
     def _pull(self) -> None:
-        """Take in what is there, up to a bound: a flood must not keep its reader from everything else."""
+        """Read available data, up to a bound: a flood must not starve other work."""
         for _ in range(_PIECES):
             try:
                 data = self._socket.recv(_PIECE)
@@ -134,7 +134,7 @@ class NodeConnection:
             self._rest += data
 
     def _next(self) -> Message | None:
-        """The next whole message; None while there is none."""
+        """The next whole message; None if there is none yet."""
         if len(self._rest) < _HEADER.size:
             return None
         (size,) = _HEADER.unpack_from(self._rest)
@@ -156,12 +156,12 @@ class NodeConnection:
         self._rest.clear()
 
     def end(self) -> None:
-        """Have the other side learn that this one is done with it; the descriptor stays valid."""
+        """Shut the connection down, which the other side notices; the descriptor stays valid."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection and its descriptor."""
         self._socket.close()
 
 
@@ -174,32 +174,32 @@ def _parsed(data: bytes) -> Message | None:
 
 
 def _notice_dead_hosts(connection: socket.socket) -> None:
-    """Have the kernel end a connection whose other host has not answered for a minute (tcp(7))."""
+    """Make the kernel end a connection whose other host has not answered for a minute (tcp(7))."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def make_nonce() -> str:
-    """A number that nobody can have seen before, as text."""
+    """A fresh random number, as text."""
     return secrets.token_hex(_NONCE_BYTES)
 
 
 def make_proof(token: str, role: str, node: int, *nonces: str) -> str:
-    """The code by which one side shows that it knows the token.
+    """The code that proves that one side has the token.
 
     Args:
-        token: The job's.
-        role: ``leader`` or ``follower``: neither can send the other's proof back as its own.
+        token: The job's token.
+        role: ``leader`` or ``follower``, so that neither can return the other's proof as its own.
         node: The follower's node.
-        nonces: The leader's and the follower's.
+        nonces: The leader's nonce and the follower's.
     """
     said = json.dumps([role, node, *nonces]).encode()
     return hmac.new(token.encode(), said, "sha256").hexdigest()
 
 
 def is_proof(given: object, token: str, role: str, node: int, *nonces: str) -> bool:
-    """Whether `given` is that code, in a time that does not tell how much of it is right."""
+    """Whether `given` is that code; the comparison takes constant time."""
     return isinstance(given, str) and hmac.compare_digest(
         given.encode("utf-8", "replace"), make_proof(token, role, node, *nonces).encode()
     )

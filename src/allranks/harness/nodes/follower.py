@@ -1,6 +1,6 @@
 """A following agent: it starts and ends its own ranks by order of the leading agent.
 
-It waits for its leader, for its ranks and for the end of the job all at once. When the leader is gone, or the job
+It waits for its leader, for its ranks and for the end of the job at the same time. If the leader is gone, or the job is
 over, it ends its ranks and itself.
 """
 
@@ -21,15 +21,15 @@ from allranks.outcomes import shorten
 from allranks.typed_json import told
 
 _SENT = 16_000
-"""Characters of a text that the leader is sent: all of it is in files of this node."""
+"""Maximum characters of a text sent to the leader: files of this node have all of it."""
 
 
 class Follower:
-    """This agent towards its leader.
+    """This agent in its relation to the leader.
 
     Args:
-        wire: The connection to the leader, which has proven itself.
-        silence: Seconds that the leader may take to read what it is sent.
+        wire: The authenticated connection to the leader.
+        silence: Seconds that the leader may take to read a message.
     """
 
     def __init__(self, wire: NodeConnection, silence: float) -> None:
@@ -37,16 +37,16 @@ class Follower:
         self._silence = silence
 
     def report(self, roll: CollectionDigest) -> None:
-        """Tell the leader what has been collected."""
-        with suppress(WireError):  # the end of the connection says the same
+        """Report the collected tests to the leader."""
+        with suppress(WireError):  # the end of the connection tells the leader the same
             self._say({"roll": roll.as_message()})
 
     def serve(self, node: Node, end: JobEnd) -> None:
-        """Do what the leader says until it says no more.
+        """Carry out the leader's commands until it dismisses this agent.
 
         Args:
             node: Starts ranks on this node.
-            end: When the job is over.
+            end: Signals the end of the job.
 
         Raises:
             HangupError: The job was ended from outside, or its leader is gone.
@@ -55,7 +55,7 @@ class Follower:
         try:
             service.run()
         except WireError as error:
-            # The leader's own journal says more of it than this one could.
+            # The leader's own journal has more details than this one could.
             raise HangupError from error
         except HangupError:
             self._say_last("was told to stop")
@@ -76,13 +76,13 @@ class Follower:
 
 
 class _Service:
-    """What a follower does between its collection and its end.
+    """Serves the leader from the collection to the end of the job.
 
     Args:
         wire: The connection to the leader.
-        node: Starts ranks here.
-        silence: Seconds that the leader may take to read what it is sent.
-        end: When the job is over.
+        node: Starts ranks on this node.
+        silence: Seconds that the leader may take to read a message.
+        end: Signals the end of the job.
     """
 
     def __init__(self, wire: NodeConnection, node: Node, silence: float, end: JobEnd) -> None:
@@ -95,7 +95,7 @@ class _Service:
         self._selector = self._fresh_selector()
 
     def run(self) -> None:
-        """Obey until the leader dismisses this agent.
+        """Carry out commands until the leader dismisses this agent.
 
         Raises:
             HangupError: The job was ended from outside.
@@ -110,7 +110,7 @@ class _Service:
                 self._disband(self._crew)
 
     def _fresh_selector(self) -> selectors.BaseSelector:
-        """One for each crew, which closes its descriptors without a word to its selector."""
+        """A new selector for each gang, whose ranks close their descriptors without unregistering them."""
         selector = selectors.DefaultSelector()
         looks: dict[int, Look] = {self._wire.fileno(): self._look_at_leader, self._end.fileno(): self._look_at_end}
         for descriptor, look in looks.items():
@@ -121,14 +121,14 @@ class _Service:
         raise HangupError
 
     def _turn(self) -> None:
-        """Wait, and pass on what has happened; the leader is heard last, because it may have the ranks put away."""
+        """Wait, and forward events; read the leader's messages last, because they may close the ranks."""
         ready = self._selector.select()
         looks: list[Look] = [key.data for key, _ in sorted(ready, key=lambda each: each[0].fd == self._wire.fileno())]
         for look in looks:
             for happening in look():
                 self._say({"happening": _told(happening)})
         while self._wire.has_message:
-            # It came while something was being said.
+            # It arrived during a send.
             self._look_at_leader()
 
     def _look_at_leader(self) -> Sequence[RankEvent]:

@@ -1,8 +1,8 @@
 """The leading agent and its view of the other nodes, whose agents fork ranks for it.
 
-The other agent does for its ranks what :class:`~allranks.harness.gangs.local_ranks.LocalRanks` does, and reports what
-happens to them. The leader asks it for a sign of life from time to time (a timer of the kernel's wakes it up for that),
-because a stopped process keeps its connection. An agent that is gone or silent is lost with all its ranks, for good.
+The other agent does for its ranks what :class:`~allranks.harness.gangs.local_ranks.LocalRanks` does, and reports their
+events. The leader pings it periodically (a kernel timer wakes the leader up), because a stopped process keeps its
+connection. An agent that is gone or silent is lost for good, with all its ranks.
 """
 
 import os
@@ -25,7 +25,7 @@ from allranks.harness.nodes.node_rendezvous import NodesError
 from allranks.typed_json import build, told
 
 _BEATS = 4
-"""Signs of life that are asked for in the time that one may take."""
+"""Pings in the time that one answer may take."""
 
 
 class FollowerLink:
@@ -33,11 +33,11 @@ class FollowerLink:
 
     Args:
         node: The node.
-        wire: The connection to its agent, which has proven itself.
-        silence: Seconds that the agent may take for an answer.
+        wire: The authenticated connection to its agent.
+        silence: Seconds that the agent may take to answer.
 
     Attributes:
-        lost: What became of the agent, as in "is gone"; empty as long as it answers.
+        lost: Why the agent is lost, as in "is gone"; empty as long as it answers.
     """
 
     def __init__(self, node: int, wire: NodeConnection, silence: float) -> None:
@@ -46,14 +46,14 @@ class FollowerLink:
         self._wire = wire
         self._silence = silence
         self._timer = Timer(silence / _BEATS)
-        # Rings for messages that came while something was said or awaited: no selector sees those again.
+        # Signals messages that arrived during a send or a wait: no selector reports those again.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._unread: list[Message] = []
         self._asked: float | None = None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """One of these is readable when :meth:`take` has something to do."""
+        """At least one of these is readable when :meth:`take` has something to do."""
         return self._wire.fileno(), self._timer.fileno(), self._bell
 
     def fileno(self) -> int:
@@ -61,7 +61,7 @@ class FollowerLink:
         return self._wire.fileno()
 
     def tell(self, message: Message) -> None:
-        """Send a message; to an agent that is lost it is none."""
+        """Send a message; does nothing if the agent is lost."""
         if self.lost:
             return
         try:
@@ -71,7 +71,7 @@ class FollowerLink:
         self._ring()
 
     def ask(self, message: Message) -> Message | None:
-        """Send a message and wait for its answer; None where the agent is lost."""
+        """Send a message and wait for its answer; None if the agent is lost."""
         self.tell(message)
         deadline = time.monotonic() + self._silence
         while not self.lost:
@@ -84,7 +84,7 @@ class FollowerLink:
         return None
 
     def hear(self) -> list[Message]:
-        """What has come just now; all but answers is kept for :meth:`take`, too."""
+        """The messages that have arrived; rank events are also kept for :meth:`take`."""
         if self.lost:
             return []
         heard = self._wire.receive()
@@ -97,7 +97,7 @@ class FollowerLink:
         return heard
 
     def take(self) -> list[Message]:
-        """What has happened to ranks since the last call; asks for a sign of life when it is time to."""
+        """The rank events since the last call; pings the agent when the timer has expired."""
         has_gone_off = self._timer.has_gone_off()
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
@@ -118,7 +118,7 @@ class FollowerLink:
     def _lose(self, why: str) -> None:
         if not self.lost:
             self.lost = why
-            # An agent that was only slow must not go on alone.
+            # An agent that was only slow must not continue alone.
             self._wire.end()
             self._ring()
 
@@ -128,10 +128,10 @@ class FollowerLink:
 
 
 class RemoteNode:
-    """Has the agent of another node start ranks.
+    """Starts ranks through the agent of another node.
 
     Args:
-        link: The connection to it.
+        link: The connection to that agent.
         ranks: The numbers of its ranks.
     """
 
@@ -143,7 +143,7 @@ class RemoteNode:
         """See :meth:`allranks.harness.nodes.node.Node.muster`.
 
         Raises:
-            NodeLostError: The agent does not answer any more.
+            NodeLostError: The agent no longer answers.
         """
         answer = self._link.ask({"do": "muster", "orders": asdict(orders)})
         if answer is None:
@@ -201,7 +201,7 @@ class RemoteRanks:
 
     def _forget(self) -> None:
         selector, self._selector = self._selector, None
-        if selector is not None and selector.get_map() is not None:  # else the gang is done with it already
+        if selector is not None and selector.get_map() is not None:  # else the gang has closed it already
             for descriptor in self._link.descriptors:
                 selector.unregister(descriptor)
 
@@ -232,7 +232,7 @@ class RemoteRanks:
         return {int(rank): [LastCall(*call) for call in calls] for rank, calls in found.items()}
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
-        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.put_output_away`; the middle of long texts stays."""
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.put_output_away`; long texts lack their middle."""
         outputs = self._link.ask({"do": "put_output_away", "title": title}) or {}
         return {int(rank): Output(**output) for rank, output in outputs.items()}
 
@@ -240,13 +240,13 @@ class RemoteRanks:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.close`."""
         self._forget()
         answer = self._link.ask({"do": "close"}) or {"left": []}
-        # What was still said of these ranks is nobody's news any more.
+        # Discard the remaining events of these ranks.
         self._link.take()
         return [KilledOrphan(**process) for process in answer["left"]]
 
 
 def _happening(fields: Message) -> RankEvent:
-    """What a follower has told, at the leader's time: of two clocks, one has to decide what came first."""
+    """A follower's rank event, stamped with the leader's time: a single clock must order all events."""
     rank, now = int(fields["rank"]), time.time()
     if "report" in fields:
         report = build(Report, fields["report"])
@@ -255,11 +255,11 @@ def _happening(fields: Message) -> RankEvent:
 
 
 class Leader:
-    """This agent towards its followers, of which a job on one node has none.
+    """This agent in its relation to its followers; a job on one node has none.
 
     Args:
         config: The job.
-        wires: The connection to each follower, by its node.
+        wires: The connection to each follower, by node.
     """
 
     def __init__(self, config: AgentConfig, wires: Mapping[int, NodeConnection]) -> None:
@@ -267,13 +267,13 @@ class Leader:
         self._links = [FollowerLink(node, wire, config.limits.silence) for node, wire in sorted(wires.items())]
 
     def compare(self, own: CollectionDigest) -> list[CollectionFailure]:
-        """Wait until the others have collected, too, and see that they have collected the same.
+        """Wait until the others have collected, too, and check that they have collected the same tests.
 
         Returns:
-            What others could not collect.
+            Collection failures of the others.
 
         Raises:
-            NodesError: They have collected something else, or have not come as far.
+            NodesError: They have collected different tests, or did not finish in time.
         """
         rolls = _Rolls(self._links, self._config.limits).call()
         failures = [
@@ -294,10 +294,10 @@ class Leader:
         ]
 
     def dismiss(self) -> None:
-        """Tell the others that all is done.
+        """Tell the others that the job is done.
 
         Raises:
-            NodeLostError: One of them is not there any more: what it has done since it was last heard is not known.
+            NodeLostError: One of them is lost: its work since its last message is unknown.
         """
         for link in self._links:
             if link.ask({"do": "dismiss"}) is None:
@@ -305,7 +305,7 @@ class Leader:
 
 
 class _Rolls:
-    """Waits for what each follower has collected."""
+    """Waits for the collection digest of each follower."""
 
     def __init__(self, links: Sequence[FollowerLink], limits: TimeLimits) -> None:
         self._limit = limits.assembly
@@ -327,13 +327,13 @@ class _Rolls:
         return {node: self._rolls[node] for node in sorted(self._rolls)}
 
     def _hear(self, link: FollowerLink) -> bool:
-        """Take what a follower says; whether it was its roll."""
+        """Read a follower's messages; returns whether its collection digest was among them."""
         rolls = [heard["roll"] for heard in link.hear() if "roll" in heard]
         if not rolls and link.lost:
             msg = f"The agent of node {link.node} {link.lost}: it ended before it had collected its tests."
             raise NodesError(msg)
         for roll in rolls[:1]:
-            # An agent that has failed says so once more as it ends.
+            # An agent whose collection failed sends its digest again as it ends.
             self._rolls[link.node] = CollectionDigest.from_message(roll)
             del self._absent[link.node]
         return bool(rolls)

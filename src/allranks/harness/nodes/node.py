@@ -14,10 +14,10 @@ _MOST_FAILURES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionFailure:
-    """Something that an agent could not collect, or why it could collect nothing.
+    """A collection failure of an agent.
 
     Attributes:
-        nodeid: What; empty for the suite as a whole.
+        nodeid: What could not be collected; empty for the suite as a whole.
     """
 
     nodeid: str
@@ -29,9 +29,9 @@ class CollectionDigest:
     """What one agent has collected.
 
     Attributes:
-        tests: Node ids, in the order in which they are to be run.
+        tests: Node ids, in the order of execution.
         failures: What could not be collected.
-        torch: Version; empty where it could not be imported.
+        torch: Version; empty if it could not be imported.
         python: Version.
         lacks: What its node lacks for the cell, in words; empty for nothing.
     """
@@ -43,19 +43,19 @@ class CollectionDigest:
     lacks: str = ""
 
     def as_message(self) -> Message:
-        """It in JSON's types."""
+        """Convert to JSON's types, with long texts and lists of failures cut."""
         failures = [CollectionFailure(nodeid=each.nodeid, text=each.text[-_TEXT_LIMIT:]) for each in self.failures]
         return asdict(replace(self, failures=tuple(failures[:_MOST_FAILURES])))
 
     @classmethod
     def from_message(cls, message: Message) -> Self:
-        """What :meth:`as_message` has made."""
+        """Read the result of :meth:`as_message`."""
         failures = tuple(CollectionFailure(**failure) for failure in message["failures"])
         return cls(**{**message, "tests": tuple(message["tests"]), "failures": failures})
 
 
 def difference(leader: CollectionDigest, other: CollectionDigest, node: int) -> str:
-    """In what the rolls of node 0 and of another node differ, in a sentence; empty for nothing."""
+    """The difference between the digests of node 0 and another node, as a sentence; empty if there is none."""
     for name, word in (("torch", "torch"), ("python", "Python")):
         ours, theirs = getattr(leader, name), getattr(other, name)
         if ours != theirs:
@@ -89,15 +89,15 @@ def _named(tests: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What the ranks of one gang are started for, the same on every node; made of JSON's types alone.
+    """How to start the ranks of one gang, the same on every node; contains only JSON's types.
 
     Attributes:
         gang: Number of the gang in its job, from 1.
         url: What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
-        environment: Variables that the ranks need to meet.
+        environment: Variables that the ranks need for their rendezvous.
         launches: The gang is a driver, which starts the ranks of its tests itself.
-        has_many_forks: Many more will follow.
-        preload: Modules that ranks before these imported late: imported once before the fork, they cost no rank again.
+        has_many_forks: Many more forks will follow.
+        preload: Modules that earlier ranks imported late; importing them once before the fork saves each rank the cost.
     """
 
     gang: int
@@ -109,11 +109,11 @@ class Orders:
 
 
 class NodeLostError(Exception):
-    """The agent of a node does not answer any more, and cannot come back.
+    """The agent of a node no longer answers, and cannot come back.
 
     Args:
         node: The node.
-        how: What became of the agent, as in "is gone".
+        how: Why the agent is lost, as in "is gone".
 
     Attributes:
         node: The node.
@@ -132,7 +132,7 @@ class Node(Protocol):
 
         Raises:
             OSError: They cannot be started; none of them is left.
-            NodeLostError: Nobody is there who could start them.
+            NodeLostError: The agent of the node is lost.
         """
 
 
@@ -146,7 +146,7 @@ def muster_all(nodes: Iterable[Node], orders: Orders) -> list[Ranks]:
     crews: list[Ranks] = []
     try:
         for node in nodes:
-            crews.append(node.muster(orders))  # noqa: PERF401 - those that there are have to be ended when one fails
+            crews.append(node.muster(orders))  # noqa: PERF401 - if one fails, those started before it must be ended
     except (OSError, NodeLostError):
         for crew in crews:
             crew.kill(crew.ranks)

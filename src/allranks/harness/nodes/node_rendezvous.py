@@ -1,6 +1,6 @@
 """How the agents of a job meet: the leader opens a port until all followers have joined.
 
-Whoever else connects gets nothing but a number, has to answer in time, and is cut off.
+Any other client gets only a nonce, must answer in time, and is disconnected.
 """
 
 import selectors
@@ -13,7 +13,7 @@ from allranks.harness.config import AgentConfig, NodeConfig
 from allranks.harness.nodes.connection import Message, NodeConnection, WireError, is_proof, make_nonce, make_proof
 
 GREETING_PATIENCE = 5.0
-"""Seconds that whoever connects gets for its proof."""
+"""Seconds that a client gets for its proof."""
 
 _MOST_STRANGERS = 64
 _FIRST_RETRY, _LAST_RETRY = 0.05, 1.0
@@ -23,7 +23,7 @@ class NodesError(Exception):
     """The agents of a job cannot work together.
 
     Attributes:
-        text: What there is to say besides; empty for nothing.
+        text: Further details; may be empty.
     """
 
     def __init__(self, message: str, text: str = "") -> None:
@@ -33,7 +33,7 @@ class NodesError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class _Stranger:
-    """Somebody who has connected, and has proven nothing yet."""
+    """A connected client that has not proven itself yet."""
 
     wire: NodeConnection
     nonce: str
@@ -44,11 +44,11 @@ class NodeRendezvous:
     """The leading agent's port.
 
     Args:
-        post: The leader's own.
-        followers: The nodes whose agents are to come.
+        post: The leader's configuration.
+        followers: The nodes whose agents are expected.
 
     Raises:
-        NodesError: The port cannot be had.
+        NodesError: The agent cannot listen on the port.
     """
 
     def __init__(self, post: NodeConfig, followers: Collection[int]) -> None:
@@ -71,7 +71,7 @@ class NodeRendezvous:
             limit: Seconds that they may take.
 
         Raises:
-            NodesError: One has not come.
+            NodesError: An agent has not joined in time.
         """
         deadline = time.monotonic() + limit
         try:
@@ -101,11 +101,11 @@ class NodeRendezvous:
         return [stranger for stranger in self._strangers if stranger.deadline <= now]
 
     def _open(self) -> None:
-        """Let somebody in as far as the hall; of too many who stand there in silence, the first has to go."""
+        """Accept a client and send it a nonce; if too many are unproven, drop the oldest."""
         try:
             connection, _ = self._listener.accept()
         except OSError:
-            # Whoever it was has left already.
+            # The client has disconnected already.
             return
         stranger = _Stranger(NodeConnection(connection), make_nonce(), time.monotonic() + GREETING_PATIENCE)
         self._strangers.append(stranger)
@@ -166,7 +166,7 @@ def _listen(post: NodeConfig) -> socket.socket:
     [family, kind, protocol, _, address] = next(_addresses(post, socket.AI_PASSIVE))
     listener = socket.socket(family, kind, protocol)
     try:
-        # Whoever made the job may hold the port for us, bound and without listening.
+        # The creator of the job may reserve the port for us: bound, but not listening.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()
@@ -192,14 +192,14 @@ def _listed(nodes: Collection[int]) -> str:
 
 
 def reach(post: NodeConfig, limit: float) -> NodeConnection:
-    """Connect a following agent to the leader, which may still have to come.
+    """Connect a following agent to the leader, which may not be up yet.
 
     Args:
-        post: The follower's.
+        post: The follower's configuration.
         limit: Seconds that it may take.
 
     Raises:
-        NodesError: The leader has not come, or either does not know the token.
+        NodesError: The leader did not open its port in time, or one of the two does not have the token.
     """
     deadline = time.monotonic() + limit
     wire = NodeConnection(_connect(post, deadline, limit))
@@ -218,7 +218,7 @@ def _connect(post: NodeConfig, deadline: float, limit: float) -> socket.socket:
         try:
             return socket.create_connection((post.leader, post.port), timeout=remaining)
         except OSError:
-            # On another host nothing can tell when the leader has come as far as opening its port.
+            # Poll: another host gets no signal when the leader opens its port.
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LAST_RETRY)
     msg = f"The leading agent has not come within {limit:g} s: nobody listens at {post.leader}:{post.port}."
@@ -251,13 +251,13 @@ def _turned_away() -> NodesError:
 
 
 def meet(config: AgentConfig) -> dict[int, NodeConnection]:
-    """Find the agents of a job that this one has to do with: a follower its leader, the leader its followers.
+    """Connect to the other agents of a job: a follower to its leader, the leader to its followers.
 
     Returns:
-        The connection to each, by its node; none where the job has one node.
+        The connection to each, by node; empty if the job has one node.
 
     Raises:
-        NodesError: They have not come.
+        NodesError: An agent did not come in time, or could not be authenticated.
     """
     post, limit = config.post, config.limits.assembly
     if post is None:

@@ -1,15 +1,15 @@
 """Counts this rank's calls in its process groups: collectives and messages.
 
-It wraps the methods of torch's C++ class ``ProcessGroup`` as Python sees them. Functions of ``torch.distributed`` under
-any name, object collectives, coalesced and batched calls, FSDP and a group's own methods all end there.
+It wraps the Python methods of torch's C++ class ``ProcessGroup``. Functions of ``torch.distributed`` under any name,
+object collectives, coalesced and batched calls, FSDP and a group's own methods all end there.
 
-- Wrapped functions of ``torch.distributed`` would miss names that a suite has imported before, and TorchDynamo
+- Wrapping the functions of ``torch.distributed`` would miss names that a suite has imported before, and TorchDynamo
   recognizes these functions by identity.
 - A kernel in torch's dispatcher would also see calls from C++ (DDP's reducer, functional collectives), but adds 11 µs
   to a call; a wrapped method adds 2 µs (torch 2.13). torch's own sequence number reveals those calls, see
   :attr:`allranks.harness.gangs.unmatched_calls.GroupCalls.unseen`.
 
-Only groups of the gang's own world count. A world that a test makes, or a thread of a threaded test case, has other
+Only groups of the gang's own world count. A world created by a test, or by a thread of a threaded test case, has other
 ranks than the gang and ends with its test.
 """
 
@@ -49,8 +49,8 @@ _COLLECTIVES: Mapping[str, tuple[str, int]] = {
     )
     for method in methods.split()
 }
-"""Methods of torch 2.6 to 2.14, which have not all of them: what they count as, and which argument has one shape on all
-ranks. Forms of one collective count as one kind: a backend may pair them."""
+"""Methods of torch 2.6 to 2.14, none of which has all: what each counts as, and the index of the argument whose shape
+is equal on all ranks. Variants of a collective count as one kind: a backend may pair them."""
 
 _ANY_SOURCE = ("arg0", "arg1")
 
@@ -59,7 +59,7 @@ _MESSAGES: Mapping[str, tuple[str, Sequence[str]]] = {
     "recv": ("recv", ("tensors", "srcRank", "tag")),
     "recv_anysource": ("recv", _ANY_SOURCE),
 }
-"""Methods, what they count as, and the names of their parameters."""
+"""Methods, the kind that each counts as, and the names of its parameters."""
 
 _WAITS = (
     (distributed.Work, "wait"),
@@ -67,28 +67,28 @@ _WAITS = (
     (torch._C.Future, "wait"),  # noqa: SLF001 - what Work.get_future returns
     (torch._C.Future, "value"),  # noqa: SLF001
 )
-"""Methods that raise what has gone wrong in a call."""
+"""Methods that raise the error of a call."""
 
-# What gloo, NCCL, the stores and TensorPipe say of a peer that is late or gone (torch 2.13).
+# Messages of gloo, NCCL, the stores and TensorPipe about a peer that is late or gone (torch 2.13).
 _PEER = re.compile(
     r"timed?[ -]?out|wait timeout|closed by peer|reset by peer|connection (was )?(closed|reset|refused)|broken pipe"
     r"|remote process (exited|has exited)|socket (was )?closed|failed to recv|failed to pass|eof: end of file",
     re.IGNORECASE,
 )
 _STORE_WAITS = ("get", "wait", "multi_get", "queue_pop", "barrier")
-"""Methods of a store that wait for other ranks; of a rank within one its stack says so."""
+"""Methods of a store that wait for other ranks; wrapped so that the stack of a waiting rank shows them."""
 
 _EXPECTATIONS: tuple[type, ...] = (
     type(pytest.raises(KeyError)),
     type(unittest.TestCase().assertRaises(KeyError)),  # noqa: PT027 - the class is wanted
 )
-"""What ``pytest.raises`` and ``assertRaises`` return: a failure that their blocks expect was no wait in vain."""
+"""The classes behind ``pytest.raises`` and ``assertRaises``: a failure that their block expects does not count."""
 
 _IN_VAIN = 3
-"""Answers, one after another, that a call has not ended or a key is not there: whoever asks so often polls."""
+"""Consecutive negative answers (call not completed, key not found) from which on a rank counts as polling."""
 
 _MOST_GROUPS = 200
-"""Groups of one test: a report of more would not fit into a pipe."""
+"""Maximum number of groups in a test: a report of more would not fit into a pipe."""
 
 _UNMET: Any = object()
 
@@ -96,18 +96,18 @@ _Method = Callable[..., Any]
 
 
 class CallCounter:
-    """Wraps torch's methods, once and for the life of the process.
+    """Wraps torch's methods once, for the life of the process.
 
     Args:
-        board: Where the last call of each group is noted.
-        own_world: Ranks of the world that the test makes itself, whose groups count then; None where the gang has one.
+        board: Receives the last call of each group.
+        own_world: Size of the world that the test creates itself, whose groups then count; None if the gang has one.
     """
 
     def __init__(self, board: CallBoard | None = None, own_world: int | None = None) -> None:
         self._board = board
         self._own_world = own_world
         self._world: distributed.ProcessGroup | None = None
-        # By the identity of torch's object; None for a group that does not count.
+        # Keyed by the identity of torch's object; None for a group that does not count.
         self._groups: dict[int, CountedGroup | None] = {}
         self._closed: list[str] = []
         self._from_any: dict[int, tuple[CountedGroup, int, distributed.Work]] = {}
@@ -132,25 +132,25 @@ class CallCounter:
 
     @property
     def has_waited_in_vain(self) -> bool:
-        """Whether the rank's last wait for a peer was in vain: it failed, or was asked for again and again.
+        """Whether the rank's last wait for a peer was in vain: it failed, or the rank polled without success.
 
-        What the rank fails of may have come of that, whatever it says, and whatever has become of the exception. A
-        failure that the test says it expects does not count.
+        The rank's failure may be a consequence, whatever its message, and whatever became of the exception of the wait.
+        Failures that the test declares as expected do not count.
         """
         return self._has_missed_a_peer or self._refusals >= _IN_VAIN
 
     def watch(self, world: distributed.ProcessGroup | None) -> None:
-        """Count from now on.
+        """Start counting.
 
         Args:
-            world: The gang's default group, in whose world groups count; None if it has none.
+            world: The gang's default group; only groups in its world count. None if the gang has none.
         """
         self._world = world
         self._groups.clear()
         self.take()
 
     def take(self) -> Calls:
-        """What was called since the last time; nothing if the current world is not the gang's."""
+        """Return the calls since the last time; none if the current world is not the gang's."""
         failures, self._failures = next(self._failures), itertools.count()
         self._settle_wait()
         self._settle_receives()
@@ -170,7 +170,7 @@ class CallCounter:
         return Calls(groups=tuple(groups), closed=tuple(closed), failures=failures)
 
     def _find(self, group: distributed.ProcessGroup) -> CountedGroup | None:
-        """What is known of a group; None if it does not count."""
+        """The counters of a group; None if it does not count."""
         identity = id(group)
         if identity in self._groups:
             return self._groups[identity]
@@ -192,12 +192,12 @@ class CallCounter:
         return CountedGroup(name, tuple(sorted(ranks, key=ranks.__getitem__)), group, slot)
 
     def _forget(self, identity: int) -> None:
-        """The object is gone, and another may take its identity."""
+        """Forget a group: its object is gone, and another may reuse its identity."""
         self._close(identity)
         self._groups.pop(identity, None)
 
     def _close(self, identity: int) -> None:
-        """Count a group no longer: it was destroyed."""
+        """Stop counting a group: it was destroyed."""
         known = self._groups.get(identity)
         if known is not None:
             self._groups[identity] = None
@@ -207,13 +207,13 @@ class CallCounter:
                 self._board.close(known.slot)
 
     def _counted(self, original: _Method, *, kind: str, place: int, names: Sequence[str] = ()) -> _Method:
-        """A method that counts.
+        """Wrap a method so that it counts its calls.
 
         Args:
-            original: torch's.
-            kind: What it counts as.
-            place: Of the argument whose first tensor describes the call.
-            names: Of the parameters of a message: tensors, peer, tag; without a peer for any source.
+            original: torch's method.
+            kind: The kind that its calls count as.
+            place: Index of the argument whose first tensor describes the call.
+            names: Parameter names of a message: tensors, peer, tag; without a peer for any source.
         """
 
         def call(group: distributed.ProcessGroup, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
@@ -245,7 +245,7 @@ class CallCounter:
         return call
 
     def _unnumbered(self, original: _Method) -> _Method:
-        """A method whose sequence numbers are left out."""
+        """Wrap a method so that its sequence numbers are excluded."""
 
         def call(group: distributed.ProcessGroup, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
@@ -260,7 +260,7 @@ class CallCounter:
         return call
 
     def _waited(self, original: _Method) -> _Method:
-        """A method that notices what has gone wrong, and from whom a message came."""
+        """Wrap a method so that it notes its failures, and the sources of messages."""
 
         def call(work: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
             __tracebackhide__ = True
@@ -277,11 +277,11 @@ class CallCounter:
         return call
 
     def _asked(self, original: _Method, *, refusals: int) -> _Method:
-        """A method after whose true answer no wait has been in vain.
+        """Wrap a method so that a true answer clears earlier waits in vain.
 
         Args:
             original: The method.
-            refusals: How many any other answer counts as.
+            refusals: How many refusals a false answer counts as.
         """
 
         def call(asked: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
@@ -296,23 +296,23 @@ class CallCounter:
         return call
 
     def _note_failure(self, error: BaseException) -> None:
-        """A call, or a wait for one, has failed."""
+        """Note that a call, or a wait for one, has failed."""
         next(self._failures)
         self._has_missed_a_peer = speaks_of_a_peer(error)
 
     def _settle_wait(self) -> None:
-        """No wait is in vain any more: a later one has had its peer."""
+        """Clear earlier waits in vain: a later wait succeeded."""
         self._refusals = 0
         self._has_missed_a_peer = False
 
     def _settle_receive(self, identity: int) -> None:
-        """Count a receive from any source, which has ended, for its source."""
+        """Count a completed receive from any source under its actual source."""
         known, tag, work = self._from_any.pop(identity, (None, 0, None))
         if known is not None and work is not None:
             known.count("recv", work._source_rank(), tag)  # noqa: SLF001 - the only name in all versions
 
     def _settle_receives(self) -> None:
-        """Count receives from any source that nobody has waited for."""
+        """Count receives from any source that the test has not waited for."""
         for identity, (known, tag, work) in list(self._from_any.items()):
             if work.is_completed():
                 self._settle_receive(identity)
@@ -322,12 +322,12 @@ class CallCounter:
 
 
 def speaks_of_a_peer(error: BaseException) -> bool:
-    """Whether an exception is of a type of torch.distributed's, and says that a peer was late or gone."""
+    """Whether an exception has a type that torch.distributed raises, and its message reports a late or lost peer."""
     return isinstance(error, RuntimeError | TimeoutError) and _PEER.search(str(error)) is not None
 
 
 def _passed_on(original: _Method) -> _Method:
-    """The same method, with a frame of ours."""
+    """Wrap a method only to add a Python frame."""
 
     def call(store: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - torch's
         __tracebackhide__ = True
@@ -337,14 +337,14 @@ def _passed_on(original: _Method) -> _Method:
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[[_Method], _Method]) -> None:
-    """Replace a method of a class of torch's; one that this torch does not have is left out."""
+    """Replace a method of one of torch's classes; does nothing if this torch lacks it."""
     original = getattr(owner, name, None)
     if original is None:
         return
     method = cast("FunctionType", wrapper(original))
     functools.update_wrapper(method, original)
-    # pybind11 takes a Python function for a subclass's override and calls it again, unless the frame that it is called
-    # from has the name of the method and the same first argument.
+    # pybind11 mistakes a Python function for a subclass's override and calls it again, unless the calling frame has the
+    # name of the method and the same first argument.
     method.__code__ = method.__code__.replace(co_name=name)
     setattr(owner, name, method)
 
@@ -356,7 +356,7 @@ def _peer_and_tag(names: Sequence[str], arguments: Sequence[Any], options: Mappi
 
 
 def _tensor(arguments: Sequence[Any]) -> tuple[str, str]:
-    """Dtype and shape of the first tensor."""
+    """The dtype and the shape of the first tensor."""
     first: Any = arguments
     while isinstance(first, (list, tuple)) and first:
         first = first[0]

@@ -12,7 +12,7 @@ from torch import distributed
 from allranks.harness.gangs.unmatched_calls import GroupCalls, Messages
 
 UNEVEN = "monitored_barrier"
-"""Takes more of torch's sequence numbers on the first rank of a group than on the others (torch 2.13)."""
+"""A collective that takes more of torch's sequence numbers on a group's first rank than on the others (torch 2.13)."""
 
 ANY = -1
 """The peer of a receive from any source."""
@@ -26,10 +26,10 @@ class CountedGroup:
 
     Attributes:
         name: As in :class:`~allranks.harness.gangs.unmatched_calls.GroupCalls`.
-        members: The same, in the order of their ranks in the group.
-        reference: To torch's object, whose life it does not prolong.
-        slot: On the board.
-        begun: Collectives since the group was made.
+        members: Also as there, in the order of their ranks in the group.
+        reference: A weak reference to torch's object.
+        slot: Its slot on the call board.
+        begun: The number of collectives since the group was created.
     """
 
     def __init__(self, name: str, members: tuple[int, ...], group: distributed.ProcessGroup, slot: int | None) -> None:
@@ -45,20 +45,20 @@ class CountedGroup:
 
     def count(self, kind: str, peer: int | None = None, tag: int = 0) -> None:
         """Count a call."""
-        # With += two threads that use one group could count their calls as one; next() cannot be interrupted.
+        # With +=, two threads that use one group could count two calls as one; next() is atomic.
         next(self._counters[kind, peer, tag if self._is_gloo else 0])
 
     @property
     def has_calls(self) -> bool:
-        """Whether there were any since the last :meth:`take`."""
+        """Whether there were any calls since the last :meth:`take`."""
         return bool(self._counters)
 
     def rank_of(self, peer: int | None) -> int | None:
-        """The rank in the gang of a rank in this group; None if there is none."""
+        """The gang's rank for a rank of this group; None if there is none."""
         return dict(enumerate(self.members)).get(peer) if peer is not None else None
 
     def take(self) -> GroupCalls:
-        """The calls since the last time."""
+        """Return the calls since the last time, and reset the counters."""
         counters, self._counters = self._counters, defaultdict(itertools.count)
         counts = {key: next(counter) for key, counter in counters.items()}
         received = self._messages("recv", counts)
@@ -73,11 +73,11 @@ class CountedGroup:
         )
 
     def _is_numbered(self, kind: str, peer: int | None, _tag: int) -> bool:
-        """Whether calls of this kind take a sequence number, which NCCL does not give to messages."""
+        """Whether calls of this kind take a sequence number: NCCL gives none to messages."""
         return kind != UNEVEN and (peer is None or self._is_gloo)
 
     def skip(self, numbers: int) -> None:
-        """Leave out some of torch's sequence numbers."""
+        """Exclude some of torch's sequence numbers from the count."""
         self._sequence += numbers
 
     def _messages(self, kind: str, counts: Mapping[tuple[str, int | None, int], int]) -> dict[int, Messages]:
@@ -89,7 +89,7 @@ class CountedGroup:
         return messages
 
     def _advance(self) -> int:
-        """By how much torch's sequence number has grown since the last time."""
+        """The increase of torch's sequence number since the last time."""
         before = self._sequence
         self._sequence = sequence_of(self.reference())
         return self._sequence - before

@@ -1,7 +1,7 @@
 """A debugger in one rank, on the run's terminal; elsewhere ``breakpoint()`` prints what to do.
 
-The rank has a session of its own, so the terminal does not control it: it is opened by its path, and Ctrl-C stays the
-run's. While the debugger has the rank, the gang's clock stands.
+The rank leads its own session, so the run's terminal does not control it: the rank opens it by path, and Ctrl-C still
+goes to the run. While the rank is in the debugger, the gang's clock is stopped.
 """
 
 import bdb
@@ -27,26 +27,26 @@ _debugging = _Debugging()
 
 
 class NoTerminalError(RuntimeError):
-    """A debugger was asked for where there is no terminal."""
+    """A debugger was requested without a terminal."""
 
 
 def take_over(config: AgentConfig) -> None:
-    """Have ``breakpoint()`` and ``pdb.set_trace()`` in this process and its forks mean what they can mean there."""
+    """Replace ``breakpoint()`` and ``pdb.set_trace()`` by :func:`stop_here`, in this process and its forks."""
     _debugging.rank, _debugging.terminal = config.pdb_rank, config.pdb_terminal
-    # `breakpoint()` looks this up, unless PYTHONBREAKPOINT names something else.
+    # `breakpoint()` calls this, unless PYTHONBREAKPOINT names another function.
     pdb.set_trace = stop_here
 
 
 def be_rank(number: int) -> None:
-    """This process is that rank: torch's launcher tests take its number out of the environment."""
+    """Set the rank of this process: torch's launcher tests remove its number from the environment."""
     _debugging.own = number
 
 
 def stop_here(**_: object) -> None:
-    """Stop where this was called from, if this rank has the debugger; its peers go on, and wait for it.
+    """Stop at the caller, if this rank has the debugger; its peers continue until they wait for it.
 
     Raises:
-        NoTerminalError: No rank has.
+        NoTerminalError: No rank has the debugger.
     """
     if _debugging.rank is None:
         rank = _debugging.own
@@ -77,7 +77,7 @@ def _has_debugger() -> bool:
 
 
 class _Debugger(pdb.Pdb):
-    """pdb on a terminal, which tells the supervisor when it has let go of the rank."""
+    """pdb on a terminal, which reports to the supervisor when the user continues or quits."""
 
     def __init__(self, terminal: str) -> None:
         reads, writes = (open(terminal, mode, encoding="utf-8") for mode in ("r", "w"))  # noqa: PTH123, SIM115 - pdb's
@@ -96,7 +96,7 @@ class _Debugger(pdb.Pdb):
         self.announce(is_debugging=False)
 
     def announce(self, *, is_debugging: bool) -> None:
-        """Tell the supervisor whether the debugger has this rank."""
+        """Report to the supervisor whether this rank is in the debugger."""
         rank_setup.tell(Report(is_debugging=is_debugging))
 
 

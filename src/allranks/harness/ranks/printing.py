@@ -16,27 +16,27 @@ _libc = ctypes.CDLL(None)
 
 
 def print_at_once() -> tuple[TextIO, ...]:
-    """Take the buffers away from this process's standard streams; C's own stdout keeps one for a line.
+    """Unbuffer this process's standard streams; C's own stdout becomes line-buffered.
 
     Returns:
-        The streams that it had, to be kept: their end would close the descriptors.
+        The previous streams. The caller must keep them: their finalizers would close the descriptors.
     """
     before = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     sys.stdout = sys.__stdout__ = _unbuffered(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _unbuffered(2)  # type: ignore[misc]
-    with contextlib.suppress(ValueError):  # a C library that names its streams otherwise
+    with contextlib.suppress(ValueError):  # the C library uses other names for its streams
         _libc.setvbuf(ctypes.c_void_p.in_dll(_libc, "stdout"), None, _LINE_BUFFERED, 0)
     return tuple(stream for stream in before if stream is not None)
 
 
 def _unbuffered(descriptor: int) -> io.TextIOWrapper:
-    # A file object of its own: closing it, as tests do, must not close the descriptor.
+    # closefd=False: tests close their streams, which must not close the descriptor.
     raw = os.fdopen(descriptor, "wb", buffering=0, closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
 
 
 def flush_output() -> None:
-    """Hand everything that C code has printed to the kernel."""
+    """Flush all output streams of C code."""
     _libc.fflush(None)
 
 
@@ -44,7 +44,7 @@ _NAME = "terminalreporter"
 
 
 class SilentReporter:
-    """Stands for the terminal reporter, and has no hooks: pytest tells it nothing.
+    """Stands in for the terminal reporter, but has no hooks, so pytest never calls it.
 
     Args:
         reporter: The real one, which plugins such as pytest-timeout look up by name to write on.
@@ -54,12 +54,12 @@ class SilentReporter:
         self._reporter = reporter
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the real one has
-        """What the real one has under this name."""
+        """Read the attribute of the real reporter."""
         return getattr(self._reporter, name)
 
 
 def silence_terminal(config: pytest.Config) -> None:
-    """Stop the report of progress; what plugins write on the terminal goes to standard error."""
+    """Disable progress reports; redirect what plugins write to the terminal to standard error."""
     reporter = config.pluginmanager.unregister(name=_NAME)
     if isinstance(reporter, TerminalReporter):
         reporter._tw._file = sys.stderr  # noqa: SLF001 - a terminal writer cannot be redirected otherwise

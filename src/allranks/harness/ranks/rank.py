@@ -44,12 +44,12 @@ class Assignment:
     Attributes:
         local_ranks: The ranks of its node.
         gang: Number of the gang in its job, from 1.
-        url: What ``init_process_group`` takes as ``init_method``; None for a gang without a process group.
-        environment: Variables that the ranks need to meet.
+        url: The ``init_method`` for ``init_process_group``; None for a gang without a process group.
+        environment: Variables that the ranks need for their rendezvous.
         hardware_skip: Why no test of this cell can run on this host, with torch's skip code.
-        shared: Folder that all ranks of the gang see, and no other gang uses.
+        shared: Folder that all ranks of the gang share with no other gang.
         connection: Descriptor of the rank's end of its connection.
-        board: Descriptor of its board of calls.
+        board: Descriptor of its call board.
         supervisor: Process id of the supervisor.
     """
 
@@ -68,15 +68,15 @@ class Assignment:
 
 
 _now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
-"""A clock that no test changes: those that freeze time, or patch it, look for the functions of the module time."""
+"""A clock that no test changes: tools that freeze or patch time look for the functions of the module ``time``."""
 
 
 _MOST_UNTOLD = 10
-"""Phases that wait; a test has three, unless a plugin makes more of them."""
+"""Maximum number of unreported phases; a test has three, unless a plugin adds some."""
 
 
 def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
-    """Be a rank until the supervisor says that it is over. Never returns: the fork must not run its parent's code."""
+    """Run as a rank until the supervisor ends it. Never returns: the fork must not run its parent's code."""
 
     def work() -> int:
         _leave_capture_to_the_supervisor(session)
@@ -101,20 +101,20 @@ def _rank_environment(assignment: Assignment) -> dict[str, str]:
 
 
 def _leave_capture_to_the_supervisor(session: pytest.Session) -> None:
-    """Have pytest capture nothing but for ``capsys`` and ``capfd``: the supervisor reads all that is printed here."""
+    """Limit pytest's capture to ``capsys`` and ``capfd``: the supervisor reads all output of this process."""
     manager = cast("CaptureManager | None", session.config.pluginmanager.get_plugin("capturemanager"))
     if manager is not None:
-        # pytest reads it once, from the command line, and has no other way to change it.
+        # pytest reads it only once, from the command line, and has no public way to change it.
         setattr(manager, "_method", "no")  # noqa: B010 - declared final
         manager.start_global_capturing()
 
 
 class _Rank:
-    """The loop of a rank, and the pytest plugin that listens to its tests."""
+    """The loop of a rank, and the pytest plugin that observes its tests."""
 
     def __init__(self, session: pytest.Session, assignment: Assignment) -> None:
         self._session = session
-        # A test may change the session's list; what is run goes by the one that was collected.
+        # A copy: a test may change the session's list, but commands refer to the collected one.
         self._items = tuple(session.items)
         self._assignment = assignment
         self._connection = RankEnd(assignment.connection)
@@ -135,7 +135,7 @@ class _Rank:
         debugging.be_rank(assignment.rank)
 
     def run(self) -> None:
-        """Obey the supervisor's commands until the last."""
+        """Carry out the supervisor's commands until the last."""
         self._report(self._join())
         self._calls.watch(distributed.group.WORLD)
         self._surroundings = InitialState()
@@ -150,11 +150,11 @@ class _Rank:
     def _report(self, report: Report) -> None:
         self._connection.report(report)
         if getpid() != self._pid:
-            # A process that the test has forked came back from it: the rank itself goes on, this one must not.
+            # A process that the test forked returned from the test: the rank itself goes on, this one must not.
             os._exit(0)
 
     def _join(self) -> Report:
-        """Join the process group of the cell; trouble with that is an error of the gang's first test."""
+        """Join the process group of the cell; failing to is an error of the gang's first test."""
         if self._assignment.url is None:
             return Report(outcome=Outcome.PASSED)
         try:
@@ -165,7 +165,7 @@ class _Rank:
         return Report(outcome=Outcome.PASSED)
 
     def _leave(self) -> None:
-        """Leave what process groups there are; trouble with that is an error of the gang's last test."""
+        """Destroy all process groups; failing to is an error of the gang's last test."""
         if not distributed.is_initialized():
             return
         try:
@@ -196,7 +196,7 @@ class _Rank:
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
-            # pytest ends its session on these and reports nothing; a rank ends its session when it is told to.
+            # pytest ends its session on these and reports nothing; a rank ends its session only on command.
             self._add_phase(_broken_off(error), error)
         except Exception as error:  # noqa: BLE001 - hooks of the suite may raise anything
             self._add_phase(_broken_by_a_hook(error), error)
@@ -229,7 +229,7 @@ class _Rank:
         )
 
     def _end(self, command: End) -> Report:
-        """Tear down what the gang's fixtures still hold, as teardown of the last test that ran, and leave the group."""
+        """Tear down the gang's remaining fixtures, as part of the last test that ran, and leave the group."""
         self._begin_step("")
         self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
@@ -240,7 +240,7 @@ class _Rank:
         return Report(outcome=outcome, phases=self._take_untold(), imported=self._imports.take())
 
     def _tear_down_fixtures(self) -> None:
-        """After a test that was not known to be the gang's last, fixtures of wider scope are still set up."""
+        """Tear down fixtures of wider scope: they remain if the last test was not known to be the gang's last."""
         state = self._session._setupstate  # noqa: SLF001 - pytest has no public way to end a session early
         if self._last is None or not state.stack:
             return
@@ -251,7 +251,7 @@ class _Rank:
             self.pytest_runtest_logreport(report)
 
     def _add_phase(self, phase: Phase, error: BaseException | None, *, may_be_peers: bool = False) -> None:
-        """Report a phase at once, for peers may be waiting; a plain pass can wait for what comes next."""
+        """Report a phase at once, because peers may be waiting; a plain pass can wait for the next report."""
         self._phases.append(phase)
         self._untold.append(phase)
         self._board.enter(following(phase))
@@ -268,26 +268,26 @@ class _Rank:
         )
 
     def _take_untold(self) -> tuple[Phase, ...]:
-        """The phases that have not been reported yet."""
+        """Return the unreported phases, and mark them as reported."""
         untold, self._untold = self._untold, []
         return tuple(untold)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
-        """Let what a fixture of wider scope changes be, until its end."""
+        """Keep what a fixture of wider scope changes, until it ends."""
         if fixturedef.scope == "function":
             return (yield)
         with self._surroundings.widening():
             return (yield)
 
     def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> None:
-        """Take what a fixture of wider scope has put back for what is to be."""
+        """Accept what a fixture of wider scope has restored as the state to keep."""
         if fixturedef.scope != "function":
             self._surroundings.narrow()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        """Skip every test of a cell that this host lacks the hardware for."""
+        """Skip every test if this host lacks the hardware of the cell."""
         if self._assignment.hardware_skip is not None:
             code, detail = self._assignment.hardware_skip
             raise EnvironmentSkip(code, detail)
@@ -296,7 +296,7 @@ class _Rank:
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Keep the exception: the report holds only its text. Whoever exits while it is told skips nothing any more."""
+        """Keep the exception: the report has only its text. An exit during the report cannot be a skip of the test."""
         rank_setup.now_running("")
         report = yield
         if call.excinfo is not None:
@@ -308,9 +308,9 @@ class _Rank:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Write one phase down, before the next begins."""
+        """Record one phase before the next begins."""
         if is_good_subtest(report):
-            # The test that it is a part of has a report of its own.
+            # The enclosing test has its own report.
             return
         error = self._errors.pop(report.when, None)
         self._add_phase(phase_of(report, error, _now() - self._phase_began), error)
@@ -323,14 +323,14 @@ def _changed(nodeid: str, item: pytest.Item | None) -> Phase:
 
 
 def _broken_off(error: BaseException) -> Phase:
-    """The phase of a test that pytest's own way out has left without a report."""
+    """The phase of a test that ended pytest's session, so that pytest reported nothing."""
     text = "".join(traceback.format_exception(error))
     message = f"the test broke off the whole session: {error!r}"
     return Phase(when="call", outcome=Outcome.CRASHED, duration=0.0, message=message, text=shorten(text))
 
 
 def _broken_by_a_hook(error: Exception) -> Phase:
-    """The phase of a test that a hook has ended: pytest reports what tests and fixtures raise, and nothing else."""
+    """The phase of a test that a hook aborted: pytest only reports exceptions of tests and fixtures."""
     text = "".join(traceback.format_exception(error))
     message = shorten(f"a hook has broken off the test: {type(error).__name__}: {error}", 1000)
     return Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message, text=shorten(text))
@@ -351,16 +351,16 @@ def init_process_group(assignment: Assignment, url: str) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, NumPy (where it is loaded) and torch.
+    """Seed Python, NumPy (if it is loaded) and torch.
 
     Args:
-        seed: 32 bits, which is what NumPy takes.
+        seed: At most 32 bits, NumPy's limit.
     """
     _seed_python(seed)
     if torch.cuda.is_available():
         torch.manual_seed(seed)
     else:
-        # The whole costs 0.7 ms: each kind of accelerator puts the seed off, and formats its caller's stack for that.
+        # torch.manual_seed takes 0.7 ms: each kind of accelerator defers its seeding, and formats a stack for that.
         torch.default_generator.manual_seed(seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -1,7 +1,7 @@
 """The life of a forked process that runs tests: its set-up, and its announced end.
 
-``os._exit`` is replaced before the suite is imported. In a rank, the main thread announces the status; what another
-thread, C code or a process that a test has forked ends with is announced by nobody.
+``os._exit`` is replaced before the suite is imported. In a rank, the main thread announces its exit status. Exits by
+another thread, by C code or by a process that a test forked are not announced.
 """
 
 import faulthandler
@@ -42,27 +42,27 @@ _rank = _Announcer()
 
 
 def watch_exits() -> None:
-    """Have ``os._exit`` announce the exit of a rank."""
+    """Make ``os._exit`` announce the exit of a rank."""
     os._exit = exit_announced
 
 
 def announce_to(connection: RankEnd, take_phases: Callable[[], tuple[Phase, ...]] = tuple) -> None:
-    """Be a rank from here on.
+    """Make this process a rank from now on.
 
     Args:
         connection: Its end of the connection.
-        take_phases: Gives the phases that have ended and are not reported yet.
+        take_phases: Returns the phases that have ended but are not reported yet.
     """
     _rank.connection, _rank.take_phases, _rank.pid = connection, take_phases, getpid()
 
 
 def now_running(nodeid: str) -> None:
-    """The rank is in this test."""
+    """Note that the rank is in this test."""
     _rank.nodeid = nodeid
 
 
 def tell(report: Report) -> None:
-    """Have the supervisor know something, if this process is a rank."""
+    """Send a report to the supervisor, if this process is a rank."""
     if _rank.connection is not None and _rank.pid == os.getpid():
         _rank.connection.report(report)
 
@@ -80,17 +80,17 @@ def exit_announced(status: int) -> NoReturn:
 
 
 ADOPTION_PATIENCE = 5.0
-"""Seconds for the process that has forked a rank to end: the rank is its grandparent's child then."""
+"""Seconds for the process that forked a rank to end: then the rank's parent is its former grandparent."""
 
 
 def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Mapping[str, str]) -> NoReturn:
-    """Be a process of its own until `work` is done. Never returns: the fork must not run its parent's code.
+    """Run `work` in this fork, then exit. Never returns: the fork must not run its parent's code.
 
     The process leads a session, dies with its parent, and prints without buffers.
 
     Args:
         work: What it does; returns the exit status.
-        parent: Process id of its parent, which may still have to become that.
+        parent: Process id of its parent, which may still have to adopt it.
         stacks: The file that gets its stacks, on request and on a fatal signal.
         environment: Variables to set.
     """
@@ -103,9 +103,9 @@ def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Map
         _set_up(stacks, environment)
         status = work()
     except BrokenPipeError:
-        # The parent is gone, and the kernel is about to end this process too.
+        # The parent is gone, and the kernel is about to end this process, too.
         pass
-    except BaseException:  # noqa: BLE001 - the last frame of this process: there is nobody left to raise to
+    except BaseException:  # noqa: BLE001 - the last frame of this process: no caller is left
         traceback.print_exc()
     finally:
         leave(status)
@@ -121,13 +121,13 @@ def leave(status: int) -> NoReturn:
 
 
 def _die_with(parent: int) -> None:
-    """Die when the parent does; whoever has forked this process in its place ends first, and must not count."""
+    """Die when the parent does; the intermediate process that forked this one ends first, and must not count."""
     deadline = time.monotonic() + ADOPTION_PATIENCE
     while os.getppid() != parent and time.monotonic() < deadline:
         time.sleep(0.0005)
     linux.die_with_parent()
     if os.getppid() != parent:
-        # It is gone already.
+        # The parent is gone already.
         os._exit(1)
 
 
@@ -139,7 +139,7 @@ def _set_up(stacks: Path, environment: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     file = os.fdopen(evidence.open_end(stacks), "ab")
     faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
-    # Standard error is a pipe with room for little, and the stacks are wanted apart.
+    # Not to standard error: that pipe holds little, and the stacks are needed separately.
     faulthandler.enable(file=file, all_threads=True)
     os.environ.update(environment)
     gc.enable()

@@ -1,7 +1,7 @@
 """From pytest's reports to phases, with symptoms of a peer's failure told apart.
 
-One rank dies, and its peers' collectives fail a moment later: those failures are symptoms. A symptom does not
-lead a verdict where the peer's own trouble is known.
+If one rank dies, its peers' collectives fail a moment later: those failures are symptoms. A symptom does not lead a
+verdict if the peer's own failure is known.
 """
 
 import dis
@@ -19,23 +19,23 @@ from allranks.harness.ranks import call_counter
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, SkipKind, shorten
 
 SYMPTOM_ATTRIBUTE = "allranks_symptom"
-"""An exception with a true attribute of this name says itself that it waited for a peer in vain."""
+"""An exception with a true attribute of this name declares that its rank waited for a peer in vain."""
 
 _MOST: Final = 100
-"""Exceptions of one chain that are looked at: a chain may be a circle."""
+"""Maximum number of exceptions to inspect in a chain, which may be circular."""
 
 _DISTRIBUTED: Final = (str(Path(torch.__file__).parent / "distributed") + "/", call_counter.__file__)
-"""Where calls of torch.distributed are, as source files see them: a C++ function has the frame of what called it."""
+"""Paths of code that calls torch.distributed's C++ functions: their exceptions end in the caller's frame."""
 
 
 def is_symptom(error: BaseException | None) -> bool:
-    """Whether an exception says no more than that a peer was late or gone.
+    """Whether an exception only tells that a peer was late or gone.
 
-    So does one that was raised because of such a one, or while it was handled; of a group all have to.
+    That includes exceptions raised from a symptom, or while one was handled. In a group, all must be symptoms.
     """
     try:
         return any(map(_is_one, _chain(error)))
-    except Exception:  # noqa: BLE001 - exceptions of a suite's own, whose methods may raise anything
+    except Exception:  # noqa: BLE001 - a suite's own exceptions may have methods that raise
         return False
 
 
@@ -54,7 +54,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_of_distributed(error: BaseException) -> bool:
-    """Whether torch.distributed raised it, and says that of a peer; anybody can raise the same type and words."""
+    """Whether torch.distributed raised it about a peer; other code can raise the same type and message."""
     if not call_counter.speaks_of_a_peer(error):
         return False
     traceback = _innermost(error.__traceback__)
@@ -74,16 +74,16 @@ def _innermost(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def phase_of(report: pytest.TestReport, error: BaseException | None, seconds: float) -> Phase:
-    """What a report of pytest's says about one phase; one that makes no sense is an error of the test.
+    """Convert a report of pytest to a phase; an invalid report is an error of the test.
 
     Args:
-        report: The report, as pytest and its plugins made it.
-        error: The exception that ended the phase, if one did.
-        seconds: How long the phase took, by a clock that no test has changed.
+        report: The report of pytest and its plugins.
+        error: The exception that ended the phase, if any.
+        seconds: The duration of the phase, by a clock that tests do not change.
     """
     try:
         return _phase_of(report, error, seconds)
-    except Exception as trouble:  # noqa: BLE001 - hooks of the suite have made the report
+    except Exception as trouble:  # noqa: BLE001 - hooks of the suite may have altered the report
         message = f"a hook has made a report that makes no sense: {type(trouble).__name__}: {trouble}"
         return Phase(when="call", outcome=Outcome.ERRORED, duration=seconds, message=shorten(message, MESSAGE_LIMIT))
 
@@ -105,10 +105,10 @@ def _phase_of(report: pytest.TestReport, error: BaseException | None, seconds: f
 
 
 def skip_with_code(error: BaseException | None) -> tuple[SkipKind, int, str] | None:
-    """The skip that an exception means by torch's table of exit codes: its kind, code and reason; None for no skip."""
+    """The skip that torch's table of exit codes assigns to an exception: kind, code and reason; None for no skip."""
     if isinstance(error, EnvironmentSkip):
         return error.kind, int(error.code), str(error.msg)
-    # sys.exit() takes any object, also one that cannot be looked up in a set.
+    # sys.exit() takes any object, including unhashable ones.
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         reason = skip_codes.reason_of_exit(error.code)
         return None if reason is None else (skip_codes.kind_of_exit(error.code), error.code, reason)
@@ -116,7 +116,7 @@ def skip_with_code(error: BaseException | None) -> tuple[SkipKind, int, str] | N
 
 
 def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[SkipKind | None, int | None, str]:
-    # What has run to its end cannot be skipped any more.
+    # A test that has ended can no longer be skipped.
     may_skip = report.when != "teardown" and (report.skipped or isinstance(error, SystemExit))
     coded = skip_with_code(error) if may_skip else None
     if coded is not None:
@@ -128,7 +128,7 @@ def _skip_of(report: pytest.TestReport, error: BaseException | None) -> tuple[Sk
 
 
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Why a test, or a module while it was collected, was skipped."""
+    """The reason why a test was skipped, or a module during collection."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
     return str(reason).removeprefix("Skipped: ")
 
@@ -154,5 +154,5 @@ def _message(report: pytest.TestReport, outcome: Outcome) -> str:
 
 
 def is_good_subtest(report: pytest.TestReport) -> bool:
-    """Whether a report is that of a subtest that did not go wrong (``subtests``, ``unittest``'s ``subTest``)."""
+    """Whether a report is that of a subtest that did not fail (``subtests``, ``unittest``'s ``subTest``)."""
     return type(report).__name__ in ("SubtestReport", "SubTestReport") and not report.failed

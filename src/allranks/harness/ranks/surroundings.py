@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-# It makes no members of an enumeration, which take nine tenths of the time.
+# Unlike signal.getsignal, it creates no enumeration members, which take nine tenths of the time.
 from _signal import getsignal as _handler_of  # type: ignore[import-not-found]
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,20 +25,20 @@ from torch import distributed
 from torch.utils import _device as _device_module
 
 _State = dict[str, Any]
-"""Values by name: ``the working directory``, ``variable HOME``, ``handler of SIGINT``; None for what is unset."""
+"""Values by name: ``the working directory``, ``variable HOME``, ``handler of SIGINT``; None if unset."""
 
 _GROUP: Final = "the default process group"
-"""Nothing puts it back: a rank that has left it cannot come back alone."""
+"""Cannot be restored: a rank that has left it cannot rejoin alone."""
 
 _VARIABLE: Final = "variable "
 _HANDLER: Final = "handler of "
 _OURS: Final = frozenset({"PYTEST_CURRENT_TEST", "ALLRANKS_SEED"})
 _OURS_ENCODED: Final = frozenset(map(os.fsencode, _OURS))
 _OF_TORCH: Final = ("TORCHINDUCTOR_", "TRITON_", "KINETO_")
-"""Beginnings of variables that torch sets when a part of it is imported."""
+"""Prefixes of variables that torch sets when parts of it are imported."""
 
 _ENVIRON: Final = os.environ
-"""A test may put another mapping in its place."""
+"""Kept, because a test may replace ``os.environ`` by another mapping."""
 
 _LIMITS: Final = (
     resource.RLIMIT_AS,
@@ -56,9 +56,9 @@ _NAMED: Final = frozenset(signal.Signals)
 
 def _folder() -> str | None:
     try:
-        return os.getcwd()  # noqa: PTH109 - a path makes no text of it
+        return os.getcwd()  # noqa: PTH109 - this returns a str
     except OSError:
-        return None  # somebody has removed it
+        return None  # the folder has been removed
 
 
 def _umask() -> int:
@@ -72,7 +72,7 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _device() -> torch.device | None:
-    """The default device that was set; without one no function is slowed down by a mode."""
+    """The default device; None unless one was set, because then a mode would slow down every function."""
     return _device_module.CURRENT_DEVICE
 
 
@@ -90,7 +90,7 @@ def _set_limits(limits: tuple[tuple[int, int], ...]) -> None:
 
 
 def _timers() -> tuple[bool, ...]:
-    """Which of the timers will send a signal; nothing tells how much of their time was left."""
+    """Whether each timer is set; how much of its time was left is not known afterwards."""
     return tuple(any(signal.getitimer(number)) for number in _TIMERS)
 
 
@@ -128,7 +128,7 @@ def _set_logging(levels: tuple[int, int]) -> None:
 
 
 def _set_environ(environ: Any) -> None:  # noqa: ANN401 - of a class without a public name
-    os.environ = environ  # noqa: B003 - its contents are put back one by one
+    os.environ = environ  # noqa: B003 - its contents are restored one by one
 
 
 _dump_later, _cancel_dump = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
@@ -136,7 +136,7 @@ _dump_later, _cancel_dump = faulthandler.dump_traceback_later, faulthandler.canc
 
 @dataclass
 class _Watchdog:
-    """Whether that of ``faulthandler`` is set, which it does not tell itself."""
+    """Whether ``faulthandler``'s watchdog is set: ``faulthandler`` itself does not report that."""
 
     is_set: bool = False
 
@@ -145,7 +145,7 @@ _watchdog: Final = _Watchdog()
 
 
 def _watch_the_watchdog() -> None:
-    """Have ``faulthandler`` say when its watchdog is set: one that a test leaves ends the rank in another test."""
+    """Track ``faulthandler``'s watchdog: one that a test leaves set would end the rank in another test."""
 
     @functools.wraps(_dump_later)
     def dump_later(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - faulthandler's
@@ -203,25 +203,25 @@ _PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] =
     "os.environ": (lambda: os.environ, _set_environ),
     _GROUP: (lambda: distributed.group.WORLD, lambda _: None),
 }
-"""How each part is read and written."""
+"""The reader and the writer of each part."""
 
 _SIGNALS: Final = tuple(sorted(set(map(int, signal.valid_signals())) - {signal.SIGKILL, signal.SIGSTOP}))
 
 
 class InitialState:
-    """The surroundings that a gang's tests begin with."""
+    """The process state that each of a gang's tests starts with."""
 
     def __init__(self) -> None:
         _watch_the_watchdog()
         self._base = _read()
-        # How all looks when it is as in the base; None where the base is another one since.
+        # A glance at the base state; None if the base has changed since.
         self._glance: list[Any] | None = _glance()
-        # What wider fixtures have replaced, and may put back.
+        # Values that wider fixtures have replaced, and may restore.
         self._before: dict[str, list[Any]] = {}
 
     @contextmanager
     def widening(self) -> Generator[None, None, None]:
-        """A fixture of wider scope than a test is set up: what it changes is meant to stay."""
+        """Set up a fixture of wider scope than a test: its changes become part of the base."""
         before = _read()
         try:
             yield
@@ -233,7 +233,7 @@ class InitialState:
             self._glance = None
 
     def narrow(self) -> None:
-        """Such a fixture has ended: what it has put back is meant to be so."""
+        """Note the end of such a fixture: values that it has restored become part of the base."""
         now = _read()
         for name in _differences(self._base, now):
             if any(now.get(name) == before for before in self._before.get(name, ())):
@@ -241,7 +241,7 @@ class InitialState:
         self._glance = None
 
     def put_back(self) -> tuple[list[str], bool]:
-        """The names of what a test has changed, which is as before now, and whether all of it could be."""
+        """Restore what a test has changed; returns the names of it, and whether all could be restored."""
         if _glance() == self._glance:
             return [], True
         changed: list[str] = []
@@ -269,7 +269,7 @@ def _read() -> _State:
 
 
 def _glance() -> list[Any]:
-    """All of it at a fifth of the cost: equal where nothing has changed."""
+    """A cheap form of the state, at a fifth of the cost: equal if nothing has changed."""
     variables = {name: value for name, value in _ENVIRON._data.items() if name not in _OURS_ENCODED}  # type: ignore[attr-defined]  # noqa: SLF001
     return [variables, *map(_handler_of, _SIGNALS), *(read() for read, _ in _PARTS.values())]
 

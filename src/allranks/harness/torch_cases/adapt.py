@@ -16,7 +16,7 @@ class _Kind:
     Attributes:
         hooks: What it must have to be adapted.
         adapt: Replaces some of them.
-        marks: Attributes by which an agent knows how to run the tests.
+        marks: Attributes that tell an agent how to run the tests.
     """
 
     name: str
@@ -26,7 +26,7 @@ class _Kind:
 
 
 def _leave_alone(_base: object) -> None:
-    """Its ranks are threads: the launching process has them all."""
+    """Do nothing: the ranks are threads of the launching process."""
 
 
 def _kinds() -> tuple[_Kind, ...]:
@@ -40,7 +40,7 @@ def _kinds() -> tuple[_Kind, ...]:
             adapt=continuous.adapt_continuous,
             marks=("allranks_keeps_ranks",),
         ),
-        # Before torch 2.8 it was spelled so.
+        # The spelling before torch 2.8.
         _Kind(
             name="MultiProcContinousTest",
             hooks=continuous.HOOKS,
@@ -55,7 +55,7 @@ def adapt_all(module: types.ModuleType) -> Iterator[str]:
     """Adapt the base classes in torch's module, each once.
 
     Yields:
-        A notice for each class that this version of torch has in a form that is not known here, and that is left alone.
+        A notice for each class that has an unknown form in this version of torch, and stays as it is.
     """
     for kind in _kinds():
         base = getattr(module, kind.name, None)
@@ -65,7 +65,7 @@ def adapt_all(module: types.ModuleType) -> Iterator[str]:
 
 def _adapt(kind: _Kind, base: Any) -> Iterator[str]:  # noqa: ANN401 - torch's class has no types
     lacking = [name for name in kind.hooks if name not in vars(base)]
-    # Left alone, a test still belongs into a launching process: it starts ranks, whoever starts them.
+    # Even unadapted, a test needs a launching process: it starts ranks.
     for mark in (_ADAPTED, *kind.marks):
         setattr(base, mark, True)
     if lacking:
@@ -78,16 +78,16 @@ def _adapt(kind: _Kind, base: Any) -> Iterator[str]:  # noqa: ANN401 - torch's c
 
 
 MODULE = "torch.testing._internal.common_distributed"
-"""Where torch has its test cases."""
+"""The module of torch's test cases."""
 
 
 def adapt_torch_cases() -> Iterator[str]:
-    """Adapt torch's base classes, once; to be called when the suite has been imported.
+    """Adapt torch's base classes, once, after the suite has been imported.
 
-    Nothing of torch is imported for this: a suite that has not imported torch's module has no test of its classes.
+    This imports nothing of torch: a suite that has not imported torch's module has no tests of its classes.
 
     Yields:
-        A notice for each class that this version of torch has in a form that is not known here, and that is left alone.
+        A notice for each class that has an unknown form in this version of torch, and stays as it is.
     """
     module = sys.modules.get(MODULE)
     if module is not None:

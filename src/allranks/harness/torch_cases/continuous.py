@@ -1,8 +1,8 @@
 """torch's ``MultiProcContinuousTest``: its ranks become forks, one test after the other in lockstep.
 
-torch's class starts the ranks in ``_spawn_processes``, gives them tests through queues, and waits for them in what
-``_worker_run_main_wait`` makes of a test method. Here the ranks start with the first test that is to run in them, and
-run what torch's ranks run: ``_init_pg``, then ``_run_test_given_id`` for each test.
+torch's class starts the ranks in ``_spawn_processes``, sends them tests through queues, and waits for them in the test
+methods that ``_worker_run_main_wait`` wraps. Here the ranks start with the first test that runs in them, and run what
+torch's ranks run: ``_init_pg``, then ``_run_test_given_id`` for each test.
 """
 
 import functools
@@ -19,11 +19,11 @@ from allranks.harness.launchers.launched_rank import LaunchedRank
 from allranks.harness.torch_cases.processes import surroundings_of, warn_of_cuda
 
 HOOKS = ("_spawn_processes", "_worker_run_main_wait", "_run_test_given_id", "_init_pg", "_worker_loop")
-"""What torch's class must have."""
+"""Methods that torch's class must have."""
 
 
 class _Ending:
-    """The one process that ``tearDownClass`` of torch's class waits for: what stands for the ranks of a class."""
+    """Stands in for the ranks of a class: the one process that ``tearDownClass`` of torch's class waits for."""
 
     def __init__(self, cls: type[unittest.TestCase]) -> None:
         self._class = cls
@@ -51,7 +51,7 @@ def adapt_continuous(base: Any) -> None:  # noqa: ANN401 - torch's class has no 
         if not cls.allranks_forks:
             spawn(cls, world_size)
             return
-        # setUp puts each test into the queues of all ranks; here they hear of it when the test runs.
+        # torch's setUp puts each test into the queues of all ranks; here ranks get the test when it runs.
         cls.processes, cls.task_queues, cls.completion_queues = [], [], []
         cls.rdvz_file = ""
 
@@ -74,12 +74,12 @@ def adapt_continuous(base: Any) -> None:  # noqa: ANN401 - torch's class has no 
 
 
 def _runs_torchs_loop(cls: Any, loop: object) -> bool:  # noqa: ANN401 - as above
-    """Whether the ranks do what torch's loop does, and not a loop of the class's own."""
+    """Whether the class has torch's own worker loop, rather than one that overrides it."""
     return next(vars(each)["_worker_loop"] for each in cls.__mro__ if "_worker_loop" in vars(each)) is loop
 
 
 def _wait(case: Any) -> None:  # noqa: ANN401 - as above
-    """Have the ranks of the class run a test; they are started where there are none, as after a bad test."""
+    """Have the ranks of the class run a test; start them first if there are none, as after a bad test."""
     __tracebackhide__ = True
     cls = type(case)
     ranks = kept_by(cls)
@@ -97,7 +97,7 @@ def _join(cls: Any, launched: LaunchedRank, file: str) -> None:  # noqa: ANN401 
 
 
 def _run_in_rank(case: Any, _launched: LaunchedRank) -> None:  # noqa: ANN401 - as above
-    # torch makes a test case of its own for the test.
+    # torch creates its own test case for the test.
     type(case)._run_test_given_id(case.id())  # noqa: SLF001
 
 

@@ -1,8 +1,8 @@
 """torch's ``MultiProcessTestCase``: its ranks become forks, and all of them are judged.
 
 torch's class starts ranks in ``_start_processes`` and waits for them in ``_join_processes``. These two are replaced on
-the class itself, so that every class which derives from it has them; all else stays torch's, in the ranks too: ``_run``
-and ``run_test`` with what subclasses make of them, the pipes, the random seed, the end of the process group.
+the class itself, so that every derived class has them. All else stays torch's, in the ranks too: ``_run`` and
+``run_test`` with their overrides in subclasses, the pipes, the random seed, the end of the process group.
 """
 
 import functools
@@ -26,14 +26,14 @@ from allranks.harness.launchers.plain import PlainSurroundings
 from allranks.skip_codes import SkipCode
 
 MakeProcess = Callable[..., BaseProcess]
-"""Makes a process, not started, from the arguments of ``multiprocessing.Process``."""
+"""Creates a process, not started, from the arguments of ``multiprocessing.Process``."""
 
 
 class RankHandle:
     """One rank of a test, for the launching process.
 
     Args:
-        process: What the rank is to do; never started.
+        process: The process whose work the rank does; never started.
         number: Its rank.
     """
 
@@ -44,12 +44,12 @@ class RankHandle:
 
     @property
     def name(self) -> str:
-        """Its name, as torch chose it."""
+        """The name that torch chose."""
         return self._process.name
 
     @property
     def pid(self) -> int:
-        """The process id; a number below 0, which no process has, before the ranks are forked."""
+        """The process id; before the fork a unique negative number, which no process has."""
         return -1 - self._number if self._launch is None else self._launch.pids[self._number]
 
     @property
@@ -58,18 +58,18 @@ class RankHandle:
         return None if self._launch is None else self._launch.exit_status(self._number)
 
     def start(self) -> None:
-        """Nothing yet: all ranks are forked together, when there is a handle of each."""
+        """Do nothing yet: all ranks are forked together, once each has a handle."""
 
     def started(self, launch: Launch) -> None:
-        """Take note that the ranks live."""
+        """Note that the ranks have been forked."""
         self._launch = launch
 
     def run(self) -> None:
-        """Do what the process is for; in the rank."""
+        """Do the work of the process; called in the rank."""
         self._process.run()
 
     def is_alive(self) -> bool:
-        """Whether the rank lives."""
+        """Whether the rank is alive."""
         return self._launch is not None and self.exitcode is None
 
     def join(self, timeout: float | None = None) -> None:
@@ -95,7 +95,7 @@ class RankHandle:
 
 
 def handle_factory(make_process: MakeProcess) -> tuple[Callable[..., RankHandle], list[RankHandle]]:
-    """What makes handles in the place of processes, and the handles that it has made."""
+    """A factory of handles in place of processes, and the list of handles that it has created."""
     made: list[RankHandle] = []
 
     def make(*args: Any, **kwargs: Any) -> RankHandle:  # noqa: ANN401 - passed on as they come
@@ -106,17 +106,17 @@ def handle_factory(make_process: MakeProcess) -> tuple[Callable[..., RankHandle]
 
 
 HOOKS = ("_start_processes", "_join_processes", "_check_return_codes", "_run", "run_test")
-"""What torch's class must have."""
+"""Methods that torch's class must have."""
 
 END_GRACE = 5.0
-"""Seconds in which a rank that has reported must have left, where a class looks at its exit status."""
+"""Seconds that a rank gets to exit after its report, if the class checks exit statuses itself."""
 
 _RANKS = "allranks_ranks"
 _EXCEPTION_STATUS = 10
 
 
 def surroundings_of(case: unittest.TestCase) -> LaunchContext:
-    """An agent's, or those of a plain pytest."""
+    """What an agent provides to the test, or a plain pytest."""
     return getattr(case, "allranks_surroundings", None) or PlainSurroundings()
 
 
@@ -156,7 +156,7 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
 
 
 def warn_of_cuda(name: str) -> None:
-    """Say why torch starts the ranks of a test or class of this name itself."""
+    """Warn that torch itself starts the ranks of the test or class with this name, and why."""
     warnings.warn(
         f"torch starts the ranks of {name} itself, by spawn: this process has initialised CUDA, and its forks could "
         "not use CUDA. Their outcomes are not recorded one by one.",
@@ -167,7 +167,7 @@ def warn_of_cuda(name: str) -> None:
 
 @contextmanager
 def _silent(log: logging.Logger) -> Iterator[None]:
-    """Keep torch from saying that it has started processes, with their ids: it has only prepared them."""
+    """Suppress torch's log of started processes and their ids: it has only prepared them."""
     before, log.disabled = log.disabled, True
     try:
         yield
@@ -178,7 +178,7 @@ def _silent(log: logging.Logger) -> Iterator[None]:
 def _fork(case: Any, handles: list[RankHandle]) -> None:  # noqa: ANN401 - as above
     """Start the ranks that torch has prepared."""
     ranks = OwnRanks(case, surroundings_of(case), len(handles), lambda launched: _be_rank(case, handles, launched))
-    # torch knows the pipe of a rank by its process id, and the forks have one only now.
+    # torch maps a rank's process id to its pipe, and only now do the forks have their ids.
     pipes = [case.pid_to_pipe.pop(handle.pid) for handle in handles]
     for handle, pipe in zip(handles, pipes, strict=True):
         handle.started(ranks.launch)
@@ -192,7 +192,7 @@ def _join(case: Any, fn: Callable[[], object], ranks: OwnRanks, check: object) -
     if type(case)._check_return_codes is check:  # noqa: SLF001 - torch's own
         ranks.join(expected_ends(case, fn))
         return
-    # The class has its own idea of how each rank must end.
+    # The class has its own check of how each rank must end.
     began = time.monotonic()
     ranks.join(ExpectedEnds(excuse=lambda _rank, _status: True))
     for process in case.processes:
@@ -201,15 +201,15 @@ def _join(case: Any, fn: Callable[[], object], ranks: OwnRanks, check: object) -
 
 
 def _check_as_the_class_does(case: Any, check: Any, fn: Callable[[], object], elapsed: float) -> None:  # noqa: ANN401 - as above
-    # By position, as torch itself calls it: older versions pass the time alone, and a class may use other names.
+    # Pass by position, as torch does: older versions pass only the time, and a class may use other names.
     arguments = {"fn": fn, "elapsed_time": elapsed}
     wanted = [arguments[name] for name in inspect.signature(check).parameters if name in arguments]
     case._check_return_codes(*wanted)  # noqa: SLF001
 
 
 def _be_rank(case: Any, handles: list[RankHandle], launched: LaunchedRank) -> int:  # noqa: ANN401 - as above
-    """What a fork does: what torch had prepared for a process of its own."""
-    # torch's ranks have no such variables, and a test of torch's asserts that ``env://`` misses them.
+    """Run in a fork: do the work that torch prepared for a process."""
+    # torch's ranks lack these variables, and one of torch's tests asserts that ``env://`` reports them missing.
     forget_rank()
     terms = surroundings_of(case).rank_terms(case)
     outcome = launched.run(terms, lambda: _run(handles[launched.number]))
@@ -227,10 +227,10 @@ def _run(handle: RankHandle) -> None:
 
 
 def _end_as(exit_: SystemExit) -> None:
-    """End a rank that left by ``sys.exit``, which torch's class does after most tests."""
+    """End a rank that called ``sys.exit``, as torch's class does after most tests."""
     cause = exit_.__context__
     if exit_.code in (_EXCEPTION_STATUS, SkipCode.GENERIC) and isinstance(cause, Exception):
-        # torch has put an exit status in the place of what the test raised.
+        # torch has replaced the exception of the test by an exit status.
         _raise_again(cause)
     if exit_.code not in (0, None):
         exit_as_asked(exit_)

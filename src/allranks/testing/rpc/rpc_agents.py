@@ -18,7 +18,7 @@ _SECONDS = 20
 def has_efa() -> bool:
     """Whether this host has an Elastic Fabric Adapter with libfabric's software for it.
 
-    Asked of ``fi_info -p efa -t FI_EP_RDM``, as AWS's manual for EFA does; once in a process.
+    Runs ``fi_info -p efa -t FI_EP_RDM``, as in AWS's manual for EFA, once per process.
     """
     command = ["fi_info", "-p", "efa", "-t", "FI_EP_RDM"]
     try:
@@ -31,8 +31,8 @@ def has_efa() -> bool:
 def tensorpipe_transports() -> list[str] | None:
     """The transports for ``TensorPipeRpcBackendOptions(_transports=...)``.
 
-    On a host with EFA TensorPipe takes the adapter for InfiniBand and fails (pytorch issues 65022 and 73885), so there
-    it gets shared memory and TCP alone.
+    On a host with EFA, TensorPipe mistakes the adapter for InfiniBand and fails (pytorch issues 65022 and 73885), so
+    there it only gets shared memory and TCP.
 
     Returns:
         Their names; None for TensorPipe's own choice.
@@ -41,16 +41,16 @@ def tensorpipe_transports() -> list[str] | None:
 
 
 RETRYABLE_MESSAGES = ("RREF_FORK_REQUEST", "RREF_CHILD_ACCEPT", "RREF_USER_DELETE", "CLEANUP_AUTOGRAD_CONTEXT_REQ")
-"""The messages that torch sends again when they fail; losing any other breaks what is being tested."""
+"""The messages that torch resends if they fail; losing any other breaks the test itself."""
 
 DELAYED_MESSAGES: Mapping[str, float] = MappingProxyType({"PYTHON_CALL": 1.5, "SCRIPT_CALL": 1.5})
-"""The messages that the faulty agent delays unless told otherwise, in seconds."""
+"""The messages that the faulty agent delays by default, with the delay in seconds."""
 
 _FAULTY = "FAULTY_TENSORPIPE"
 
 
 class RpcAgent(Protocol):
-    """What a test's RPC runs over."""
+    """An RPC agent for a test."""
 
     @property
     def backend(self) -> Any:  # noqa: ANN401 - torch makes its enumeration at run time
@@ -60,8 +60,8 @@ class RpcAgent(Protocol):
         """The options of the backend.
 
         Args:
-            init_method: Where the workers meet.
-            timeout: Seconds for one call.
+            init_method: The rendezvous of the workers.
+            timeout: Time limit of a call, in seconds.
         """
 
 
@@ -70,7 +70,7 @@ class TensorPipe:
     """torch's own agent, over transports that work on this host.
 
     Args:
-        worker_threads: How many threads of a worker execute calls.
+        worker_threads: The number of threads that execute calls in a worker.
     """
 
     worker_threads: int = 16
@@ -96,9 +96,9 @@ class FaultyTensorPipe:
 
     Args:
         messages_to_fail: Names of message types whose first sends fail.
-        messages_to_delay: Seconds by which messages of a type are late.
-        failing_sends: How often each of them fails before it gets through.
-        worker_threads: How many threads of a worker execute calls.
+        messages_to_delay: Delay of messages by type, in seconds.
+        failing_sends: The number of failed sends before a message gets through.
+        worker_threads: The number of threads that execute calls in a worker.
     """
 
     messages_to_fail: Sequence[str] = RETRYABLE_MESSAGES
@@ -111,9 +111,9 @@ class FaultyTensorPipe:
         """``BackendType.FAULTY_TENSORPIPE``.
 
         Raises:
-            RuntimeError: This torch is built without it.
+            RuntimeError: This torch was built without it.
         """
-        # Importing it is what registers the backend.
+        # The import registers the backend.
         module = importlib.import_module("torch.distributed.rpc._testing")
         if not module.is_available():
             msg = "this torch is built without the faulty RPC agent: skip the test, or take a build that has it"
@@ -134,7 +134,7 @@ class FaultyTensorPipe:
 
 
 TIMEOUT_ERROR_REGEX = re.escape("RPC ran for more than")
-"""What the error of a call that took too long says, with either agent."""
+"""Text in the error of a call that took too long, with either agent."""
 
 _FAULTY_SHUTDOWN_ERRORS = (
     "Exception in thread pool task",
@@ -149,13 +149,13 @@ def get_timeout_error_regex() -> str:
 
 
 def get_shutdown_error_regex(backend: object) -> str:
-    """A regular expression for what a call can fail with when its callee shuts down.
+    """A regular expression for the errors of a call whose callee shuts down.
 
     Args:
         backend: The name of the backend, or its member of ``BackendType``.
 
     Returns:
-        For TensorPipe one that matches everything: which error comes depends on the moment and the transport.
+        For TensorPipe one that matches everything: the error depends on the timing and the transport.
     """
     if getattr(backend, "name", backend) != _FAULTY:
         return ".*"
@@ -166,21 +166,21 @@ _CALL_TIMEOUT = 60.0
 
 
 class TensorPipeRpcAgentTestFixture:
-    """TensorPipe, and four ranks that meet in the file of the test case.
+    """TensorPipe, and four ranks that meet at the file of the test case.
 
-    To be mixed into a class with ``rank`` and ``file_name``; :func:`~allranks.testing.with_rpc` reads the rest.
+    A mixin for a class with ``rank`` and ``file_name``; :func:`~allranks.testing.with_rpc` reads the other members.
     """
 
     file_name: str
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return 4
 
     @property
     def init_method(self) -> str:
-        """Where the workers meet."""
+        """The rendezvous of the workers."""
         return f"file://{self.file_name}"
 
     @property
@@ -201,19 +201,19 @@ class TensorPipeRpcAgentTestFixture:
     def setup_fault_injection(
         self, faulty_messages: Sequence[str] | None, messages_to_delay: Mapping[str, float] | None
     ) -> None:
-        """Say which messages go wrong; this agent loses none."""
+        """Do nothing: this agent loses and delays no messages."""
 
     def get_shutdown_error_regex(self) -> str:
-        """What a call can fail with when its callee shuts down."""
+        """A regular expression for the errors of a call whose callee shuts down."""
         return get_shutdown_error_regex(self.rpc_backend)
 
     def get_timeout_error_regex(self) -> str:
-        """What a call that took too long fails with."""
+        """A regular expression for the error of a call that took too long."""
         return get_timeout_error_regex()
 
 
 class FaultyRpcAgentTestFixture(TensorPipeRpcAgentTestFixture):
-    """The faulty agent; each test says by :func:`~allranks.testing.with_rpc` which messages go wrong."""
+    """The faulty agent; each test selects faulty messages by :func:`~allranks.testing.with_rpc`."""
 
     messages_to_fail: Sequence[str] = RETRYABLE_MESSAGES
     messages_to_delay: Mapping[str, float] = DELAYED_MESSAGES
@@ -226,7 +226,7 @@ class FaultyRpcAgentTestFixture(TensorPipeRpcAgentTestFixture):
     def setup_fault_injection(
         self, faulty_messages: Sequence[str] | None, messages_to_delay: Mapping[str, float] | None
     ) -> None:
-        """Say which messages go wrong; None leaves them as they were."""
+        """Set which messages fail or are late; None changes nothing."""
         if faulty_messages is not None:
             self.messages_to_fail = faulty_messages
         if messages_to_delay is not None:

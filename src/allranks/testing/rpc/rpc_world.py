@@ -28,36 +28,36 @@ from allranks.testing.shared_files import put_up, read_when_up
 
 
 def worker_name(rank: int) -> str:
-    """The name under which :func:`~allranks.testing.with_rpc` makes a rank known to its peers."""
+    """The name that :func:`~allranks.testing.with_rpc` gives a rank's worker."""
     return f"worker{rank}"
 
 
 class NoMeetingPointError(RuntimeError):
-    """The workers of a test have no place to meet."""
+    """The workers of a test have no rendezvous."""
 
 
 @contextmanager
 def meeting_point(environment: RankEnvironment, name: str) -> Iterator[str]:
     """An init method for RPC that no other test can use.
 
-    Rank 0 opens a store on a port of the kernel's choice and tells its peers by a notice in the folder of the gang.
-    Without an agent, as under torchrun, it is where MASTER_ADDR and MASTER_PORT say; torch keeps the tests apart.
+    Rank 0 opens a store on a port that the kernel chooses, and publishes it in a file in the gang's folder. Without an
+    agent, as under torchrun, the workers meet at MASTER_ADDR and MASTER_PORT, and torch keeps tests separate.
 
     Args:
-        environment: This rank's place.
-        name: Of the meeting: the same on all ranks, and another for each meeting of the gang.
+        environment: This rank's environment.
+        name: The name of the rendezvous: equal on all ranks, and different for each rendezvous of the gang.
 
     Yields:
-        A URL for ``init_method``; valid as long as the ``with`` lasts.
+        A URL for ``init_method``; valid within the ``with``.
 
     Raises:
-        NoMeetingPointError: There is no agent, and neither variable is set.
-        PeerTimeoutError: Rank 0 did not come.
+        NoMeetingPointError: There is no agent, and one of the two variables is not set.
+        PeerTimeoutError: Rank 0 did not open the store in time.
     """
     if environment.shared is None and environment.world_size > 1:
         yield _variables_of_torchrun()
     elif environment.rank == 0:
-        # The store that RPC makes at this port, in this process, is this one: that is what multi_tenant says.
+        # multi_tenant: when RPC creates a store at this port in this process, it gets this one.
         host = _host(environment)
         store = TCPStore(host, 0, environment.world_size, is_master=True, wait_for_workers=False, multi_tenant=True)
         url = f"tcp://{host}:{store.port}"
@@ -95,13 +95,13 @@ _TIMEOUT = timedelta(minutes=5)
 
 
 def initialize_pg(init_method: str, rank: int, world_size: int, *, timeout: timedelta = _TIMEOUT) -> None:
-    """Make a default process group over gloo, unless there is one.
+    """Create a default process group over gloo, unless there is one.
 
     Args:
-        init_method: Where its ranks meet; another place than that of the RPC workers.
+        init_method: Its rendezvous, which must differ from that of the RPC workers.
         rank: This rank.
-        world_size: How many ranks there are.
-        timeout: How long meeting, and each collective, may take.
+        world_size: The number of ranks.
+        timeout: Time limit of the rendezvous, and of each collective.
     """
     if not dist.is_initialized():
         dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
@@ -179,34 +179,34 @@ def with_rpc(  # noqa: PLR0913 - the four of torch's decorator, by the same name
     rpc_timeout: float = _CALL_TIMEOUT,
     shutdown_timeout: float = _SHUTDOWN_TIMEOUT,
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
-    """Set RPC up before a test and shut it down after it, on every rank.
+    """Set RPC up before a test and shut it down afterwards, on every rank.
 
-    For test functions and methods, as ``@with_rpc`` or ``@with_rpc(...)``. Rank and world size are those of the rank's
+    For test functions and methods, as ``@with_rpc`` or ``@with_rpc(...)``. Rank and world size come from the rank's
     environment, unless the test is a method of an object that has ``rank`` and ``world_size`` itself: a test case that
-    starts its own ranks. Such an object also says, as far as it has them, where the workers meet (``init_method`` or
-    ``file_name``) and over what (``rpc_backend`` and ``rpc_backend_options``). Its ``setup_fault_injection`` is called
-    first, with ``faulty_messages`` and ``messages_to_delay``, and its ``worker_id`` is set to its rank.
+    starts its own ranks. Such an object may also define the rendezvous (``init_method`` or ``file_name``) and the
+    backend (``rpc_backend`` and ``rpc_backend_options``). Its ``setup_fault_injection``, if any, is called first, with
+    ``faulty_messages`` and ``messages_to_delay``, and its ``worker_id`` is set to its rank.
 
-    References to remote objects that the test leaves behind are an error when RPC is shut down. After a test that
-    failed RPC is shut down without waiting for the peers, so that they learn of it at once.
+    References to remote objects that the test leaves behind are an error when RPC is shut down. After a failed test,
+    RPC is shut down without waiting for the peers, so that they notice at once.
 
-    The test gets ranks of its own (the marker ``isolation("test")``), since torch has references for the first world
-    of a process only. Without an agent, see to that yourself: in a later world a test with ``rpc.remote`` hangs when
-    RPC is shut down.
+    The test gets its own ranks (the marker ``isolation("test")``), because torch supports references only in the first
+    world of a process. Without an agent, isolate the test yourself: in a later world, a test with ``rpc.remote`` hangs
+    when RPC is shut down.
 
     Args:
         test: The test, for the form without parentheses.
-        setup_rpc: Whether to set RPC up at all; without it the test does that itself.
-        clean_shutdown: Whether to wait at the end until all workers are done; without it each just leaves.
-        faulty_messages: Message types whose first sends fail; takes the faulty agent.
-        messages_to_delay: Seconds by which messages of a type are late; takes the faulty agent.
-        agent: What to run over, in the place of :class:`TensorPipe` or :class:`FaultyTensorPipe`.
-        init_method: Where the workers meet, in the place of a meeting point of the test's own.
-        rpc_timeout: Seconds for one call.
+        setup_rpc: Whether to set RPC up at all; if not, the test does that itself.
+        clean_shutdown: Whether to wait at the end until all workers are done; if not, each leaves at once.
+        faulty_messages: Message types whose first sends fail; selects the faulty agent.
+        messages_to_delay: Delay of messages by type, in seconds; selects the faulty agent.
+        agent: The RPC agent, instead of :class:`TensorPipe` or :class:`FaultyTensorPipe`.
+        init_method: The rendezvous of the workers, instead of one that only this test uses.
+        rpc_timeout: Time limit of a call, in seconds.
         shutdown_timeout: Seconds that a clean shutdown may wait for the peers.
 
     Raises:
-        NoMeetingPointError: From the decorated test, where no agent and no torchrun started the ranks.
+        NoMeetingPointError: From the decorated test, if neither an agent nor torchrun started the ranks.
         RuntimeError: From the decorated test: the peers did not shut down in time, or references are left.
     """
     wishes = _Wishes(
@@ -229,8 +229,8 @@ def with_rpc(  # noqa: PLR0913 - the four of torch's decorator, by the same name
 def _decorated(test: Callable[P, R], wishes: _Wishes) -> Callable[P, R]:
     digest = hashlib.blake2b(f"{test.__module__}.{test.__qualname__}".encode(), digest_size=8).hexdigest()
 
-    # torch forgets the context of its references at the first shutdown of a process and makes no other (2.13: the owner
-    # of a reference made in a second world waits for 100 s for its deletion), so a test needs ranks of its own.
+    # torch destroys the context of its references at the first shutdown of a process and creates no other (2.13: the
+    # owner of a reference from a second world waits 100 s for its deletion), so a test needs its own ranks.
     @plain_mark("isolation", "test")
     @functools.wraps(test)
     def in_world(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -242,7 +242,7 @@ def _decorated(test: Callable[P, R], wishes: _Wishes) -> Callable[P, R]:
 
 
 def _number_of_world() -> int:
-    """How many worlds this process has had; all ranks of a gang run the same tests in order, so they count alike."""
+    """The number of worlds so far in this process; equal on all ranks, which run the same tests in the same order."""
     return int(getattr(rpc, "_init_counter", 0))
 
 
@@ -284,7 +284,7 @@ def _worker_of(owner: Any, wishes: _Wishes, url: str) -> _Worker:  # noqa: ANN40
 
 def _init(worker: _Worker) -> None:
     with warnings.catch_warnings():
-        # torch's own: its TensorPipe agent compares device maps over a backend that it makes without a group.
+        # torch warns about itself: its TensorPipe agent compares device maps over a backend without a group.
         warnings.filterwarnings("ignore", "You are using a Backend ", UserWarning)
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             worker_name(worker.rank),
@@ -314,7 +314,7 @@ def _is_up() -> bool:
 
 @contextmanager
 def _counted_references() -> Iterator[None]:
-    """Let torch say at shutdown which references to remote objects are left; by default it does not."""
+    """Make torch check at shutdown for remaining references to remote objects; by default it does not."""
     before = getattr(rpc.api, "_ignore_rref_leak", True)
     rpc.api._ignore_rref_leak = False  # noqa: SLF001 - torch's only switch for it
     try:

@@ -21,7 +21,7 @@ class OwnersAndForks(NamedTuple):
     """References to remote objects, as one worker counts them.
 
     Attributes:
-        owners: Objects that this worker owns and that somebody refers to.
+        owners: Objects that this worker owns and that have references.
         forks: References to them, over all workers.
     """
 
@@ -34,14 +34,14 @@ def wait_until_node_failure(rank: int, expected_error_regex: str = ".*", timeout
 
     Args:
         rank: The worker.
-        expected_error_regex: Searched in the error's text; other errors are not what is waited for.
-        timeout: Seconds. A call that this time cuts short is no failure of the worker.
+        expected_error_regex: Searched in the error's text; other errors are ignored.
+        timeout: Seconds. A call that this limit cuts short does not count as a failure of the worker.
 
     Returns:
         The error's text.
 
     Raises:
-        TimeoutError: No call failed so, with the last other error.
+        TimeoutError: No call failed in that way; the message has the last other error.
     """
     deadline = time.monotonic() + timeout
     last = "every call was answered"
@@ -63,14 +63,14 @@ def wait_until_node_failure(rank: int, expected_error_regex: str = ".*", timeout
 def wait_until_pending_futures_and_users_flushed(timeout: float = 20.0) -> None:
     """Wait until the owners of all references of this worker have confirmed them.
 
-    A reference is pending from its creation until its owner has answered, which can be after the call that made it has
-    returned; so call this before counting references.
+    A reference is pending from its creation until its owner has answered. That can be after the call that created it
+    has returned, so call this before counting references.
 
     Args:
         timeout: Seconds.
 
     Raises:
-        TimeoutError: Some are pending still.
+        TimeoutError: Some are still pending.
     """
     if wait_until(lambda: _pending() == (0, 0), timeout):
         return
@@ -80,22 +80,22 @@ def wait_until_pending_futures_and_users_flushed(timeout: float = 20.0) -> None:
 
 
 def get_num_owners_and_forks() -> OwnersAndForks:
-    """How many references this worker counts."""
+    """The numbers of references that this worker counts."""
     info = _rref_context_get_debug_info()
     return OwnersAndForks(int(info["num_owner_rrefs"]), int(info["num_forks"]))
 
 
 def wait_until_owners_and_forks_on_rank(num_owners: int, num_forks: int, rank: int, timeout: float = 20.0) -> None:
-    """Wait until a worker counts as many references as it should.
+    """Wait until a worker counts the expected numbers of references.
 
     Args:
-        num_owners: Objects that it owns and that somebody refers to.
+        num_owners: Objects that it owns and that have references.
         num_forks: References to them.
         rank: The worker; it must answer calls.
-        timeout: Seconds, for calls too.
+        timeout: Seconds; also limits each call.
 
     Raises:
-        TimeoutError: It counts others still.
+        TimeoutError: Its numbers are still different.
         RuntimeError: It does not answer.
     """
     expected = OwnersAndForks(num_owners, num_forks)
@@ -121,4 +121,4 @@ def _pending() -> tuple[int, int]:
 
 
 def _answer() -> None:
-    """What a worker is called for when nothing but its answer matters."""
+    """Do nothing: only the answer of the called worker matters."""

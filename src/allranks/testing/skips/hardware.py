@@ -70,7 +70,7 @@ def _check_accelerators(n: int) -> None:
 
 
 def _accelerator_count() -> int:
-    # torch.accelerator came with torch 2.6; before it, only CUDA has a device count that we know.
+    # torch.accelerator exists since torch 2.6; in older versions, count CUDA devices only.
     accelerator = getattr(torch, "accelerator", torch.cuda)
     return int(accelerator.device_count()) if accelerator.is_available() else 0
 
@@ -79,8 +79,8 @@ def require_gpus(n: int, *, on: str | None = None) -> Requirement:
     """The test needs ``n`` GPUs that this rank can see (codes 74, 75, 77, 80 to 85).
 
     Args:
-        n: How many.
-        on: Only in cells of this backend (``"nccl"``); in any cell when None.
+        n: The number of GPUs.
+        on: Require them only in cells of this backend (``"nccl"``); None for every cell.
     """
     at_least_one(n, "GPUs")
 
@@ -159,7 +159,7 @@ def _check_not_rocm() -> None:
 
 
 skip_if_rocm = Requirement(_check_not_rocm)
-"""The test does not apply to a torch that is built for ROCm (code 78)."""
+"""The test does not apply to a torch built for ROCm (code 78)."""
 
 
 def skip_if_rocm_arch(*names: str) -> Requirement:
@@ -168,7 +168,7 @@ def skip_if_rocm_arch(*names: str) -> Requirement:
     def check() -> None:
         if torch.version.hip is None or not torch.cuda.is_available():
             return
-        # The name goes on with features of the chip: gfx90a:sramecc+:xnack-
+        # Chip features follow the name: gfx90a:sramecc+:xnack-
         found = str(torch.cuda.get_device_properties(0).gcnArchName).split(":", maxsplit=1)[0]
         if found in names:
             skip(SkipCode.ROCM, f"this GPU is a {found}")

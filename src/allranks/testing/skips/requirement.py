@@ -1,6 +1,6 @@
 """Skips that name, by torch's exit code, what the surroundings lack.
 
-A :class:`Requirement` can be used in three ways, and is looked at only in the rank and only when its test runs, never
+A :class:`Requirement` can be used in three ways. It is checked only in the rank and only when its test runs, never
 while the suite is imported::
 
     @require_gpus(2)                      # a test, a method, or a class with all of its tests
@@ -10,10 +10,10 @@ while the suite is imported::
     def test_peer_copy(device): ...
 
     def test_checkpoint(backend):
-        require_gpus(2).check()           # in the middle of a test; without .check() nothing is looked at
+        require_gpus(2).check()           # in the middle of a test; without .check() nothing is checked
 
-Of these, the first two skip before any fixture is made, so the agent can keep the ranks. The requirements themselves
-are in ``gpu_skips``, ``world_skips``, ``backend_skips`` and ``platform_skips``; :mod:`allranks.testing` has them all.
+The first two skip before any fixture is set up, so the agent can keep the ranks. The requirements themselves are in
+``hardware`` and ``software`` of this package; :mod:`allranks.testing` exports them all.
 """
 
 import functools
@@ -27,10 +27,10 @@ from allranks.skip_codes import SkipCode
 
 
 def at_least_one(n: object, of: str) -> int:
-    """``n``, which is to say how many of something a test needs.
+    """Check ``n``, the number of something that a test needs, and return it.
 
     Raises:
-        TypeError: It is no whole number: most often a decorator whose parentheses were forgotten.
+        TypeError: It is not a whole number, most often because the parentheses of a decorator are missing.
         ValueError: It is less than 1.
     """
     if not isinstance(n, int) or isinstance(n, bool):
@@ -45,7 +45,7 @@ def at_least_one(n: object, of: str) -> int:
 Test = TypeVar("Test", bound=Callable[..., object])
 
 REQUIREMENTS_ATTRIBUTE = "allranks_requirements"
-"""Where a decorated test or class keeps its requirements, in the order in which they are looked at."""
+"""The attribute of a decorated test or class with its requirements, in the order of their checks."""
 
 
 def skip(code: SkipCode, detail: str = "") -> NoReturn:
@@ -62,16 +62,16 @@ class Requirement:
     """Something a test needs of its surroundings: a decorator for tests and classes, or :meth:`check` inside a test.
 
     Args:
-        check: Raises :class:`EnvironmentSkip` where the surroundings lack it, else returns.
+        check: Raises :class:`EnvironmentSkip` if the surroundings lack it, else returns.
     """
 
     check: Callable[[], None]
 
     def __call__(self, test: Test) -> Test:
-        """Skip ``test``, or all tests of a class, where this requirement is not met.
+        """Skip ``test``, or all tests of a class, if this requirement is not met.
 
-        On a class it holds for the tests of its subclasses and of classes within it too; those that the class itself
-        has, or inherits, under a name that starts with ``test`` are guarded even without our pytest plugin.
+        On a class, it also applies to tests of its subclasses and nested classes. Methods of the class, inherited ones
+        included, whose names start with ``test`` are guarded even without our pytest plugin.
 
         Raises:
             TypeError: ``test`` is neither a function nor a class.

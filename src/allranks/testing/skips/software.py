@@ -24,10 +24,10 @@ skip_if_windows = Requirement(_check_not_windows)
 def require_imports(*names: str) -> Requirement:
     """The test imports these modules, and each must be installed (code 88).
 
-    A module that is there and cannot be imported for another reason is an error of the test, and no skip.
+    A module that exists but cannot be imported for another reason is an error of the test, not a skip.
 
     Raises:
-        TypeError: No name was given, or one is no string.
+        TypeError: No name was given, or one is not a string.
     """
     if not names or not all(isinstance(name, str) for name in names):
         msg = f"give names of modules, such as 'transformers', not {names!r}"
@@ -47,7 +47,7 @@ def skip_because(reason: str) -> Requirement:
     """The surroundings of this test lack what ``reason`` says (code 86).
 
     Raises:
-        TypeError: There are no words of a reason.
+        TypeError: The reason is not a text, or is empty.
     """
     return skip_when(lambda: True, reason)
 
@@ -56,11 +56,11 @@ def skip_when(condition: Callable[[], object], reason: str) -> Requirement:
     """The test is skipped where ``condition()``, called in each rank when the test runs, is true (code 86).
 
     Args:
-        condition: To be answered alike by all ranks: one that runs alone waits for the others in vain.
+        condition: Must be equal on all ranks: a rank that runs alone waits for its peers in vain.
         reason: What the surroundings lack then, in words.
 
     Raises:
-        TypeError: The condition cannot be called, or there are no words of a reason.
+        TypeError: The condition is not callable, or the reason is not a text, or is empty.
     """
     if not callable(condition):
         msg = f"the condition is called when the test runs, so give a function, such as lambda: ..., not {condition!r}"
@@ -83,7 +83,7 @@ def require_backend_available(*names: str) -> Requirement:
     """The test needs a torch that has one of these backends (code 72), whatever the cell's own backend is.
 
     Raises:
-        TypeError: No name was given, or one is no string.
+        TypeError: No name was given, or one is not a string.
     """
     _check_names(names)
 
@@ -98,7 +98,7 @@ def require_backend_in(*names: str) -> Requirement:
     """The test is about these backends, and the cell's own must be one of them (code 72).
 
     Raises:
-        TypeError: No name was given, or one is no string.
+        TypeError: No name was given, or one is not a string.
     """
     _check_names(names)
 
@@ -117,13 +117,13 @@ def _check_names(names: Collection[object]) -> None:
 
 
 require_gloo = require_backend_available("gloo")
-"""The test needs a torch that is built with gloo (code 72)."""
+"""The test needs a torch built with gloo (code 72)."""
 
 require_ucc = require_backend_available("ucc")
-"""The test needs a torch that is built with UCC (code 72)."""
+"""The test needs a torch built with UCC (code 72)."""
 
 require_mpi = require_backend_available("mpi")
-"""The test needs a torch that is built with MPI (code 72)."""
+"""The test needs a torch built with MPI (code 72)."""
 
 
 def _check_nccl() -> None:
@@ -132,14 +132,14 @@ def _check_nccl() -> None:
 
 
 require_nccl = Requirement(_check_nccl)
-"""The test needs a torch that is built with NCCL (code 76)."""
+"""The test needs a torch built with NCCL (code 76)."""
 
 
 def require_nccl_version(*minimum: int) -> Requirement:
     """The test needs an NCCL (code 76) of at least this version (code 86): ``require_nccl_version(2, 27)``.
 
     Raises:
-        TypeError: The version is not made of whole numbers.
+        TypeError: The version does not consist of whole numbers.
     """
     _check_version(minimum)
     return _on_nccl_version(lambda found: found >= minimum, f"this test needs at least {_dotted(minimum)}")
@@ -185,7 +185,7 @@ def skip_unsupported(operation: str, *, on: Collection[str]) -> Requirement:
     """The test uses ``operation``, which the backends ``on`` lack (code 86, as torch's table has none of its own).
 
     Raises:
-        TypeError: ``on`` is one string and not a collection of them.
+        TypeError: ``on`` is a single string, not a collection of strings.
     """
     if isinstance(on, str):
         msg = f"give the backends as a list: on=[{on!r}]"

@@ -16,15 +16,15 @@ from allranks.skip_codes import SkipCode
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """What became of one rank.
+    """How one rank ended.
 
     Attributes:
         rank: The rank.
         outcome: ``passed``, ``failed``, ``skipped``, ``aborted`` or ``timed_out``.
-        error: What it raised, if it raised something.
+        error: The exception that it raised, if any.
         place: Where it was when it was stopped; empty for a rank that ended by itself.
         is_waiting: Whether it was stopped while it waited for its peers in a collective.
-        is_left: Whether its thread still runs: it is in a call that Python cannot break off.
+        is_left: Whether its thread still runs, in a call that Python cannot interrupt.
     """
 
     rank: int
@@ -38,8 +38,8 @@ class Ending:
 def ending_of(rank: int, error: BaseException | None) -> Ending:
     """The ending of a rank that ended by itself.
 
-    An exit with one of torch's codes for skips is a skip, and every other exit a failure: a rank that leaves in the
-    middle of a test has not passed it.
+    An exit with one of torch's skip codes is a skip. Every other exit is a failure: a rank that leaves in mid-test has
+    not passed.
     """
     if error is None:
         return Ending(rank=rank, outcome=Outcome.PASSED)
@@ -58,7 +58,7 @@ def _skip_of(error: BaseException) -> BaseException | None:
 
 
 def frame_of(thread: int | None) -> FrameType | None:
-    """The innermost frame of a living thread."""
+    """The innermost frame of a live thread."""
     return None if thread is None else sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers
 
 
@@ -66,8 +66,8 @@ def place_of(frame: FrameType | None, *, below: str) -> str:
     """``FILE:LINE in NAME`` of the innermost call in the test that is not torch's or Python's own.
 
     Args:
-        frame: Where a thread is.
-        below: The file that called the test: frames outside of the test are of no interest.
+        frame: The current frame of a thread.
+        below: The file that called the test: frames outside of the test are ignored.
     """
     stack = traceback.extract_stack(frame) if frame is not None else []
     files = [summary.filename for summary in stack]
@@ -82,13 +82,13 @@ def _is_library(filename: str) -> bool:
 
 
 class RankThreadError(AssertionError):
-    """A test went wrong on at least one rank that is a thread.
+    """A test was bad on at least one rank that is a thread.
 
-    Its cause is what the leading rank raised; the tracebacks of other ranks that failed are in its notes.
+    Its cause is the exception of the leading rank; the tracebacks of other failed ranks are in its notes.
 
     Args:
-        message: The leading rank and what became of it; then a line for each peer.
-        leading: The rank that went first.
+        message: The leading rank and its outcome, then one line for each peer.
+        leading: The rank that was bad first.
     """
 
     def __init__(self, message: str, leading: int) -> None:
@@ -97,14 +97,14 @@ class RankThreadError(AssertionError):
 
 
 def raise_for(endings: Sequence[Ending]) -> None:
-    """Return when all ranks passed, skip when all skipped, else fail.
+    """Return if all ranks passed, skip if all skipped, else fail.
 
     Args:
-        endings: What became of the ranks, in the order in which they ended.
+        endings: How the ranks ended, in the order of their ends.
 
     Raises:
-        RankThreadError: A rank failed or did not end; or some skipped and others did not.
-        unittest.SkipTest, pytest.skip.Exception: All ranks skipped; the skip of the first.
+        RankThreadError: A rank failed or did not end; or only some ranks skipped.
+        unittest.SkipTest, pytest.skip.Exception: All ranks skipped; this is the skip of the first.
         pytest.exit.Exception, KeyboardInterrupt: A rank ended the whole session.
     """
     __tracebackhide__ = True
@@ -119,12 +119,12 @@ def raise_for(endings: Sequence[Ending]) -> None:
 
 
 def _leading(endings: Sequence[Ending]) -> Ending | None:
-    """The first that failed; else one that never ended, and of these one that its peers waited for; else a skip."""
+    """The first failed rank; else one that timed out, preferably not while waiting for its peers; else a skip."""
 
     def among(outcome: Outcome) -> list[Ending]:
         return [ending for ending in endings if ending.outcome is outcome]
 
-    # All that timed out did so at the same moment: the order in which they were stopped means nothing.
+    # All timed out at the same moment, so the order in which they were stopped is meaningless.
     timed_out = sorted(among(Outcome.TIMED_OUT), key=lambda ending: (ending.is_waiting, ending.rank))
     return next(iter([*among(Outcome.FAILED), *timed_out, *among(Outcome.SKIPPED)]), None)
 

@@ -26,25 +26,25 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
     """A test case whose test methods run once in each of several threads, which are the ranks.
 
     Every rank has a default process group of the backend ``threaded``, and a shallow copy of the test case with its
-    own ``rank``; so what :meth:`setUp` puts on ``self`` is there in each rank. The order for one test::
+    own ``rank``, so each rank has the attributes that :meth:`setUp` sets on ``self``. The order for one test::
 
         setUp                                   in the main thread, where rank is MAIN_THREAD_RANK
             perThreadSetUp, test, perThreadTearDown, clean-ups of that rank       in each rank
         tearDown                                in the main thread
 
-    A rank that fails, in a hook too, ends the test: its peers are woken if they wait in a collective. The error, a
-    :class:`~allranks.testing.RankThreadError`, names the rank that went first and says what became of each peer.
-    The test is skipped when all ranks skip; when only some do, ranks disagree, and that is an error.
+    A rank that fails, even in a hook, ends the test: its peers are woken if they wait in a collective. The error, a
+    :class:`~allranks.testing.RankThreadError`, names the first bad rank and the outcome of each peer. The test is
+    skipped if all ranks skip; if only some do, the ranks disagree, and that is an error.
 
     All threads share the random number generators of the process, its environment and its working directory. The group
-    has the collectives that torch's threaded group has: no ``send`` and ``recv``.
+    supports the collectives of torch's threaded group, but not ``send`` and ``recv``.
     """
 
-    # Its ranks have their own world, so an agent need not make one for it.
+    # Its ranks have their own world, so an agent need not create one.
     pytestmark: ClassVar[pytest.MarkDecorator] = plain_mark("no_process_group")
 
     MAIN_THREAD_RANK: ClassVar[int] = -1
-    """The ``rank`` of the test case outside of all ranks."""
+    """The ``rank`` of the test case in the main thread."""
 
     def __init__(self, methodName: str = "runTest") -> None:  # noqa: N803 - the name of unittest
         super().__init__(methodName)
@@ -56,16 +56,16 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are. To be overridden."""
+        """The number of ranks. Override it to change that."""
         return DEFAULT_WORLD_SIZE
 
     @property
     def thread_timeout(self) -> float:
-        """Seconds for one test, hooks included. To be overridden; :func:`default_timeout` unless it is."""
+        """Time limit of a test in seconds, hooks included. Override it to change :func:`default_timeout`."""
         return default_timeout()
 
     def perThreadSetUp(self) -> None:  # noqa: N802 - torch's name
-        """Run in each rank before the test, with the process group there."""
+        """Run in each rank before the test, with its process group."""
 
     def perThreadTearDown(self) -> None:  # noqa: N802 - torch's name
         """Run in each rank after the test, however it ended, if :meth:`perThreadSetUp` did not fail."""
@@ -73,7 +73,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
     def addCleanup(  # noqa: N802 - unittest's name
         self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Call ``function`` at the end; for a rank, in its thread when it is done, as a part of its test."""
+        """Call ``function`` at the end; in a rank, in its thread after its test, as a part of the test."""
         if self._cleanups_of_rank is None:
             super().addCleanup(function, *args, **kwargs)
         else:
@@ -82,7 +82,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
     def assertEqualOnRank(  # noqa: N802 - torch's name
         self, x: object, y: object, msg: str | None = None, *, rank: int = 0
     ) -> None:
-        """Compare on one rank only, as for what depends on the random numbers that all ranks share."""
+        """Compare on one rank only, for instance values that depend on the shared random numbers."""
         if self.rank == rank:
             self.assertEqual(x, y, msg)  # noqa: PT009 - for users of unittest
 
@@ -94,7 +94,7 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
             self.assertNotEqual(x, y, msg)  # noqa: PT009 - for users of unittest
 
     def _spawn_threads(self) -> None:
-        """Nothing: threads start with the test. Here so that suites written for torch's class run as they are."""
+        """Do nothing: threads start with the test. Suites written for torch's class call this."""
 
     def _in_all_ranks(self, name: str, test: Callable[[], object]) -> Callable[[], None]:
         @functools.wraps(test)
@@ -104,15 +104,15 @@ class MultiThreadedTestCase(TensorEquality, unittest.TestCase):
             )
             raise_for(endings)
 
-        # A method, as the one in whose place it stands: unittest takes a function for a factory of tests.
+        # A bound method, like the one that it replaces: unittest treats a function as a test factory.
         return types.MethodType(in_all_ranks, self)
 
     def _be_rank(self, rank: int, name: str) -> None:
         case = copy.copy(self)
-        # The method itself, not the wrapper around it, which is an attribute of the instance.
+        # Remove the wrapper, an attribute of the instance, so that the method itself is called.
         vars(case).pop(name, None)
         with ExitStack() as cleanups:
-            # Without an outcome a subtest that fails ends its rank: several threads cannot write to one result.
+            # Without an _outcome, a failed subtest ends its rank: several threads cannot write to one result.
             vars(case).update(rank=rank, _cleanups_of_rank=cleanups, _outcome=None)
             case.perThreadSetUp()
             try:
@@ -126,14 +126,14 @@ def spawn_threads_and_init_comms(
 ) -> Callable[[Callable[P, object]], Callable[P, None]]:
     """Run a test function or method in several threads, each with a rank of one threaded process group.
 
-    The arguments are the same objects in all ranks; ``torch.distributed.get_rank()`` tells them apart.
+    The arguments are the same objects in all ranks; ``torch.distributed.get_rank()`` distinguishes the ranks.
 
     Args:
-        world_size: How many ranks.
-        timeout: Seconds for the test; :func:`default_timeout` when None.
+        world_size: The number of ranks.
+        timeout: Time limit of the test in seconds; None for :func:`default_timeout`.
 
     Returns:
-        A decorator. The decorated test raises as a test of :class:`MultiThreadedTestCase` does.
+        A decorator. The decorated test raises the errors of a :class:`MultiThreadedTestCase`.
     """
 
     def decorate(test: Callable[P, object]) -> Callable[P, None]:
@@ -148,4 +148,4 @@ def spawn_threads_and_init_comms(
 
 
 def _discard(_returned: object) -> None:
-    """For bodies that return something."""
+    """Drop the return value of a test."""

@@ -14,12 +14,12 @@ from allranks.testing.threads.thread_world import ThreadedWorld, threaded_world
 
 @dataclass(frozen=True, kw_only=True)
 class JoinLimits:
-    """How long ranks are waited for. All in seconds.
+    """How long to wait for ranks, in seconds.
 
     Attributes:
-        total: For all of a test.
-        settling: For peers of a rank that failed to end by themselves, as they do when all fail alike.
-        grace: For peers of a rank that skipped to do the same; and for every rank to end once it was told to.
+        total: For a whole test.
+        settling: After a rank failed, for its peers to end by themselves, as they do if all fail alike.
+        grace: The same after a rank skipped; also for every rank to end once it was told to.
     """
 
     total: float
@@ -31,12 +31,12 @@ def run_ranks(size: int, body: Callable[[int], None], patience: JoinLimits) -> l
     """Run ``body(rank)`` in a thread for each rank, each with a default process group.
 
     Args:
-        size: How many ranks.
-        body: What each rank does.
-        patience: How long it may take.
+        size: The number of ranks.
+        body: Runs in each rank.
+        patience: The time limits.
 
     Returns:
-        What became of each rank, in the order in which they ended; those that were stopped come last.
+        How each rank ended, in the order of their ends; those that were stopped come last.
 
     Raises:
         ThreadedWorldError: Ranks cannot be threads here.
@@ -57,7 +57,7 @@ class _Crew:
         self._body = body
         self._patience = patience
         self._ended: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
-        # Daemons: one that cannot be broken off must not keep the process alive.
+        # Daemons: a thread that cannot be interrupted must not keep the process alive.
         self._threads = {
             rank: threading.Thread(target=self._be, args=(rank,), name=f"rank {rank}", daemon=True)
             for rank in range(world.size)
@@ -79,7 +79,7 @@ class _Crew:
         self._ended.put((rank, error))
 
     def wait(self) -> None:
-        """Wait for all ranks, but not for long after one has gone wrong."""
+        """Wait for all ranks, but only briefly once one has not passed."""
         deadline = time.monotonic() + self._patience.total
         while self._live and not self._went_wrong:
             if not self._take(deadline):
@@ -88,8 +88,8 @@ class _Crew:
         self._collect(self._patience.settling if self._has_failed else self._patience.grace)
 
     def stop(self) -> None:
-        """End every rank that still lives, in order: by its collectives, by an exception, or not at all."""
-        # Peers of a bad rank may end well in their time; ranks that timed out have had theirs.
+        """End all live ranks: first through their collectives, then by an exception; the rest is left running."""
+        # Peers of a bad rank may still end well in the longer grace; ranks that timed out had their time.
         grace = self._patience.settling if self._stopped else self._patience.grace
         self._mark_live(Outcome.ABORTED)
         if self._live:
@@ -119,7 +119,7 @@ class _Crew:
             pass
 
     def _take(self, deadline: float) -> bool:
-        """Wait for the next rank to end; whether one did before the deadline."""
+        """Wait for the next rank to end; returns whether one did before the deadline."""
         try:
             rank, error = self._ended.get(timeout=max(deadline - time.monotonic(), 0))
         except queue.Empty:
@@ -129,7 +129,7 @@ class _Crew:
         return True
 
     def _ending(self, rank: int, error: BaseException | None) -> Ending:
-        """What a rank came to; what it raises when it is stopped says nothing, and what it does says little."""
+        """How a rank ended; errors that our stop caused are ignored, and so is any end after a time-out."""
         stopped = self._stopped.get(rank)
         if stopped is None:
             return ending_of(rank, error)
@@ -138,7 +138,7 @@ class _Crew:
         return stopped
 
     def _is_end(self, error: BaseException | None) -> bool:
-        """Whether an error is our doing: itself, or what a clean-up made of it."""
+        """Whether our stop caused an error: directly, or through a clean-up that raised another one."""
         while error is not None:
             if isinstance(error, StopRank) or self._world.is_termination(error):
                 return True
@@ -160,10 +160,10 @@ class _Crew:
 
 
 class StopRank(BaseException):
-    """Ends the thread of a rank that does not end by itself; no ``except Exception`` catches it."""
+    """Ends the thread of a rank that does not end by itself; ``except Exception`` does not catch it."""
 
 
 def _raise_in(thread: threading.Thread) -> None:
-    """Raise :class:`StopRank` in a thread, at its next step of Python."""
+    """Raise :class:`StopRank` in a thread, at its next Python instruction."""
     if thread.is_alive() and thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(StopRank))

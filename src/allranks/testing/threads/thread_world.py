@@ -1,7 +1,7 @@
 """A world for threads: the one place that touches torch's threaded process group.
 
 torch has no public process group for threads. Its own suites use the private module
-``torch.testing._internal.distributed.multi_threaded_pg``, and so does this module; nothing else of allranks may.
+``torch.testing._internal.distributed.multi_threaded_pg``. So does this module; no other module of allranks may.
 """
 
 import importlib
@@ -24,11 +24,11 @@ class ThreadedWorldError(RuntimeError):
 
 
 class ThreadedWorld:
-    """The process groups of ranks that are threads, while :func:`threaded_world` lasts.
+    """The process groups of ranks that are threads, within :func:`threaded_world`.
 
     Args:
-        backend: The module of torch that has the threaded group, and has put its world in place.
-        size: How many ranks there are.
+        backend: torch's module with the threaded group, which has installed its world.
+        size: The number of ranks.
     """
 
     def __init__(self, backend: ModuleType, size: int) -> None:
@@ -40,11 +40,11 @@ class ThreadedWorld:
 
     @contextmanager
     def member(self, rank: int, timeout: float) -> Iterator[None]:
-        """Be a rank: to be entered by the thread of that rank, which then has a default process group.
+        """Give the calling thread, which becomes this rank, a default process group.
 
         Args:
             rank: The rank.
-            timeout: Seconds that making this group, or a sub-group, may take.
+            timeout: Time limit in seconds to create this group or a subgroup.
         """
         dist.init_process_group(
             "threaded", rank=rank, world_size=self.size, store=self._store, timeout=timedelta(seconds=timeout)
@@ -52,19 +52,19 @@ class ThreadedWorld:
         try:
             yield
         finally:
-            # A test may have destroyed its group itself; and a thread that was left behind, and ends when its world has
-            # gone, must not destroy the group of the process.
+            # A test may have destroyed its group itself. A thread that was left running, and ends after its world, must
+            # not destroy the group of the process.
             if _current_world() is self._world and dist.is_initialized():
                 dist.destroy_process_group()
 
     def terminate(self) -> None:
-        """Wake every rank that waits in a collective, or comes to one: it leaves with a ``SystemExit`` of torch's."""
-        # With the lock no rank can add a collective to those that are being woken.
+        """Wake every rank that waits in a collective, or enters one later: torch raises ``SystemExit`` in it."""
+        # With the lock held, no rank can add a collective to those that are being woken.
         with self._group._coll_lock:  # noqa: SLF001 - torch has no other way
             self._group.exception_handle(None)
 
     def is_termination(self, error: BaseException) -> bool:
-        """Whether an error is the one by which :meth:`terminate` ends a rank."""
+        """Whether an error is the one that :meth:`terminate` causes."""
         return isinstance(error, SystemExit) and self._is_inside(error.__traceback__)
 
     def _is_inside(self, traceback: TracebackType | None) -> bool:
@@ -77,21 +77,21 @@ class ThreadedWorld:
         return filename == self._backend.__file__
 
     def reset(self) -> None:
-        """Forget all collectives, and the termination."""
+        """Clear all collectives and the termination."""
         self._group.reset()
 
 
 @contextmanager
 def threaded_world(size: int) -> Iterator[ThreadedWorld]:
-    """Give each thread a world of its own, and put the process's world back at the end.
+    """Give each thread its own world, and restore the process's world at the end.
 
-    A default process group that this process has is out of sight meanwhile, and unharmed.
+    A default process group of this process is hidden meanwhile, and stays intact.
 
     Args:
-        size: How many ranks there will be.
+        size: The number of ranks.
 
     Raises:
-        ThreadedWorldError: This torch has no threaded process group, or a threaded world is there already.
+        ThreadedWorldError: This torch has no threaded process group, or this process already has a threaded world.
     """
     backend = _backend()
     if isinstance(_current_world(), backend.ThreadLocalWorld):
@@ -131,7 +131,7 @@ def _current_world() -> object:
 
 
 def _isolate_threads(is_on: bool) -> None:
-    """Let each thread have its own table of groups for functional collectives, where this torch can."""
+    """Give each thread its own table of groups for functional collectives, if this torch can."""
     switch = getattr(torch._C._distributed_c10d, "_set_thread_isolation_mode", None)  # noqa: SLF001 - as above
     if switch is not None:
         switch(is_on)
