@@ -3,10 +3,8 @@
 In torch's own test cases, a rank that cannot run a test exits with one of these codes, and its launcher reads the
 reason from the code. The numbers are those of ``TEST_SKIPS`` in ``torch/testing/_internal/common_distributed.py``,
 which takes a second to import and is absent without torch; this module needs only the standard library. The installed
-torch's table takes precedence over this one: see :mod:`allranks.skip_codes`.
-
-Codes and messages differ between versions of torch, and a newer torch has codes that are missing here. Importing the
-module that holds the table takes a second and changes global state, so it is parsed instead, and never executed.
+torch's table takes precedence (:func:`installed_skips`): codes and messages differ between versions, and a newer torch
+has codes that are missing here. That module is parsed and never executed, because its import changes global state.
 """
 
 import ast

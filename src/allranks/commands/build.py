@@ -113,7 +113,7 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
 
 
 def _shelf(options: argparse.Namespace) -> "Shelf":
-    from allranks.image.sharing import Shelf, as_archive, by_push, in_no_registry, look_up  # noqa: PLC0415  # noqa: PLC0415
+    from allranks.image.sharing import Shelf, as_archive, by_push, in_no_registry, look_up  # noqa: PLC0415
 
     return Shelf(
         folder=options.export,
