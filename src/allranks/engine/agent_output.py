@@ -15,9 +15,9 @@ STDOUT = 1
 
 
 class FrameReader:
-    """Bytes in, ``(stream, payload)`` out, whatever the boundaries of the pieces.
+    """Bytes in, ``(stream, payload)`` out, regardless of the boundaries of the pieces.
 
-    A payload is passed on as it comes, in as many parts: a frame may claim 4 GiB, and nothing of it is kept here.
+    Payloads are passed on in parts as they arrive, without buffering: a frame may claim 4 GiB.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class FrameReader:
         self._left = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """What of payloads is in `data`, never empty."""
+        """The parts of payloads in `data`, never empty."""
         place = 0
         while place < len(data):
             if self._left:
@@ -52,7 +52,7 @@ _END: Final = re.compile(b"[\n" + SEPARATOR + b"]")
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of a stream that claim to be a record and are none.
+    """Bytes of a stream that begin like a record but are none.
 
     Attributes:
         what: Where they are and why, as in "record 3, from byte 512 on, is no JSON".
@@ -62,7 +62,7 @@ class Damage:
 
 
 class RecordReader:
-    """Bytes in, records out, whatever the boundaries of the pieces.
+    """Bytes in, records out, regardless of the boundaries of the pieces.
 
     ::
 
@@ -110,7 +110,7 @@ class RecordReader:
         line = self._line
         if line is None or not (is_ended or len(line) > LINE_LIMIT):
             return
-        self._line = None  # of a line that is too long the rest is output
+        self._line = None  # the rest of a line that is too long is output
         try:
             yield decode(bytes(line))
         except RecordError as error:
@@ -119,14 +119,14 @@ class RecordReader:
                 yield Damage(f"record {self._records}, from byte {self._began} on, {error}")
 
     def note(self, data: bytes) -> None:
-        """Keep the end of some output that is no record."""
+        """Keep the end of output that is no record."""
         self._output += data
         if len(self._output) > 2 * _OUTPUT_LIMIT:
             del self._output[:-_OUTPUT_LIMIT]
 
     @property
     def output(self) -> str:
-        """The end of what is no record."""
+        """The end of the output that is no record."""
         return self._output[-_OUTPUT_LIMIT:].decode("utf-8", "replace").strip()
 
 

@@ -1,6 +1,6 @@
 """The agents of a running job, one for each node, and the results that they leave.
 
-Whatever an engine's agents are, processes or containers, what a run may do with them is the same.
+A run handles all agents alike, whether an engine runs them as processes or as containers.
 """
 
 import errno
@@ -29,33 +29,33 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Meeting:
-    """Where the agents of one job on this host meet, and how they know each other.
+    """The rendezvous of the agents of one job on this host, and their shared secret.
 
     Attributes:
-        held: The port, which nobody else can take as long as this is open: bound with SO_REUSEADDR, and not listening.
-        token: The job's.
+        held: The port, reserved as long as this is open: bound with SO_REUSEADDR, and not listening.
+        token: The job's token.
     """
 
     held: socket.socket
     token: str
 
     def config_of(self, agent: AgentConfig, node: int) -> AgentConfig:
-        """What the agent of one node is told."""
+        """The configuration of one node's agent."""
         address, port = self.held.getsockname()
         post = NodeConfig(node=node, leader=address, port=port, token=self.token)
         # On one host the leading agent sees the GPUs of all.
         return replace(agent, post=post, check_gpus=() if node else agent.check_gpus)
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Release the port."""
         self.held.close()
 
 
 def arrange_meeting() -> Meeting:
-    """A port of the loopback interface, and a token that has never been before.
+    """A port of the loopback interface, and a new token.
 
     Raises:
-        OSError: No port can be had.
+        OSError: No port can be bound.
     """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -68,16 +68,16 @@ def arrange_meeting() -> Meeting:
 
 
 def make_token() -> str:
-    """A token that has never been before, for one job."""
+    """A new, unique token for one job."""
     return secrets.token_hex(_TOKEN_BYTES)
 
 
 def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
-    """What of a job on several nodes is one node's.
+    """The part of a job on several nodes for one node.
 
     Args:
         spec: The job.
-        agent: What the node's agent is told, its post included.
+        agent: The configuration of the node's agent, its post included.
     """
     node, nodes = agent.node, agent.nodes
     gpus = gpus_of(node, spec.gpus, nodes)
@@ -91,27 +91,27 @@ def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
 
 
 def _checked_on(gpus: Sequence[str], checks: Iterable[GpuToCheck]) -> tuple[GpuToCheck, ...]:
-    """Those that a node has: an agent would take another one for sick. It knows by number only its own."""
+    """The checks of a node's own GPUs: an agent would report others as sick. Numbers count among its own."""
     own = [each for each in checks if each.gpu in gpus]
     return tuple(replace(each, visible=str(gpus.index(each.gpu))) if each.visible.isdecimal() else each for each in own)
 
 
 def _passthrough_of(node: int, passthrough: Passthrough, nodes: int) -> Passthrough:
-    """How one node is given its GPUs: AMD's have a device node each, behind the one that all of them need."""
+    """How one node is given its GPUs: AMD's have a device node each, after the one that all of them need."""
     shared, own = passthrough.nodes[:1], gpus_of(node, passthrough.nodes[1:], nodes)
     numbers = tuple(passthrough.numbers[place] for place in share_of(node, total=len(passthrough.numbers), nodes=nodes))
     return replace(passthrough, nodes=(*shared, *own), numbers=numbers)
 
 
 def gpus_of(node: int, gpus: Sequence[str], nodes: int) -> tuple[str, ...]:
-    """The GPUs of one node, of those that a job holds on this host."""
+    """The GPUs of one node, among those that a job holds on this host."""
     return tuple(gpus[place] for place in share_of(node, total=len(gpus), nodes=nodes))
 
 
 def bring_home(folders: Sequence[Path], results: Path, each: int = RESULTS_BYTES) -> None:
-    """Put the results of all nodes into one folder: regular files, and none by way of a link.
+    """Put the results of all nodes into one folder: only regular files, without following links.
 
-    Ranks are numbered over all nodes, so that their files have names of their own; an agent's get its node's number.
+    Ranks are numbered over all nodes, so their files have unique names; an agent's files get its node's number.
 
     Args:
         folders: The results of each node's agent, the leader's first.
@@ -158,11 +158,11 @@ def _files(folder: Path, intake: Intake, errors: list[OSError]) -> Iterator[Path
 
 
 def _copy(source: Path, relative: PurePosixPath, node: int, intake: Intake) -> None:
-    if node and relative.parts[0] == PYTEST_CACHE:  # says nothing that the leader's does not
+    if node and relative.parts[0] == PYTEST_CACHE:  # the leader's has it all
         return
     name = name_of(relative, node) if node else relative
     try:
-        # It may have become a link since it was listed, or a pipe that would block.
+        # Since it was listed, it may have become a link, or a pipe that would block.
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
         intake.leave_out("unreadable", name, 0)
@@ -174,14 +174,14 @@ def _copy(source: Path, relative: PurePosixPath, node: int, intake: Intake) -> N
 
 
 def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """So many bytes of a file: it may grow as long as it is read."""
+    """The first `size` bytes of a file: it may grow while it is read."""
     while size > 0 and (piece := file.read(min(size, _PIECE))):
         size -= len(piece)
         yield piece
 
 
 def name_of(path: PurePosixPath, node: int) -> PurePosixPath:
-    """What a file of a follower's results is called among those of the leader."""
+    """The name of a follower's result file among those of the leader."""
     if path.stem.endswith("agent") and len(path.parts) == 1:
         return path.with_name(f"{path.stem}-{node}{path.suffix}")
     return path
@@ -192,40 +192,40 @@ STOP_GRACE = 8.0
 
 _LOOK_AGAIN = 1.0
 _LATE = 4.0
-"""Seconds beyond a look that nobody comes late by: writing down what has come takes less."""
+"""Seconds that a poll is never late by, unless this process was stopped: writing records takes less."""
 
 
 class Agent(Protocol):
     """The agent of one node.
 
     Attributes:
-        has_ended: Nothing more will come of it.
+        has_ended: It will report nothing more.
     """
 
     has_ended: bool
 
     @property
     def descriptors(self) -> Collection[int]:
-        """One of these is readable when :meth:`hear` has something to do."""
+        """One of these is readable when :meth:`hear` has data to read."""
 
     def hear(self, ready: Collection[int]) -> Iterable[Record | Damage]:
-        """The records that have come; at its end, notes it.
+        """Read the records that have arrived; set `has_ended` at its end.
 
         Args:
             ready: Those of its descriptors that are readable.
         """
 
     def go(self) -> None:
-        """Give it its turn; nothing where it has ended already."""
+        """Give it its turn; do nothing if it has ended already."""
 
     def hang_up(self) -> None:
-        """Have it end its ranks and itself; idempotent."""
+        """Ask it to end its ranks and itself; idempotent."""
 
     def resume(self) -> None:
-        """Let it go on if somebody has stopped it: it has its ranks to end."""
+        """Continue it if it was stopped from outside: it has to end its ranks."""
 
     def end(self, deadline: float) -> None:
-        """See to it that it has ended; at the deadline (monotonic) it is killed. Idempotent."""
+        """Wait for its end, and kill it at the deadline (monotonic). Idempotent."""
 
     def exit(self) -> NodeExit:
         """How it has ended.
@@ -239,11 +239,11 @@ A = TypeVar("A", bound=Agent)
 
 
 class JobOfAgents(Generic[A]):
-    """What both engines' jobs do with their agents.
+    """The handling of agents that the jobs of both engines share.
 
     Args:
         agents: The agents, the leading one first.
-        limit: Seconds that they may take once it is their turn.
+        limit: Seconds that they may take from their turn on.
     """
 
     def __init__(self, agents: Sequence[A], limit: float) -> None:
@@ -261,14 +261,14 @@ class JobOfAgents(Generic[A]):
         self._leader.go()
 
     def _now(self) -> float:
-        """Seconds on a clock that stands still while this process is stopped, and its machine asleep."""
+        """Seconds on a clock that pauses while this process is stopped, or its machine sleeps."""
         return time.monotonic() - self._held_up
 
     def hang_up(self) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.hang_up`."""
         self._deadline = min(self._deadline, self._now() + STOP_GRACE)
         self._leader.hang_up()
-        os.eventfd_write(self._bell, 1)  # whoever reads has a new deadline
+        os.eventfd_write(self._bell, 1)  # the reading thread has a new deadline
 
     def wait(self, sink: RecordSink) -> JobExit:
         """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
@@ -284,7 +284,7 @@ class JobOfAgents(Generic[A]):
         )
 
     def _is_over(self) -> bool:
-        """The leader has ended, or waits in vain for an agent that has ended before the two have met."""
+        """True if the leader has ended, or waits in vain for an agent that ended before the two met."""
         return self._leader.has_ended or (
             not self._have_met and any(follower.has_ended for follower in self._followers)
         )
@@ -294,7 +294,7 @@ class JobOfAgents(Generic[A]):
         self._stop_all(_ignore)
 
     def _stop_all(self, sink: RecordSink) -> None:
-        # The leader first: it ends the ranks of all nodes, and knows then why they ended.
+        # The leader first: it ends the ranks of all nodes, and then can report why they ended.
         self._stop([self._leader], sink)
         self._stop(self._followers, sink)
 
@@ -304,17 +304,17 @@ class JobOfAgents(Generic[A]):
             if agent is not self._leader:
                 agent.resume()
         deadline = self._now() + STOP_GRACE
-        # An agent whose last records nobody reads would wait for room until it is killed.
+        # An agent whose last records are not read would block on its full pipe until it is killed.
         self._read_until(lambda: all(agent.has_ended for agent in agents), lambda: deadline, sink)
         for agent in agents:
             agent.end(deadline + self._held_up)
 
     def close(self) -> None:
-        """Let go of what this object itself holds."""
+        """Release what this object itself holds."""
         os.close(self._bell)
 
     def _read_until(self, is_over: Callable[[], bool], deadline: Callable[[], float], sink: RecordSink) -> bool:
-        """Read records until something is the case; False when the deadline, which may change, came first."""
+        """Read records until `is_over`; False if the deadline, which may change, came first."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
             for agent in self._agents:
@@ -325,7 +325,7 @@ class JobOfAgents(Generic[A]):
                 found = selector.select(min(remaining, _LOOK_AGAIN))
                 looked, before = time.monotonic(), looked
                 if looked - before > _LOOK_AGAIN + _LATE:
-                    # Somebody has stopped this process: agents went on, and what they said meanwhile waits to be read.
+                    # This process was stopped: agents went on, and their records of that time wait to be read.
                     self._held_up += looked - before
                 if any(key.fd == self._bell for key, _ in found):
                     os.eventfd_read(self._bell)
@@ -355,4 +355,4 @@ def _by_agent(
 
 
 def _ignore(_node: int, _said: Record | Damage) -> None:
-    """Drop a record of a job that is stopped: whoever wanted its records has not waited for them."""
+    """Drop a record of a job that is stopped: its caller no longer waits for records."""

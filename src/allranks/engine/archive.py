@@ -12,7 +12,7 @@ from allranks.engine.protocol import FileCopy
 from allranks.harness.config import RESULTS_BYTES
 
 PAGE = 4096
-"""Bytes that a file system in memory gives out at a time."""
+"""The allocation unit of a file system in memory, in bytes."""
 
 _EXTENSIONS = frozenset(
     {tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
@@ -22,7 +22,7 @@ _EXTENSIONS = frozenset(
 _WITHOUT_CONTENT = frozenset(
     {tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE}
 )
-"""Entries behind which no content comes, whatever size they claim."""
+"""Entries without content behind them, whatever size they claim."""
 
 _LARGEST_HEADER = 1 << 20
 """Bytes: Linux has paths of 4,096, and an extended attribute of a file has 64 KiB at the most."""
@@ -37,8 +37,8 @@ class Archive:
     """A finished archive.
 
     Attributes:
-        data: It.
-        pages: How many pages its files take where they are unpacked, those of folders included.
+        data: The archive's bytes.
+        pages: How many pages its files and folders take when they are unpacked.
     """
 
     data: bytes
@@ -55,7 +55,7 @@ class ArchiveBuilder:
     def __init__(self, owner: int) -> None:
         self._owner = owner
         self._buffer = io.BytesIO()
-        # A link would lead nowhere in the job: what it leads to goes in instead.
+        # A link would lead nowhere in the job: its target goes in instead.
         self._tar = tarfile.open(fileobj=self._buffer, mode="w", dereference=True)  # noqa: SIM115 - see `finish`
         self._folders: set[str] = set()
         self._pages = 0
@@ -109,11 +109,11 @@ class ArchiveBuilder:
 def walk(source: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """A file itself, or all files below a folder, in a fixed order.
 
-    Links are followed. What is neither file nor folder (a socket, a link to nothing) is left out.
+    Links are followed. Anything else than files and folders (a socket, a link to nothing) is left out.
 
     Args:
         source: The file or folder.
-        above: Folders that are not entered again, so that a link to one of them ends.
+        above: Folders that are not entered again, so that a link to one of them does not recurse.
     """
     if source.is_file():
         yield source
@@ -124,11 +124,11 @@ def walk(source: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
 
 
 def unpack(pieces: Iterable[bytes], into: Path, most: int = RESULTS_BYTES) -> None:
-    """Unpack an archive that a job made, and which is therefore not trusted, without its first path component.
+    """Unpack an untrusted archive of a job, without the first component of its paths.
 
-    Files are made, with the folders above them, and nothing else: links and devices are left out, so no entry can lead
-    anywhere. ``tarfile`` reads headers alone: its streams end without a word where one is damaged, and skip for ever
-    where one claims 2**80 bytes.
+    Only files are made, with the folders above them: links and devices are left out, so no entry can lead elsewhere.
+    ``tarfile`` parses only headers here: its own streams would end silently at a damaged one, and skip for ever at
+    one that claims 2**80 bytes.
 
     Args:
         pieces: The archive.
@@ -136,7 +136,7 @@ def unpack(pieces: Iterable[bytes], into: Path, most: int = RESULTS_BYTES) -> No
         most: How many bytes its files may have; see :class:`allranks.engine.intake.Intake`.
 
     Raises:
-        tarfile.TarError: It is damaged, or an entry would leave the folder; what came before is there.
+        tarfile.TarError: It is damaged, or an entry would leave the folder; what came before it is unpacked.
         EngineError: Something was left out; all that fits is there.
         OSError: The folder cannot be written.
     """
@@ -157,7 +157,7 @@ def unpack(pieces: Iterable[bytes], into: Path, most: int = RESULTS_BYTES) -> No
 
 
 def _entries(source: "_Source") -> Iterator[tarfile.TarInfo]:
-    """The entries of an archive; whoever takes one moves the source behind its content.
+    """The entries of an archive; the caller moves the source behind the content of each.
 
     Raises:
         tarfile.TarError: The archive is damaged.
@@ -242,7 +242,7 @@ class _Source:
             pass
 
     def read_header(self, size: int) -> bytes:
-        """The content of a header, with the bytes behind it that fill its last block."""
+        """The content of a header; the padding of its last block is read, too."""
         if not 0 <= size <= _LARGEST_HEADER:
             msg = f"a header of {size} bytes"
             raise tarfile.ReadError(msg)

@@ -56,13 +56,13 @@ from allranks.interruption import uninterrupted
 _LOCAL = "http+unix://"
 
 _REMOVED_WITHIN = 10.0
-"""Seconds: an object of a job that has ended is in use no longer than a removal by somebody else takes."""
+"""Seconds: an object of a job that has ended stays in use no longer than a removal by another process takes."""
 
 _IN_USE = frozenset({403, 409})
-"""What the daemon answers while somebody else uses or removes something: of a network, of all else."""
+"""Status codes while another process uses or removes something: 403 for a network, 409 for all else."""
 
 _VACATED_WITHIN = 15.0
-"""Seconds: whoever else removes the same container is done by then, and a driver has let go of its processes."""
+"""Seconds: another removal of the same container is done by then, and a driver has released its processes."""
 
 
 def connect(*, timeout: int = 60) -> docker.DockerClient:
@@ -85,7 +85,7 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
 
 
 def _knock(address: str, timeout: float) -> None:
-    """See that somebody listens at a local address: the SDK forgets to close a socket that it cannot connect."""
+    """Check that a server listens at a local address: the SDK leaks a socket that it cannot connect."""
     if not address.startswith(_LOCAL):
         return
     path = address.removeprefix(_LOCAL)
@@ -102,7 +102,7 @@ class DockerEngine:
 
     Args:
         client: A connected client.
-        package: What the agent needs of allranks itself, with targets relative to a folder on its path.
+        package: The files of allranks that the agent needs, with targets relative to a folder on its path.
     """
 
     name = "docker"
@@ -125,7 +125,7 @@ class DockerEngine:
             yield job
 
     def _start(self, spec: JobSpec, stack: ExitStack) -> DockerJob:
-        """Make all that a job needs and start it; `stack` removes what has been made, the last first."""
+        """Make all that a job needs and start it; `stack` removes it again, the last first."""
         if spec.image is None:
             msg = f"job {spec.job_id} names no image"
             raise EngineError(msg)
@@ -151,7 +151,7 @@ class DockerEngine:
 
     def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
         request = network_request(spec, host_id())
-        # A signal would have the daemon go on making what nobody then knows to remove.
+        # After a signal the daemon would still make the network, and no process would remove it.
         with as_engine_error(f"The network of {spec.job_id} could not be made."), uninterrupted():
             with _undone_without_answer(partial(self._client.remove_network, request["name"])):
                 made = self._client.create_network(**request)
@@ -168,7 +168,7 @@ class DockerEngine:
         return Container(self._client, made["Id"], title, network_of(spec))
 
     def _clear_network(self, network: str) -> None:
-        """Remove a job's network with whoever has been put into it meanwhile: to be alone there was the job's right."""
+        """Remove a job's network, and disconnect containers that others have put into it meanwhile."""
         for container in self._client.inspect_network(network)["Containers"] or ():
             with suppress(NotFound):
                 self._client.disconnect_container_from_network(container, network, force=True)
@@ -196,7 +196,7 @@ class DockerEngine:
         return [each for each in listed if not set(gpus).isdisjoint(json.loads(each["Labels"][GPUS_LABEL]))]
 
     def reap(self) -> list[str]:
-        """Remove what runs and builds of this host without an owner have left, containers first: they hold all else."""
+        """Remove what ownerless runs and builds of this host have left; containers first, since they hold all else."""
         with _as_listing_error():
             builders = list(reap_builders(self._client))
             containers = list(filter(_is_dead, self._containers()))
@@ -238,7 +238,7 @@ class DockerEngine:
 
 
 def _removes(remove: Callable[[str], object], name: str) -> bool:
-    """Whether something could be removed: it may be in use again, or gone; what stays keeps its labels for later."""
+    """True if something was removed: it may be in use again, or gone; if it stays, a later reap finds its labels."""
     with suppress(*FAILURES):
         remove(name)
         return True
@@ -246,9 +246,9 @@ def _removes(remove: Callable[[str], object], name: str) -> bool:
 
 
 def _insist(remove: Callable[[], object]) -> None:
-    """Remove what is this job's alone, also while somebody else removes it, or what it is in, at the same moment.
+    """Remove an object of this job alone, even if another process removes it, or its container, at the same moment.
 
-    What cannot be removed keeps its labels for a later reap.
+    An object that cannot be removed keeps its labels for a later reap.
     """
     deadline = time.monotonic() + _REMOVED_WITHIN
     with suppress(*FAILURES):
@@ -265,10 +265,10 @@ def _insist(remove: Callable[[], object]) -> None:
 
 @contextmanager
 def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
-    """Undo what the daemon was asked to make if its answer never came: it may have made it all the same."""
+    """Undo a request to the daemon whose answer never came: it may have been carried out all the same."""
     try:
         yield
-    except APIError:  # an answer, and to the SDK a failure of requests', too
+    except APIError:  # an answer, though the SDK derives it from requests' exceptions, too
         raise
     except requests.RequestException:
         with suppress(*FAILURES):
@@ -280,7 +280,7 @@ _OURS = {"label": ["allranks=1"]}
 
 
 def _is_dead(listed: Listed) -> bool:
-    """Whether the owner of something is certain to be dead: its lock says so, or the boot that it lived in is over."""
+    """True if the owner is certainly dead: its lock is free, or the boot that it lived in is over."""
     labels = labels_of(listed)
     host, run_id = labels.get(HOST_LABEL, ""), labels.get(RUN_LABEL, "")
     if host == host_id():
@@ -289,7 +289,7 @@ def _is_dead(listed: Listed) -> bool:
 
 
 def _is_unjudged(listed: Listed) -> bool:
-    """Whether something is of a run whose owner may live where its lock cannot be seen from here."""
+    """True if something belongs to a run whose owner may live where its lock cannot be seen from here."""
     labels = labels_of(listed)
     return RUN_LABEL in labels and labels.get(HOST_LABEL) != host_id() and not _is_dead(listed)
 

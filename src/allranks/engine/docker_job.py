@@ -25,22 +25,22 @@ from allranks.harness.linux import signal_name
 from allranks.records import ContainerEnded, Record
 
 FAILURES = (DockerException, requests.RequestException, OSError)
-"""What comes of a daemon that refuses, or is not there any more."""
+"""Errors of a daemon that refuses, or is gone."""
 
 _SIGNALLED = 128
-"""An exit status is this and a signal's number where the signal ended a container."""
+"""If a signal ended a container, its exit status is this plus the signal's number."""
 
 _NO_ADDRESSES = "address pool"
-"""What every version of Docker says when it has no addresses left for a network, 20.10 as well as 28."""
+"""Part of Docker's message when it has no addresses left for a network, in 20.10 as well as 28."""
 
 
 class Container:
     """The container of one node, whose program is the node's agent.
 
     Args:
-        client: Of the daemon.
-        identifier: The container's.
-        title: What a person calls it, as in "The container of node 1 of …".
+        client: A client of the daemon.
+        identifier: The container's id.
+        title: Its name in messages, as in "The container of node 1 of …".
         network: The network of the job's nodes; None for a job on one node.
     """
 
@@ -58,7 +58,7 @@ class Container:
         self._was_paused = self._was_stuck = False
 
     def attach_and_start(self) -> None:
-        """Attach first, so that nothing of what the agent says is lost, then start."""
+        """Attach first, so that no output of the agent is lost, then start."""
         with as_engine_error(f"{self.title} could not be started."):
             self._attached = self._client.attach_socket(
                 self.identifier, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -67,7 +67,7 @@ class Container:
 
     @property
     def _socket(self) -> socket.socket:
-        """What the SDK hands out is a file around the socket for some transports, the socket itself for others."""
+        """The socket itself: for some transports the SDK returns a file around it."""
         wrapped: socket.socket = getattr(self._attached, "_sock", self._attached)
         return wrapped
 
@@ -91,7 +91,7 @@ class Container:
         self.has_ended = not data or self.keeps_files
 
     def _receive(self) -> bytes:
-        """What the daemon has to say; nothing when the connection is lost, since it is asked about the end anyway."""
+        """Data from the daemon; nothing if the connection is lost, since the daemon is asked about the end anyway."""
         try:
             return self._socket.recv(1 << 16)
         except OSError:
@@ -99,11 +99,11 @@ class Container:
 
     @property
     def keeps_files(self) -> bool:
-        """Whether its agent has ended and its keeper is still there, and with it the files of the job."""
+        """True if its agent has ended and its container init still runs, which keeps the files of the job."""
         return self._ended is not None
 
     def begin(self) -> None:
-        """Let the agent start: its files are there now."""
+        """Let the agent start, now that its files are there."""
         self._say(b"begin\n")
 
     def go(self) -> None:
@@ -114,17 +114,17 @@ class Container:
         try:
             self._socket.sendall(line)
         except OSError:
-            # The container has ended already; `exit` finds out how.
+            # The container has ended already; `exit` reports how.
             return
 
     def hang_up(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.hang_up`."""
-        # A keeper whose input has ended stays for a minute, and else until its files have been fetched.
+        # A container init whose input has ended stays for a minute, any other until its files have been fetched.
         if self.keeps_files:
             return
         if isinstance(self._socket, ssl.SSLSocket):
-            # TLS has no half of a connection that could end: what the agent says would end, too. Whoever hangs up has
-            # no time to wait for a daemon.
+            # TLS cannot close one half of a connection: the agent's output would end, too. A thread, since the caller
+            # has no time to wait for a daemon.
             threading.Thread(target=self._terminate, daemon=True).start()
         else:
             with suppress(OSError):
@@ -142,30 +142,30 @@ class Container:
                 self._client.unpause(self.identifier)
 
     def _state_now(self) -> dict[str, Any]:
-        """What the daemon says of it; nothing where it does not."""
+        """The daemon's state of it; empty if the daemon does not answer."""
         with suppress(*FAILURES):
             state: dict[str, Any] = self._client.inspect_container(self.identifier)["State"]
             return state
         return {}
 
     def end(self, _deadline: float) -> None:
-        """See :meth:`allranks.engine.agents.Agent.end`; until the deadline its job has heard it."""
+        """See :meth:`allranks.engine.agents.Agent.end`; until the deadline its job reads from it."""
         if self.has_ended:
             return
         self.has_ended = True
         state = self._state_now()
         self._was_paused = self._was_paused or bool(state.get("Paused"))
         self._was_stuck = bool(state.get("Running"))
-        # While a container's output waits to be read, the daemon neither kills nor removes it (Docker 20.10: no answer
-        # within a minute; 0.3 s once the connection is shut).
+        # While a container's output is unread, the daemon neither kills nor removes it (Docker 20.10: no answer
+        # within a minute; 0.3 s once the connection is shut down).
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        # Not running any more, or no daemon: removal, now or by a later reap, does the rest.
+        # If it no longer runs, or the daemon is gone, removal, now or by a later reap, does the rest.
         with suppress(*FAILURES):
             self._client.kill(self.identifier)
 
     def exit(self) -> NodeExit:
-        """See :meth:`allranks.engine.agents.Agent.exit`: as the keeper says; where it could not, as the daemon does."""
+        """See :meth:`allranks.engine.agents.Agent.exit`: as the container init reports it, else as the daemon does."""
         if self._network is not None:
             self._see_that_it_is_in(self._network)
         if self._ended is None:
@@ -200,10 +200,10 @@ class Container:
         return found
 
     def early_end(self, consequence: str) -> EngineError:
-        """The error of a job of which this container ended before its agent did.
+        """The error of a job whose container, this one, ended before its agent did.
 
         Args:
-            consequence: What goes on the first sentence; empty for nothing.
+            consequence: Appended to the first sentence; may be empty.
         """
         what, why = self._cause()
         return EngineError(
@@ -213,7 +213,7 @@ class Container:
         )
 
     def _cause(self) -> tuple[str, str]:
-        """What ended it before its agent did, and what else is known about that."""
+        """What ended it before its agent did, and further details."""
         how = self._exit
         if how.out_of_memory:
             return "was killed for want of memory", "All that runs in it may use limits.memory_mib of the matrix file."
@@ -232,25 +232,25 @@ class Container:
         return "ended before its agent did", f"Its exit status is {how.status}."
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         if self._attached is None:
             return
         connection = self._socket
         response = getattr(self._attached, "_response", None)
         if response is not None:
-            # Left to the garbage collector, it finds its file closed and says so on standard error (Python 3.13).
+            # The garbage collector would find its file closed, and print an error on standard error (Python 3.13).
             response.close()
         self._attached.close()
         connection.close()
 
 
 class DockerJob(JobOfAgents[Container]):
-    """Agents in containers; the files of all are in one volume, which is there while one of the containers runs.
+    """Agents in containers; the files of all are in one volume, which exists while one of the containers runs.
 
     Args:
-        client: Of the daemon.
-        containers: Those of the nodes, the leading one first.
-        limit: Seconds that they may take once it is their turn.
+        client: A client of the daemon.
+        containers: The containers of the nodes, the leading one first.
+        limit: Seconds that they may take from their turn on.
     """
 
     def __init__(self, client: docker.APIClient, containers: Sequence[Container], limit: float) -> None:
@@ -265,7 +265,7 @@ class DockerJob(JobOfAgents[Container]):
         """
         for container in self._agents:
             container.attach_and_start()
-        # What is in memory is there while a container runs, and not before.
+        # The volume is in memory, and exists only while a container runs.
         with as_engine_error(f"{self._leader.title} could not be started."):
             self._client.put_archive(self._leader.identifier, ROOT, archive)
         for container in self._agents:
@@ -306,7 +306,7 @@ class DockerJob(JobOfAgents[Container]):
             raise errors[0]
 
     def _unpack(self, node: int, folder: Path) -> EngineError | tarfile.TarError | None:
-        """Copy a node's results; what went wrong is raised once those of all nodes are there."""
+        """Copy a node's results; return the error, to be raised once those of all nodes are there."""
         try:
             with closing(self._archive_of(node)) as pieces:
                 unpack(pieces, folder)
@@ -317,9 +317,9 @@ class DockerJob(JobOfAgents[Container]):
         return None
 
     def _archive_of(self, node: int) -> Generator[bytes, None, None]:
-        """The results of a node, from a container that has them: where its own has ended, another one has them, too.
+        """The results of a node, from its own container or, if that has ended, from another one.
 
-        Closed before its end, it closes its connection, so that the daemon does not go on.
+        Closing it early closes its connection, so that the daemon stops sending.
         """
         path = f"{own_folder(node)}/results"
         own = self._agents[node]
@@ -337,7 +337,7 @@ class DockerJob(JobOfAgents[Container]):
         return pieces
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         for container in self._agents:
             container.close()
         super().close()
@@ -345,7 +345,7 @@ class DockerJob(JobOfAgents[Container]):
 
 @contextmanager
 def as_engine_error(what: str) -> Iterator[None]:
-    """Have the daemon's failures in this block be an :class:`EngineError` of that first sentence."""
+    """Turn the daemon's failures in this block into an :class:`EngineError` with this first sentence."""
     try:
         yield
     except FAILURES as error:
@@ -354,7 +354,7 @@ def as_engine_error(what: str) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says; requests tells of a daemon that is gone in the notation of Python's tuples."""
+    """The message of an error; that of requests for a daemon that is gone is a Python tuple, not a sentence."""
     if isinstance(error, APIError) and error.explanation:
         return str(error.explanation)
     below: BaseException | None = error if isinstance(error, requests.RequestException) else None

@@ -17,21 +17,21 @@ from allranks.harness.config import RESULTS_BYTES, NodeConfig
 from allranks.harness.container_init import COMMAND, ISOLATED
 
 USER = 10001
-"""User and group of every job: a number that no distribution gives to anybody."""
+"""User and group of every job: a number that no distribution assigns."""
 
 ROOT = "/job"
-"""Where a job's volume is in its container."""
+"""The mount point of a job's volume in its container."""
 
 PORT = 29400
-"""Where the leading agent listens for the others, on a network where nobody else is."""
+"""The port of the leading agent, on a network that has only the job's agents."""
 
 INTERFACE = "eth0"
-"""What Docker calls a container's interface to its only network."""
+"""Docker's name for a container's interface to its only network."""
 
 NODE_LABEL = "allranks.node"
 
 _SECCOMP = Path(__file__).with_name("seccomp.json")
-"""The system calls that a job may make, in Docker's format (api/seccomp.md of moby); each rule says why it is there."""
+"""The system calls that a job may make, in Docker's format (api/seccomp.md of moby); each rule gives its reason."""
 
 _SHARES_OF_RANK = 512
 """CPU shares: a job of two ranks counts as much as any other container of the daemon, which has 1024."""
@@ -39,11 +39,11 @@ _SHARES_OF_RANK = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Daemon:
-    """What the host of a daemon has.
+    """The abilities of a daemon's host.
 
     Attributes:
         cpus: Its CPUs.
-        limits_cpus: Its kernel can limit what containers use of them.
+        limits_cpus: Its kernel can limit how much of them containers use.
         has_seccomp: Its kernel can filter system calls.
     """
 
@@ -53,7 +53,7 @@ class Daemon:
 
     @classmethod
     def of_info(cls, said: Mapping[str, Any]) -> "Daemon":
-        """What a daemon says of itself (``GET /info``)."""
+        """The abilities in a daemon's ``GET /info``."""
         options = said.get("SecurityOptions") or ()
         return cls(
             cpus=int(said["NCPU"]),
@@ -68,16 +68,16 @@ def node_name(node: int) -> str:
 
 
 def own_folder(node: int) -> str:
-    """The folder of the job's volume that the agent of one node has for itself: all nodes have the volume."""
+    """The own folder of one node's agent in the job's volume, which all nodes share."""
     return f"{ROOT}/node-{node}" if node else ROOT
 
 
 def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
-    """What of a job each of its nodes has; the job itself where it has one.
+    """The part of a job for each of its nodes; the job itself if it has one node.
 
     Args:
         spec: The job.
-        token: By which its agents will know each other.
+        token: The secret that its agents use to authenticate each other.
     """
     nodes = spec.agent.nodes
     if nodes == 1:
@@ -89,7 +89,7 @@ def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
 
 
 def object_name(spec: JobSpec) -> str:
-    """A name that tells a person in ``docker ps`` what it is, and that no other attempt has."""
+    """A readable name for ``docker ps``, unique to this attempt."""
     readable = re.sub(r"[^a-zA-Z0-9_.-]+", "-", spec.job_id)
     return f"allranks-{spec.run_id}-{readable}-{spec.attempt}"
 
@@ -100,13 +100,13 @@ def container_name(spec: JobSpec) -> str:
 
 
 def container_title(spec: JobSpec) -> str:
-    """What a person calls one node's container, at the start of a sentence."""
+    """The name of one node's container in messages, at the start of a sentence."""
     whose = spec.job_id if spec.agent.nodes == 1 else f"node {spec.agent.node} of {spec.job_id}"
     return f"The container of {whose}"
 
 
 def network_of(spec: JobSpec) -> str | None:
-    """The name of the network that the nodes of a job have for themselves; None where there is one node."""
+    """The name of the job's own network for its nodes; None if there is one node."""
     return None if spec.agent.nodes == 1 else object_name(spec)
 
 
@@ -115,15 +115,15 @@ def _labels(spec: JobSpec, host: str) -> dict[str, str]:
 
 
 def volume_names(spec: JobSpec) -> tuple[str, ...]:
-    """The names of the volumes that all nodes of a job have: its files, and what its tests write.
+    """The names of the volumes that all nodes of a job share: its files, and what its tests write.
 
-    Nameless ones would go with their container, but only where nobody else removes that (``docker rm`` leaves them).
+    Nameless ones would go with their container, but not if another client removes it (``docker rm`` leaves them).
     """
     return object_name(spec), f"{object_name(spec)}-shared"
 
 
 def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
-    """What the daemon is asked to create for the nodes of a job: a network on which they are alone.
+    """The request for a network of a job's nodes alone.
 
     Args:
         spec: The job.
@@ -133,8 +133,8 @@ def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
         "name": object_name(spec),
         "driver": "bridge",
         "check_duplicate": True,
-        # No way to any other network. Without the option, the host itself would still be there, as the gateway, with
-        # all that listens on it (Docker 20.10).
+        # No route to any other network. Without the option below, the host itself would still be reachable as the
+        # gateway, with all that listens on it (Docker 20.10).
         "internal": True,
         "options": {"com.docker.network.bridge.inhibit_ipv4": "true"},
         "labels": _labels(spec, host),
@@ -142,13 +142,13 @@ def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
 
 
 def creation_request(spec: JobSpec, host: str, code_bytes: int, daemon: Daemon) -> dict[str, Any]:
-    """What the daemon is asked to create: a container that may do nothing but compute.
+    """The request for a container that may do nothing but compute.
 
     Args:
-        spec: What one node of the job has.
+        spec: The part of the job for one node.
         host: This host's id, for the labels.
-        code_bytes: What the job's code and the agents' take.
-        daemon: What its host has.
+        code_bytes: The bytes of the job's code and the agents' own.
+        daemon: The abilities of its host.
     """
     limits = spec.resources
     return {
@@ -176,9 +176,9 @@ def creation_request(spec: JobSpec, host: str, code_bytes: int, daemon: Daemon) 
             "shm_size": limits.shm_bytes,
             "log_config": {"type": "none"},
             "cgroupns": "private",
-            # A crash of a rank would leave gigabytes of it wherever the host's kernel puts core files.
-            # None of open files: one above the daemon's own fails a container (measured: rlimit type 7).
-            # None of processes (nproc): it would count those of all jobs on the host, which share a user.
+            # A crash of a rank would leave gigabytes wherever the host's kernel puts core files.
+            # No limit of open files: one above the daemon's own fails a container (measured: rlimit type 7).
+            # No limit of processes (nproc): it would count those of all the host's jobs, which share a user.
             "ulimits": [Ulimit(name="core", soft=0, hard=0)],
             **gpu_settings(spec),
         },
@@ -186,14 +186,14 @@ def creation_request(spec: JobSpec, host: str, code_bytes: int, daemon: Daemon) 
 
 
 def _seccomp(spec: JobSpec, daemon: Daemon) -> list[str]:
-    """Our list in the place of the daemon's own one; nothing where that is wanted, or where there can be none."""
+    """Our list in place of the daemon's; nothing if the daemon's is wanted, or if the kernel cannot filter."""
     if spec.seccomp == "default" or not daemon.has_seccomp:
         return []
     return [f"seccomp={json.dumps(json.loads(_SECCOMP.read_text(encoding='utf-8')))}"]
 
 
 def _cpu_settings(ranks: int, daemon: Daemon) -> dict[str, int]:
-    """What a container may use of its host's CPUs: against others by its ranks, and never so much that nothing is left.
+    """A container's part of its host's CPUs: shares by its ranks, and a limit that always leaves some free.
 
     Shares bind only while others want the CPUs, so a job that runs alone is as fast as without. The limit is for what a
     test may start (a pool of threads for each CPU): a quarter of a larger host stays free for its daemon and for the
@@ -214,24 +214,24 @@ def _mounts(spec: JobSpec, host: str, code_bytes: int) -> list[Mount]:
 
 
 def _in_memory(name: str, target: str, size: int, labels: Mapping[str, str], *, owner: int) -> Mount:
-    """A volume that holds so many bytes and no more: what a disk holds, few hosts can limit.
+    """A volume of limited size in memory: few hosts can limit a volume on disk.
 
-    It is there while a container that has it runs. Measured (Docker 20.10): as quick as a volume on the disk; a
-    container of its own that holds it would cost half a second.
+    It exists while a container that mounts it runs. Measured (Docker 20.10): as quick as a volume on the disk; a
+    separate container that holds it would cost half a second.
     """
     options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},mode=0755,uid={owner},gid={owner},nosuid,nodev"}
     return Mount(target, name, type="volume", labels=dict(labels), driver_config=DriverConfig("local", options))
 
 
 def _network_settings(spec: JobSpec) -> dict[str, Any]:
-    """No network where there is one node; else the job's, with nobody to ask for any other name.
+    """No network for one node; else the job's, without resolution of any other name.
 
-    Docker's own name server knows the nodes. What else it is asked for it would pass on from the host, and so out of
-    an internal network (CVE-2024-29018): at this address in the container nobody listens. It says nothing then, and
-    one second is the shortest time to wait for that.
+    Docker's own name server resolves the nodes. It would forward other names from the host, and so out of an internal
+    network (CVE-2024-29018); at this address in the container no server listens. It then does not answer, and one
+    second is the shortest timeout for that.
     """
     if spec.agent.nodes == 1:
-        # Without this name gloo looks for the host's address for minutes.
+        # Without this name gloo searches for the host's address for minutes.
         return {"network_mode": "none", "extra_hosts": {node_name(0): "127.0.0.1"}}
     return {
         "network_mode": object_name(spec),
@@ -260,7 +260,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def keeper_arguments(node: int) -> list[str]:
-    """The command line of a container after the interpreter: it waits for its files, and becomes the keeper."""
+    """The command line of a container after the interpreter: it waits for its files, and becomes the container init."""
     own = own_folder(node)
     return [
         *("-ISc", _WAIT_FOR_FILES),
@@ -287,18 +287,18 @@ def container_environment(spec: JobSpec) -> dict[str, str]:
 
 
 def _interfaces(nodes: int) -> dict[str, str]:
-    """Where ranks meet: on the way that a name of theirs leads, gloo and TensorPipe would not always look."""
+    """The interfaces that ranks use: gloo and TensorPipe would not always choose the one that node names lead to."""
     if nodes == 1:
         return {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), INTERFACE)
 
 
 CDI_KIND = "nvidia.com/gpu"
-"""What NVIDIA's toolkit calls its GPUs in the specifications that it writes."""
+"""The kind of GPUs in the specifications that NVIDIA's toolkit writes."""
 
 
 def gpu_settings(spec: JobSpec) -> dict[str, Any]:
-    """What gives a container exactly the GPUs of its job, by id; a count would be the daemon's choice."""
+    """Settings that give a container exactly the GPUs of its job, by id; with a count the daemon would choose."""
     if not spec.gpus:
         return {"device_requests": []}
     match spec.passthrough.driver:
@@ -314,11 +314,11 @@ def gpu_settings(spec: JobSpec) -> dict[str, Any]:
 
 
 def job_archive(specs: Sequence[JobSpec], package: tuple[FileCopy, ...]) -> Archive:
-    """What goes into the job's volume. Its root stays root's, so each folder below carries the job's user.
+    """The contents of the job's volume. Its root belongs to root, so each folder below carries the job's user.
 
     Args:
-        specs: What each node has.
-        package: What the agents need of allranks itself.
+        specs: The part of the job for each node.
+        package: The files of allranks that the agents need.
     """
     archive = ArchiveBuilder(USER)
     for name in ("agent", "code"):

@@ -18,9 +18,9 @@ DRAFT = ".allranks.part"
 
 @contextmanager
 def draft_of(target: Path) -> Iterator[Path]:
-    """A path to write a file to, which takes the place of `target` at the end, and is gone where that went wrong.
+    """A path to write a file to, which replaces `target` at the end, and is removed after an error.
 
-    One writer in a folder at a time. The name is a short one, since that of the file may be as long as names can be.
+    Only one writer at a time may use a folder. The draft's name is short, since the file's may be of maximal length.
     """
     draft = target.with_name(DRAFT)
     try:
@@ -35,10 +35,10 @@ RESERVED: Final = ("job.json", JOURNAL, "rank-*.xml", ".*")
 """Patterns of the names that the host itself writes in an attempt's folder."""
 
 MOST_ENTRIES: Final = 50_000
-"""Files and folders: a job of 64 ranks leaves about 400, and each more costs the host an inode."""
+"""Files and folders: a job of 64 ranks leaves about 400, and each further one costs the host an inode."""
 
 LONGEST_NAME: Final = 255
-"""Bytes of one name: what file systems of Linux take."""
+"""Bytes of one name: the limit of Linux file systems."""
 
 LONGEST_PATH: Final = 1024
 """Bytes: the results folder's own path, which comes before it, shares the 4,096 of Linux."""
@@ -52,7 +52,7 @@ _NAMED = 3
 _Reason = Literal["bytes", "entries", "name", "reserved", "clash", "unreadable"]
 
 _CLASHES = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
-"""What the kernel says of a file in the place of a folder, or the other way round."""
+"""The kernel's errors for a file in the place of a folder, or the other way round."""
 
 
 def is_reserved(path: PurePosixPath) -> bool:
@@ -68,11 +68,11 @@ class _LeftOut:
 
 
 class Intake:
-    """Puts a job's files into a folder, as far as they fit, and remembers which did not.
+    """Puts a job's files into a folder, as far as they fit, and records those that do not.
 
     Args:
         folder: Where they go; made if need be.
-        most: How many bytes they may have. A sparse file counts by its length: that is what its copy takes.
+        most: How many bytes they may have. A sparse file counts by its length, which its copy takes.
 
     Attributes:
         folder: Where they go.
@@ -92,28 +92,28 @@ class Intake:
         self._has_read_all = True
 
     def count_entry(self) -> None:
-        """Take note of one more file or folder, whatever comes of it."""
+        """Count one more file or folder, copied or not."""
         self._entries += 1
 
     def may_pass_over(self, size: int) -> bool:
-        """Whether to read on behind so many bytes that are not copied: what is there may fit, but not at any price."""
+        """Whether to read on behind this many uncopied bytes: later files may fit, but reading has its limit, too."""
         self._passed_over += size
         self._has_read_all = self._entries <= MOST_ENTRIES and self._passed_over <= 2 * self._most
         return self._has_read_all
 
     def takes_folder(self, path: PurePosixPath) -> bool:
-        """Whether files in a folder could be taken; remembers it where they could not."""
+        """Whether files in a folder could be taken; if not, the folder is recorded as left out."""
         if (reason := self._refusal(path / "x", 0)) is not None:
             self.leave_out(reason, path, 0)
         return reason is None
 
     def add_file(self, path: PurePosixPath, size: int, content: Iterable[bytes | memoryview]) -> bool:
-        """Write a file, in the place of an earlier one of its name; false where it was left out.
+        """Write a file, replacing an earlier one of its name; False if it was left out.
 
         Args:
             path: Relative to the folder, without ``..``.
             size: Bytes of the content.
-            content: It, in pieces.
+            content: The content, in pieces.
 
         Raises:
             OSError: The folder cannot be written.
@@ -136,7 +136,7 @@ class Intake:
         return True
 
     def leave_out(self, reason: _Reason, path: PurePosixPath, size: int) -> None:
-        """Remember that something was not copied."""
+        """Record that something was not copied."""
         self._left_out.append(_LeftOut(reason, path, size))
 
     def _refusal(self, path: PurePosixPath, size: int) -> _Reason | None:
@@ -149,7 +149,7 @@ class Intake:
         return "bytes" if size > self._room else None
 
     def check(self) -> None:
-        """See that nothing was left out.
+        """Check that nothing was left out.
 
         Raises:
             EngineError: Something was.

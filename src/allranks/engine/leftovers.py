@@ -1,8 +1,8 @@
 """What a daemon's lists reveal of leftover objects, and what interrupted builds leave.
 
 The legacy builder makes an image of every step and a container for every command. A build that fails, or whose client
-goes away, leaves the images of the steps that it had done: gigabytes, where they hold wheels. All of them, and nothing
-else, carry one label that says which host builds what.
+goes away, leaves the images of the completed steps: gigabytes, if they hold wheels. All of them, and nothing else,
+carry one label that names the host and the image that it builds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,14 +29,14 @@ def labels_of(listed: Listed) -> Mapping[str, str]:
 
 
 def is_still(listed: Listed) -> bool:
-    """Whether nothing runs in it; a volume in use, or a network, the daemon does not remove anyway."""
+    """Whether nothing runs in it; the daemon itself refuses to remove a volume or network in use."""
     return listed.get("State") not in _GOING
 
 
 def made_at(listed: Listed) -> float:
-    """When it was made, in seconds since the epoch; later than anything where the daemon does not say.
+    """When it was made, in seconds since the epoch; infinity if the daemon does not report it.
 
-    It lists containers and images with a number, volumes and networks with a date, under a key of their own.
+    It lists containers and images with a number, volumes and networks with a date, under a different key.
     """
     made = listed.get("Created", listed.get("CreatedAt"))
     if isinstance(made, int):
@@ -50,7 +50,7 @@ def made_at(listed: Listed) -> float:
 LABEL = "allranks.builder"
 
 _NO_COMMAND = "#(nop)"
-"""What the legacy builder writes in the place of a command where a step has none."""
+"""The legacy builder's placeholder for the command of a step that has none."""
 
 _FAILURES = (DockerException, requests.RequestException, OSError)
 
@@ -61,7 +61,7 @@ def builder_of(reference: str) -> str:
 
 
 def remove_remains(client: APIClient, builder: str) -> None:
-    """Remove what one build has left; what cannot be removed now is found by the next run's start.
+    """Remove what one build has left; the next run finds at its start what cannot be removed now.
 
     Args:
         client: The daemon's API.
@@ -78,9 +78,9 @@ def remove_remains(client: APIClient, builder: str) -> None:
 
 
 def end_step(client: APIClient, builder: str) -> None:
-    """Remove the container of the command that a build is at, started or not, if it is at one: the build fails then.
+    """Remove the container of a build's current command, started or not, if there is one: then the build fails.
 
-    Those of steps without a command stay the daemon's: it removes none that it makes later if it does not find one.
+    Containers of steps without a command are left to the daemon: if it misses one, it removes no later one.
     """
     with suppress(*_FAILURES):
         for container in client.containers(all=True, filters={"label": f"{LABEL}={builder}"}):
@@ -90,7 +90,7 @@ def end_step(client: APIClient, builder: str) -> None:
 
 
 def dead_builders(client: APIClient) -> list[str]:
-    """The labels of builds of this host that nobody sees to any more.
+    """The labels of this host's builds whose builder is dead.
 
     Raises:
         DockerException: The daemon could not be asked.
@@ -99,7 +99,7 @@ def dead_builders(client: APIClient) -> list[str]:
 
 
 def unjudged_builders(client: APIClient) -> list[str]:
-    """The labels of builds of which nobody can tell from here whether somebody sees to them.
+    """The labels of builds whose builder may live, which cannot be determined from here.
 
     Raises:
         DockerException: The daemon could not be asked.
@@ -109,7 +109,7 @@ def unjudged_builders(client: APIClient) -> list[str]:
 
 
 def _unfinished(client: APIClient) -> dict[str, list[Listed]]:
-    """What builds have left, or work on, by their labels."""
+    """The images and containers of unfinished builds, by their labels."""
     label = {"label": LABEL}
     builds: dict[str, list[Listed]] = {}
     for each in (*client.images(filters={**label, "dangling": True}), *client.containers(all=True, filters=label)):
@@ -125,7 +125,7 @@ def _is_dead(builder: str, left: Sequence[Listed]) -> bool:
 
 
 def reap_builders(client: APIClient) -> Iterator[str]:
-    """Remove what dead builds of this host have left; the label of each.
+    """Remove what dead builds of this host have left; yield the label of each.
 
     Raises:
         DockerException: The daemon could not be asked.

@@ -1,6 +1,6 @@
 """Who owns what is running on this host, told apart from who is dead.
 
-The owner of a run holds a lock (flock(2)) on the run's file for as long as it lives; the kernel lets go of
+The owner of a run holds a lock (flock(2)) on the run's file for as long as it lives; the kernel releases
 it when the process ends, however it ends. A suspended owner still holds it. Several processes may own a run together,
 but no two of them one of its jobs: each job is a byte of the same file, locked by its owner (``F_OFD_SETLK``).
 """
@@ -29,11 +29,11 @@ GPUS_LABEL = "allranks.gpus"
 
 
 def host_id() -> str:
-    """From where an owner's lock is seen: this machine, this boot of it, and the name spaces of this process.
+    """The place from which an owner's lock is visible: this machine, its boot, and the name spaces of this process.
 
-    A lock says something only to those who look for it in the same folder: in another mount namespace (unshare(1), a
-    container of a CI runner, another host of a shared daemon) a live owner looks dead. So it is told by these three,
-    with a full stop between them, and whoever finds another one lets it be; see :func:`is_of_earlier_boot`.
+    A lock is visible only to processes with the same folder of locks: in another mount namespace (unshare(1), a
+    container of a CI runner, another host of a shared daemon) a live owner looks dead. So the id has these three
+    parts, joined by full stops, and objects with another id are left alone; see :func:`is_of_earlier_boot`.
     """
     folder = lock_folder().stat()
     spaces = f"{process_namespace(Path('/proc/self'))} {folder.st_dev}:{folder.st_ino}"
@@ -41,13 +41,13 @@ def host_id() -> str:
 
 
 def is_of_earlier_boot(host: str, made: float) -> bool:
-    """Whether what an owner made is older than this boot of its host, so that the owner is dead wherever it was.
+    """True if an owner's object is older than this boot of its host, so that the owner is dead wherever it was.
 
-    Two machines may have one id (a cloned disk), so what was made since this one was started may be the other's.
+    Two machines may have one id (a cloned disk), so an object made since this boot may belong to the other machine.
 
     Args:
         host: The owner's :func:`host_id`.
-        made: When it was made, in seconds since the epoch.
+        made: When the object was made, in seconds since the epoch.
     """
     machine, _, rest = host.partition(".")
     boot, _, _ = rest.partition(".")
@@ -73,7 +73,7 @@ def _machine() -> str:
 
 
 def _text_of(*paths: Path) -> str:
-    """The text of the first of these files that has one; else the host's name."""
+    """The text of the first of these files that has any; else the host's name."""
     for path in paths:
         try:
             text = path.read_text(encoding="ascii").strip()
@@ -85,15 +85,15 @@ def _text_of(*paths: Path) -> str:
 
 
 def _digest(text: str) -> str:
-    """A name for something that says nothing about it."""
+    """A name that reveals nothing about the text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def lock_folder() -> Path:
     """The host's one folder of locks, shared by all its users.
 
-    Every user and every session must come to the same one, or a live run looks dead to the others: neither TMPDIR nor
-    what this user may write has a say.
+    Every user and every session must use the same one, or a live run looks dead to the others: it depends neither on
+    TMPDIR nor on what this user may write.
     """
     shared = Path("/run/lock")
     base = shared if shared.is_dir() and shared.stat().st_mode & stat.S_IWOTH else Path("/tmp")  # noqa: S108
@@ -136,18 +136,18 @@ _JOB_LOCK = struct.Struct("hhqqi0q")
 
 @dataclass(frozen=True)
 class OwnedRun:
-    """A run that this process owns, maybe with others.
+    """A run that this process owns, perhaps with others.
 
     Attributes:
         run_id: The run.
-        descriptor: Its file: nobody removes it while the run is owned, so all owners lock bytes of the same one.
+        descriptor: Its file, which is not removed while the run is owned, so all owners lock bytes of the same one.
     """
 
     run_id: str
     descriptor: int
 
     def try_own(self, job_id: str) -> bool:
-        """Own a job as long as the run; false where another process does."""
+        """Own a job as long as the run; False if another process owns it."""
         try:
             self._lock(job_id, fcntl.F_OFD_SETLK, fcntl.F_WRLCK)
         except BlockingIOError:
@@ -171,7 +171,7 @@ class OwnedRun:
 
 @contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """Hold the lock of a file together with others, while nobody holds it alone; the last of them removes the file.
+    """Hold the lock of a file together with others, once no process holds it alone; the last one removes the file.
 
     Yields:
         A descriptor of the file.
@@ -186,7 +186,7 @@ def shared(path: Path) -> Iterator[int]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file that nobody shares; False, and no lock, where somebody does."""
+    """Hold the lock of a file alone; False, and no lock, if another process holds it."""
     try:
         descriptor = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -203,7 +203,7 @@ def _locked(path: Path, operation: int) -> int:
     """A lock on the file that `path` names now: a last owner may just have removed the one we opened.
 
     Raises:
-        BlockingIOError: Somebody holds it, and the operation does not wait.
+        BlockingIOError: Another process holds it, and the operation does not wait.
     """
     while True:
         descriptor = open_lock(path)
@@ -218,18 +218,18 @@ def _locked(path: Path, operation: int) -> int:
 
 
 def _remove_if_last(path: Path, descriptor: int) -> None:
-    """Remove a run's file unless somebody else owns the run: whoever holds the file alone may remove it."""
+    """Remove a lock file unless another process holds it: only a process that holds it alone may remove it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return
     if is_at(path, descriptor):
-        with suppress(PermissionError):  # another user has made it, and whoever comes next may lock it all the same
+        with suppress(PermissionError):  # another user has made it; later processes can lock it all the same
             path.unlink()
 
 
 def is_at(path: Path, descriptor: int) -> bool:
-    """Whether an open file is the one that a path names now: somebody may have removed or replaced it."""
+    """Whether an open file is the one that a path names now: another process may have removed or replaced it."""
     try:
         return path.stat().st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:
@@ -239,7 +239,7 @@ def is_at(path: Path, descriptor: int) -> bool:
 def forget_dead_runs() -> None:
     """Remove the files of runs whose owners were killed."""
     for path in lock_folder().glob("run-*"):
-        # One that is gone by now, or another user's, is none of our business.
+        # Files that are gone by now, or another user's, are ignored.
         with suppress(FileNotFoundError, PermissionError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -269,5 +269,5 @@ def is_held(path: Path) -> bool:
 
 
 def image_lock(reference: str) -> Path:
-    """The lock of an image, or of a layer of one: shared by all who need it, held alone by who removes it."""
+    """The lock of an image, or of a layer of one: shared by all that need it, held alone for its removal."""
     return lock_folder() / f"image-{reference.replace('/', '-').replace(':', '-')}"

@@ -1,6 +1,6 @@
 """The parts of allranks that agents need, as files on this host, and their compiled modules.
 
-Measured: 70 modules, 0.3 s of one core in every job, of 2.5 s that a short one takes.
+Measured: compiling the 70 modules takes 0.3 s of one core in every job; a short job takes 2.5 s.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def package_files() -> tuple[FileCopy, ...]:
 
 
 def package_path(cache: Path) -> Path:
-    """A folder to put on another Python's path: it holds ``allranks``, and nothing that would shadow anything.
+    """A folder to put on another Python's path: it holds ``allranks``, and nothing that would shadow other modules.
 
     Args:
         cache: Where a folder with a link to the package may be kept, for a package among others in site-packages.
@@ -60,13 +60,13 @@ def package_path(cache: Path) -> Path:
 
 
 def bytecode_of(copies: Iterable[FileCopy], cache: Path) -> tuple[FileCopy, ...]:
-    """What to copy beside modules so that a Python like this one need not compile them; another one passes it over.
+    """Bytecode to copy beside modules, so that a Python like this one need not compile them; others ignore it.
 
-    Each file has a hash of its source, by which Python sees that it is of that source.
+    Each file has a hash of its source, so that Python can check that they match.
 
     Args:
         copies: The modules, and folders of them.
-        cache: Where compiled modules may be kept; nothing comes of one that cannot be written.
+        cache: Where compiled modules may be kept; if it cannot be written, there are none.
     """
     modules = {target: source for copy in copies for source, target in _modules(copy)}
     made = cache / _key(modules)
@@ -103,12 +103,12 @@ def _make(made: Path, modules: Mapping[Path, Path]) -> None:
             compiled = draft / _name(target.parent) / Path(importlib.util.cache_from_source(target.name)).name
             mode = py_compile.PycInvalidationMode.CHECKED_HASH
             py_compile.compile(str(source), str(compiled), doraise=True, invalidation_mode=mode)
-        with suppress(OSError):  # another run was quicker
+        with suppress(OSError):  # another run was faster
             draft.rename(made)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
 def _name(folder: Path) -> str:
-    """Of the folder in the cache that holds what was compiled of one, and nothing of those below it."""
+    """The name of the cache's folder with the bytecode of this folder, without those below it."""
     return ".".join(folder.parts)

@@ -37,7 +37,7 @@ _OF_A_RANK = re.compile(
 _SCRATCH_PREFIX = "allranks-job-"
 
 _OWNER = "owner"
-"""File of a scratch folder that says whose it is: what :func:`host_id <allranks.engine.ownership.host_id>` says."""
+"""File of a scratch folder that names its owner's host: :func:`host_id <allranks.engine.ownership.host_id>`."""
 
 
 class ProcessEngine:
@@ -116,10 +116,10 @@ class ProcessEngine:
         return [name for name, owner in _owned() if not owner.is_here]
 
     def vacate(self, gpus: Sequence[str]) -> None:
-        """See :meth:`allranks.engine.protocol.Engine.vacate`: a lease lasts as long as the processes that have it."""
+        """See :meth:`allranks.engine.protocol.Engine.vacate`: a lease lasts as long as the processes that hold it."""
 
     def reap(self) -> list[str]:
-        """Kill the processes of this host whose run has no owner any more, and remove its scratch folders."""
+        """Kill the processes of this host whose run no longer has an owner, and remove its scratch folders."""
         dead = [f"process {pid}" for pid in _kill_the_dead()]
         left = [folder for folder, owner in _scratch_folders() if owner.is_dead]
         for folder in left:
@@ -142,7 +142,7 @@ class _Agent:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """See :class:`allranks.engine.agents.Agent`; it may end while what outlives it holds its output open."""
+        """See :class:`allranks.engine.agents.Agent`; it may end while a surviving child holds its output open."""
         return self.output, self.pidfd
 
     def hear(self, ready: Collection[int]) -> Iterator[Record | Damage]:
@@ -153,7 +153,7 @@ class _Agent:
 
     def go(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.go`."""
-        with suppress(BrokenPipeError):  # it has ended already; `wait` finds out how
+        with suppress(BrokenPipeError):  # it has ended already; `wait` reports how
             os.write(self._stdin.fileno(), b"go\n")
 
     def hang_up(self) -> None:
@@ -166,7 +166,7 @@ class _Agent:
             signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
 
     def end(self, deadline: float) -> None:
-        """See :meth:`allranks.engine.agents.Agent.end`; ends what it has left, too."""
+        """See :meth:`allranks.engine.agents.Agent.end`; also ends processes that it left behind."""
         if self.process.returncode is not None:
             return
         if not is_readable(self.pidfd, max(0.0, deadline - time.monotonic())):
@@ -176,7 +176,7 @@ class _Agent:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         if self.process.wait() != 0:
-            # It may not have seen to its ranks: they died with it, and what they had started did not.
+            # It may not have cleaned up: its ranks died with it, but processes that they had started did not.
             variable = temporary_folder(self.folder)
             for pid in [pid for pid in processes() if "=".join(variable) in variables_of(pid)]:
                 _kill(pid, variable)
@@ -186,7 +186,7 @@ class _Agent:
         return NodeExit(status=self.process.returncode, output=self.stream.output)
 
     def close(self) -> None:
-        """Let go of an agent that has ended."""
+        """Release an agent that has ended."""
         self._stdin.close()
         self._stdout.close()
         os.close(self.pidfd)
@@ -197,7 +197,7 @@ class ProcessJob(JobOfAgents[_Agent]):
 
     Args:
         agents: The agents, the leading one first.
-        limit: Seconds that they may take once it is their turn.
+        limit: Seconds that they may take from their turn on.
         meeting: How they find each other; None for a single one.
     """
 
@@ -214,7 +214,7 @@ class ProcessJob(JobOfAgents[_Agent]):
             raise EngineError(msg, why=str(error), remedy="Check the folder's permissions and free space.") from error
 
     def close(self) -> None:
-        """Let go of agents that have ended."""
+        """Release agents that have ended."""
         for agent in self._agents:
             agent.close()
         if self._meeting is not None:
@@ -228,7 +228,7 @@ def _make_scratch(spec: JobSpec) -> Path:
         scratch = Path(tempfile.mkdtemp(prefix=f"{_SCRATCH_PREFIX}{spec.run_id}."))
         (scratch / _OWNER).write_text(host_id(), encoding="ascii")
     except OSError as error:
-        if scratch is not None:  # without its owner it would be nobody's to remove
+        if scratch is not None:  # without an owner no run would remove it
             remove_tree(scratch)
         msg = f"A folder for {spec.job_id} could not be made."
         raise EngineError(msg, why=str(error), remedy="Free some space, or set TMPDIR.") from error
@@ -243,15 +243,15 @@ def _pipe(file: IO[bytes] | None) -> IO[bytes]:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a job's folder, as far as that can be done."""
+    """Remove a job's folder, as far as possible."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:  # a thousand folders in each other; Python 3.13 has no such limit
+    except RecursionError:  # a thousand nested folders; Python 3.13 has no such limit
         subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)  # noqa: S607 - any will do
 
 
 def _write_secretly(path: Path, text: str) -> None:
-    """Write a file that nobody else may read: the agents of several nodes know each other by what it says."""
+    """Write a file that only this user may read: it has the token of the agents of several nodes."""
     with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text)
 
@@ -262,7 +262,7 @@ def command(python: str, package_path: Path, code: Path, scratch: Path, shared: 
     Args:
         python: The interpreter.
         package_path: A folder that holds the package ``allranks``.
-        code: What the suite's path is relative to.
+        code: The folder that the suite's path is relative to.
         scratch: The agent's own folder.
         shared: The folder that the agents of all nodes share.
     """
@@ -277,7 +277,7 @@ def command(python: str, package_path: Path, code: Path, scratch: Path, shared: 
 
 
 def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[str, str]) -> dict[str, str]:
-    """The agent's variables: the host's, those of the job, and those that keep the job to itself.
+    """The agent's variables: the host's, those of the job, and those that isolate the job.
 
     The ranks meet over the loopback interface, because a host's own name may not resolve, and a GPU is visible
     only if the job holds it, on one node of several.
@@ -303,7 +303,7 @@ def _visible_gpus(spec: JobSpec) -> dict[str, str]:
 
 
 def _of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
-    """The host's variables without those that a launcher of ranks sets: allranks itself may run in a rank of one.
+    """The host's variables without those that a launcher of ranks sets: allranks itself may run in such a rank.
 
     With ``TORCHELASTIC_USE_AGENT_STORE``, for one, torch's rank 0 would wait for a store that another process hosts.
     """
@@ -311,17 +311,17 @@ def _of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
 
 
 def temporary_folder(scratch: Path) -> tuple[str, str]:
-    """The variable that names a job's own folder for temporary files, and by which its processes can be told."""
+    """The variable that names a job's own folder for temporary files, which also identifies its processes."""
     return "TMPDIR", str(scratch / "tmp")
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """Who owns a process or a folder.
+    """The owner of a process or a folder.
 
     Attributes:
         run_id: The run.
-        host: The owner's :func:`host_id <allranks.engine.ownership.host_id>`; empty where nothing says it.
+        host: The owner's :func:`host_id <allranks.engine.ownership.host_id>`; empty if it is unknown.
     """
 
     run_id: str
@@ -329,7 +329,7 @@ class _Owner:
 
     @property
     def is_here(self) -> bool:
-        """Whether its lock is seen from here: else nobody can tell whether it lives."""
+        """Whether its lock is visible from here: else whether it lives is unknown."""
         return self.host == host_id()
 
     @property
@@ -339,7 +339,7 @@ class _Owner:
 
 
 def _owned() -> Iterator[tuple[str, _Owner]]:
-    """What runs of this host have, by names for people."""
+    """The processes and folders of this host's runs, by readable names."""
     yield from ((f"process {pid}", owner) for pid, owner in _processes_of_runs())
     yield from ((f"folder {folder}", owner) for folder, owner in _scratch_folders())
 
@@ -347,7 +347,7 @@ def _owned() -> Iterator[tuple[str, _Owner]]:
 def _processes_of_runs() -> Iterator[tuple[int, _Owner]]:
     """Process id and owner of every process that belongs to a run and that this user may look at.
 
-    None where ``/proc`` is another pid namespace's (``unshare --pid`` alone): its numbers name other processes here.
+    Nothing if ``/proc`` is another pid namespace's (``unshare --pid`` alone): its numbers name other processes here.
     """
     is_own = Path("/proc/self").readlink() == Path(str(os.getpid()))
     for pid in processes() if is_own else ():
@@ -356,7 +356,7 @@ def _processes_of_runs() -> Iterator[tuple[int, _Owner]]:
 
 
 def _kill_the_dead() -> Iterator[int]:
-    """Kill every process whose run has no owner, and then those that these have forked meanwhile; their process ids."""
+    """Kill every process whose run has no owner, and those that they forked meanwhile; yield their process ids."""
     tried: set[int] = set()
     while found := {pid: owner for pid, owner in _processes_of_runs() if pid not in tried and owner.is_dead}:
         for pid, owner in found.items():
@@ -366,7 +366,7 @@ def _kill_the_dead() -> Iterator[int]:
 
 
 def _owner_of(pid: int) -> _Owner | None:
-    """The owner of a process; None where it has none, and for a container's: the docker engine sees to those."""
+    """The owner of a process; None if it has none, or is in a container: the docker engine handles those."""
     variables = dict(item.partition("=")[::2] for item in variables_of(pid))
     run_id, host = variables.get(RUN_VARIABLE, ""), variables.get(HOST_VARIABLE, "")
     with suppress(OSError):
@@ -385,11 +385,11 @@ def _scratch_folders() -> Iterator[tuple[Path, _Owner]]:
 
 
 def _kill(pid: int, variable: tuple[str, str]) -> None:
-    """Kill a process with this variable and wait for its end: until then it may write into its scratch folder."""
+    """Kill a process with this variable, and wait for its end: until then it may write into its scratch folder."""
     with suppress(ProcessLookupError, PermissionError):
         descriptor = os.pidfd_open(pid)
         try:
-            # Since it was found, it may have ended, and its number may be another process's.
+            # Since it was found, it may have ended, and another process may have its number.
             if "=".join(variable) in variables_of(pid):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
                 is_readable(descriptor, STOP_GRACE)

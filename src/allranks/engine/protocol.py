@@ -34,11 +34,11 @@ class Resources:
     Attributes:
         memory_bytes: Memory, without swap.
         shm_bytes: Size of ``/dev/shm``.
-        disk_bytes: What its tests may write to their folders, for engines that can limit that; it is memory, too.
+        disk_bytes: What its tests may write to their folders, for engines that can limit that; it is memory as well.
         pids: Number of processes and threads.
         cpus: How many of its ranks may compute at a time.
-        seconds: From the job's turn to its agent's end, imports and collection included where they are not done by
-            then; the engine's own, last time limit.
+        seconds: From the job's turn to its agent's end, including imports and collection if they are not done by then;
+            the engine's own, last time limit.
     """
 
     memory_bytes: int
@@ -61,7 +61,7 @@ class Passthrough:
             CDI specifications have, ``rocm`` gives device nodes.
         nodes: Those nodes, as paths on the engine's host.
         groups: Numbers of the groups that may use them.
-        numbers: Their places among the host's GPUs, by which ROCm knows them.
+        numbers: Their indexes among the host's GPUs, which ROCm uses.
     """
 
     driver: GpuDriver = "nvidia"
@@ -82,15 +82,15 @@ class JobSpec:
         python: Interpreter, for engines that run processes.
         python_path: Folders on Python's path: the user's own project. Engines that copy put their contents into one.
         code: The folder on this host that suites are relative to.
-        files: What of it the job needs, for engines that copy.
-        carried: What the job's results folder starts with: an earlier job has left it for this one.
-        agent: What the agent is told.
+        files: The parts of it that the job needs, for engines that copy.
+        carried: The initial contents of the job's results folder, left by an earlier job.
+        agent: The agent's configuration.
         environment: Variables for the agent and its ranks.
         gpus: Identifiers of the GPUs that the job holds; empty for none.
         passthrough: How it is given them.
         resources: What it may use, on all of its nodes together.
         node_resources: What it may use on each of several nodes, by that node's ranks; empty for one node.
-        seccomp: What filters the system calls in its container: our own list, or the daemon's default.
+        seccomp: The filter of system calls in its container: our own list, or the daemon's default.
     """
 
     run_id: str
@@ -133,7 +133,7 @@ class JobSpec:
 
 
 def _public(agent: AgentConfig) -> AgentConfig:
-    """What of an agent's config may be in records: not the token of its post, nor the long table of durations."""
+    """The agent's config as records show it: without the token of its post and the long table of durations."""
     share = None if agent.share is None else dataclasses.replace(agent.share, seconds={})
     return dataclasses.replace(agent, post=None, share=share)
 
@@ -150,18 +150,18 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value in, any JSON val
 
 
 LAUNCHED: Final = 4
-"""Ranks that a launcher test may start whatever the world size of its cell: torch's classes start four."""
+"""Ranks that a launcher test may start regardless of its cell's world size: torch's classes start four."""
 
 
 def ranks_at_once(world_size: int, overlap: int) -> int:
-    """How many ranks a job may have at a time, where so many of its launcher tests overlap."""
+    """How many ranks a job may have at a time, if this many of its launcher tests overlap."""
     return world_size if overlap == 1 else max(world_size, LAUNCHED) * overlap
 
 
 def resources(
     *, world_size: int, memory_mib: int | None, seconds: float, overlap: int = 1, disk_mib: int = 1024
 ) -> Resources:
-    """What a job gets unless its matrix file says otherwise.
+    """The resources of a job, with defaults for what its matrix file leaves open.
 
     Args:
         world_size: Number of ranks.
@@ -177,7 +177,7 @@ def resources(
         # NCCL and gloo share buffers here, DataLoader workers too; only what is used costs memory.
         shm_bytes=(64 + 256 * ranks) * mib,
         disk_bytes=disk_mib * mib,
-        # A rank has a hundred threads where RPC, autograd and gloo each have theirs; a fork bomb has no end.
+        # A rank has a hundred threads if RPC, autograd and gloo each have theirs; the limit is for fork bombs.
         pids=1024 + 512 * max(ranks, LAUNCHED),
         seconds=seconds + min(60.0, 20.0 + seconds / 10),
         cpus=ranks,
@@ -197,7 +197,7 @@ def total(each: Sequence[Resources]) -> Resources:
 
 
 RecordSink = Callable[[int, Record | Damage], None]
-"""Takes what the agent of a node reports: the node's number (0 leads), and a record or why there is none."""
+"""Takes a report of a node's agent: the node's number (0 leads), and a record or why there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,9 +205,9 @@ class NodeExit:
     """How the agent of one node ended.
 
     Attributes:
-        status: Its exit status, negative for a signal; None where nobody knows.
-        out_of_memory: The kernel killed something of it for want of memory.
-        output: The end of what it printed beside its records: why it could not even start, say.
+        status: Its exit status, negative for a signal; None if unknown.
+        out_of_memory: The kernel killed some of its processes for want of memory.
+        output: The end of its output beside its records, such as why it could not start.
     """
 
     status: int | None
@@ -221,7 +221,7 @@ class JobExit(NodeExit):
 
     Attributes:
         timed_out: The engine's own time limit ended it.
-        followers: Those of the nodes from 1 on.
+        followers: The agents of the nodes from 1 on.
     """
 
     timed_out: bool = False
@@ -229,10 +229,10 @@ class JobExit(NodeExit):
 
 
 class RunningJob(Protocol):
-    """A job that has been started and waits, collected, for its turn."""
+    """A job that has been started and, once it has collected, waits for its turn."""
 
     def go(self) -> None:
-        """Give the job its turn: its time begins now. The agent has imported and collected by itself, or still does."""
+        """Give the job its turn: its time begins now. The agent has imported and collected before, or still does."""
 
     def wait(self, sink: RecordSink) -> JobExit:
         """Wait for the agent's end, giving `sink` each record as it comes.
@@ -242,16 +242,16 @@ class RunningJob(Protocol):
         """
 
     def hang_up(self) -> None:
-        """Have the job end soon, and :meth:`wait` return; from any thread, while another one waits."""
+        """End the job soon, so that :meth:`wait` returns; from any thread, while another one waits."""
 
     def stop(self) -> None:
-        """Have the agent stop its ranks and write its results; kill it when it does not. Idempotent."""
+        """Have the agent stop its ranks and write its results; kill it if it does not. Idempotent."""
 
     def collect(self, results: Path) -> None:
         """Put the job's results into an existing folder.
 
         Raises:
-            EngineError: They cannot be had.
+            EngineError: They cannot be fetched.
         """
 
 
@@ -278,23 +278,23 @@ class Engine(Protocol):
         """What dead owners left behind on this host, by name; nothing is touched.
 
         Raises:
-            EngineError: Nobody can tell.
+            EngineError: It cannot be determined.
         """
 
     def unjudged(self) -> list[str]:
-        """What is of owners on another host, or in another name space of this one, by name; nothing is touched.
+        """What belongs to owners on another host, or in another name space of this one, by name; nothing is touched.
 
-        From here nobody can tell whether they live.
+        Whether these owners live cannot be determined from here.
 
         Raises:
-            EngineError: Nobody can tell what there is.
+            EngineError: It cannot be determined what there is.
         """
 
     def vacate(self, gpus: Sequence[str]) -> None:
-        """Remove what still has one of these GPUs: the lease is ours, so its owner has died, or lost sight of it.
+        """Remove what still uses one of these GPUs: the lease is ours, so its owner has died, or lost track of it.
 
         Raises:
-            EngineError: Nobody can tell what has them.
+            EngineError: It cannot be determined what uses them.
         """
 
     def reap(self) -> list[str]:

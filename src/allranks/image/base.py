@@ -42,7 +42,7 @@ def dockerfile_path(name: str = PYTHON) -> Path:
 
 DEFAULT = Image.base
 LOCAL = "allranks/base:bookworm"
-"""What ``scripts/base-image`` makes on hosts that reach no registry."""
+"""The image that ``scripts/base-image`` makes on hosts that reach no registry."""
 
 VARIABLE = "ALLRANKS_BASE_IMAGE"
 """Names this host's base image, in place of the default one of a matrix file."""
@@ -81,8 +81,8 @@ class Base:
     Attributes:
         reference: The name to build from.
         id: The image's id, which changes with its content.
-        reason: Why it is another than the matrix file names; empty when it is not.
-        digest: Its name by the digest that a registry knows it by; empty where it was made here.
+        reason: Why it is not the one in the matrix file; empty if it is.
+        digest: Its name with its digest in a registry; empty if it was made here.
     """
 
     reference: str
@@ -92,7 +92,7 @@ class Base:
 
     @property
     def pinned(self) -> str:
-        """What a build starts from: a tag may have been moved to another image since it was looked up."""
+        """The name that a build starts from: a tag may have been moved to another image since it was looked up."""
         return self.digest or self.reference
 
 
@@ -116,9 +116,9 @@ class ImagePython:
 def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], progress: Progress) -> Base:
     """The base image to build from.
 
-    What the daemon has goes before what a registry might give. For the default base only, the host has a say:
-    first ``ALLRANKS_BASE_IMAGE``, then the default base, then the one that ``scripts/base-image`` made, and only
-    then a pull; so where that script was run, no run waits for a registry that cannot be reached.
+    Images in the daemon precede those of a registry. Only the default base can be replaced by the host, in this order:
+    ``ALLRANKS_BASE_IMAGE``, the default base, the image that ``scripts/base-image`` made, and only then a pull; so
+    once that script has run, no run waits for a registry that cannot be reached.
 
     Args:
         client: Connection to the daemon.
@@ -127,7 +127,7 @@ def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], pr
         progress: Receives lines about a pull.
 
     Raises:
-        ImageError: The base image is not to be had.
+        ImageError: The base image cannot be obtained.
     """
     chosen, reason = _chosen(name, environ)
     if image := find(client, chosen):
@@ -139,7 +139,7 @@ def find_base(client: DockerClient, name: str, *, environ: Mapping[str, str], pr
 
 
 def _digest_of(image: DaemonImage, name: str) -> str:
-    """One of its names by digest: where several registries have it, that of the registry that was named."""
+    """One of its names by digest: if several registries have it, that of the registry in `name`."""
     digests: list[str] = image.attrs.get("RepoDigests") or []
     return min(digests, key=lambda each: (not name.startswith(each.partition("@")[0]), each), default="")
 
@@ -186,7 +186,7 @@ def _ask(client: DockerClient, base: Base) -> str:
     remedy = "Name a base that has python3, such as python:3.11-slim-bookworm, or run scripts/base-image."
     question = f"python-of-{base.id.removeprefix('sha256:')[:12]}"
     labels = {"allranks": "1", LABEL: builder_of(question)}
-    # Whoever dies here leaves a container that no run has: it goes with the remains of builds.
+    # A process that dies here leaves a container of no run: it is removed with the remains of builds.
     with shared(image_lock(question)), reported(what, remedy=remedy):
         with uninterrupted():
             container = client.containers.create(
@@ -204,7 +204,7 @@ def _ask(client: DockerClient, base: Base) -> str:
 
 
 def read_probe(answer: str, *, base: str) -> ImagePython:
-    """What the probe's answer says about an image's Python.
+    """The Python that a probe's answer describes.
 
     Args:
         answer: The JSON that the probe printed.
@@ -237,7 +237,7 @@ def platform_tags(glibc: str, machine: str) -> tuple[str, ...]:
 
     Args:
         glibc: Version of the C library, such as ``2.36``.
-        machine: Machine as ``uname -m`` tells it.
+        machine: Machine as ``uname -m`` prints it.
     """
     newest = int(glibc.split(".")[1])
     manylinux = [f"manylinux_2_{minor}_{machine}" for minor in range(newest, 16, -1)]
@@ -245,7 +245,7 @@ def platform_tags(glibc: str, machine: str) -> tuple[str, ...]:
 
 
 def as_json(python: ImagePython) -> dict[str, object]:
-    """The value as JSON can hold it, without the markers of the running kernel."""
+    """The value made of JSON's types, without the markers of the running kernel."""
     values = asdict(python)
     values["markers"] = {
         name: value for name, value in python.markers.items() if name not in ("platform_release", "platform_version")

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 _LOCAL = "http+docker://localhost"
-"""What the SDK calls a daemon behind a socket of this host (``docker.api.client.APIClient``)."""
+"""The SDK's address of a daemon behind a socket of this host (``docker.api.client.APIClient``)."""
 
 _CONTAINERD = Path("/var/lib/containerd")
-"""Its default, whatever Docker's own folder is (docs.docker.com/engine/storage/containerd)."""
+"""Containerd's default, regardless of Docker's own folder (docs.docker.com/engine/storage/containerd)."""
 
 _IN_CONTAINERD = "io.containerd.snapshotter.v1"
 """The ``driver-type`` of a daemon whose images are containerd's: by default from Docker 29 on."""
@@ -40,11 +40,11 @@ _BYTECODE = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class DiskNeeds:
-    """What a build takes of the daemon's disk, in bytes.
+    """The room that a build takes on the daemon's disk, in bytes.
 
     Attributes:
-        meanwhile: While it goes on.
-        lasting: When it is over.
+        meanwhile: During the build.
+        lasting: After the build.
     """
 
     meanwhile: int
@@ -52,11 +52,11 @@ class DiskNeeds:
 
 
 def room_for(wheels: Iterable[Path], builder: Builder) -> DiskNeeds:
-    """What the build of a layer takes, by what its wheels say that they unpack to.
+    """The room that the build of a layer takes, by the unpacked sizes that its wheels list.
 
-    Both builders hold the context in a step of its own, and the layer twice: where it is made, and where it goes. The
-    legacy one also keeps the context that was sent, and holds a layer twice more while it turns the container of a
-    step into an image: 24 GB were taken for 3.0 GB of wheels that unpack to 5.65 GB.
+    Both builders hold the context in its own step, and the layer twice: where it is made, and where it goes. The legacy
+    one also keeps the context as it was sent, and holds a layer twice more while it turns the container of a step into
+    an image: 24 GB were taken for 3.0 GB of wheels that unpack to 5.65 GB.
     """
     sizes = [_sizes(wheel) for wheel in wheels]
     packed, unpacked = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
@@ -66,7 +66,7 @@ def room_for(wheels: Iterable[Path], builder: Builder) -> DiskNeeds:
 
 
 def _sizes(wheel: Path) -> tuple[int, int]:
-    """Bytes of a wheel, and of what is installed of it, bytecode included."""
+    """Bytes of a wheel, and of its installed files, bytecode included."""
     with zipfile.ZipFile(wheel) as archive:
         members = archive.infolist()
     source = sum(member.file_size for member in members if member.filename.endswith(".py"))
@@ -74,13 +74,13 @@ def _sizes(wheel: Path) -> tuple[int, int]:
 
 
 def check_room(client: DockerClient, layer: str, wheels: Iterable[Path], builder: Builder) -> None:
-    """See that the daemon has room to build a layer, where that can be told.
+    """Check that the daemon has room to build a layer, if that can be determined.
 
     Args:
         client: Connection to the daemon.
         layer: The layer's name, for the error.
-        wheels: What goes into it.
-        builder: What builds it.
+        wheels: The layer's wheels.
+        builder: The builder to use.
 
     Raises:
         ImageError: There is too little.
@@ -102,19 +102,19 @@ def check_room(client: DockerClient, layer: str, wheels: Iterable[Path], builder
 
 
 def images_folder(said: Mapping[str, Any], address: str, containerd: Path = _CONTAINERD) -> Path | None:
-    """The folder in which a daemon keeps its images; None where it is not one of this host.
+    """The folder where a daemon keeps its images; None if it is not on this host.
 
     Args:
-        said: What the daemon says of itself (``docker info``).
+        said: The daemon's answer to ``docker info``.
         address: Its address, as the SDK has it.
-        containerd: Where the system's containerd keeps its things.
+        containerd: The folder of the system's containerd.
     """
     root = Path(str(said.get("DockerRootDir", "")))
     if address != _LOCAL or not _is_here(root):
         return None
     if _IN_CONTAINERD not in (value for _, value in said.get("DriverStatus") or ()):
         return root
-    # One that the daemon has started itself, as where Docker is a snap or rootless, keeps its things with the daemon's.
+    # A containerd that the daemon itself started, as with Docker as a snap or rootless, uses a folder in the daemon's.
     own = root / "containerd"
     return next(filter(_is_here, (own, containerd)), root)
 
@@ -124,7 +124,7 @@ def _is_here(folder: Path) -> bool:
 
 
 def gigabytes(size: float) -> str:
-    """Bytes as Docker tells them: in billions."""
+    """Bytes as Docker prints them: in billions."""
     return f"{size / 1e9:.1f} GB"
 
 
@@ -136,7 +136,7 @@ _DISK_REMEDY = (
     "Free space where the daemon keeps its images: `allranks images --prune` removes those of allranks that nobody has "
     "used lately, and docker system df shows what else there is."
 )
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the legacy builder paints what a step writes to its standard error
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the legacy builder colours a step's standard error
 _FAILED_STEP = re.compile(r"The command '.*' returned a non-zero code: (\d+)", re.DOTALL)
 
 
@@ -148,7 +148,7 @@ class BuildRequest:
         tag: Reference of the image to make.
         dockerfile: Name of the Dockerfile in the context.
         arguments: Build arguments.
-        network: What steps reach, as ``docker build --network`` has it.
+        network: The network of steps, as for ``docker build --network``.
     """
 
     tag: str
@@ -162,9 +162,9 @@ Builder = Callable[["DockerClient", BuildRequest, Iterable[bytes], Progress], No
 
 
 def builder_of_host() -> Builder:
-    """BuildKit where the docker command has it, or else the builder inside every daemon.
+    """BuildKit if the docker command has it, else the builder inside every daemon.
 
-    The command is asked, because only the buildx plug-in makes BuildKit's part of a build; the SDK cannot.
+    The command is asked, because only the buildx plug-in can do the client's part of a BuildKit build; the SDK cannot.
     """
     docker = shutil.which("docker")
     if docker is None:
@@ -174,7 +174,7 @@ def builder_of_host() -> Builder:
 
 
 def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterable[bytes], progress: Progress) -> None:
-    """Build by the daemon's API, which is the legacy builder."""
+    """Build by the daemon's API, which uses the legacy builder."""
     last = deque[str](maxlen=_KEPT_LINES)
     with reported(_what(request), remedy=_REMEDY):
         events = client.api.build(
@@ -184,7 +184,7 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
             tag=request.tag,
             buildargs=dict(request.arguments),
             network_mode=request.network,
-            # An image would be another one behind a proxy; where a step needs none, it gets none.
+            # Behind a proxy the image would differ, so steps without network get no proxy.
             use_config_proxy=request.network != "none",
             rm=True,
             forcerm=True,
@@ -194,14 +194,14 @@ def build_with_sdk(client: DockerClient, request: BuildRequest, context: Iterabl
         try:
             _follow(heard, request, last, progress)
         except ImageError:
-            raise  # the daemon itself has ended it
+            raise  # the daemon itself has ended the build
         except BaseException:
             _wait_for_end(client, request, heard, progress)
             raise
 
 
 def _follow(heard: Iterable[Event], request: BuildRequest, last: deque[str], progress: Progress) -> None:
-    rest = ""  # a command's output comes as it wrote it, and apt writes `E`, `:` and what is wrong one by one
+    rest = ""  # output comes in the pieces that a command wrote, and apt writes `E`, `:` and the message one by one
     for event in heard:
         if error := error_of(event):
             raise _failure(request, [*last, *rest.splitlines(), error])
@@ -211,10 +211,10 @@ def _follow(heard: Iterable[Event], request: BuildRequest, last: deque[str], pro
 
 
 def _heard(events: Iterator[Event]) -> Iterator[Event]:
-    """What the daemon says of a build, read by a thread: an interrupt would end the reading, and all news of the build.
+    """The daemon's events of a build, read by a thread: an interrupt in the reading would lose all later ones.
 
     Raises:
-        Exception: What the reading ended with.
+        Exception: The error that ended the reading.
     """
     news = queue.SimpleQueue[Event | Exception | None]()
 
@@ -222,12 +222,12 @@ def _heard(events: Iterator[Event]) -> Iterator[Event]:
         try:
             for event in events:
                 news.put(event)
-        except Exception as error:  # noqa: BLE001 - whoever listens raises it
+        except Exception as error:  # noqa: BLE001 - the consumer raises it
             news.put(error)
         news.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    # Not a generator: that would be over with the first interrupt.
+    # Not a generator: the first interrupt would end it.
     return map(_event, iter(news.get, None))
 
 
@@ -238,13 +238,13 @@ def _event(heard: object) -> Event:
 
 
 def _wait_for_end(client: DockerClient, request: BuildRequest, heard: Iterator[Event], progress: Progress) -> None:
-    """End a build that is not to go on, and wait until the daemon has ended it.
+    """Cancel a build, and wait until the daemon has ended it.
 
-    It would end by itself when nobody listens, but after the step that it is at, and nobody would be there to remove
-    what that has made. A command ends at once; a copy, of which the daemon can be told nothing, takes its time.
+    It would end by itself without a client, but only after its current step, and no process would be left to remove
+    what that step made. A command ends at once; a copy cannot be cancelled, and takes its time.
     """
     progress("waiting for the daemon to end its step")
-    with suppress(Exception):  # the daemon is gone; what it has left, the next run's start finds
+    with suppress(Exception):  # the daemon is gone; the next run finds at its start what it left
         while True:
             end_step(client.api, request.arguments.get("BUILDER", ""))
             if next(heard, None) is None:
@@ -257,7 +257,7 @@ def build_with_buildkit(
     """Build by the docker command, from the same bytes.
 
     ``docker build`` and not ``docker buildx build``: it takes the daemon's own builder, which sees the daemon's
-    images, even when the user has selected another one.
+    images, even if the user has selected another one.
     """
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     environ = {name: value for name, value in os.environ.items() if name != "BUILDX_BUILDER"}
@@ -282,7 +282,7 @@ def buildkit_command(request: BuildRequest) -> list[str]:
 
 
 def _feed(context: Iterable[bytes], pipe: IO[bytes]) -> None:
-    """Write the context; a build that has failed closes the pipe, and says why on its output."""
+    """Write the context; a build that has failed closes the pipe, and prints why on its output."""
     with suppress(BrokenPipeError), pipe:
         for chunk in context:
             pipe.write(chunk)
@@ -314,6 +314,6 @@ def _failure(request: BuildRequest, lines: Iterable[str]) -> ImageError:
 
 
 def shortened(line: str) -> str:
-    """A line of build output without the text of the script that failed, which says nothing to the user."""
+    """A line of build output without the text of the script that failed, which does not help the user."""
     line = _FAILED_STEP.sub(r"a step of the build ended with code \1", line)
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..."

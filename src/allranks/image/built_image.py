@@ -27,8 +27,8 @@ class BuiltImage:
     """An image that the daemon has.
 
     Attributes:
-        reference: Its name, to show.
-        id: Its id, to run.
+        reference: Its name, for display.
+        id: Its id, for running it.
         built: Whether this call made or pulled it.
     """
 
@@ -40,18 +40,18 @@ class BuiltImage:
 def ensure_image(
     image: Image, *, root: Path, client: DockerClient, progress: Progress, uses: ExitStack | None = None
 ) -> BuiltImage:
-    """Have the image of a cell in the daemon.
+    """Find, pull or build the image of a cell.
 
-    With unchanged inputs nothing is built, and the cost is three questions to the daemon and a look at the project's
-    files. The same image asked for by two processes is built by one of them.
+    With unchanged inputs nothing is built, and the cost is three requests to the daemon and a check of the project's
+    files. If two processes need the same image, one of them builds it.
 
     Args:
         image: What the matrix file says about it.
         root: The folder that the matrix file's relative paths start from.
         client: Connection to the daemon.
         progress: Receives lines, without end of line, while something is pulled, resolved or built.
-        uses: Until it is closed, nobody on this host removes the image (``allranks images --prune``); None for who
-            needs it no longer than this call.
+        uses: Until it is closed, no process on this host removes the image (``allranks images --prune``); None if it is
+            needed no longer than this call.
 
     Returns:
         The image, which the daemon now has.
@@ -81,7 +81,7 @@ def _ensure(recipe: Recipe, site: Site) -> BuiltImage:
 
 
 def _present(client: DockerClient, reference: str) -> BuiltImage | None:
-    """An image that the daemon has, and now knows to be wanted."""
+    """An image that the daemon has, after marking it as wanted; None if it has none."""
     if present := find(client, reference):
         touch(client, reference)
         return BuiltImage(reference=reference, id=str(present.id), built=False)
@@ -89,10 +89,10 @@ def _present(client: DockerClient, reference: str) -> BuiltImage | None:
 
 
 def image_reference(image: Image, site: Site) -> str:
-    """The name that an image has, or would have once it is built: with the key of what goes in.
+    """The name that an image has, or will have once it is built, with the key of what goes in.
 
     Raises:
-        ImageError: Its recipe cannot be read, or its base image is not to be had.
+        ImageError: Its recipe cannot be read, or its base image cannot be obtained.
     """
     if image.image is not None:
         return image.image
@@ -109,7 +109,7 @@ def _with_source(recipe: Recipe) -> Recipe:
 
 
 def _installed_whole(image: Image, site: Site) -> Image:
-    """The image as it is built: a project that is copied into jobs is no part of it, and what it needs is."""
+    """The image as it is built: without a project that is copied into jobs, but with that project's requirements."""
     if image.mode == "install":
         return image
     from allranks.image.project import without_project  # noqa: PLC0415 - it builds a wheel, which few need

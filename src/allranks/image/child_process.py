@@ -12,8 +12,8 @@ def child(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command with a pipe from its output and errors.
 
-    Whatever ends the block early ends the command too: an interrupt that reaches this process alone, as from nox or
-    a CI runner, would otherwise leave a build of minutes to itself.
+    An exception in the block ends the command, too: an interrupt that reaches this process alone, as from nox or
+    a CI runner, would otherwise leave a build of minutes running.
 
     Args:
         command: Program and arguments.

@@ -26,7 +26,7 @@ class Site:
         client: Connection to the daemon.
         root: The folder that relative paths in requirements start from.
         progress: Receives lines of output.
-        uses: Holds, for as long as its owner likes, what keeps others from removing what it needs.
+        uses: Holds locks that keep other processes from removing the images in use, until its owner closes it.
     """
 
     client: DockerClient
@@ -36,7 +36,7 @@ class Site:
 
 
 OURS = "allranks/"
-"""How the names of all images begin that allranks has made, or given a name."""
+"""The prefix of the names of all images that allranks has made or named."""
 
 
 @contextmanager
@@ -76,15 +76,15 @@ def find(client: DockerClient, reference: str) -> Image | None:
 
 
 def touch(client: DockerClient, reference: str) -> None:
-    """Have the daemon remember that an image was wanted now: giving it its name again renews ``LastTagTime``.
+    """Record in the daemon that an image was wanted now: giving it its name again renews ``LastTagTime``.
 
-    The daemon is the one memory that all its users share, and that a restart of the host leaves alone.
+    Only the daemon's memory is shared by all its users and survives a restart of the host.
     """
     import docker.errors  # noqa: PLC0415
     import requests  # noqa: PLC0415
 
     name, _, tag = reference.rpartition(":")
-    with suppress(docker.errors.DockerException, requests.RequestException):  # it only helps to choose what may go
+    with suppress(docker.errors.DockerException, requests.RequestException):  # it only helps to choose what to prune
         client.api.tag(reference, name, tag)
 
 
@@ -95,10 +95,10 @@ def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: st
         client: Connection to the daemon.
         reference: Image with tag or digest; without either the tag is ``latest``.
         progress: Receives a line when the pull starts and when it ends.
-        remedy: What the user can do when the registry does not give it.
+        remedy: What the user can do if the registry does not provide it.
 
     Raises:
-        ImageError: The registry cannot be reached, or does not give this image.
+        ImageError: The registry cannot be reached, or does not provide this image.
     """
     what = f"The image {reference} is not on this host and cannot be pulled."
     progress(f"pulling {reference}")

@@ -30,12 +30,12 @@ _CHUNK = 1 << 20
 
 
 def stream(files: Mapping[str, Path]) -> Iterator[bytes]:
-    """Pack files into a tar archive, piece by piece: wheels of three gigabytes need neither memory nor disk.
+    """Pack files into a tar archive, piece by piece: wheels of three gigabytes then need neither memory nor disk.
 
     Owner, mode and time are the same for every file, so equal contents give equal bytes on every host.
 
     Args:
-        files: Path in the archive, and the file it is read from.
+        files: Paths in the archive, each with the file that it is read from.
     """
     for name, path in sorted(files.items()):
         header = tarfile.TarInfo(name)
@@ -48,11 +48,11 @@ def stream(files: Mapping[str, Path]) -> Iterator[bytes]:
 
 
 def layer_files(dockerfile: Path, *, tools: Path | None, wheels: Sequence[Path]) -> dict[str, Path]:
-    """What a Dockerfile expects in its context.
+    """The files that a Dockerfile expects in its context.
 
     Args:
         dockerfile: The Dockerfile.
-        tools: The folder with the wheel of pip; None where nothing of Python's is installed.
+        tools: The folder with the wheel of pip; None if no wheels are installed.
         wheels: The wheels of the layer.
     """
     return {
@@ -77,12 +77,12 @@ class Layer:
 
     Attributes:
         name: ``debian``, ``torch``, ``packages`` or ``project``.
-        dockerfile: What applies it.
-        content: What tells it from other layers on the same image below.
-        wheels: What is installed of Python's; none for Debian packages.
+        dockerfile: The Dockerfile that applies it.
+        content: What distinguishes it from other layers on the same image below.
+        wheels: The wheels to install; none for Debian packages.
         tools: The folder with the wheel of pip that installs them; None for Debian packages.
         arguments: Build arguments of its own.
-        network: What the build reaches, as Docker's ``--network`` has it.
+        network: The network of the build, as for Docker's ``--network``.
     """
 
     name: str
@@ -95,11 +95,11 @@ class Layer:
 
 
 def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
-    """Build what is missing of an image.
+    """Build the missing layers of an image.
 
     Args:
         recipe: What goes in.
-        base: What it lies on.
+        base: The image below.
         site: Where it is built.
 
     Returns:
@@ -107,7 +107,7 @@ def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
 
     Raises:
         ImageError: Something cannot be resolved or built.
-        SourceChangedError: The recipe's project is not what it was when the recipe was read.
+        SourceChangedError: The recipe's project has changed since the recipe was read.
     """
     with tempfile.TemporaryDirectory(prefix="allranks-") as scratch:
         project = _project_wheels(recipe, Path(scratch), site.progress)
@@ -142,7 +142,7 @@ def with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
 
 
 def _told_by_apt(error: ImageError, recipe: Recipe, base: Base) -> ImageError:
-    """What apt says is wrong, in the place of all that the build said; other errors as they are."""
+    """The error with apt's own messages in place of all build output; other errors as they are."""
     said = [line.removeprefix("E: ") for line in error.why.splitlines() if line.startswith("E: ")]
     if not said:
         return error
@@ -185,7 +185,7 @@ def _ensure_layer(layer: Layer, below: Base, site: Site) -> Base:
     dockerfile = layer.dockerfile.read_text(encoding="utf-8")
     key = layer_key(parent_id=below.id, content=layer.content, dockerfile=dockerfile)
     reference = f"{REPOSITORY}:{key}"
-    # It stays this process's until the run ends: the next layer lies on it.
+    # This process holds it until the run ends: the next layer lies on it.
     site.uses.enter_context(shared(image_lock(reference)))
     with locked(f"layer-{key}"):
         image = find(site.client, reference) or _build_layer(layer, below, reference, site)
@@ -208,7 +208,7 @@ def _build_layer(layer: Layer, below: Base, reference: str, site: Site) -> Image
         with reported(f"The image {reference} is gone right after its build.", remedy="Run again."):
             return site.client.images.get(reference)
     finally:
-        # The first stage of a finished build, which holds the wheels and a second copy of the layer; of one that was
-        # ended early, all its steps. A cache they would be only for the same layer, and that is found by its name.
-        # The legacy builder leaves them; BuildKit has none that are images.
+        # The first stage of a finished build, which holds the wheels and a second copy of the layer; after an early
+        # end, all its steps. They would be a cache only for the same layer, which is found by its name anyway.
+        # The legacy builder leaves them; BuildKit leaves no images.
         remove_remains(site.client.api, builder)

@@ -21,7 +21,7 @@ from allranks.user_cache import cache_folder
 
 
 def without_project(image: Image, root: Path, progress: Progress) -> Image:
-    """An image with what its project needs, and without the project.
+    """An image with the requirements of its project, but without the project.
 
     Args:
         image: One whose project is copied.
@@ -37,7 +37,7 @@ def without_project(image: Image, root: Path, progress: Progress) -> Image:
 
 
 def project_files(image: Image, root: Path, progress: Progress) -> Path:
-    """A folder with what an installed project would be; as its source is at the first call after a change of it.
+    """A folder with the project as it would be installed; made anew at the first call after a change of its source.
 
     Args:
         image: One whose project is copied.
@@ -72,7 +72,7 @@ def _wheel(image: Image, root: Path, progress: Progress) -> Path:
 
 
 def kept_wheel(folder: Path, progress: Progress) -> Path:
-    """The wheel of a project, built when its source has changed, in a folder of the cache that is its own.
+    """The wheel of a project, built when its source has changed, in its own folder of the cache.
 
     Args:
         folder: The project's folder.
@@ -100,14 +100,14 @@ def _kept_wheel(folder: Path, source: str, progress: Progress) -> Path:
 
 
 def _builder() -> str:
-    """The Python that builds, which compiled modules depend on."""
+    """A hash of the Python that builds, which compiled modules depend on."""
     python = os.path.realpath(python_that_builds() or sys.executable)
     return hashlib.sha256(f"{python} {sys.version}".encode()).hexdigest()[:12]
 
 
 @contextmanager
 def in_cache(folder: Path) -> Iterator[None]:
-    """A folder of the cache that exists, and that no other run changes meanwhile."""
+    """Make a folder of the cache, and keep other runs from changing it meanwhile."""
     try:
         with locked(folder):
             folder.mkdir(exist_ok=True)
@@ -144,7 +144,7 @@ def build_wheel(folder: Path, *, into: Path, progress: Progress) -> Path:
 def _setuptools_configuration(scratch: Path) -> Path:
     """Keep setuptools from building inside the project.
 
-    A ``build`` folder that an earlier build left gives deleted modules back to every later wheel.
+    A ``build`` folder of an earlier build would put deleted modules into every later wheel.
     """
     file = scratch / "setuptools.cfg"
     file.write_text(f"[build]\nbuild_base = {scratch}\n[egg_info]\negg_base = {scratch}\n", encoding="utf-8")

@@ -2,9 +2,9 @@
 
 An image has two kinds of key. The *image key* is made from the inputs as they are written down: the recipe, the
 base image's id, the text of the requirements, the project's sources, the Dockerfile. It is known without
-asking a package index, so a run with unchanged inputs costs two questions to the daemon. The price: a
-requirement without a version (``numpy``) keeps the version it had when the image was built; who wants a
-newer one writes it down, or removes the image. The *layer key* is made from the wheels themselves, so
+asking a package index, so a run with unchanged inputs costs two requests to the daemon. The price: a
+requirement without a version (``numpy``) keeps the version it had when the image was built; to get a
+newer one, name its version or remove the image. The *layer key* is made from the wheels themselves, so
 two recipes that resolve to the same wheels share their layers.
 """
 
@@ -30,7 +30,7 @@ _ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".ta
 
 
 def requirement_lines(text: str) -> Iterator[str]:
-    """The lines of a requirements file that say something, without comments, continued lines as one."""
+    """The non-empty lines of a requirements file, without comments, continued lines as one."""
     lines = (_COMMENT.sub("", line).strip() for line in _CONTINUED.sub("", text).splitlines())
     return (line for line in lines if line)
 
@@ -38,7 +38,7 @@ def requirement_lines(text: str) -> Iterator[str]:
 def names_local_path(requirement: str) -> bool:
     """Whether a requirement, or a line of a requirements file, names a file or folder of this host.
 
-    Options other than ``--editable`` name none that would be installed.
+    Options other than ``--editable`` name nothing that would be installed.
     """
     text = os.path.expandvars(requirement.strip())
     if editable := _EDITABLE.fullmatch(text):
@@ -50,7 +50,7 @@ def names_local_path(requirement: str) -> bool:
 
 
 def _target(requirement: str) -> str:
-    """What a ``name @ target`` points at; the requirement itself where it is none."""
+    """The target of a ``name @ target``; any other requirement as it is."""
     named = _NAMED.match(requirement)
     return named["url"] if named else requirement
 
@@ -84,7 +84,7 @@ class Recipe:
         requirements: The requirements file, or None.
         requirements_text: The content of that file and of all that it includes.
         project: The folder of the user's project, or None.
-        source: A hash of the project's files, for what is built of them; empty without one.
+        source: A hash of the project's files; empty without a project.
         apt: Names of Debian packages, with or without ``=version``.
     """
 
@@ -135,7 +135,7 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
 
 
 def _refuse_local_paths(image: Image, requirements: Iterable[str]) -> None:
-    """An image is found again by the text of its requirements, which says nothing of what lies behind a path."""
+    """Refuse requirements that are paths: an image is found by their text, which does not change with the files."""
     local = next((requirement for requirement in requirements if names_local_path(requirement)), None)
     if local is None:
         return
@@ -210,8 +210,8 @@ def layer_key(*, parent_id: str, content: tuple[str, ...], dockerfile: str) -> s
 
     Args:
         parent_id: Id of the image below.
-        content: What goes in: of each wheel the identity that :func:`allranks.image.wheels.identity` tells, or the
-            names of Debian packages.
+        content: What goes in: the :func:`allranks.image.wheels.identity` of each wheel, or the names of Debian
+            packages.
         dockerfile: Text of the Dockerfile.
     """
     return digest(_SCHEMA, parent_id, sorted(content), dockerfile)[:_LENGTH]

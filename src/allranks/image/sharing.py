@@ -1,8 +1,8 @@
 """Images that one machine builds and others load: a folder of archives, and a registry.
 
-The folder goes from one CI machine to another, and may have been made by somebody whom nobody trusts, such as a pull
-request's author. An archive therefore holds one image that has no name, and is run by one that is made of its whole id:
-it cannot take the place of an image that a later run on the same daemon looks for.
+The folder goes from one CI machine to another, and may come from an untrusted source, such as the author of a pull
+request. An archive therefore holds one image without a name, which is run by a name made of its whole id: it cannot
+take the place of an image that a later run on the same daemon looks for.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ _NAMES_OF_CONTAINERD: Final = ("io.containerd.image.name", "org.opencontainers.i
 
 @dataclass(frozen=True, kw_only=True)
 class PortableImage:
-    """An image that other machines can have.
+    """An image that other machines can get.
 
     Attributes:
         name: Its name in the matrix file.
-        key: The name by which it is found where it was built, with the key of what went in; of a finished image its
-            reference.
-        reference: By which it is run elsewhere: an id, or what a registry knows it by.
-        file: Its archive, a file of the folder; empty where the reference says enough.
+        key: Its name where it was built, with the key of what went in; for a finished image its reference.
+        reference: Its name for runs elsewhere: an id, or its name in a registry.
+        file: Its archive, a file of the folder; empty if the reference is enough.
     """
 
     name: str
@@ -56,7 +55,7 @@ class PortableImage:
 
 
 Put = Callable[[PortableImage, BuiltImage, "Shelf", Site], PortableImage]
-"""Puts an image that has been built where others can get it; returns it with a reference of the place."""
+"""Puts an image that has been built where others can get it; returns it with its reference there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +64,8 @@ class Shelf:
 
     Attributes:
         folder: For the list and the archives.
-        put: How what is built gets there: :func:`as_archive`, or :func:`allranks.image.sharing.by_push`.
-        known: What a registry has under a key; None where it has nothing, or there is no registry.
+        put: Puts built images there: :func:`as_archive`, or :func:`allranks.image.sharing.by_push`.
+        known: Looks up a key in a registry; None if that has nothing, or there is no registry.
     """
 
     folder: Path
@@ -75,11 +74,11 @@ class Shelf:
 
 
 def export_images(images: Iterable[Image], shelf: Shelf, site: Site) -> tuple[PortableImage, ...]:
-    """Put images where other machines can get them, and build those that are nowhere yet.
+    """Put images where other machines can get them, and build those that do not exist yet.
 
     Args:
         images: What the matrix file says about them, each once.
-        shelf: Where they are put; what an earlier call left there, and is still right, stays.
+        shelf: Where they are put; images of an earlier call that are still right stay.
         site: Where they are built.
 
     Raises:
@@ -105,7 +104,7 @@ def write_list(folder: Path, images: Iterable[PortableImage]) -> None:
 
 
 def in_no_registry(_key: str, _site: Site) -> str | None:
-    """What a registry knows, where there is none."""
+    """The answer of a registry if there is none."""
     return None
 
 
@@ -124,10 +123,10 @@ def as_archive(image: PortableImage, built: BuiltImage, shelf: Shelf, site: Site
 
 
 def read_images(folder: Path) -> dict[str, PortableImage]:
-    """What a folder has to offer, by name; nothing of it is loaded.
+    """The images that a folder lists, by name; none of them is loaded.
 
     Raises:
-        ImageError: There is no list, or it says what it cannot mean.
+        ImageError: There is no list, or it is invalid.
     """
     listed = folder / LIST_NAME
     try:
@@ -145,7 +144,7 @@ def read_images(folder: Path) -> dict[str, PortableImage]:
 def take_images(
     images: Iterable[PortableImage], folder: Path, client: DockerClient, progress: Progress
 ) -> dict[str, str]:
-    """Have the archives of some images loaded.
+    """Load the archives of some images.
 
     Args:
         images: Some of :func:`read_images`.
@@ -154,17 +153,17 @@ def take_images(
         progress: Receives a line for each that is loaded.
 
     Returns:
-        By which reference each is run, by name.
+        The reference to run each by, by name.
 
     Raises:
-        ImageError: An archive cannot be read or loaded, or is not that of one image without a name.
+        ImageError: An archive cannot be read or loaded, or does not hold one image without a name.
     """
     with _as_image_error(folder):
         return {image.name: _taken(image, folder, client, progress) for image in images}
 
 
 def _kept(folder: Path) -> Mapping[str, PortableImage]:
-    """What an earlier export left; a list that cannot be read is made anew."""
+    """The images of an earlier export; none if its list cannot be read."""
     with suppress(ImageError):
         return read_images(folder)
     return {}
@@ -182,7 +181,7 @@ def _exported(image: Image, shelf: Shelf, site: Site, kept: Mapping[str, Portabl
     if known := shelf.known(key, site):
         site.progress(f"{key} is in the registry already: {known}")
         return replace(wanted, reference=known)
-    # The archive of another key goes out of the list before it is replaced: who is interrupted leaves none that lies.
+    # The archive of another key leaves the list before it is replaced, so an interrupt leaves no wrong entry.
     write_list(shelf.folder, (other for name, other in kept.items() if name != image.name))
     return shelf.put(
         wanted, ensure_image(image, root=site.root, client=site.client, progress=site.progress), shelf, site
@@ -201,7 +200,7 @@ def _taken(image: PortableImage, folder: Path, client: DockerClient, progress: P
     if not image.file:
         return image.reference
     there = find(client, image.reference) or _loaded(image, folder / image.file, client, progress)
-    # By its name it is found and removed like those that are built here; no run looks for one that says an id.
+    # The name lets it be found and removed like images built here; no run looks for a name with an id.
     name, tag = repository(image.name), f"id-{str(there.id).removeprefix('sha256:')}"
     with reported(f"The image {image.name} could not be given a name.", remedy="Run again."):
         client.api.tag(there.id, name, tag)
@@ -213,13 +212,13 @@ def _loaded(image: PortableImage, archive: Path, client: DockerClient, progress:
     progress(f"loading image {image.name} from {archive}")
     remedy = "Free space where the daemon keeps its images, then run again."
     with reported(f"The image {image.name} could not be loaded.", remedy=remedy), archive.open("rb") as file:
-        # The id may be another one than where it was built: daemons that keep images in containerd count otherwise.
+        # The id may differ from that where it was built: daemons that keep images in containerd use another id.
         [loaded] = client.images.load(file)
     return loaded
 
 
 def _refuse_names(archive: Path) -> None:
-    """See to it that loading an archive gives no image a name.
+    """Check that loading an archive gives no image a name.
 
     Raises:
         ImageError: It would, or it is a link.
@@ -234,7 +233,7 @@ def _refuse_names(archive: Path) -> None:
 
 
 def _names_in(archive: Path) -> Iterator[str]:
-    """The names in each list that a daemon reads: Docker's own, its old one, and that of the OCI's layout."""
+    """The names in each list that a daemon reads: Docker's own, its old one, and that of the OCI layout."""
     with tarfile.open(archive, "r:") as content:
         _refuse_odd_paths(content)
         manifest = _json_of(content, "manifest.json") or []
@@ -249,7 +248,7 @@ def _names_in(archive: Path) -> Iterator[str]:
 
 
 def _refuse_odd_paths(content: tarfile.TarFile) -> None:
-    """See to it that no member of an archive comes to lie, by another way, where a list lies."""
+    """Check that no member of an archive is unpacked, by a detour, over one of the lists."""
     members = content.getmembers()
     links = {posixpath.normpath(member.name) for member in members if member.issym() or member.islnk()}
     for member in members:
@@ -262,7 +261,7 @@ def _refuse_odd_paths(content: tarfile.TarFile) -> None:
 
 
 def _json_of(content: tarfile.TarFile, name: str) -> Any:  # noqa: ANN401 - JSON
-    """What a file of an archive says; None where it is not there. Of two with one name a daemon may take either."""
+    """The contents of a file in an archive; None if it is missing. Of two with one name a daemon may take either."""
     found = [member for member in content.getmembers() if member.name.removeprefix("./") == name]
     if not found:
         return None
@@ -283,7 +282,7 @@ def _as_image_error(folder: Path) -> Iterator[None]:
 
 
 def look_up(registry: str) -> Callable[[str, Site], str | None]:
-    """What a registry knows of a key, by its digest; a registry that does not answer knows nothing.
+    """A function that looks up a key in a registry and returns a name by digest; None if there is no answer.
 
     Args:
         registry: The part of its names above ours, such as ``ghcr.io/owner/repository``.
@@ -298,7 +297,7 @@ def look_up(registry: str) -> Callable[[str, Site], str | None]:
 
 
 def by_push(registry: str) -> Put:
-    """How an image gets into a registry; parameter as of :func:`look_up`."""
+    """A function that pushes an image to a registry; parameter as of :func:`look_up`."""
 
     def put(image: PortableImage, built: BuiltImage, _shelf: Shelf, site: Site) -> PortableImage:
         place = _place(registry, image.key)
@@ -319,12 +318,12 @@ _LOGIN = "Log in to the registry (docker login) as somebody who may write there,
 
 
 def _place(registry: str, key: str) -> str:
-    """Registries take lower case only, and the owner of a repository may have a capital."""
+    """The name in a registry: only lower case, though the owner of a repository may have capitals."""
     return f"{registry.rstrip('/')}/{key}".lower()
 
 
 def _by_digest(place: str, site: Site) -> str:
-    """The image that a name means now, by a name that will never mean another."""
+    """The immutable name, by digest, of the image that a name means now."""
     with reported(f"The registry could not be asked for {place}.", remedy=_LOGIN):
         answer = site.client.api.inspect_distribution(place)  # type: ignore[no-untyped-call]
     return f"{place.rpartition(':')[0]}@{answer['Descriptor']['digest']}"

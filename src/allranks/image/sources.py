@@ -18,18 +18,17 @@ _TRIES = 2
 _UNKNOWN = "unknown-"
 
 _MADE_AT_THE_TOP = frozenset({"build", "dist", "results", "node_modules"})
-"""Folders that tools leave at the top of a project; deeper down a folder of such a name is a package like others."""
+"""Folders that tools leave at the top of a project; deeper down a folder of such a name is an ordinary package."""
 
 _Identity = tuple[int, int]
-"""A folder's device and inode, which tell it apart whatever links lead to it."""
+"""A folder's device and inode, which identify it regardless of the links that lead to it."""
 
 
 def source_digest(folder: Path) -> str:
     """A hash of a project's files.
 
-    Hidden folders, virtual environments and what tools leave behind do not count; links are followed. Contents are
-    read only when the size or the time of change of some file differs from the last call: every run asks for this
-    hash.
+    Hidden folders, virtual environments and leftovers of tools do not count; links are followed. Contents are read
+    only if the size or the time of change of some file differs from the last call, since every run needs this hash.
 
     Args:
         folder: The project's folder.
@@ -46,7 +45,7 @@ def source_digest(folder: Path) -> str:
 
 
 def changed(folder: Path) -> SourceChangedError:
-    """The error of a project that has changed meanwhile."""
+    """The error of a project that has changed during its build."""
     return SourceChangedError(
         f"{folder.name} changed while it was built.",
         why="What was made of it may be half of the one source and half of the other.",
@@ -55,15 +54,15 @@ def changed(folder: Path) -> SourceChangedError:
 
 
 def while_it_stays(folder: Path, make: Callable[[str], T], progress: Progress) -> T:
-    """Make something of a project, and again when the project changed meanwhile.
+    """Build something from a project, and once more if the project changed meanwhile.
 
-    Where it changes each time, as when its own build writes the time into it, what is made the last time counts under
-    a hash that no source has: nobody finds it again, and each run makes its own.
+    If it changes each time, as when its own build writes the time into it, the last result gets a hash that no source
+    has: it is never found again, and each run builds its own.
 
     Args:
         folder: The project's folder.
-        make: Takes the hash of the source; raises :class:`SourceChangedError` where :func:`has_changed` says so.
-        progress: Told of it.
+        make: Takes the hash of the source; raises :class:`SourceChangedError` if :func:`has_changed`.
+        progress: Receives a line for each change.
     """
     for _ in range(_TRIES):
         try:
@@ -75,7 +74,7 @@ def while_it_stays(folder: Path, make: Callable[[str], T], progress: Progress) -
 
 
 def has_changed(folder: Path, source: str) -> bool:
-    """Whether a project is not the one any more that had this hash."""
+    """Whether a project no longer has this hash."""
     return not source.startswith(_UNKNOWN) and source_digest(folder) != source
 
 
@@ -88,8 +87,8 @@ def _files_among(entries: Iterable[os.DirEntry[str]], *, above: frozenset[_Ident
     """The files among entries of one folder, and those further down.
 
     Args:
-        entries: What the folder holds.
-        above: The folder and those it is in: a link back to one of them would never end.
+        entries: The folder's contents.
+        above: The folder and those above it: a link back to one of them would never end.
     """
     for entry in entries:
         if entry.is_file():
@@ -101,7 +100,7 @@ def _files_among(entries: Iterable[os.DirEntry[str]], *, above: frozenset[_Ident
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """What a folder holds; nothing where it is a virtual environment."""
+    """The contents of a folder; empty if it is a virtual environment."""
     with os.scandir(folder) as scan:
         entries = [entry for entry in scan if not _leads_nowhere(entry)]
     return [] if any(entry.name == "pyvenv.cfg" for entry in entries) else entries
@@ -116,7 +115,7 @@ def _identity(stat: os.stat_result) -> _Identity:
 
 
 def _is_made_at_the_top(entry: os.DirEntry[str]) -> bool:
-    """Whether tools made it: a folder that Python imports by its name is the user's own."""
+    """Whether tools made it: a folder with an ``__init__.py`` is the user's own."""
     return entry.name in _MADE_AT_THE_TOP and entry.is_dir() and not Path(entry.path, "__init__.py").exists()
 
 

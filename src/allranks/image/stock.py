@@ -30,14 +30,14 @@ class StoredImage:
     Attributes:
         id: Its id.
         names: Its names, those of images before those of layers.
-        torch: Its torch version; empty where there is none in it.
+        torch: Its torch version; empty if it has none.
         layer: The topmost layer: ``debian``, ``torch``, ``packages`` or ``project``.
-        size: Bytes, with all that it lies on.
-        own: Bytes that it has beyond the nearest image that it lies on: what its removal gives back.
+        size: Bytes, including all images below it.
+        own: Bytes beyond the nearest image below it, which its removal frees.
         made: When it was built, in seconds since the epoch.
-        used: When a run last wanted it, or an image that lies on it.
+        used: When a run last wanted it, or an image above it.
         diffs: Its file system's layers, from the bottom up.
-        users: Who needs it, or an image that lies on it; whoever is in here, it must not go.
+        users: Users of it, or of an image above it; it must not be removed while there are any.
     """
 
     id: str
@@ -57,14 +57,14 @@ class StoredImage:
 
     @property
     def title(self) -> str:
-        """What a person knows it by: the names of images, or where it is none, of a layer."""
+        """Its name for people: its names as an image, or if it has none, as a layer."""
         images = [name for name in self.names if not _is_layer(name)]
         return ", ".join(images or self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """Any image, as far as it matters here."""
+    """Any image, with the facts that matter here."""
 
     id: str
     names: tuple[str, ...]
@@ -80,7 +80,7 @@ class _Seen:
 
     @property
     def is_ours(self) -> bool:
-        """Who builds on an image of ours inherits its labels, but gives the result another name."""
+        """True for an image of allranks; one that users build on it inherits its labels, but has another name."""
         return _LAYER_LABEL in self.labels and bool(self.own_names)
 
 
@@ -108,7 +108,7 @@ def _all_seen(client: APIClient) -> Iterator[_Seen]:
 
     look: Callable[[str], Mapping[str, Any]] = client.inspect_image
     for each in client.images():
-        with suppress(docker.errors.ImageNotFound):  # somebody has just removed it
+        with suppress(docker.errors.ImageNotFound):  # it has just been removed
             yield _seen(look(each["Id"]))
 
 
@@ -125,7 +125,7 @@ def _seen(said: Mapping[str, Any]) -> _Seen:
 
 
 def _seconds(text: str) -> float:
-    """Seconds since the epoch; zero for what the daemon does not know, which it says by the year one."""
+    """Seconds since the epoch; zero if the daemon does not have it, which it reports as the year one."""
     try:
         return max(0.0, datetime.fromisoformat(text).astimezone(UTC).timestamp())
     except (ValueError, OverflowError):
@@ -135,7 +135,7 @@ def _seconds(text: str) -> float:
 def _users(
     image: _Seen, seen: Sequence[_Seen], containers: Iterable[Mapping[str, Any]], is_needed: Callable[[str], bool]
 ) -> tuple[str, ...]:
-    """Who needs this very image; see :func:`_stored` for those that lie on it."""
+    """The users of this very image; see :func:`_stored` for those of images above it."""
     found = [str(each["Names"][0]).lstrip("/") for each in containers if each["ImageID"] == image.id]
     if any(is_needed(name) for name in image.own_names):
         found.append(RUN)
@@ -175,7 +175,7 @@ def _is_layer(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class StockLimits:
-    """What may stay.
+    """The limits for images that stay.
 
     Attributes:
         unused: Seconds that an image may lie unused; None for any.
@@ -187,14 +187,14 @@ class StockLimits:
 
 
 def to_remove(stock: Sequence[StoredImage], limits: StockLimits, now: float) -> tuple[StoredImage, ...]:
-    """What has to go, in the order in which it can: what lies on another image before that one.
+    """The images to remove, in an order that works: each before the image below it.
 
-    An image is as recently used as the most recent of those that lie on it, and needed by whoever needs one of them, so
-    none is taken away from under another.
+    An image counts as used as recently as the most recent one above it, and as needed by the users of any of these, so
+    no image is removed from under another.
 
     Args:
-        stock: What there is.
-        limits: What may stay.
+        stock: All images.
+        limits: The limits for images that stay.
         now: Seconds since the epoch.
     """
     chosen: list[StoredImage] = []
@@ -209,12 +209,12 @@ def to_remove(stock: Sequence[StoredImage], limits: StockLimits, now: float) -> 
 
 
 def remove(client: APIClient, chosen: Iterable[StoredImage], say: Callable[[str], None]) -> Iterator[StoredImage]:
-    """Remove images, as far as nobody has come to need them meanwhile; those that are gone.
+    """Remove images that have not come to be needed meanwhile; yield those that are gone.
 
     Args:
         client: The daemon's API.
-        chosen: What has to go, as :func:`to_remove` orders it.
-        say: Told which one stays after all, and why.
+        chosen: The images to remove, as :func:`to_remove` orders them.
+        say: Receives a line for each one that stays after all, and why.
     """
     kept: list[StoredImage] = []
     for image in chosen:
@@ -228,7 +228,7 @@ def remove(client: APIClient, chosen: Iterable[StoredImage], say: Callable[[str]
 
 
 def _why_kept(client: APIClient, image: StoredImage) -> str:
-    """Remove an image, or say why it stays."""
+    """Remove an image, or return why it stays."""
     with ExitStack() as locks:
         if not all(locks.enter_context(alone(image_lock(name))) for name in image.names):
             return "a run or build needs it by now"

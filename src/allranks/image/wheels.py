@@ -48,7 +48,7 @@ def requirements(wheel: Path) -> tuple[str, ...]:
 
 
 def is_pure(wheel: Path) -> bool:
-    """Whether a wheel is Python alone, and unpacking it where Python looks is all that its installation does."""
+    """Whether a wheel is pure Python, and its installation only unpacks it into a folder on Python's path."""
     with zipfile.ZipFile(wheel) as archive:
         elsewhere = any(member.partition("/")[0].endswith(".data") for member in archive.namelist())
     message = email.parser.HeaderParser().parsestr(_metadata(wheel, "WHEEL"))
@@ -90,7 +90,7 @@ class PipRequest:
 
     Attributes:
         arguments: What follows ``pip`` on its command line.
-        what: What went wrong if it fails, as a sentence.
+        what: The error if it fails, as a sentence.
         remedy: What to do then, as a sentence.
         folder: The folder that relative paths in requirements start from.
         markers: Environment markers to resolve for; empty for the running interpreter's.
@@ -109,11 +109,11 @@ def run_pip(request: PipRequest, progress: Progress) -> None:
     """Run the host's pip.
 
     Args:
-        request: What it is to do.
+        request: The run of pip.
         progress: Receives a line for each file that pip fetches or builds.
 
     Raises:
-        ImageError: pip is not to be found, or fails; the cause is in its last lines.
+        ImageError: pip is missing, or fails; the cause is in its last lines.
     """
     last: deque[str] = deque(maxlen=_KEPT_LINES)
     command = [_python_with_pip(), "-c", _WITH_MARKERS, *request.arguments]
@@ -128,14 +128,14 @@ def run_pip(request: PipRequest, progress: Progress) -> None:
 
 
 def cause(lines: Iterable[str]) -> str:
-    """The lines of pip's output that tell why it failed: its errors, or all of them if it names none."""
+    """The lines of pip's output with the reason why it failed: its errors, or all of them if it names none."""
     kept = [line for line in lines if line]
     errors = [line.removeprefix("ERROR: ") for line in kept if line.startswith("ERROR: ")]
     return "\n".join(errors or kept)
 
 
 def python_that_builds() -> str | None:
-    """The interpreter whose pip is taken, if it has one: every run asks, so nothing is started to see that."""
+    """The interpreter whose pip is used, if it has one: every run asks, so no process is started to check that."""
     return sys.executable if _has_pip() else shutil.which("python3")
 
 
@@ -159,7 +159,7 @@ def _python_with_pip() -> str:
 
 
 def without_configuration() -> dict[str, str]:
-    """Environment variables under which pip looks nowhere but where it is told to."""
+    """Environment variables that keep pip from all sources but those on its command line."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     return {**kept, "PIP_CONFIG_FILE": os.devnull}
 
@@ -172,10 +172,10 @@ _REMEDY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be resolved.
+    """The input of a resolution.
 
     Attributes:
-        recipe: What the image is to hold.
+        recipe: The contents of the image.
         further: Requirements of the user's project.
         python: The Python to resolve for.
         root: The folder that relative paths in requirements start from.
@@ -189,10 +189,10 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Wheelhouse:
-    """Folders of wheels, in the order in which an image gets them.
+    """Folders of wheels, in the order of their installation.
 
     Attributes:
-        tools: The wheel of pip, which is not installed.
+        tools: The wheel of pip, which is not installed itself.
         torch: torch and all that it depends on.
         packages: Everything else but the user's project.
     """
@@ -205,7 +205,7 @@ class Wheelhouse:
 def resolve(wanted: Wanted, progress: Progress) -> Wheelhouse:
     """The wheels of a recipe, from the cache or from the host's package index.
 
-    All requirements are resolved together, so no layer of the image ever replaces a package of another.
+    All requirements are resolved together, so that no layer of the image replaces a package of another.
 
     Args:
         wanted: The requirements, and the Python to meet them for.
@@ -247,7 +247,7 @@ def requirements_of(wanted: Wanted) -> list[str]:
 
 
 def _publish(scratch: Path, folder: Path) -> None:
-    """Give a finished wheelhouse its name; another run that was faster wins."""
+    """Rename a finished wheelhouse into place; another run that was faster wins."""
     finished = scratch / "finished"
     finished.mkdir()
     for part in ("tools", "torch", "packages"):
@@ -261,7 +261,7 @@ def _publish(scratch: Path, folder: Path) -> None:
 
 
 def target_flags(python: ImagePython) -> list[str]:
-    """The options that let pip choose wheels for another Python than its own."""
+    """The options by which pip chooses wheels for another Python than its own."""
     major, minor = python.version
     platforms = [f"--platform={platform}" for platform in python.platforms]
     version = [f"--python-version={major}.{minor}", "--implementation=cp", f"--abi={python.abi}"]

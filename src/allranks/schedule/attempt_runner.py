@@ -69,7 +69,7 @@ class AttemptRunner:
     def prepare(self, task: Task, job: Job, again: Again, undo: ExitStack) -> JobAttempt | None:
         """A new attempt, its lease and folder entered in `undo`; None if another run took its GPUs first.
 
-        Whatever else keeps the job from being started is the attempt's error.
+        Any other reason why the job cannot start is the attempt's error.
 
         Raises:
             ResultsError: The folder cannot be made.
@@ -96,10 +96,10 @@ class AttemptRunner:
         return attempt
 
     def record_unstarted(self, task: Task, job: Job, why: JobError) -> None:
-        """Record why a job did not run; one that was to run again has results already.
+        """Record why a job did not run; one that was to run again keeps the results that it has.
 
         Raises:
-            ResultsError: Nothing can be written any more.
+            ResultsError: Results can no longer be written.
         """
         if newest_attempt(self.folder.path, job) is None:
             attempt = self._new(task, job, Lease(), WHOLE)
@@ -140,14 +140,14 @@ class AttemptRunner:
         return job_spec(self.matrix, job, surroundings, request)
 
     def run(self, attempt: JobAttempt, agent_has_ended: Callable[[], None]) -> None:
-        """Start a job, let it go when it is released, wait for it, and put it away with its record; end its lease.
+        """Start a job, let it run when it is released, wait for it, record it, and end its lease.
 
         Args:
             attempt: The attempt.
-            agent_has_ended: Called when the job needs no more cores: putting it away takes a while.
+            agent_has_ended: Called when the job needs no more cores: copying and recording its results takes a while.
 
         Raises:
-            ResultsError: Nothing can be written any more.
+            ResultsError: Results can no longer be written.
         """
         with ExitStack() as stack:
             stack.enter_context(attempt.lease)
@@ -192,7 +192,7 @@ class AttemptRunner:
     def _take(
         self, attempt: JobAttempt, ledger: Ledger, journal: JournalWriter, node: int, report: Record | Damage
     ) -> None:
-        """Check, keep and show what the agent of a node reports; nothing of a job that has contradicted itself."""
+        """Check, keep and show a report of a node's agent; ignore a job that has contradicted itself."""
         if attempt.fault is not None:
             return
         try:
@@ -214,7 +214,7 @@ class AttemptRunner:
         self.pool.report_sick(attempt.facts.sick_gpus.intersection(attempt.lease.gpus))
 
     def _put_away(self, attempt: JobAttempt) -> None:
-        """Copy the job's files, and record what it came to."""
+        """Copy the job's files, and record its result."""
         if attempt.running is not None:
             try:
                 attempt.running.collect(attempt.folder)
@@ -257,7 +257,7 @@ def _first_record(attempt: JobAttempt) -> JobStarted:
 
 
 def _write(attempt: JobAttempt, journal: JournalWriter, record: Record) -> None:
-    """Append a record to the job's journal; a job whose journal cannot be written is ended: its end would be lost."""
+    """Append a record to the job's journal; if that fails, end the job, since its end would be lost."""
     try:
         journal.write(record)
     except OSError as error:

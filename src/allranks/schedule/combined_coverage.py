@@ -34,9 +34,9 @@ class CoverageOptions:
 
     Attributes:
         config: Coverage's configuration file; empty for the one that it finds.
-        reports: For each kind of report the place that the user names; empty for none.
+        reports: The kinds of reports, each with the path that the user names; an empty path for none.
         show_missing: The table has the lines that did not run.
-        skip_covered: The table has no file that ran as a whole.
+        skip_covered: The table omits files that ran completely.
     """
 
     config: str = ""
@@ -46,7 +46,7 @@ class CoverageOptions:
 
 
 def wishes_of(arguments: Iterable[str]) -> CoverageOptions:
-    """What is asked for on the command line, and in the matrix file; pytest's ``addopts`` are unknown here."""
+    """The options on the command line and in the matrix file; pytest's ``addopts`` are unknown here."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--cov-config", nargs="?", default="")
     parser.add_argument("--cov-report", nargs="?", action="append", default=[], const="")
@@ -62,7 +62,7 @@ def wishes_of(arguments: Iterable[str]) -> CoverageOptions:
 
 
 def data_of(run: Path, jobs: Iterable[Job]) -> list[Path]:
-    """The data that the newest attempts at these jobs have left."""
+    """The data files of the newest attempts at these jobs."""
     found: list[Path] = []
     for job in jobs:
         attempts = read_attempts_at(run, job.cell.id, job.name)
@@ -76,15 +76,15 @@ def data_of(run: Path, jobs: Iterable[Job]) -> list[Path]:
 def combine(
     matrix: Matrix, run: Path, jobs: Sequence[Job], arguments: Sequence[str], say: Callable[[str], None]
 ) -> None:
-    """Make one figure of what the jobs of a run have measured; nothing where none has measured anything.
+    """Combine the coverage data of a run's jobs; do nothing if there is none.
 
-    Beside the matrix file goes ``.coverage``, and reports whose place the user names.
+    ``.coverage`` goes beside the matrix file, as do reports whose path the user names.
 
     Args:
-        matrix: That of the jobs.
-        run: The run's folder, which gets data and reports, too.
-        jobs: Those of the run.
-        arguments: Of this run for pytest.
+        matrix: The matrix of the jobs.
+        run: The run's folder, which also gets data and reports.
+        jobs: The jobs of the run.
+        arguments: Arguments of this run for pytest.
         say: Prints lines.
     """
     files = data_of(run, jobs)

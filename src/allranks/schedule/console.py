@@ -12,27 +12,27 @@ from allranks.report.judged import MergedRun
 from allranks.schedule.log_lines import ActionsConsole, Commands, LiveView, is_on_actions
 
 _CANNOT: Final = frozenset({"", "dumb", "unknown"})
-"""What ``TERM`` says of a terminal that cannot move its cursor."""
+"""Values of ``TERM`` for a terminal that cannot move its cursor."""
 
 _WITH_VALUE: Final = "cknmoprW"
 _WITHOUT: Final = "hlqsvVx"
 
 
 class Console(Protocol):
-    """Where a run says what happens."""
+    """Where a run prints its events."""
 
     def say(self, line: str, /) -> None:
         """Print one line."""
 
     def watch(self, job_ids: Sequence[str], /) -> AbstractContextManager[LiveView]:
-        """What jobs tell while they run.
+        """The view that takes the events of jobs while they run.
 
         Args:
             job_ids: All of them, in the order of the plan.
         """
 
     def annotate(self, merged: MergedRun, /) -> None:
-        """Have whoever shows the run show its first failures, too."""
+        """Show the first failures wherever the run is shown, such as on GitHub."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class PlainConsole:
         return nullcontext(LiveView(self.say))
 
     def annotate(self, merged: MergedRun) -> None:
-        """The table of results is all that there is."""
+        """Do nothing: the table of results is enough."""
 
 
 Annotate = Callable[[Console, MergedRun], None]
-"""Says of a run that has ended what a console's :meth:`Console.annotate` shows."""
+"""Decides whether a run that has ended is given to a console's :meth:`Console.annotate`."""
 
 
 def annotate_all(console: Console, merged: MergedRun) -> None:
@@ -63,7 +63,7 @@ def annotate_all(console: Console, merged: MergedRun) -> None:
 
 
 def leave_to_the_merge(_console: Console, _merged: MergedRun) -> None:
-    """Annotate nothing: this is a part of a run, and who merges the parts says of all together what went wrong."""
+    """Annotate nothing: this is a part of a run, and the merge of all parts annotates what went wrong."""
 
 
 @contextmanager
@@ -73,12 +73,12 @@ def console_for(
     environ: Mapping[str, str] = os.environ,
     stream: TextIO | None = None,
 ) -> Iterator[Console]:
-    """What fits where this runs.
+    """The console that fits the environment.
 
     Args:
         say: Prints one line to standard output.
         pytest_args: The arguments of each job for pytest.
-        environ: Says what runs this, and what the terminal can do.
+        environ: Names the CI service, and the abilities of the terminal.
         stream: Standard output; None for this process's.
     """
     stream = sys.stdout if stream is None else stream
@@ -92,7 +92,7 @@ def console_for(
 
 
 def _table(say: Callable[[str], None], stream: TextIO) -> Console:
-    """The live table; lines where rich, which draws it, is not installed."""
+    """The live table; plain lines if rich, which draws it, is not installed."""
     try:
         # rich takes a twentieth of a second to import: a run whose lines go to a file does without.
         from allranks.schedule.terminal import TerminalConsole  # noqa: PLC0415
@@ -103,7 +103,7 @@ def _table(say: Callable[[str], None], stream: TextIO) -> Console:
 
 @contextmanager
 def _switched_off(commands: Commands) -> Iterator[Commands]:
-    """No line that is said meanwhile is a workflow command, unless it is ours."""
+    """Have the runner ignore every workflow command in the meantime that is not ours."""
     commands.switch_off()
     try:
         yield commands
@@ -119,7 +119,7 @@ class _Parser(argparse.ArgumentParser):
 def is_streamed(pytest_args: Sequence[str]) -> bool:
     """Whether these arguments have pytest show at once what ranks print: ``-s``, or ``--capture=no``.
 
-    pytest parses with argparse, too, so that ``-xs`` is found and ``-rs`` and ``-k s`` are not. What it has besides
+    pytest parses with argparse, too, so that ``-xs`` is found and ``-rs`` and ``-k s`` are not. Its other options
     cannot change that.
     """
     parser = _Parser(add_help=False, allow_abbrev=False)

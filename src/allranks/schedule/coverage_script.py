@@ -1,6 +1,6 @@
 """Combines coverage data and writes reports, in an interpreter that has coverage.py.
 
-What is wanted comes on standard input, in JSON: see :mod:`allranks.schedule.combined_coverage`. It prints the table.
+It reads the request from standard input, in JSON (:mod:`allranks.schedule.combined_coverage`), and prints the table.
 """
 
 import importlib
@@ -10,10 +10,10 @@ import sys
 
 def main() -> None:
     """Combine and report."""
-    # The folder of this file, which has modules of other names and of this one.
+    # The folder of this file, whose modules are not to be imported by their bare names.
     del sys.path[0]
     wanted = json.load(sys.stdin)
-    # Whoever checks the types of this file need not have it.
+    # Imported by name: type checkers of this file need not have coverage.
     coverage = importlib.import_module("coverage")
     measured = coverage.Coverage(data_file=wanted["data"], config_file=wanted["config"])
     measured.set_option("paths", {**(measured.get_option("paths") or {}), **wanted["paths"]})

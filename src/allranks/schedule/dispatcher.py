@@ -24,10 +24,10 @@ from allranks.schedule.progress import Tests
 from allranks.schedule.retry_policy import Again, RetryPolicy
 
 _POLL = 0.25
-"""Seconds between two looks at GPUs that another run holds."""
+"""Seconds between two polls of GPUs that another run holds."""
 
 _NAP = 1.0
-"""Seconds without a look: an interrupt that comes in the instant before a wait is noticed only after it."""
+"""Most seconds of one wait: an interrupt that comes just before the wait is noticed only after it."""
 
 
 class Dispatcher:
@@ -54,11 +54,11 @@ class Dispatcher:
 
         Args:
             jobs: What to run.
-            selections: What of a job is left to do, by its id; of the others, all is.
+            selections: What is left to do of a job, by its id; all other jobs run whole.
 
         Raises:
-            KeyboardInterrupt: The user wants the run to end; the jobs that were running have their records.
-            ResultsError: Nothing can be written any more.
+            KeyboardInterrupt: The user interrupted the run; the jobs that were running have their records.
+            ResultsError: Results can no longer be written.
         """
         self._jobs = jobs
         self._retries = RetryPolicy(self._policy.retries, selections or {})
@@ -114,7 +114,7 @@ class Dispatcher:
 
     @property
     def _free(self) -> Capacity:
-        """What no job of this run holds."""
+        """The capacity that no job of this run holds."""
         free = self._capacity
         for attempt in self._active:
             free = free.minus(attempt.held)
@@ -134,12 +134,12 @@ class Dispatcher:
         return self._backlog.take(time.monotonic(), free, running, before)
 
     def _can_stand_by(self, task: Task) -> bool:
-        """Whether cores are all that it lacks: making its image may take minutes, in which no event is handled."""
+        """Whether the task lacks only cores, and has its image: a build may block all events for minutes."""
         fits = self._free._replace(cores=self._host.cores).holds(task.room)
         return fits and self._attempts.has_image(self._jobs[task.number])
 
     def _start(self, task: Task) -> bool:
-        """Put a job on standby in a thread of its own; False, and back it goes, if another run took its GPUs first."""
+        """Put a job on standby in its own thread; False, with the task put back, if another run took its GPUs first."""
         job = self._jobs[task.number]
         with ExitStack() as undo:
             attempt = self._attempts.prepare(task, job, self._retries.selection(job.id), undo)
@@ -147,7 +147,7 @@ class Dispatcher:
                 self._backlog.put_back(task)
                 return False
             attempt.thread = threading.Thread(target=self._see_through, args=(attempt,), name=job.id)
-            # A thread inherits the signal mask: an interrupt is for the main thread.
+            # Threads inherit the signal mask: only the main thread takes interrupts.
             with uninterrupted():
                 attempt.thread.start()
                 undo.pop_all()
@@ -155,7 +155,7 @@ class Dispatcher:
         return True
 
     def _see_through(self, attempt: JobAttempt) -> None:
-        """What a job's thread does."""
+        """Run an attempt in its own thread, and report its end to the main thread."""
         try:
             self._attempts.run(attempt, partial(self._events.put, attempt.free_cores))
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
@@ -164,7 +164,7 @@ class Dispatcher:
             self._events.put(partial(self._remove, attempt))
 
     def _handle_next_event(self) -> None:
-        """Wait for what a thread reports, for a short while, and handle it."""
+        """Wait a short while for an event of a thread, and handle it."""
         wanted, seconds = self._backlog.first, _NAP
         fits = wanted and self._has_slot and not self._standby and self._free.holds(wanted.room)
         if wanted and fits and wanted.room.gpus:  # other runs hold them
@@ -185,13 +185,13 @@ class Dispatcher:
         self._pool.wait_in_queue(self._jobs[task.number].id)
 
     def _check_deadline(self) -> None:
-        """End the run if its time is over: if something outside ended it later, there would be no report."""
+        """End the run if its time is over: if it were ended from outside later, there would be no report."""
         if time.monotonic() >= self._deadline and (self._backlog or self._active):
             over = f"the run's limit of {self._policy.seconds:g} s is over"
             self._stop(f"Not run to its end: {over}.", f"{over}, and ends it")
 
     def _remove(self, attempt: JobAttempt, error: BaseException | None = None) -> None:
-        """Take note that a job is closed; raise what its thread has raised."""
+        """Remove a closed job; raise the error of its thread."""
         attempt.thread.join()
         self._active.remove(attempt)
         sick = self._pool.sick_among(attempt.lease.gpus)
@@ -207,7 +207,7 @@ class Dispatcher:
             raise error
 
     def _give_up_too_large(self) -> None:
-        """Record of the jobs that need more GPUs than are well that they cannot run."""
+        """Record an error for each job that needs more GPUs than are healthy."""
         well, sick = len(self._pool.healthy), self._pool.sick_among(self._host.gpus)
         for task in self._backlog.clear() if sick else ():
             if task.room.gpus <= well:
@@ -221,7 +221,7 @@ class Dispatcher:
             self._live.job_ended(job.id, Tests(), 0.0, why)
 
     def _retry(self, attempt: JobAttempt, left: Again) -> None:
-        """Run what is left of a job again, if it may; else the job is not good."""
+        """Retry what is left of a job if it may; else the job is not good."""
         job_id, error = attempt.job.id, attempt.error
         retry = self._retries.retry(job_id, left, error.kind if error else "") if attempt.spec else None
         if retry is not None:
@@ -233,7 +233,7 @@ class Dispatcher:
             self._stop(what, f"{job_id} is not good, and --fail-fast ends the run")
 
     def _stop(self, what: str, line: str) -> None:
-        """Cancel the jobs that run, and record of those that wait why they did not."""
+        """Cancel the running jobs, and record for each waiting one why it did not run."""
         self._deadline = math.inf
         self._stopped = JobError(kind="stopped", what=what, remedy="Go on with it: allranks run --resume.")
         self._live.say(line)
@@ -243,7 +243,7 @@ class Dispatcher:
             self._attempts.record_unstarted(task, self._jobs[task.number], self._stopped)
 
     def _end_all(self) -> None:
-        """Cancel all jobs, and wait until they are put away; the first interrupt may come even now."""
+        """Cancel all jobs, and wait until they are closed; the first interrupt may come even now."""
         try:
             with uninterrupted():
                 self._cancel_all()

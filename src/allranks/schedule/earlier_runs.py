@@ -1,9 +1,9 @@
 """What a run takes from earlier runs: caches, durations, and what they left to do.
 
-All shards of a suite in a cell make the same split only if all of them collect the same tests and know the same
-durations. The first of them change both, so the run keeps what it began with in its own folder, also for other
-sessions that join it: the durations once, so that a shard that is run again has the same tests, and the cache for each
-attempt, so that ``--lf`` in a run that is gone on with knows what has failed in it.
+All shards of a suite in a cell make the same split only if all of them collect the same tests and use the same
+durations. The first shards change both, so the run keeps copies in its own folder, also for sessions that join it. It
+copies the durations once, so that a shard that runs again has the same tests. It copies the cache for each attempt, so
+that ``--lf`` in a resumed run selects what has failed in it.
 """
 
 import json
@@ -34,22 +34,22 @@ _LAST_FAILED = Path("cache") / "lastfailed"
 
 
 def carried_files(cache: Path) -> Iterator[FileCopy]:
-    """What a job takes along of an earlier one's cache; nothing where there is none yet."""
+    """The cache of an earlier job, as files for the next one; nothing if there is none yet."""
     if cache.is_dir() and next(cache.iterdir(), None):
         yield FileCopy(source=cache, target=Path(PYTEST_CACHE) / _VALUES)
 
 
 def earlier_coverage(attempt: Path) -> Iterator[FileCopy]:
-    """What a job takes along of the attempt that it goes on with: the figure of both is one."""
+    """The coverage data of the attempt that a job continues: both are combined."""
     folder = attempt / COVERAGE
     if folder.is_dir() and not folder.is_symlink():
         yield FileCopy(source=folder, target=Path(EARLIER_COVERAGE))
 
 
 def keep_cache(results: Path, cache: Path) -> None:
-    """Take a job's cache out of the results that came home, for the next job of this cell and suite.
+    """Move a job's cache out of its results, for the next job of this cell and suite.
 
-    Each file is there whole or not at all, also for another run that starts at this moment.
+    Each file is replaced atomically, since another run may start at this moment.
 
     Raises:
         OSError: The cache cannot be written.
@@ -59,13 +59,13 @@ def keep_cache(results: Path, cache: Path) -> None:
 
 
 def keep_cache_of_shard(results: Path, cache: Path, began_with: Path, own: Collection[str]) -> None:
-    """Take a shard's cache out of its results, and put what it says of its own tests into that of the whole suite.
+    """Move a shard's cache out of its results, and merge what concerns its own tests into that of the whole suite.
 
     Args:
         results: The job's results.
         cache: The suite's cache in this cell, which all shards share.
         began_with: The cache as it was for all shards of the run.
-        own: Node ids of the tests that are the shard's.
+        own: Node ids of the shard's tests.
 
     Raises:
         OSError: The cache cannot be read or written.
@@ -96,9 +96,9 @@ def _put(values: Path, cache: Path) -> None:
 def _merged(
     now: dict[str, object], before: dict[str, object], after: dict[str, object], own: Collection[str]
 ) -> dict[str, object]:
-    """What has failed in the whole suite, after one more of its shards.
+    """The failures of the whole suite after one more shard.
 
-    A module that can be collected again leaves its tests in the cache as failed; they are their shards' to judge.
+    When a module can be collected again, pytest caches its tests as failed; only their own shards may do so.
     """
     mended = before.keys() - after.keys()
     broken = {name for name in after.keys() - before.keys() if name in own or "::" not in name}
@@ -106,7 +106,7 @@ def _merged(
 
 
 def _failed(path: Path) -> dict[str, object]:
-    """What a cache says has failed; nothing where it says nothing, or what pytest would not understand either."""
+    """The failures in a cache; empty if the file is missing, or is one that pytest would not understand either."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -125,14 +125,14 @@ def take_snapshot(
     *,
     known: Durations | None = None,
 ) -> RunFolder:
-    """Keep the durations that the shards among some jobs go by; of a run that is joined, what it has kept stays.
+    """Keep a copy of the durations for the shards among some jobs; a run that is joined keeps the copy that it has.
 
     Args:
         folder: The run's folder.
-        jobs: What is to run; for whole suites alone, whose lengths only help to pack them, nothing is kept.
+        jobs: What is to run; without shards nothing is kept, since durations then only help to pack suites.
         durations: The file of durations.
         say: Prints one line.
-        known: What shards go by in the place of that file: on every machine of a plan the same.
+        known: Durations for shards instead of that file: the same on every machine of a plan.
 
     Returns:
         The folder, with the durations of this run.
@@ -164,7 +164,7 @@ def _kept(kept: Path, durations: Path, say: Callable[[str], None], known: Durati
 
 
 def cache_to_start_with(folder: RunFolder, job: Job, attempt: int) -> Path:
-    """The cache that an attempt starts with: for shards the same for all, however much the first have changed by then.
+    """The cache that an attempt starts with: the same for all shards, regardless of what the first have changed.
 
     Raises:
         ResultsError: The folder cannot be written.
@@ -178,7 +178,7 @@ def cache_to_start_with(folder: RunFolder, job: Job, attempt: int) -> Path:
 
 
 def _copy(cache: Path, copy: Path) -> None:
-    """Copy a cache as it is now, nothing where there is none; a copy that is there already stays."""
+    """Copy a cache as it is now, an empty folder if there is none; an existing copy stays."""
     if copy.exists():
         return
     draft = copy.with_name(f".{copy.name}")
@@ -191,13 +191,13 @@ def _copy(cache: Path, copy: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRun:
-    """What is known of a run that has ended, however it did.
+    """A run that has ended, well or not.
 
     Attributes:
         run_id: The run.
         folder: Its results.
-        arguments: What pytest was given in each of its jobs, by cell and suite.
-        setting: How its results are judged: it goes on as it began, whatever the matrix file says by now.
+        arguments: The pytest arguments of each of its jobs, by cell and suite.
+        setting: How its results are judged: as when it began, even if the matrix file has changed.
     """
 
     run_id: str
@@ -211,11 +211,11 @@ class EarlierRun:
         return tuple(dict.fromkeys(suite for _, suite in self.arguments))
 
     def own(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those of some jobs that it had planned."""
+        """Those of the jobs that it had planned."""
         return [job for job in jobs if (job.cell.id, job.name) in self.arguments]
 
     def refuse_lost(self, jobs: Sequence[Job]) -> None:
-        """See that all that it had planned is among these jobs.
+        """Check that these jobs include all that it had planned.
 
         Raises:
             UsageError: The matrix has changed since, and some of it cannot be run any more.
@@ -227,11 +227,11 @@ class EarlierRun:
             raise UsageError(msg, remedy="Name the cells that are to go on, or begin a new run.")
 
     def arguments_of(self, jobs: Sequence[Job], given: tuple[str, ...]) -> tuple[str, ...]:
-        """What pytest was given in all of these jobs.
+        """The pytest arguments that all of these jobs had.
 
         Args:
             jobs: Some of its jobs.
-            given: What the command line gives it; with another selection, what is left out now would count as done.
+            given: The arguments on the command line; with another selection, tests left out now would count as done.
 
         Raises:
             UsageError: They were run with different arguments, or with others than are given now.
@@ -247,18 +247,18 @@ class EarlierRun:
         return before
 
     def left(self, jobs: Sequence[Job], wanted: Wanted) -> dict[str, Again]:
-        """What of its jobs has to run again, by their ids; nothing of those that are done."""
+        """What has to run again of each job, by id; jobs that are done are left out."""
         left = {job.id: to_run_again(newest_attempt(self.folder, job), self.setting, wanted) for job in jobs}
         return {job_id: again for job_id, again in left.items() if again}
 
 
 def setting_of(matrix: Matrix) -> VerdictPolicy:
-    """How the results of a run are judged while it goes on; environment skips are good, whatever they count as."""
+    """How the results of a run are judged while it runs; environment skips are good, however they count."""
     return VerdictPolicy(skip=matrix.policy.skip or "skip", mixed_skip=matrix.policy.mixed_skip)
 
 
 def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
-    """The run to go on with.
+    """The run to resume.
 
     Args:
         results: The folder of all runs.

@@ -1,14 +1,14 @@
 """Leases on GPUs, which exclude other runs on this host, and the queue for them.
 
-Without it, a run that needs all GPUs at once would wait for as long as others take single ones as they come free. Who
-waits has a ticket: a file in the host's folder of locks, named by the moment, locked (flock(2)) for as long as its
-owner lives, and touched by it whenever it looks again. Nobody takes a GPU that somebody before them in the line
-waits for. A waiter holds no GPU, so two of them never wait for each other; one that is dead has no lock any more, and
-one that is stopped does not touch its ticket: neither holds anybody up.
+Without the queue, a run that needs all GPUs at once would wait for as long as others take single ones as they come
+free. Each waiting run has a queue entry: a file in the host's folder of locks, named by the time, locked (flock(2)) for
+as long as its owner lives, and touched at each poll. No run takes a GPU that an earlier entry waits for. A waiting run
+holds no GPU, so two of them never wait for each other. The entry of a dead run is not locked, and that of a stopped one
+is not touched: neither holds up other runs.
 
 A lease is a lock (flock(2)) on one file for each GPU, in one folder for the whole host. It lasts as long as any
 process holds its descriptor: the orchestrator, and every process of a job on the process engine. The file
-says whose the lease is or was. Who has to wait stands in line (:mod:`allranks.schedule.gpu_leases`).
+names the current or last holder. Runs that have to wait queue up (:mod:`allranks.schedule.gpu_leases`).
 """
 
 import fcntl
@@ -28,15 +28,15 @@ from allranks.engine.ownership import is_at, lock_folder, open_lock
 _QUEUE_PREFIX: Final = "line-"
 
 PATIENCE: Final = 5.0
-"""Seconds for which a ticket counts that its owner does not touch: twenty looks of a run that waits."""
+"""Seconds for which a queue entry counts that its owner does not touch: twenty polls of a waiting run."""
 
 
 @dataclass(frozen=True, eq=False)
 class QueueEntry:
-    """A place in the line, for as long as the process lives, or until it leaves.
+    """A place in the queue, for as long as the process lives, or until it leaves.
 
     Attributes:
-        path: The ticket's file; names are in the order of the line.
+        path: The entry's file; names sort in the order of the queue.
         descriptor: The lock.
     """
 
@@ -44,7 +44,7 @@ class QueueEntry:
     descriptor: int
 
     def touch(self) -> None:
-        """Say that its owner still waits."""
+        """Show that its owner still waits."""
         _touch(self.descriptor)
 
     def leave(self) -> None:
@@ -55,10 +55,10 @@ class QueueEntry:
 
 
 def stand_in_line(gpus: Sequence[str]) -> QueueEntry:
-    """Take a place at the end of the line.
+    """Take a place at the end of the queue.
 
     Args:
-        gpus: Those of which some are waited for.
+        gpus: The run waits for some of these.
 
     Raises:
         OSError: The folder of locks cannot be written.
@@ -68,7 +68,7 @@ def stand_in_line(gpus: Sequence[str]) -> QueueEntry:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         os.fchmod(descriptor, 0o666)
         ticket = QueueEntry(path, descriptor)
-        # Somebody may have found it before it was locked, and taken it for a dead one's.
+        # Another run may have found it before it was locked, and taken it for a dead run's.
         if _locks(descriptor, fcntl.LOCK_EX) and is_at(path, descriptor):
             _touch(descriptor)
             os.write(descriptor, json.dumps({"gpus": list(gpus)}).encode())
@@ -78,10 +78,10 @@ def stand_in_line(gpus: Sequence[str]) -> QueueEntry:
 
 
 def claimed(ticket: QueueEntry | None = None) -> frozenset[str]:
-    """The GPUs that somebody waits for who is before us in the line.
+    """The GPUs that runs ahead of us in the queue wait for.
 
     Args:
-        ticket: Our own place; None where we have none, and everybody is before us.
+        ticket: Our own queue entry; None if we have none, so that all others are ahead of us.
     """
     folder = lock_folder()
     # In one call: an interrupt in the middle of a walk would leave the folder open.
@@ -91,7 +91,7 @@ def claimed(ticket: QueueEntry | None = None) -> frozenset[str]:
 
 
 def _wanted(path: Path) -> Iterator[str]:
-    """The GPUs that the owner of a ticket waits for; none where it is dead or stopped."""
+    """The GPUs that the owner of a queue entry waits for; none if it is dead or stopped."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -120,7 +120,7 @@ def _locks(descriptor: int, how: int) -> bool:
 
 
 def _touch(descriptor: int) -> None:
-    # The host's clock may be set while somebody waits; this one is the same for all its processes, and never is.
+    # The host's clock may be set during a wait. The monotonic one never is, and all processes share it.
     now = time.monotonic_ns()
     os.utime(descriptor, ns=(now, now))
 
@@ -130,11 +130,11 @@ _LEASE_PREFIX = "gpu-"
 
 @dataclass(frozen=True, kw_only=True)
 class Lease(AbstractContextManager["Lease"]):
-    """The exclusive hold of a job on some GPUs.
+    """A job's exclusive hold on some GPUs.
 
     Attributes:
         gpus: Their UUIDs.
-        descriptors: The locks; whoever inherits one keeps that GPU.
+        descriptors: The locks; a process that inherits one keeps that GPU.
     """
 
     gpus: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class Lease(AbstractContextManager["Lease"]):
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Whose a lease is.
+    """The holder of a lease.
 
     Attributes:
         since: Seconds since the epoch.
@@ -165,13 +165,13 @@ class Holder:
 def try_lease(
     gpus: Sequence[str], count: int, holder: Holder | None = None, ticket: QueueEntry | None = None
 ) -> Lease | None:
-    """A lease on `count` of these GPUs, all of them or none; None when too few are free, or others are before us.
+    """A lease on `count` of these GPUs, all of them or none; None if too few are free, or others are ahead of us.
 
     Args:
         gpus: To choose from.
         count: How many.
-        holder: Who asks, for :func:`holders`.
-        ticket: Our place in the line.
+        holder: The job that asks, for :func:`holders`.
+        ticket: Our queue entry.
     """
     held: dict[str, int] = {}
     for gpu in _not_claimed(gpus, ticket) if count else ():
@@ -196,14 +196,14 @@ def _sign(descriptor: int, gpu: str, holder: Holder) -> None:
 
 
 def holders(gpus: Iterable[str]) -> dict[str, Holder | None]:
-    """Who holds each of these GPUs, and each that a job of this host holds besides; None for nobody."""
+    """The holder of each of these GPUs, and of each other that a job of this host holds; None if it is free."""
     signed = dict(_signed(path) for path in lock_folder().glob(f"{_LEASE_PREFIX}*"))
     others = [gpu for gpu in signed if gpu not in gpus and not _is_free(gpu)]
     return {gpu: None if _is_free(gpu) else signed.get(gpu, Holder()) for gpu in dict.fromkeys((*gpus, *others))}
 
 
 def _signed(path: Path) -> tuple[str, Holder]:
-    """What a lock file says; nothing but a name where somebody is about to write it."""
+    """The GPU and the holder in a lock file; only the file's name for the GPU while it is being written."""
     try:
         said = json.loads(path.read_bytes())
         return str(said.pop("gpu")), Holder(**said)
@@ -212,7 +212,7 @@ def _signed(path: Path) -> tuple[str, Holder]:
 
 
 def count_free(gpus: Iterable[str], ticket: QueueEntry | None = None) -> int:
-    """How many of these GPUs nobody holds at this moment, or waits for and is before us in the line."""
+    """How many of these GPUs are free at this moment, without those that runs ahead of us wait for."""
     return sum(_is_free(gpu) for gpu in _not_claimed(gpus, ticket))
 
 

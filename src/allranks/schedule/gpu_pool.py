@@ -62,7 +62,7 @@ class GpuPool:
             self._queue_entry = None
 
     def report_sick(self, gpus: Iterable[str]) -> None:
-        """Lease these GPUs no more. From any thread, before the lease ends that showed it."""
+        """Lease these GPUs no more. Call it from any thread, before the lease that showed it ends."""
         self._sick.update(gpus)
 
     def report_checked(self, gpus: Iterable[str], surroundings: JobEnvironment) -> None:

@@ -1,7 +1,7 @@
 """The GPUs of this host, as NVML or the system lists them, and as containers get them.
 
 NVIDIA's are those that NVML names (:mod:`allranks.schedule.gpus`); AMD's are in the kernel's topology (amdgpu's
-``/sys/class/kfd``). Those of a remote daemon nobody here can ask for: ``ALLRANKS_GPUS`` names them.
+``/sys/class/kfd``). Those of a remote daemon cannot be listed from here: ``ALLRANKS_GPUS`` names them.
 """
 
 import os
@@ -35,7 +35,7 @@ _MIG_ENABLED: Final = 1
 
 
 class Nvml(Protocol):
-    """What of the module ``pynvml`` is asked; a handle is whatever it hands out, errors are its ``NVMLError``."""
+    """The functions of the module ``pynvml`` that are used; handles are opaque, errors are its ``NVMLError``."""
 
     NVMLError: type[Exception]
 
@@ -53,12 +53,12 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A GPU, or an instance of one that is cut up (MIG).
+    """A GPU, or an instance of a partitioned one (MIG).
 
     Attributes:
-        uuid: What CUDA and NVIDIA's toolkit know it by.
-        name: The product; empty where NVML does not say.
-        memory_mib: 0 where NVML does not say.
+        uuid: Its id for CUDA and NVIDIA's toolkit.
+        name: The product; empty if NVML does not report it.
+        memory_mib: 0 if NVML does not report it.
     """
 
     uuid: str
@@ -73,26 +73,26 @@ class Gpu:
 
 
 def nvidia_gpus(nvml: Nvml | None = None, *, has_cards: bool = True, limit: float = _LIMIT) -> tuple[Gpu, ...]:
-    """The GPUs of this host by their numbers, instances in the place of those that are cut up.
+    """The GPUs of this host in the order of their numbers, with instances in place of partitioned ones.
 
     Args:
         nvml: The library; None for the host's own.
-        has_cards: Whether cards of NVIDIA's are known to be there: without one nobody misses the driver.
-        limit: Seconds in which it has to answer.
+        has_cards: Whether NVIDIA cards are known to be there: without one a missing driver is no error.
+        limit: Seconds that it has to answer.
 
     Returns:
-        None of them where NVIDIA's driver is not installed.
+        An empty tuple if NVIDIA's driver is not installed.
 
     Raises:
-        DeviceError: NVML has an error in the place of an answer, or none at all.
+        DeviceError: NVML reports an error, or does not answer.
     """
-    # A sick device holds its caller in the kernel, where no Ctrl-C reaches: a thread can be left there.
+    # A sick device blocks its caller in the kernel, out of reach of Ctrl-C: a thread can be left behind there.
     answers: queue.SimpleQueue[tuple[Gpu, ...] | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
             answers.put(_ask(nvml or _library(has_cards=has_cards), has_cards=has_cards))
-        except Exception as error:  # noqa: BLE001 - raised where somebody waits for it
+        except Exception as error:  # noqa: BLE001 - raised in the waiting thread
             answers.put(error)
 
     threading.Thread(target=ask, name="allranks-nvml", daemon=True).start()
@@ -107,13 +107,13 @@ def nvidia_gpus(nvml: Nvml | None = None, *, has_cards: bool = True, limit: floa
 
 
 def _library(*, has_cards: bool) -> Nvml | None:
-    """NVIDIA's bindings; None where they are not installed and no card asks for them.
+    """NVIDIA's bindings; None if they are not installed and there is no card.
 
     Raises:
         DeviceError: There are cards, and no bindings.
     """
     try:
-        # A plan asks nobody, and need not wait for it.
+        # A plan asks for no GPUs, and should not wait for this import.
         import pynvml  # type: ignore[import-untyped] # noqa: PLC0415 - NVIDIA has no types for it
     except ImportError as error:
         if not has_cards:
@@ -161,7 +161,7 @@ def _as_device_error(nvml: Nvml, what: str) -> Iterator[None]:
 
 
 def _gpus_at(nvml: Nvml, number: int) -> Iterator[Gpu]:
-    """The GPU of a number, or its instances: CUDA cannot use a GPU that is to be cut up as a whole."""
+    """The GPU of a number, or its instances: CUDA cannot use a partitioned GPU as a whole."""
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
     if not _is_cut_up(nvml, handle):
         yield _gpu(nvml, handle)
@@ -172,7 +172,7 @@ def _gpus_at(nvml: Nvml, number: int) -> Iterator[Gpu]:
         except nvml.NVMLError as error:
             if _code(error) != _NOT_FOUND:
                 raise
-            continue  # places need not be filled in their order
+            continue  # instances may leave gaps in the numbering
         yield _gpu(nvml, instance)
 
 
@@ -188,7 +188,7 @@ def _is_cut_up(nvml: Nvml, handle: Any) -> bool:  # noqa: ANN401 - NVML's
 
 def _gpu(nvml: Nvml, handle: Any) -> Gpu:  # noqa: ANN401 - NVML's
     name, memory = "", 0
-    with suppress(nvml.NVMLError):  # only people need these
+    with suppress(nvml.NVMLError):  # these are only for display
         name = nvml.nvmlDeviceGetName(handle)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20
     return Gpu(uuid=nvml.nvmlDeviceGetUUID(handle), name=name, memory_mib=memory)
@@ -201,7 +201,7 @@ def _code(error: Exception) -> int | None:
 GpuMode = Literal["auto", "nvidia", "cdi", "rocm", "none"]
 
 GPUS_VARIABLE = "ALLRANKS_GPUS"
-"""Names the GPUs, comma-separated, where they cannot be asked for: those of a remote daemon."""
+"""Names the GPUs, comma-separated, where they cannot be listed: those of a remote daemon."""
 
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _ROOT: Final = Path("/")
@@ -217,11 +217,11 @@ class Inventory:
 
     Attributes:
         driver: How containers are given them.
-        gpus: Their ids, in the driver's order: UUIDs where they have some.
+        gpus: Their ids, in the driver's order: UUIDs if they have any.
         nodes: For AMD's, the device node of each, by id.
-        everything: All that the host has, where `gpus` are some of them.
+        everything: All GPUs of the host, if `gpus` are only some of them.
         root: Where ``/dev`` is.
-        descriptions: What some of them are, for people, by id.
+        descriptions: Descriptions of some of them, for people, by id.
     """
 
     driver: GpuDriver = "nvidia"
@@ -232,7 +232,7 @@ class Inventory:
     descriptions: Mapping[str, str] = field(default_factory=dict)
 
     def name_of(self, gpu: str) -> str:
-        """A GPU as a person finds it: its number among all of the host's, what it is, and its id."""
+        """The name of a GPU for people: its number among all of the host's, its description and its id."""
         all_gpus = self.everything or self.gpus
         number = f"GPU {all_gpus.index(gpu)}" if gpu in all_gpus else "GPU"
         return f"{number} ({', '.join(filter(None, (self.descriptions.get(gpu), gpu)))})"
@@ -242,7 +242,7 @@ class Inventory:
         return replace(self, gpus=chosen_gpus(self.gpus, wanted), everything=self.everything or self.gpus)
 
     def of(self, gpus: Sequence[str]) -> Passthrough:
-        """How a container is given these of its GPUs."""
+        """How a container is given these GPUs."""
         if not gpus or self.driver != "rocm":
             return Passthrough(driver=self.driver)
         paths = [_KFD, *((self.nodes or {}).get(gpu, Path("dev/dri", gpu)) for gpu in gpus)]
@@ -267,13 +267,13 @@ def take_inventory(
     """The GPUs of this host.
 
     Args:
-        mode: Whose; ``auto`` for NVIDIA's, and where there are none for AMD's.
+        mode: Whose GPUs; ``auto`` for NVIDIA's or, if there are none, AMD's.
         environ: May name the GPUs itself, or hide some of NVIDIA's (``CUDA_VISIBLE_DEVICES``), as batch systems do.
         root: Where ``/dev`` and ``/sys`` are.
-        nvml: Whom to ask for NVIDIA's; None for the host's own library.
+        nvml: The library to ask for NVIDIA's; None for the host's own.
 
     Raises:
-        DeviceError: NVIDIA's driver is there, and cannot say.
+        DeviceError: NVIDIA's driver is there, and fails.
     """
     if mode == "none":
         return Inventory()
@@ -298,7 +298,7 @@ def _of_nvidia(driver: GpuDriver, gpus: Sequence[Gpu], root: Path) -> Inventory:
 def _visible(gpus: Sequence[str], shown: str) -> Iterator[str]:
     """The GPUs that CUDA shows under a value of ``CUDA_VISIBLE_DEVICES``.
 
-    Numbers and beginnings of ids count, and the first that names no GPU hides itself and all that follow (CUDA C++
+    Entries are numbers or prefixes of ids; the first that names no GPU hides itself and all that follow (CUDA C++
     Programming Guide, "CUDA Environment Variables").
     """
     for name in map(str.strip, shown.split(",")):

@@ -31,15 +31,15 @@ Progress = Callable[[str], None]
 
 
 def surroundings_of(image: Image, *, root: Path, process: Process, progress: Progress) -> JobEnvironment:
-    """What the process engine runs the cells of an image in.
+    """The environment in which the process engine runs the cells of an image.
 
-    torch, pytest and packages are one environment; the user's project lies beside it in a folder of its own, so that
-    a change of code makes neither anew.
+    torch, pytest and packages are one environment. The user's project lies beside it in a folder of its own, so that a
+    change of code does not rebuild the environment.
 
     Args:
         image: What the matrix file says about the image.
         root: The folder of the matrix file.
-        process: ``[process]`` of the matrix file; its interpreter wins.
+        process: ``[process]`` of the matrix file; its interpreter takes precedence.
         progress: Receives lines while something is made.
 
     Raises:
@@ -95,7 +95,7 @@ _NO_GPUS = Inventory()
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Where the jobs of a run are run.
+    """Where the jobs of a run execute.
 
     Attributes:
         gpus: Ids of the GPUs that jobs may lease.
@@ -103,7 +103,7 @@ class Host:
         cores: CPU cores that ranks share.
         memory: MiB.
         surroundings: Where each job's Python comes from, made on first use.
-        other_engines: Those by which other runs may have used the GPUs.
+        other_engines: Further engines whose runs may have used the GPUs.
     """
 
     engine: Engine
@@ -115,10 +115,10 @@ class Host:
     other_engines: tuple[Engine, ...] = ()
 
     def vacate(self, gpus: Sequence[str]) -> None:
-        """Have nothing else use GPUs that have just been leased.
+        """Remove everything else that uses GPUs that have just been leased.
 
         Raises:
-            EngineError: The engine cannot tell what uses them.
+            EngineError: The engine cannot find out what uses them.
         """
         self.engine.vacate(gpus)
         for engine in self.other_engines:
@@ -127,15 +127,15 @@ class Host:
 
     @property
     def room(self) -> Capacity:
-        """All that jobs share."""
+        """The total capacity that jobs share."""
         return Capacity(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
 
     def name_of(self, gpu: str) -> str:
-        """What people call one of its GPUs."""
+        """The name of one of its GPUs for people."""
         return replace(self.inventory, gpus=self.gpus).name_of(gpu)
 
     def places(self, gpus: Sequence[str]) -> tuple[int, ...]:
-        """The numbers by which people know some of its GPUs: their places among all that it has."""
+        """The numbers of some of its GPUs for people: their indexes among all that it has."""
         return tuple(map((self.inventory.everything or self.gpus).index, gpus))
 
 
@@ -146,14 +146,14 @@ def choose_host(
     inventory: Inventory | None = None,
     uses: ExitStack | None = None,
 ) -> Host:
-    """The host of a run, with what dead runs left on it removed.
+    """The host of a run, after removal of what dead runs left on it.
 
     Args:
-        engine: The engine that was asked for; ``auto`` takes docker where a daemon answers.
-        matrix: Says what jobs need.
-        say: Told which engine, and why.
+        engine: The requested engine; ``auto`` takes docker if a daemon answers.
+        matrix: Defines what jobs need.
+        say: Receives a line that names the engine, and why.
         inventory: The GPUs that jobs may use; None for all of this host's.
-        uses: Until it is closed, nobody removes the images of the run's jobs.
+        uses: Until it is closed, the images of the run's jobs are not removed.
 
     Raises:
         EngineError: The docker engine was asked for, and no daemon answers.
@@ -275,7 +275,7 @@ def _connect() -> "Callable[[], DockerClient]":
 
 
 def _docker_engine(client: "DockerClient", package: tuple[FileCopy, ...] = ()) -> Engine:
-    """Without a package it runs nothing, and cleans up."""
+    """A docker engine; without a package it can only clean up."""
     from allranks.engine.docker import DockerEngine  # noqa: PLC0415 - see client_for
 
     return DockerEngine(client, package)
@@ -283,7 +283,7 @@ def _docker_engine(client: "DockerClient", package: tuple[FileCopy, ...] = ()) -
 
 @dataclass
 class _ForHost:
-    """Surroundings of a job, made once for each image; what failed once is not tried again in this run."""
+    """Makes the environment of a job, once for each image; a failure is not retried in this run."""
 
     gpus: tuple[str, ...]
     matrix: Matrix
@@ -307,9 +307,9 @@ class _ForHost:
             return error
 
     def _image(self, job: Job) -> Image:
-        """The job's image; where the host lacks its GPUs, the image of the same cell without any.
+        """The job's image; if the host lacks its GPUs, the image of the same cell without any.
 
-        All its tests will be skipped, and nobody should wait for gigabytes of CUDA to learn that.
+        All its tests will be skipped, which is not worth a wait for gigabytes of CUDA.
         """
         wanted = job.cell.gpu_count
         if wanted <= len(self.gpus):

@@ -32,12 +32,12 @@ class JobAttempt:
     Attributes:
         task: What it takes of the host.
         folder: Where its results go.
-        again: What of the job it runs.
+        again: Which part of the job it runs.
         lease: Its GPUs, until it is closed.
         spec: The request to the engine; None if it could not be made, for the reason in `error`.
         running: None if the job has not been started, or could not be.
         facts: What the job has reported about itself.
-        fault: Why the rest of what it reports is ignored.
+        fault: Why its further reports are ignored.
         cancelled: Why it was told to end; None if it was not.
         began: When it left standby, on the monotonic clock.
         started: When it left standby, in seconds since the epoch.
@@ -83,7 +83,7 @@ class JobAttempt:
         self.state = "closing"
 
     def cancel(self, why: JobError = _INTERRUPTED) -> None:
-        """Have it end now, in whatever state; from any thread."""
+        """End it now, in any state and from any thread."""
         with self._lock:
             self.cancelled = why
             if self.running is not None:
@@ -91,7 +91,7 @@ class JobAttempt:
         self._may_run.set()
 
     def break_off(self, why: JobError) -> None:
-        """Ignore the rest of what the job reports, and have it end; what it has reported stands."""
+        """End the job, and ignore its further reports; earlier ones stand."""
         with self._lock:
             self.fault = why
             if self.running is not None:
@@ -121,11 +121,11 @@ class JobAttempt:
         return not self.cancelled
 
     def record(self, engine: str) -> JobRecord:
-        """What job.json says; if the job ran and has no error yet, its reports may hold one."""
+        """The contents of job.json; if the job ran and has no error yet, its reports may hold one."""
         facts, spec, job = self.facts, self.spec, self.job
         if self.running is not None:
             found = facts.error(self.ending)
-            # What cannot be collected stays so, however the job ended, and so does a sick GPU, which may have ended it.
+            # A collection error stands however the job ended, and so does a sick GPU, which may have ended it.
             comes_first = found and (found.kind == "collection" or facts.sick_gpus)
             self.error = self.fault or (found if comes_first else self.error or found)
         return JobRecord(
@@ -156,7 +156,7 @@ class JobAttempt:
 
     @property
     def _share(self) -> Share | None:
-        """Of a shard: which one it is, and how its agent split the suite."""
+        """For a shard: which one it is, and how its agent split the suite."""
         shard, shared = self.job.shard, self.facts.shared
         if shard is None:
             return None

@@ -38,7 +38,7 @@ R = TypeVar("R", bound=Record)
 _LEFT_SHOWN = 5
 
 _UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROFS})\].*")
-"""What Python says of a disk that is full, or read-only."""
+"""Python's message for a disk that is full, or read-only."""
 
 _SEE_THE_AGENT = "See agent.log in the job's results folder."
 _SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's results folder."
@@ -50,10 +50,10 @@ _OTHER_TORCH = (
 
 @dataclass(eq=False)
 class JobFacts:
-    """What the records of a job say about it.
+    """Facts about a job, derived from its records.
 
     Attributes:
-        tests: Its tests by what they came to.
+        tests: Its tests, by their results.
     """
 
     tests: Tests = field(default_factory=Tests)
@@ -110,13 +110,13 @@ class JobFacts:
 
     @property
     def not_run(self) -> NotRun | None:
-        """The tests that ``-x`` or ``--maxfail`` kept from running, and that reason."""
+        """The tests that ``-x`` or ``--maxfail`` kept from running, and the reason."""
         found = self._all(NotRun)
         return NotRun(tests=tuple(t for each in found for t in each.tests), reason=found[0].reason) if found else None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the report should know about the job and no testcase says."""
+        """Facts about the job for readers of the report that no testcase has."""
         said = (f"{each.nodeid}: {each.text}" if each.nodeid else each.text for each in self._all(Notice))
         return (*(text.rstrip(".") for text in said), *_left_behind(self._all(LeftBehind)))
 
@@ -127,7 +127,7 @@ class JobFacts:
 
     @property
     def well_gpus(self) -> frozenset[str]:
-        """The GPUs of the job that did, as far as it tried them."""
+        """The GPUs of the job that did compute, as far as it tried them."""
         return frozenset(gpu for each in self._all(GpusChecked) for gpu in each.gpus)
 
     def error(self, ending: JobExit) -> JobError | None:
@@ -223,7 +223,7 @@ def _death(ending: JobExit) -> JobError:
 
 
 def _ends_of(ending: JobExit) -> str:
-    """How the agents of the nodes from 1 on ended, a line each; those of which there is nothing to say are left out."""
+    """How the agents of the nodes from 1 on ended, a line each; silent and successful ends are left out."""
     said = (
         f"The agent of node {node} ended {_how(end)}. {_memory(end)}{end.output}".strip()
         for node, end in enumerate(ending.followers, start=1)

@@ -1,6 +1,6 @@
 """The journal of an attempt on disk, and the checks that each record of a job must pass.
 
-It is what verdicts are made of. Files that the job itself leaves are evidence beside it.
+Verdicts come from the journal. Files that the job itself leaves are additional evidence.
 """
 
 import os
@@ -78,7 +78,7 @@ def complete_dead_runs(folder: Path) -> None:
     """Write the rank XML of jobs that were running when their runs were killed.
 
     Args:
-        folder: A run's, or one that runs have been gathered in. What cannot be written stays as it is.
+        folder: A run's folder, or one with gathered runs. Write errors are ignored.
     """
     for attempt in _unended(folder):
         if is_dead(attempt.parents[3].name) and not list(attempt.glob("rank-*.xml")):
@@ -90,7 +90,7 @@ def _unended(folder: Path) -> Iterator[Path]:
     """The attempts that have a journal and no record."""
     root = Path(os.path.realpath(folder))
     for journal in sorted(root.rglob(f"cells/*/*/attempt-*/{JOURNAL}")):
-        # Whoever gathered it may have put a link there, and files would be written wherever that leads.
+        # A gathered folder may hold a link here, and files would be written wherever that leads.
         if not leads_out(root, journal) and not special(journal) and not (journal.parent / "job.json").exists():
             yield journal.parent
 
@@ -101,25 +101,25 @@ MOST_BYTES: Final = 1 << 30
 MOST_TESTS: Final = 1_000_000
 
 MOST_FURTHER_RANKS: Final = 1_000_000
-"""Ranks that the tests of a job may have together beyond the ranks of the job: reports account for each of them."""
+"""Most ranks beyond the job's own that its tests may have in total: reports account for each of them."""
 
 _RECORDS_BESIDE_TESTS: Final = 100_000
 _RECORDS_OF_A_RANK: Final = 4
-"""Records that a test may take for each of its ranks: its end, one in a later tear-down, and twice as many."""
+"""Records that a test may take for each of its ranks: its end and one in a later tear-down, doubled."""
 
 _NEWS_OF_A_FOLLOWER: Final = (Printed, GpuFailed, GpusChecked, Passed, RankEnded)
-"""Records of an agent that does not lead which the leading one may lack; all others are about that agent itself."""
+"""A follower's records that the leading agent may lack; all its others are about the follower itself."""
 
 
 class ContradictionError(Exception):
-    """What an agent reported contradicts what it had reported, or what was asked of it; the message names both."""
+    """A report of an agent contradicts an earlier one, or the request; the message names both."""
 
 
 class Ledger:
-    """Takes the records of one job.
+    """Checks the records of one job.
 
-    Of each agent the first record is :class:`Begun`, and none follows :class:`Finished`. Outcomes are of tests that the
-    leading agent has collected, on ranks that these have; a follower's, on ranks of its node.
+    Each agent's first record is :class:`Begun`, and none follows :class:`Finished`. Outcomes belong to tests that the
+    leading agent has collected, and to ranks that these tests have; a follower's, to ranks of its node.
 
     Args:
         world_size: Ranks of the job.
@@ -139,7 +139,7 @@ class Ledger:
         self._room = _RECORDS_BESIDE_TESTS
 
     def take(self, node: int, said: Record | Damage) -> bool:
-        """Check what the agent of a node has reported; whether it says anything of the job.
+        """Check a report of a node's agent; True if it adds something about the job.
 
         Raises:
             ContradictionError: No honest agent would have reported it.

@@ -1,7 +1,7 @@
 """What a run prints: a line for each event, with groups and annotations on GitHub Actions.
 
-Jobs run side by side, and groups cannot be nested: a job's lines are kept until its end. Workflow commands are switched
-off but for our own, since a line of a test's that looks like one, indented or not, would be one
+Jobs run side by side, and groups cannot be nested: a job's lines are held back until it ends. All workflow commands but
+our own are switched off, since the runner obeys any line of a test that looks like one, indented or not
 (https://docs.github.com/actions/reference/workflow-commands-for-github-actions).
 """
 
@@ -25,7 +25,7 @@ _SHOWN = 160  # characters of a message: one or two lines of a terminal
 
 @dataclass
 class LiveView:
-    """Says what happens, as it happens; jobs that run side by side are told apart.
+    """Prints events as they happen, with the job's id on each line of output where jobs run side by side.
 
     Args:
         say: Prints one line.
@@ -37,22 +37,22 @@ class LiveView:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def job_is(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
-        """A job waits, for the first time or again, or is being prepared: in lines that is nothing to tell.
+        """A job waits, for the first time or again, or is being prepared; plain lines do not show that.
 
         Args:
             job_id: The job.
-            state: Where it is.
-            gpus: The places of its GPUs among the host's.
+            state: Its new state.
+            gpus: The indexes of its GPUs among the host's.
         """
 
     def job_started(self, job_id: str, where: str) -> None:
-        """A job has its turn."""
+        """A job begins to run."""
         with self._lock:
             self._running.add(job_id)
             self.say(f"{job_id}: running in {where}")
 
     def take(self, job_id: str, record: Record) -> None:
-        """A job has reported something: the first bad outcome of each is worth a line at once, and what ranks print."""
+        """Print the output of ranks, and the first bad outcome of each job."""
         with self._lock:
             match record:
                 case Printed():
@@ -63,7 +63,7 @@ class LiveView:
                     self.say(f"{job_id}: first failure: {failure_of(record)}")
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
-        """A job is over; what befell the job as a whole is said in full, as far as a person would read."""
+        """A job has ended: print its counts or its error, with the last lines of the details."""
         with self._lock:
             self._running.discard(job_id)
             self.say(f"{job_id}: {error.what if error else tests.words or 'no test ran'} ({seconds:.1f} s)")
@@ -73,23 +73,23 @@ class LiveView:
 
 
 def failure_of(ended: RankEnded) -> str:
-    """What a rank came to, in which test, and why, on one line."""
+    """The outcome of a rank, its test and the message, on one line."""
     who, what = f"rank {ended.rank}", ended.outcome.replace("_", " ")
     message = " ".join(ended.message.split()).removeprefix(f"{who} ").removeprefix(f"{what}: ")
     return f"{who} {what} in {ended.nodeid}: {message[:_SHOWN]}"
 
 
 def _last_lines(text: str) -> list[str]:
-    """The end of a text, which is where Python and pip say what went wrong."""
+    """The end of a text, where Python and pip report the error."""
     lines = [line for line in text.splitlines() if line.strip()]
     return lines if len(lines) <= _LINES else ["…", *lines[-_LINES:]]
 
 
 ANNOTATIONS: Final = 10
-"""Annotations that GitHub shows of one step."""
+"""Annotations that GitHub shows for one step."""
 
 _KEPT: Final = 2000
-"""Lines of a job's output that its group has; the rank's own log has all."""
+"""Most lines of a job's output in its group; the ranks' own logs have all."""
 
 
 def is_on_actions(environ: Mapping[str, str] = os.environ) -> bool:
@@ -98,7 +98,7 @@ def is_on_actions(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class Commands:
-    """Workflow commands, of which the runner takes none but these.
+    """Gives workflow commands, and has the runner ignore all others.
 
     Args:
         say: Prints one line.
@@ -109,12 +109,12 @@ class Commands:
         self._word = ""
 
     def switch_off(self) -> None:
-        """Have the runner take no commands until a word that nobody can guess."""
+        """Have the runner ignore commands until it reads a token that cannot be guessed."""
         self._word = secrets.token_hex(16)
         self._say(f"::stop-commands::{self._word}")
 
     def switch_on(self) -> None:
-        """Have it take commands again."""
+        """Have the runner obey commands again."""
         if self._word:
             self._say(f"::{self._word}::")
             self._word = ""
@@ -128,10 +128,10 @@ class Commands:
 
 @dataclass(kw_only=True)
 class ActionsView(LiveView):
-    """Says what happens, and puts what a job printed into a group when it ends.
+    """Prints events, and a job's output in one group when the job ends.
 
     Args:
-        commands: How groups are made.
+        commands: Make the groups.
     """
 
     commands: Commands
@@ -168,7 +168,7 @@ def annotate(merged: MergedRun, commands: Commands) -> None:
 
     Args:
         merged: The run.
-        commands: How that is asked for.
+        commands: Carry the annotations.
     """
     found = failures(merged)
     shown = found[:ANNOTATIONS] if len(found) <= ANNOTATIONS else found[: ANNOTATIONS - 1]
@@ -189,7 +189,7 @@ def _annotation(failure: Failure) -> str:
 
 
 def _escaped(text: str, also: str = "") -> str:
-    """The text as part of a workflow command, which it cannot end."""
+    """The text, escaped so that it cannot end a workflow command."""
     return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{also}" else sign for sign in text)
 
 
@@ -199,7 +199,7 @@ class ActionsConsole:
 
     Attributes:
         say: Prints one line.
-        commands: How the runner is asked for something.
+        commands: Requests to the runner.
     """
 
     say: Callable[[str], None]

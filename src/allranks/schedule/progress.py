@@ -17,27 +17,27 @@ STATES: Final[tuple[State, ...]] = ("running", "preparing", "waiting", "done")
 
 
 def word_of(outcomes: Collection[Outcome], *, may_disagree: bool = False) -> Word:
-    """What a person calls a test of which ranks have come to this."""
+    """The word for a test whose ranks had these outcomes."""
     if any(outcome.is_bad for outcome in outcomes) or (disagree(outcomes) and not may_disagree):
         return "bad"
     return "passed" if Outcome.PASSED in outcomes else "skipped"
 
 
 def outcome_of(end: Passed | RankEnded) -> Outcome:
-    """What the ranks of a record came to."""
+    """The outcome of a record's ranks."""
     return Outcome.PASSED if isinstance(end, Passed) else end.outcome
 
 
 @dataclass(eq=False)
 class Tests:
-    """The tests of a job by what their ranks came to, as far as they have come.
+    """The tests of a job so far, by the outcomes of their ranks.
 
     Attributes:
-        counts: How many came to what.
-        first_bad: The first that went wrong.
+        counts: The number of tests for each word.
+        first_bad: The first bad test.
     """
 
-    __test__ = False  # not a test class, whatever pytest makes of its name
+    __test__ = False  # not a test class, despite its name
 
     counts: Counter[Word] = field(default_factory=Counter)
     first_bad: str = ""
@@ -45,7 +45,7 @@ class Tests:
     _may_disagree: set[str] = field(default_factory=set)
 
     def note(self, record: TestStarted | Passed | RankEnded) -> None:
-        """A test has begun, or ranks have reported."""
+        """Take in the start of a test, or outcomes of its ranks."""
         nodeid = record.nodeid
         if isinstance(record, TestStarted):
             if record.may_disagree:
@@ -64,7 +64,7 @@ class Tests:
             self.first_bad = self.first_bad or nodeid
 
     def _begin_again(self, nodeid: str) -> None:
-        """What the ranks of a test have come to gives way to what they come to now."""
+        """Forget the outcomes of a test that runs again."""
         if before := self._outcomes.pop(nodeid, None):
             self.counts[word_of(before, may_disagree=nodeid in self._may_disagree)] -= 1
         if self.first_bad == nodeid:
@@ -76,25 +76,25 @@ class Tests:
 
     @property
     def words(self) -> str:
-        """The counts as a person reads them; empty where nothing has come."""
+        """The counts in words; empty if there are none."""
         return words(self.counts)
 
 
 def words(counts: Counter[Word]) -> str:
-    """Counts as a person reads them: ``1 bad, 2 passed``."""
+    """Counts in words: ``1 bad, 2 passed``."""
     return ", ".join(f"{counts[word]} {word}" for word in ("bad", "passed", "skipped") if counts[word])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """How far one job is.
+    """The progress of one job.
 
     Attributes:
-        collected: Tests that it has to run; None as long as nobody knows.
-        first_bad: The first of its tests that went wrong.
-        trouble: What befell the job as a whole.
-        gpus: The places of its GPUs among the host's.
-        seconds: Since it began to run; of one that is done, all that it took.
+        collected: Tests that it has to run; None until some are reported.
+        first_bad: Its first bad test.
+        trouble: The error of the job as a whole.
+        gpus: The indexes of its GPUs among the host's.
+        seconds: Since it began to run; for a job that is done, its duration.
     """
 
     job_id: str
@@ -110,7 +110,7 @@ class Row:
 
     @property
     def done(self) -> int:
-        """Tests of which at least one rank has reported."""
+        """Tests with an outcome of at least one rank."""
         return self.passed + self.skipped + self.bad
 
     @property
@@ -125,10 +125,10 @@ class Picture:
 
     Attributes:
         rows: Some of its jobs, or all, in the order of the plan.
-        states: How many of all jobs are in which state.
-        tests: How many tests of all jobs came to what.
+        states: How many of all jobs are in each state.
+        tests: The number of tests of all jobs for each word.
         bad_jobs: How many of all jobs a person should look at.
-        first_failure: The first thing that went wrong, in words.
+        first_failure: The first failure, in words.
         seconds: Since the run began.
     """
 
@@ -172,7 +172,7 @@ class _Job:
 
     @property
     def urgency(self) -> int:
-        """Which jobs are shown where there is no room for all: a smaller number goes first."""
+        """Which jobs are shown when not all fit: smaller numbers first."""
         if self.state == "running":
             return 0
         if self.is_bad:
@@ -181,7 +181,7 @@ class _Job:
 
 
 class Board:
-    """Where all jobs of a run stand; any thread may tell it, and any may look.
+    """The state of all jobs of a run; any thread may update or read it.
 
     Args:
         job_ids: The jobs in the order of the plan.
@@ -191,7 +191,7 @@ class Board:
         self._jobs = {job_id: _Job() for job_id in job_ids}
         self._first_failure = ""
         self._began = time.monotonic()
-        # Held for counting and nothing else: whoever prints holds a lock of its own, and comes here with it.
+        # Held only while counting: printing threads take it while they hold a lock of their own.
         self._lock = threading.Lock()
 
     @property
@@ -200,7 +200,7 @@ class Board:
         return len(self._jobs)
 
     def move(self, job_id: str, state: State, gpus: Sequence[int] = ()) -> None:
-        """A job is in another state; what prepares is a new attempt, of which nothing is known yet."""
+        """Move a job to another state; one that waits or is prepared starts over, as a new attempt."""
         with self._lock:
             if state in {"waiting", "preparing"}:
                 self._jobs[job_id] = _Job(state=state, gpus=tuple(gpus))
@@ -209,7 +209,7 @@ class Board:
             job.state, job.began = state, time.monotonic()
 
     def note(self, job_id: str, record: Record) -> Word | None:
-        """A job has reported something; what it says of a test."""
+        """Count a record of a job; return the word for its outcome, if it has one."""
         match record:
             case TestStarted() | Passed() | RankEnded():
                 with self._lock:
@@ -222,22 +222,22 @@ class Board:
         return None
 
     def fail(self, what: str) -> None:
-        """Something has gone wrong, in words: the first counts."""
+        """Note a failure, in words; only the first is kept."""
         with self._lock:
             self._first_failure = self._first_failure or what
 
     def end(self, job_id: str, seconds: float, trouble: str) -> None:
-        """A job is over."""
+        """Note that a job has ended."""
         with self._lock:
             job = self._jobs[job_id]
             job.state, job.took, job.trouble, job.gpus = "done", seconds, trouble, ()
             job.tests.forget_names()
 
     def picture(self, room: int) -> Picture:
-        """How things stand now.
+        """The current state.
 
         Args:
-            room: How many jobs can be shown: those that run first, then those that went wrong.
+            room: Most jobs to show: running ones first, then bad ones.
         """
         now = time.monotonic()
         with self._lock:

@@ -25,7 +25,7 @@ class JobEnvironment:
     Attributes:
         image: Reference of the image, on an engine that runs containers.
         python: Interpreter, on an engine that runs processes.
-        python_path: Folders on Python's path beside what image or interpreter have.
+        python_path: Folders on Python's path beside those of the image or interpreter.
     """
 
     image: str | None = None
@@ -54,14 +54,14 @@ class AttemptOptions:
         number: From 1.
         gpus: The GPUs of its lease.
         passthrough: How a container is given them.
-        seed: What every rank of every test starts from.
+        seed: The seed of every rank of every test.
         pytest_args: Arguments of this run for pytest.
-        carried: What an earlier job of the same cell and suite has left for this one.
-        seconds: What the tests of the suite have taken before, by node id; for a shard.
+        carried: Files of an earlier job of the same cell and suite for this one.
+        seconds: Earlier durations of the suite's tests, by node id; for a shard.
         only: Node ids of the tests that it runs again; None for all.
-        shuffle: What the order of its tests is drawn by; None for the order of their collection.
-        pdb: Where a debugger is wanted; None for nowhere.
-        unchecked: Those of its GPUs that nobody has seen computing, by id: what people call them.
+        shuffle: The seed for the order of its tests; None for the order of their collection.
+        pdb: The debugger; None for none.
+        unchecked: Names of those of its GPUs that have not been seen to compute, by id.
     """
 
     run_id: str
@@ -103,10 +103,10 @@ def job_spec(matrix: Matrix, job: Job, surroundings: JobEnvironment, attempt: At
 
 
 def _gpus_to_check(surroundings: JobEnvironment, attempt: AttemptOptions) -> Iterator[GpuToCheck]:
-    """The GPUs that the job is to try, each with what its own process sees it by.
+    """The GPUs that the job has to check, each with its id inside the job.
 
-    A process finds those of NVIDIA's by their ids, and AMD's by their numbers. In a container ids of NVIDIA's own hold
-    too; all else counts from 0 there.
+    A process finds NVIDIA's by their ids, and AMD's by their numbers. In a container NVIDIA's own ids hold, too; all
+    others count from 0 there.
     """
     passthrough, in_container = attempt.passthrough, surroundings.image is not None
     for place, gpu in enumerate(attempt.gpus):
@@ -142,7 +142,7 @@ def _resources_of_nodes(matrix: Matrix, job: Job, seconds: float) -> tuple[Resou
 
 
 def _seconds(matrix: Matrix, job: Job) -> float:
-    """The job's time limit, and where its agents have to come together first, what that may take."""
+    """The job's time limit, and for a job on several nodes what their rendezvous may take."""
     limits = matrix.limits
     return limits.job + (limits.assembly if job.cell.nodes > 1 else 0.0)
 
@@ -181,7 +181,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
 
 
 def files_of(root: Path, wanted: tuple[Path, ...]) -> Iterator[FileCopy]:
-    """What a job needs of a code base: the wanted paths, and what pytest reads in the folders above them.
+    """The files that a job needs of a code base: the wanted ones, and what pytest reads in the folders above them.
 
     Args:
         root: The folder of the matrix file.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def facts_of(expansion: Expansion) -> Manifest:
-    """What a manifest says beside its jobs: command, policy, dropped cells."""
+    """The facts in a manifest beside its jobs: command, policy, dropped cells."""
     matrix = expansion.matrix
     policy = matrix.policy
     return Manifest(
@@ -51,8 +51,8 @@ def fresh_manifest(run_id: str, facts: Manifest, seed: int | None) -> Manifest:
 
     Args:
         run_id: The run.
-        facts: What else it says: command, policy, dropped cells.
-        seed: What every rank of every test starts from; None for a random one.
+        facts: The rest of it: command, policy, dropped cells.
+        seed: The seed of every rank of every test; None for a random one.
     """
     return replace(
         facts,
@@ -65,7 +65,7 @@ def fresh_manifest(run_id: str, facts: Manifest, seed: int | None) -> Manifest:
 
 
 def announced(manifest: Manifest, jobs: Iterable[Job], pytest_args: Sequence[str]) -> Manifest:
-    """The manifest with these jobs, too; one that it has stays as it is."""
+    """The manifest with these jobs added; jobs that it has stay as they are."""
     known = {job.id for job in manifest.jobs}
     cells, planned = dict(manifest.cells), list(manifest.jobs)
     for job in jobs:
@@ -86,7 +86,7 @@ RUN_ID_VARIABLE = "ALLRANKS_RUN_ID"
 
 
 PARTY_VARIABLE = "ALLRANKS_PARTY"
-"""Names the nox process whose sessions share a run: to each other they are one party, to all others they are not."""
+"""Names the nox process whose sessions share a run: together they are one party."""
 
 
 def own_party() -> str:
@@ -100,19 +100,19 @@ def new_party() -> str:
 
 
 def new_run_id() -> str:
-    """A name for a run: when it began, and something that no other run that second has."""
+    """A name for a run: its start, and a random part that sets it apart from runs of the same second."""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """Where one run leaves everything.
+    """The folder of one run.
 
     Attributes:
         path: ``results/<run id>``.
         run_id: The run.
-        seed: What every rank of every test starts from.
-        durations: What tests had taken when the run began, for its shards.
+        seed: The seed of every rank of every test.
+        durations: Durations of tests when the run began, for its shards.
     """
 
     path: Path
@@ -121,26 +121,26 @@ class RunFolder:
     durations: "Durations" = field(default_factory=dict)
 
     def cache_of(self, job: Job) -> Path:
-        """Where pytest's cache of a cell and suite, of all its shards, is kept beside the runs, for the next one."""
+        """The folder beside the runs with pytest's cache of a cell and suite, all shards included, for the next run."""
         return self.path.parent / ".cache" / job.cell.id / job.suite.name
 
     def cache_for(self, job: Job, attempt: int) -> Path:
-        """Where the cache is that an attempt starts with: of shards, a copy that all of them start it with."""
+        """The cache that an attempt starts with: for shards, a copy that all of them start with."""
         if job.shard is None:
             return self.cache_of(job)
         return self.path / ".caches" / job.cell.id / job.suite.name / f"attempt-{attempt}"
 
     @property
     def lock(self) -> Path:
-        """Held by whoever writes what the sessions of a run share."""
+        """Held to write what the sessions of a run share."""
         return self.path / _LOCK
 
     def seconds_of(self, job: Job) -> Mapping[str, float]:
-        """What the tests of a shard's suite had taken under its backend, by node id; nothing for a whole suite."""
+        """Durations of the tests of a shard's suite under its backend, by node id; empty for a whole suite."""
         return self.durations.get(job.suite.name, {}).get(job.cell.backend, {}) if job.shard else {}
 
     def expected(self, job: Job) -> float | None:
-        """Seconds that a job may take, by what its suite's tests took under its backend; None where nobody knows."""
+        """Expected seconds of a job, by earlier ones of its suite under its backend; None if there are none."""
         return seconds_of_tests(self.durations, job)
 
     def new_attempt(self, job: Job) -> tuple[int, Path]:
@@ -179,9 +179,9 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
         results: The folder of all runs.
         run_id: The run; several processes may announce jobs of one run, one after the other.
         jobs: What is to run.
-        facts: What else the manifest says: command, policy, dropped cells.
-        seed: Asked-for seed; None for a random one, or that of the run that is joined.
-        pytest_args: What the jobs give to pytest, for those who go on with the run.
+        facts: The rest of the manifest: command, policy, dropped cells.
+        seed: The requested seed; None for a random one, or that of the run that is joined.
+        pytest_args: The jobs' arguments for pytest, for resuming the run.
 
     Raises:
         ResultsError: The folder cannot be written.
@@ -199,19 +199,19 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
 def take_jobs(  # noqa: PLR0913 - each is something else
     results: Path, owned: OwnedRun, jobs: Sequence[Job], say: Callable[[str], None], *, party: str, goes_on: bool
 ) -> None:
-    """Own jobs as long as their run is owned, all or none of them, before any of them starts.
+    """Own jobs, all or none of them, before any of them starts, for as long as their run is owned.
 
-    A job belongs to one party: a second one that ran it again would have its attempts pass for retries of the first,
-    and so make good what was bad. Sessions of one nox process, such as that of a cell and that of a prefix of it, are
-    one party: they run a job one after the other.
+    A job belongs to one party: if a second one ran it again, its attempts would pass for retries of the first, and so
+    turn bad results good. Sessions of one nox process, such as that of a cell and that of a prefix of it, are one
+    party: they run a job one after the other.
 
     Args:
         results: The folder of all runs.
         owned: The run.
         jobs: What is to run.
         say: Prints one line.
-        party: Who this is.
-        goes_on: Whether results of these jobs are gone on with, whoever has run them.
+        party: The party of this process.
+        goes_on: Whether these jobs are resumed, whichever party has run them.
 
     Raises:
         UsageError: One of them is another party's.
@@ -226,7 +226,7 @@ def take_jobs(  # noqa: PLR0913 - each is something else
 
 
 def _take_or_find_busy(path: Path, owned: OwnedRun, jobs: Sequence[Job], party: str, *, goes_on: bool) -> str | None:
-    """Own all jobs, or none and name one that another session of the same party runs at this moment."""
+    """Own all jobs; or own none, and return one that another session of the same party runs at this moment."""
     taken: list[str] = []
     with ExitStack() as undo, hold(path / _LOCK):
         undo.callback(_give_back, owned, taken)
@@ -246,7 +246,7 @@ def _take_or_find_busy(path: Path, owned: OwnedRun, jobs: Sequence[Job], party: 
 
 
 def _owners(path: Path) -> dict[str, str]:
-    """Whose the jobs of a run are, by their ids."""
+    """The party of each job of a run, by id."""
     if not path.exists():
         return {}
     owners = json.loads(path.read_text(encoding="utf-8"))
@@ -274,7 +274,7 @@ def _read(path: Path) -> Manifest | None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a JSON file that is there whole or not at all."""
+    """Write a JSON file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     draft.replace(path)
@@ -289,7 +289,7 @@ def _point_latest(results: Path, run_id: str) -> None:
 
 @contextmanager
 def as_results_error(folder: Path) -> Iterator[None]:
-    """Turn what goes wrong with files into :class:`ResultsError`."""
+    """Turn errors with files into :class:`ResultsError`."""
     try:
         yield
     except (OSError, ValueError) as error:

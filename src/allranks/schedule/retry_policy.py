@@ -15,7 +15,7 @@ from allranks.report.verdict import VerdictPolicy
 from allranks.schedule.request import Pdb
 
 Wanted = Literal["failed", "missing"]
-"""Which tests run again: all that are not good, or those alone that have no result of their own."""
+"""Which tests run again: all that are not good, or only those without a result of their own."""
 
 _ENDED_IN_TIME: Final = frozenset({"timeout", "interrupted", "stopped"})
 """Errors of jobs whose tests so far have sound results."""
@@ -23,7 +23,7 @@ _ENDED_IN_TIME: Final = frozenset({"timeout", "interrupted", "stopped"})
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """What of a job runs again.
+    """Which part of a job runs again.
 
     Attributes:
         tests: Node ids; None for the whole job.
@@ -45,11 +45,11 @@ def newest_attempt(run: Path, job: Job) -> Attempt | None:
 
 
 def to_run_again(attempt: Attempt | None, setting: VerdictPolicy, wanted: Wanted) -> Again | None:
-    """What of a job has to run again; None for nothing.
+    """Which part of a job has to run again; None for nothing.
 
-    Where the job itself went wrong, it is not known what its tests would have come to, and all of it runs again;
-    unless it ran out of time, or was ended: then its tests so far stand. All of it runs again, too, where its files
-    cannot be trusted, or where nothing was collected.
+    If the job itself went wrong, the results of its tests are unknown, and all of it runs again. If it ran out of time,
+    or was ended, its tests so far stand. All of it also runs again if its files cannot be trusted, or if nothing was
+    collected.
 
     Args:
         attempt: The newest; None where there is none.
@@ -68,7 +68,7 @@ def to_run_again(attempt: Attempt | None, setting: VerdictPolicy, wanted: Wanted
         return WHOLE
     tests = [test.nodeid for test in settled(attempt, files, setting) if _is_wanted(test, wanted)]
     if not tests and error:
-        return WHOLE  # what was ended has results of all its tests: only another attempt can say that it was well
+        return WHOLE  # all tests of the ended job have results: only another attempt can show that the job is good
     return Again(tests=tuple(tests), base=attempt.number) if tests else None
 
 
@@ -82,7 +82,7 @@ _NEVER_RETRIED: Final = frozenset({"collection", "usage"})
 
 @dataclass(frozen=True, kw_only=True)
 class RunPolicy:
-    """How the jobs of a run follow each other.
+    """How the jobs of a run are ordered, limited and retried.
 
     Attributes:
         most: Jobs that may run at a time; None for as many as fit.
@@ -91,7 +91,7 @@ class RunPolicy:
         shuffle: The seed for the order of jobs, and of the tests of each; None for the order that ends soonest.
         judges: How the results of a job are judged, for `retries` and `fail_fast`.
         seconds: How long the run may take; None for no limit.
-        pdb: Where a debugger is wanted; None for nowhere.
+        pdb: The debugger; None for none.
     """
 
     most: int | None = None
@@ -109,7 +109,7 @@ class RetryPolicy:
     Args:
         retries: How often a job may be retried for tests that went wrong. Infrastructure errors have as many of their
             own: a job that had a sick GPU keeps its retries for flaky tests.
-        selections: What the first attempt at a job runs, by the job's id; all of a job that is not in it.
+        selections: What the first attempt at a job runs, by the job's id; a job that is not in it runs whole.
     """
 
     def __init__(self, retries: int, selections: Mapping[str, Again]) -> None:

@@ -27,14 +27,14 @@ from allranks.schedule.results_folder import RunFolder, facts_of, open_run, own_
 from allranks.schedule.retry_policy import Again, RunPolicy
 
 ENOUGH = 65_536
-"""For some ten thousand jobs at a time; far below what programs choke on that go through all that they may have."""
+"""For some ten thousand jobs at a time; far below what slows programs that iterate over all possible descriptors."""
 
 
 def make_room_for_descriptors(enough: int = ENOUGH) -> None:
     """Raise this process's limit of open descriptors, and that of its children, as far as it may (setrlimit(2)).
 
     Args:
-        enough: It need not be higher than this.
+        enough: The highest limit that is needed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
@@ -55,23 +55,23 @@ MEANING: Mapping[ExitCode, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What the command line says about a run.
+    """The command line's options for a run.
 
     Attributes:
         run_id: The run to begin or to join.
         results: The folder of all runs.
-        engine: The engine that was asked for.
-        seed: Asked-for seed; None for a random one.
+        engine: The requested engine.
+        seed: The requested seed; None for a random one.
         pytest_args: Arguments for pytest inside the ranks.
         nothing_ran_allowed: Whether a run in which no test executed is good.
         durations: The file of durations; None for the one that the matrix names.
-        known: What the shards of its suites go by; None for what the file of durations knows.
+        known: Durations for its shards; None for those in the file of durations.
         policy: How its jobs follow each other.
-        left: What is left of the jobs of a run that is gone on with, by their ids; None for a new run.
+        left: What is left of the jobs of a resumed run, by id; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
         gpu_mode: Whose GPUs, and how containers are given them.
-        planned_gpus: How many GPUs this machine has to have, since a plan has chosen it for jobs that need them.
-        annotate: How a CI service is told of failures.
+        planned_gpus: How many GPUs this machine must have, since a plan has chosen it for jobs that need them.
+        annotate: Reports failures to a CI service.
     """
 
     run_id: str
@@ -91,11 +91,11 @@ class RunOptions:
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
-    """Run jobs, merge what they leave, and show it.
+    """Run jobs, merge their results, and show them.
 
     Args:
         expansion: The matrix that the jobs come from, with what was dropped from it.
-        jobs: What to run, in order; of a run that is gone on with, all whose results are shown.
+        jobs: What to run, in order; for a resumed run, all whose results are shown.
         options: How to run it.
         say: Prints one line.
 
@@ -111,7 +111,7 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
 
 
 def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console: Console) -> ExitCode:
-    # Before there is a run: what cannot be asked for is no run that failed.
+    # Before there is a run: a refused request is not a failed run.
     say = console.say
     inventory = take_inventory(options.gpu_mode)
     if options.gpus is not None:
@@ -139,14 +139,14 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             options.annotate(console, _show(folder, {job.id for job in jobs}, console))
             return ExitCode.INTERRUPTED
         except Exception:
-            # Whatever broke: what was planned, and what was found so far, is in a report.
+            # Even after an error a report has the plan and the results so far.
             with suppress(AllranksError):
                 merge(folder.path)
             raise
 
 
 def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
-    """A job without its GPUs would skip all its tests: on the machine that was chosen for them, they are lost."""
+    """Refuse a machine without its planned GPUs: jobs would skip all their tests, which run on no other machine."""
     there = len(inventory.gpus)
     if there < planned:
         what = f"The plan has a job with {planned} GPUs for this machine, and allranks finds {there}."
@@ -156,7 +156,7 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
 
 
 def _remove_remains() -> None:
-    """Remove what a killed process has left of the run that is gone on with: when we own it, it has an owner."""
+    """Reap what a killed process has left of the resumed run, before we own that run and it counts as alive."""
     for engine in engines():
         engine.reap()
 
@@ -170,7 +170,7 @@ def _to_do(jobs: Sequence[Job], left: Mapping[str, Again] | None) -> tuple[Seque
 def _conclude(
     folder: RunFolder, jobs: Sequence[Job], options: RunOptions, durations: Path, console: Console
 ) -> ExitCode:
-    """The exit code of these jobs alone: other sessions that share the run answer for theirs, in whatever order."""
+    """The exit code of these jobs alone: other sessions that share the run report theirs, in any order."""
     ids = {job.id for job in jobs}
     meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
     own = _show(folder, ids, console, meter.add)
@@ -191,7 +191,7 @@ def _show(folder: RunFolder, job_ids: AbstractSet[str], console: Console, *obser
 
 
 def _lasting(folder: Path) -> Path:
-    """The run's folder as ``results/latest``, unless another run has begun since and that is its name now."""
+    """The run's folder as ``results/latest``, unless a later run has taken that name."""
     latest = folder.parent / "latest"
     return latest if latest.resolve() == folder.resolve() else folder
 

@@ -23,7 +23,7 @@ from allranks.schedule.progress import STATES, Board, Picture, Row, State, Tests
 
 _GAP: Final = 2
 _LEAST: Final = 20
-"""Cells of the first column below which another one had better go."""
+"""If the first column would get fewer cells than this, another column is dropped."""
 
 _FAILURE_LINES: Final = 3
 _STYLES: Final = {"running": "bold", "preparing": "", "waiting": "dim", "done": "green"}
@@ -31,10 +31,10 @@ _STYLES: Final = {"running": "bold", "preparing": "", "waiting": "dim", "done": 
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """One thing that is shown of each job.
+    """A column of the table.
 
     Attributes:
-        takes_rest: Whether what is left of the width is its own; it is no wider than that, whatever is in it.
+        takes_rest: Whether it gets the remaining width, and never more than that.
     """
 
     title: str
@@ -44,7 +44,7 @@ class _Column:
 
 
 def render(picture: Picture, width: int, height: int) -> Group:
-    """What a terminal shows.
+    """Render the table and the lines below it.
 
     Args:
         picture: See :func:`rows_that_fit`.
@@ -59,7 +59,7 @@ def render(picture: Picture, width: int, height: int) -> Group:
 
 
 def rows_that_fit(height: int, *, jobs: int) -> int:
-    """How many jobs a terminal of so many lines can show: a title, a summary and the first failure have their own."""
+    """How many jobs fit into this many lines, beside a title, a summary and the first failure."""
     # The last line stays free: a terminal that is written to its last cell scrolls.
     return max(0, min(jobs, height - 1 - 1 - 1 - _FAILURE_LINES))
 
@@ -76,11 +76,11 @@ def _table(rows: Sequence[Row], width: int) -> Table:
 
 
 def _fitting(rows: Sequence[Row], width: int) -> list[tuple[_Column, int]]:
-    """The columns that there is room for, each with its width; the least important ones go first."""
+    """The columns that fit, each with its width; the least important are dropped first."""
     columns = [_COLUMNS[0], *(column for column in _COLUMNS[1:] if any(map(column.cell, rows)))]
     widest = _natural(columns[0], rows)
     for title in _DROPPED_FIRST:
-        # What tells a job apart is at the right end of its name; what it does is worth a part of that.
+        # Names of jobs differ at their right end, so they stay whole; only columns of `_DROPPED_LAST` justify a cut.
         wanted = min(widest, _LEAST) if title in _DROPPED_LAST else widest
         if _room_for_first(columns, rows, width) >= wanted:
             break
@@ -100,7 +100,7 @@ def _natural(column: _Column, rows: Sequence[Row]) -> int:
 
 
 def _cut_lines(text: str, width: int) -> list[str]:
-    """A text in the few lines that it may have."""
+    """The text, cut to the lines that a failure may have."""
     lines = chop_cells(printable(text), width)
     if len(lines) > _FAILURE_LINES:
         lines[_FAILURE_LINES - 1 :] = [f"{set_cell_size(lines[_FAILURE_LINES - 1], width - 1)}…"]
@@ -108,7 +108,7 @@ def _cut_lines(text: str, width: int) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """The text on one line, without anything that a terminal would obey."""
+    """The text on one line, without control characters."""
     return "".join(sign if sign.isprintable() else "�" if not sign.isspace() else " " for sign in text)
 
 
@@ -165,18 +165,18 @@ _DROPPED_FIRST: Final = ("first bad", "skipped", "passed", "GPUs", "time", *_DRO
 
 
 _BETWEEN: Final = 0.25
-"""Seconds between two looks at where jobs stand."""
+"""Seconds between two updates of the table."""
 
 _NO_FAULT: Final = frozenset({"interrupted", "stopped"})
-"""Errors of jobs that were ended."""
+"""Kinds of errors of jobs that were ended: no failures."""
 
 
 @dataclass(kw_only=True)
 class TableView(LiveView):
-    """Says what happens in lines, and keeps count of it for the table.
+    """Prints events as lines, and counts them for the table.
 
     Args:
-        board: Where the jobs stand.
+        board: The state of the jobs.
     """
 
     board: Board
@@ -214,7 +214,7 @@ class TerminalConsole:
 
     def __init__(self, say: Callable[[str], None], file: TextIO) -> None:
         self._say = say
-        # Whether it is a terminal has been settled, and what tests print is no markup.
+        # The caller has checked that it is a terminal; output of tests is no markup.
         self._rich = RichConsole(
             file=file, force_terminal=True, force_interactive=True, markup=False, emoji=False, highlight=False
         )
@@ -228,7 +228,7 @@ class TerminalConsole:
 
     @contextmanager
     def watch(self, job_ids: Sequence[str]) -> Iterator[LiveView]:
-        """Show the table as long as the context lasts; afterwards nothing of it is left on the screen."""
+        """Show the table while the context lasts, then erase it."""
         board = Board(job_ids)
         # An interrupt in the middle would leave a terminal without its cursor.
         with uninterrupted():
@@ -241,11 +241,11 @@ class TerminalConsole:
                 self._table = None
 
     def annotate(self, merged: MergedRun) -> None:
-        """The table of results is all that there is."""
+        """Do nothing: the table of results is enough."""
 
 
 class _Table:
-    """The table on the screen. What is printed, by whichever thread, is printed under one lock."""
+    """The table on the screen. All threads print under one lock."""
 
     def __init__(self, console: RichConsole, board: Board) -> None:
         self._console = console
@@ -268,16 +268,16 @@ class _Table:
         self._thread.start()
 
     def say(self, line: str) -> bool:
-        """Print one line above it; False where it is no more."""
+        """Print one line above the table; False if the table is closed."""
         with self._lock:
             if self._is_over.is_set():
                 return False
-            with suppress(OSError):  # the terminal is gone: what is printed is lost, the run is not
+            with suppress(OSError):  # the terminal is gone: the output is lost, the run goes on
                 self._console.print(Text.from_ansi(line), soft_wrap=True)
             return True
 
     def close(self) -> None:
-        """Take it off the screen, and give the cursor back."""
+        """Erase the table, and restore the cursor."""
         with self._lock, suppress(OSError):
             self._is_over.set()
             self._live.update("")
@@ -292,7 +292,7 @@ class _Table:
             self._is_over.wait(_BETWEEN)
 
     def _show(self) -> None:
-        """Draw it anew, where anything of it has changed."""
+        """Redraw the table if it has changed."""
         width, height = self._console.size
         picture = self._board.picture(rows_that_fit(height, jobs=self._jobs))
         if (picture, (width, height)) != self._shown:

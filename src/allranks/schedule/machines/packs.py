@@ -15,18 +15,18 @@ from allranks.schedule.packing.estimate import Capacity, Expected, Task, expecte
 from allranks.schedule.request import room_of
 
 MOST_ENTRIES: Final = 256
-"""Jobs that GitHub makes of one matrix at most (https://docs.github.com/actions/reference/limits)."""
+"""Most jobs that GitHub makes of one matrix (https://docs.github.com/actions/reference/limits)."""
 
 MINUTES_PER_ENTRY: Final = 20
-"""What a machine should have to do, unless somebody says otherwise: its start costs a minute or two."""
+"""Default work of a machine: its start alone costs a minute or two."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackOptions:
-    """What is asked of a division.
+    """How to divide jobs.
 
     Attributes:
-        most: Packs that there may be.
+        most: The most packs.
         minutes: What a pack should take.
     """
 
@@ -38,14 +38,14 @@ START_MINUTES: Final = 20
 """From a run's start to its first job's: images are built on first use, which takes minutes where nothing is cached."""
 
 STOP_MINUTES: Final = 5
-"""What a run needs to end in order when its time is over: jobs get up to a minute, then results are merged."""
+"""What a run needs for an orderly end when its time is over: jobs get up to a minute, then results are merged."""
 
 AROUND_MINUTES: Final = 15
-"""What a job of the CI does beside its run: check out, install, get images, and take the results away."""
+"""What a CI job needs beside its run: check-out, installation, images, and upload of the results."""
 
 MEASURED_SLACK: Final = 2.0
 GUESSED_SLACK: Final = 10.0
-"""How many times what is expected a job may take before it uses up the time of others."""
+"""How many times its expected duration a job may take before it uses up the time of others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class PackLimits:
     """What a pack may take.
 
     Attributes:
-        run: Seconds, until allranks itself ends the run in order.
+        run: Seconds until allranks itself ends the run, in an orderly way.
         step_minutes: Until the CI ends the step.
         job_minutes: Until the CI ends the job.
     """
@@ -75,7 +75,7 @@ def allowed(job: Job, expected: Expected, limits: Limits) -> float:
 
 
 def pack_limits(tasks: Sequence[Task], total: Capacity, own_limit: float) -> PackLimits:
-    """The limits of a pack, in which the last job to begin has all of its own limit left.
+    """The limits of a pack, which leave the last job to begin all of its own limit.
 
     Args:
         tasks: The pack's jobs, at least one, with the seconds that are set aside for each.
@@ -95,7 +95,7 @@ class PackGroup:
     Attributes:
         rule: Which machines take them.
         image: Name of the image that they run in.
-        engine: Where they run; None where nobody says.
+        engine: Their engine; None if unspecified.
         total: What such a machine has.
         tasks: The jobs, by their numbers among all that are planned, with what they are expected to take.
         allowed: Seconds that are set aside for each, by its number.
@@ -112,7 +112,7 @@ class PackGroup:
 
     @cached_property
     def work(self) -> Work:
-        """What there is to do."""
+        """The total work of the group."""
         return Work(
             seconds=packed_seconds(self.tasks, self.total),
             longest=max(task.seconds for task in self.tasks),
@@ -129,8 +129,8 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
     """Jobs by rule and image, in their order.
 
     Args:
-        matrix: Says which machines there are.
-        jobs: All that is planned.
+        matrix: Defines the machines.
+        jobs: All planned jobs.
         foreseen: What each of them is expected to take.
 
     Raises:
@@ -157,7 +157,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
 
 
 def _room(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Capacity]) -> Capacity:
-    """What a job takes of a machine, looked up where it is known; how much memory a machine has nobody says."""
+    """What a job takes of a machine, cached by kind; without memory, since that of a machine is unknown."""
     kind = job.cell.world_size, job.cell.gpu_count, job.suite.overlap
     if kind not in known:
         known[kind] = room_of(matrix, job, gpus=job.cell.gpu_count)._replace(memory=0)
@@ -165,7 +165,7 @@ def _room(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Capacity])
 
 
 def _refuse_what_never_fits(group: PackGroup, longest: Job) -> None:
-    """Refuse jobs that the CI would end before their own limit does, each of them alone on its machine.
+    """Refuse jobs that the CI would end before their own limit does, even alone on a machine.
 
     Raises:
         UsageError: There is one.
@@ -186,10 +186,10 @@ class Pack:
     """What one machine runs.
 
     Attributes:
-        slug: Its name, good for files and artifacts: ``cuda-g4-03of12``.
+        slug: Its name, valid for files and artifacts: ``cuda-g4-03of12``.
         rule: The machines that it is for.
         image: Name of the image that its jobs run in.
-        engine: Where its jobs run; None where nobody says.
+        engine: The engine of its jobs; None if unspecified.
         jobs: Numbers of its jobs among all that are planned, in order.
         gpus: The most GPUs that one of them needs.
         seconds: How long it is expected to run.
@@ -207,7 +207,7 @@ class Pack:
 
     @property
     def group(self) -> tuple[RunnerRule, str, EngineName | None]:
-        """What it has in common with the packs that its jobs might have been in as well."""
+        """What it shares with the other packs that its jobs could have been in."""
         return self.rule, self.image, self.engine
 
 
@@ -218,7 +218,7 @@ class Division:
     Attributes:
         packs: Group by group, in the order of the jobs.
         jobs: How many jobs there are.
-        guessed: How many of them nothing is known of.
+        guessed: How many of them have never been measured.
     """
 
     packs: tuple[Pack, ...]
@@ -228,17 +228,17 @@ class Division:
 
 @dataclass(frozen=True, kw_only=True)
 class _PackPart:
-    """What a machine gets of a group."""
+    """The part of a group that one machine gets."""
 
     tasks: Sequence[Task]
     limits: PackLimits
 
 
 def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishes: PackOptions) -> Division:
-    """Packs of jobs for the machines of a CI. The same jobs and durations come to the same packs.
+    """Packs of jobs for the machines of a CI. The same jobs and durations give the same packs.
 
     Args:
-        matrix: Says which machines there are.
+        matrix: Defines the machines.
         jobs: All that is to run, at least one.
         durations: What tests have taken.
         wishes: How many packs, and how large.
@@ -256,10 +256,10 @@ def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishe
 
 
 def _parts(groups: Sequence[PackGroup], wishes: PackOptions) -> list[list[_PackPart]]:
-    """For each group as many parts as wished, more where they would take too long, and never more than may be.
+    """For each group as many parts as wished, more if they would take too long, and never more than allowed.
 
     Raises:
-        UsageError: More are needed than may be.
+        UsageError: More are needed than allowed.
     """
     works = [group.work for group in groups]
     known: dict[tuple[int, int], list[_PackPart]] = {}
@@ -280,7 +280,7 @@ def _divided(group: PackGroup, count: int) -> list[_PackPart]:
 
 
 def _needed(group: PackGroup, parts: Sequence[_PackPart]) -> int:
-    """How many packs there have to be at least, as far as these tell: one, where all of them end in time."""
+    """The fewest packs that are needed, judged by these parts: one if all of them end in time."""
     latest, most = max(part.limits.job_minutes for part in parts), minutes_of(group.rule)
     return 1 if latest <= most else min(len(group.tasks), max(len(parts) + 1, ceil(len(parts) * latest / most)))
 
@@ -305,7 +305,7 @@ def _pack(group: PackGroup, part: _PackPart) -> Pack:
 
 
 def _slugs(packs: Sequence[Pack]) -> list[str]:
-    """A name for each pack, unique whatever the case: image, GPUs, and which of how many it is."""
+    """A name for each pack, unique regardless of case: image, GPUs, and its number among how many."""
     groups: dict[tuple[RunnerRule, str, EngineName | None], list[Pack]] = {}
     for pack in packs:
         groups.setdefault(pack.group, []).append(pack)
@@ -319,7 +319,7 @@ def _slugs(packs: Sequence[Pack]) -> list[str]:
 
 
 def _stem(wanted: str, taken: set[str]) -> str:
-    """The name, or where another group has it, that name with a letter more."""
+    """The name, with a numbered suffix if another group has it."""
     stem, number = wanted, 1
     while stem in taken:
         number += 1

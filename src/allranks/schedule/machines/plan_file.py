@@ -1,8 +1,8 @@
 """The plan file: which machine runs which jobs, checked by each machine before use.
 
-One machine makes it, and all others get it as it is. A ``PACK`` on a command line, ``cuda-g4-03of12@0123456789abcdef``,
-names a pack and the digest of its plan, so that no machine can run a pack of another one. As the ``run.json`` of a
-gathered folder the file says which jobs have to be there, so that a machine that never came is missed.
+One machine makes it, and all others get a copy. A ``PACK`` on a command line, ``cuda-g4-03of12@0123456789abcdef``,
+names a pack and the digest of its plan, so that no machine can run a pack of another plan. As the ``run.json`` of a
+gathered folder the file lists the expected jobs, so that a missing machine is noticed.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from allranks.schedule.machines.packs import Pack
 from allranks.schedule.results_folder import announced, fresh_manifest
 
 LENGTH: Final = 16
-"""Hexadecimal digits of a digest: nobody looks for two plans with the same one."""
+"""Hexadecimal digits of a digest: enough unless two plans with the same one are constructed on purpose."""
 
 _NO_DECLARATION: Final = frozenset({"path", "line"})
 
@@ -37,7 +37,7 @@ def digest(value: object) -> str:
 def declaration_digests(matrix: Matrix) -> dict[str, str]:
     """A digest for each part of the file, by its name: ``axes``, ``suites.collectives``, ``limits``.
 
-    Comments, and where things stand in the file, count for nothing.
+    Comments, and positions in the file, do not count.
     """
     return {name: digest(_plain(value)) for name, value in _parts(matrix)}
 
@@ -78,12 +78,12 @@ _PACK: Final = re.compile(r"(?P<slug>[^@]+)(@(?P<digest>[0-9a-f]+))?")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPack:
-    """A pack as a machine finds it in the file.
+    """A pack, as a machine reads it from the file.
 
     Attributes:
         jobs: Ids of its jobs, in order.
         cells: The cells of these jobs, each with its value on each axis.
-        engine: Where they run; None where nobody says.
+        engine: Their engine; None if unspecified.
         limit: Seconds until allranks itself ends the run.
     """
 
@@ -96,15 +96,15 @@ class PlannedPack:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFile:
-    """A plan that somebody has made.
+    """A plan, as read from its file.
 
     Attributes:
         path: Where it was read.
         run_id: The run that all packs are parts of.
-        seed: What every rank of every test of all machines starts from.
-        pytest_args: What each job gives to pytest.
+        seed: The seed of every rank of every test on all machines.
+        pytest_args: The arguments of each job for pytest.
         durations: What tests had taken when the plan was made, for the suites that are split.
-        digest: Of all that it says of jobs and packs.
+        digest: The digest of its jobs and packs.
         declaration: Digests of what the matrix file declared.
         made: Which version of allranks made it, and when.
         packs: By slug.
@@ -131,16 +131,16 @@ def plan_document(  # noqa: PLR0913 - all of them go into one file
     durations: Durations,
     pytest_args: Sequence[str],
 ) -> dict[str, Any]:
-    """What the file says: a manifest, and under ``plan`` the packs.
+    """The contents of the file: a manifest, and under ``plan`` the packs.
 
     Args:
         run_id: The run that all machines take part in.
         matrix: Where the jobs come from.
-        facts: What else the manifest says.
+        facts: The rest of the manifest.
         jobs: All that is planned.
         packs: Their division.
         durations: What tests have taken.
-        pytest_args: What each job gives to pytest.
+        pytest_args: The arguments of each job for pytest.
     """
     document = as_json(announced(fresh_manifest(run_id, facts, None), jobs, pytest_args))
     split = {job.suite.name for job in jobs if job.shard}
@@ -157,12 +157,12 @@ def plan_document(  # noqa: PLR0913 - all of them go into one file
 
 
 def reference(document: Mapping[str, Any], pack: Pack) -> str:
-    """What a machine is told to name its pack by."""
+    """The ``PACK`` that names a pack on the command line of its machine."""
     return f"{pack.slug}@{document['plan']['digest']}"
 
 
 def write_plan(path: Path, document: Mapping[str, Any]) -> None:
-    """Write the file, whole or not at all.
+    """Write the file atomically.
 
     Raises:
         UsageError: It cannot be written.
@@ -177,10 +177,10 @@ def write_plan(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_plan(path: Path) -> PlanFile:
-    """Reads a plan file, and sees that it is as it was made.
+    """Read a plan file, and check that it is unchanged.
 
     Raises:
-        UsageError: It is no plan file, or somebody has changed it.
+        UsageError: It is no plan file, or has been changed.
     """
     try:
         document = json.loads(path.read_bytes())
@@ -228,7 +228,7 @@ def _plan_file(path: Path, document: Mapping[str, Any], made: tuple[str, str]) -
 
 
 def _digest(document: Mapping[str, Any]) -> str:
-    """A digest of what runs where; when it was made, and of which run it is, count for nothing."""
+    """A digest of what runs where, regardless of the time and the run of the plan."""
     plan = {name: value for name, value in document["plan"].items() if name != "digest"}
     return digest([document["allranks"], document["policy"], document["cells"], document["jobs"], plan])
 
@@ -258,10 +258,10 @@ def _contents(plan: PlanFile) -> str:
 
 
 def refuse_another_matrix(plan: PlanFile, matrix: Matrix) -> None:
-    """See that this machine has the matrix that was planned, under the same version of allranks.
+    """Check that this machine has the matrix that was planned, and the same version of allranks.
 
     Raises:
-        UsageError: It has another one; says in what they differ.
+        UsageError: It has another one; the message names the differences.
     """
     here = allranks.__version__
     if plan.made[0] != here:

@@ -31,7 +31,7 @@ LARGEST_OUTPUT: Final = 1 << 19
 (https://docs.github.com/actions/reference/workflows-and-actions/workflow-syntax#jobsjob_idoutputs)."""
 
 LONGEST_WORDS: Final = 80
-"""Characters that say which cells an entry has: the name of a job in the list of a workflow's jobs."""
+"""Most characters of an entry's description, its name in the list of a workflow's jobs."""
 
 
 def render_entries(document: Mapping[str, Any], division: Division, jobs: Sequence[Job]) -> str:
@@ -75,7 +75,7 @@ def _runs_on(rule: RunnerRule) -> list[str] | dict[str, str | list[str]]:
 
 
 def in_words(jobs: Sequence[Job]) -> str:
-    """What some jobs are, for people: the cell where there is one, else how many there are."""
+    """A description of some jobs: their cell if they share one, else how many cells there are."""
     cells = list(dict.fromkeys(job.cell.id for job in jobs))
     words = f"{len(cells)} cells, {cells[0]} to {cells[-1]}" if len(cells) > 1 else _of_one_cell(jobs)
     return words if len(words) <= LONGEST_WORDS else f"{words[: LONGEST_WORDS - 1]}…"
@@ -86,7 +86,7 @@ def _of_one_cell(jobs: Sequence[Job]) -> str:
 
 
 def render_notes(division: Division) -> list[str]:
-    """What the packing did, a line each."""
+    """A summary of the packing, as lines."""
     packs = division.packs
     lines = [f"{counted(division.jobs, 'job')} in {counted(len(packs), 'entry', 'entries')} of the job matrix"]
     if division.guessed:
@@ -118,11 +118,11 @@ def _minutes(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What the command line says about a plan of machines.
+    """The command line's options for a plan of machines.
 
     Attributes:
         run_id: The run that all machines take part in.
-        pytest_args: What each job gives to pytest.
+        pytest_args: The arguments of each job for pytest.
         durations: What tests have taken.
         wishes: How many packs, and how large.
         plan_file: Where the plan is written; None for nowhere.
@@ -140,8 +140,8 @@ class OwnPart:
     """What one machine has to run.
 
     Attributes:
-        plan: What it is a part of.
-        pack: Which part.
+        plan: The whole plan.
+        pack: The machine's part of it.
         jobs: Its jobs, in the order of the plan.
     """
 
@@ -150,14 +150,14 @@ class OwnPart:
     jobs: tuple[Job, ...]
 
     def refuse_others(self, run_id: str | None, pytest_args: Sequence[str]) -> None:
-        """See that what this machine has been told beside the plan is what the plan says.
+        """Check that the run and arguments that this machine was given are those of the plan.
 
         Args:
-            run_id: The run that it should take part in; empty or None where nobody says.
-            pytest_args: What it should give to pytest; nothing where nobody says.
+            run_id: The run that it should take part in; empty or None if unspecified.
+            pytest_args: Its arguments for pytest; empty if unspecified.
 
         Raises:
-            UsageError: It is something else: its results would not be those that are planned.
+            UsageError: They differ: its results would not be the planned ones.
         """
         if run_id and run_id != self.plan.run_id:
             msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and {self.plan.path} plans the run {self.plan.run_id!r}."
@@ -169,7 +169,7 @@ class OwnPart:
 
 
 def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOptions) -> tuple[str, list[str]]:
-    """The job matrix for GitHub Actions, and what is to be said of it, a line each; writes the plan file.
+    """Write the plan file; return the job matrix for GitHub Actions, and a summary as lines.
 
     Args:
         expansion: The matrix that the jobs come from.
@@ -196,7 +196,7 @@ def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOption
 
 
 def own_part(expansion: Expansion, plan_file: Path, pack_text: str) -> OwnPart:
-    """What a pack is, on the machine that runs it.
+    """The part of a plan that this machine runs.
 
     Args:
         expansion: This machine's matrix.
@@ -220,10 +220,10 @@ def planned_jobs(expansion: Expansion, plan_file: Path) -> tuple[Job, ...]:
 
 
 def _jobs(expansion: Expansion, pack: PlannedPack) -> tuple[Job, ...]:
-    """The pack's jobs, each of them made by this machine's matrix.
+    """The pack's jobs, as this machine's matrix makes them.
 
     Raises:
-        UsageError: It has no such job.
+        UsageError: The matrix lacks one of them.
     """
     cells = [expansion.by_id[cell_id] for cell_id in pack.cells if cell_id in expansion.by_id]
     suites = tuple(dict.fromkeys(job_id.partition("/")[2] for job_id in pack.jobs))

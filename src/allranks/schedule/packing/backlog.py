@@ -1,11 +1,11 @@
 """Waiting tasks: their order of importance, which begins next, and a simulation of both.
 
-The first in line begins as soon as it fits. One further back may begin before it where that does not hold it up: when
-it is expected to be over by then, or fits beside it. So nothing idles that somebody could use, and no task, however
-large, waits for more than those before it. (Known as EASY backfilling: Lifka 1995, the ANL/IBM SP scheduling system.)
+The first task begins as soon as it fits. A later one may begin before it if that does not delay it: if it is expected
+to end by then, or fits beside it. So resources do not idle while a task could use them, and no task, however large,
+waits for more than those before it. (Known as EASY backfilling: Lifka 1995, the ANL/IBM SP scheduling system.)
 
-Several plain orders are tried in the simulator, and the best is improved by exchanging tasks, as long as that pays:
-the longest first is best where all tasks take alike, and bad where some take the whole host.
+The simulator tries several simple orders, and improves the best by moving tasks, as long as that pays: longest first is
+best if all tasks take the same, and bad if some take the whole host.
 """
 
 import heapq
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from allranks.schedule.packing.estimate import Capacity, Running, Task, lower_bound
 
 _OVERTIME = 0.25
-"""The part of its time so far that a task which is late is expected to take yet."""
+"""A late task is expected to take this part of its time so far in addition."""
 
 
 class Backlog:
@@ -24,7 +24,7 @@ class Backlog:
 
     Args:
         tasks: The most important first.
-        total: All that there is; a task that takes more runs alone.
+        total: The whole capacity; a task that needs more runs alone.
     """
 
     def __init__(self, tasks: Iterable[Task], total: Capacity) -> None:
@@ -37,7 +37,7 @@ class Backlog:
         return len(self._tasks)
 
     def add(self, task: Task) -> None:
-        """Put a task at the end of the line."""
+        """Append a task."""
         self._tasks.append(task)
 
     def clear(self) -> list[Task]:
@@ -46,7 +46,7 @@ class Backlog:
         return tasks
 
     def put_back(self, task: Task) -> None:
-        """Put the task that was taken last back to its place."""
+        """Put the task that was taken last back in its place."""
         self._tasks.insert(self._taken_from, task)
 
     def take_first(self) -> Task:
@@ -59,7 +59,7 @@ class Backlog:
 
     @property
     def first(self) -> Task | None:
-        """The task that everything else must not hold up."""
+        """The task that no other one may delay."""
         return self._tasks[0] if self._tasks else None
 
     def _pop(self, place: int) -> Task:
@@ -69,13 +69,13 @@ class Backlog:
     def take(
         self, now: float, free: Capacity, running: Collection[Running], before: Capacity | None = None
     ) -> Task | None:
-        """Take out the task that is to begin now; None where the next one has to wait.
+        """Take out the task to begin now; None if none may begin.
 
         Args:
             now: Seconds, on the clock of `running`.
-            free: What nobody uses. Less than the rest of all, where others use the host too.
+            free: The free capacity: less than what `running` leaves if other runs use the host, too.
             running: What has begun and not ended.
-            before: What a task waits for that is before all of these, and has been taken out already.
+            before: What a task waits for that precedes all of these, and has been taken out already.
         """
         if not self._tasks:
             return None
@@ -93,7 +93,7 @@ class Backlog:
     def _behind(
         self, wanted: Capacity, place_from: int, now: float, free: Capacity, running: Collection[Running]
     ) -> int | None:
-        """The place of a task that does not hold up the one that wants so much."""
+        """The place of a task that does not delay the one that wants this capacity."""
         if not any(free):
             return None
         turn, beside = self._turn_of(wanted, now, free, running)
@@ -106,12 +106,12 @@ class Backlog:
     def _turn_of(
         self, wanted: Capacity, now: float, free: Capacity, running: Collection[Running]
     ) -> tuple[float, Capacity]:
-        """When so much is expected to be free, and what is free beside it then."""
+        """When this capacity is expected to be free, and what is free beside it then."""
         for ends, each in sorted(((_end(each, now), each) for each in running), key=lambda pair: pair[0]):
             free = free.plus(self._room(each.task))
             if free.holds(wanted):
                 return ends, free.minus(wanted)
-        # Others hold what it needs, and nobody knows for how long: whatever takes of that may hold it up.
+        # Other runs hold what it needs for an unknown time: a task that takes part of that may delay it.
         return now, Capacity(*(max(have - want, 0) for have, want in zip(free, wanted, strict=True)))
 
 
@@ -121,7 +121,7 @@ def _end(each: Running, now: float) -> float:
 
 
 class Stay(NamedTuple):
-    """From when to when a task ran, in seconds from the beginning."""
+    """When a task began and ended, in seconds from the beginning."""
 
     task: Task
     began: float
@@ -133,12 +133,12 @@ def _as_expected(task: Task) -> float:
 
 
 def simulate(tasks: Iterable[Task], total: Capacity, seconds: Callable[[Task], float] = _as_expected) -> list[Stay]:
-    """Run tasks in this order of importance.
+    """Simulate a run of tasks in this order of importance.
 
     Args:
         tasks: The most important first.
         total: What the host has.
-        seconds: How long a task really takes; default: as long as is expected.
+        seconds: How long a task really takes; default: as long as expected.
 
     Returns:
         When each ran, in the order in which they began.
@@ -165,20 +165,20 @@ def makespan(stays: Iterable[Stay]) -> float:
 
 
 GOOD: Final = 1.01
-"""How many times the lower bound is near enough."""
+"""This many times the lower bound is good enough."""
 
 EFFORT: Final = 15_000
-"""Tasks that are placed in search of a better order, over all tries: less than a second."""
+"""Most tasks that the search for a better order places, over all tries: less than a second."""
 
 TRIES: Final = 100
-"""Tries for each task, where there are few."""
+"""Most tries for each task, if there are few tasks."""
 
 
 def ordered(tasks: Sequence[Task], total: Capacity, *, effort: int = EFFORT) -> list[Task]:
-    """The tasks, the most important first. The same tasks in the same order come to the same.
+    """The tasks, the most important first. The same tasks in the same order give the same result.
 
     Args:
-        tasks: In the order that counts where nothing else does.
+        tasks: In the order that breaks ties.
         total: What the host has.
         effort: How many tasks may be placed in search of an order.
     """
@@ -214,7 +214,7 @@ class _Search:
 
 
 def _keys(total: Capacity) -> tuple[Callable[[Task], float], ...]:
-    """The longest first; those first that take most of the host; and those that take most of it for longest."""
+    """Longest first; largest time by part of the host; largest part; longest of those above half the host."""
 
     def part(task: Task) -> float:
         return max((amount / most for amount, most in zip(task.room, total, strict=True) if most), default=0.0)
@@ -228,7 +228,7 @@ def _keys(total: Capacity) -> tuple[Callable[[Task], float], ...]:
 
 
 def _neighbours(search: _Search, count: int) -> Iterator[list[Task]]:
-    """Orders in which one task of the best has another place; without end, unless the search is over."""
+    """Copies of the best order with one task moved; endless until the search is over."""
     chance = random.Random(count)  # noqa: S311 - no secret: the same search every time
     while count > 1 and not search.is_over:
         order = list(search.best)

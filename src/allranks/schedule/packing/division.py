@@ -1,7 +1,7 @@
 """Divides tasks among hosts of several kinds so that all finish at about the same time.
 
-The longest task first, each to the host that has least to do so far (LPT: Graham 1969), where seconds count by the part
-of the host that a task takes. What is uneven then is mended pair by pair, by how the hosts would pack it.
+Longest tasks first, each goes to the host that has least to do so far (LPT: Graham 1969); seconds are weighted by the
+part of the host that a task takes. Pairs of hosts are then evened out, by how they would pack their tasks.
 """
 
 import heapq
@@ -14,21 +14,21 @@ from allranks.schedule.packing.estimate import Capacity, Task, packed_seconds, s
 
 _STEP: Final = 1.005
 _LONGER: Final = 50
-"""How much longer than wished hosts may work where that makes them even: up to this many steps, a quarter."""
+"""How much longer than wished hosts may work if that evens them out: up to this many steps, a quarter."""
 
 EVEN_KINDS: Final = 0.06
-"""The part of the longest time by which another kind of hosts may be done earlier, and nobody looks further."""
+"""The search ends if no kind of hosts is done earlier than another by more than this part of the longest time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What hosts of one kind have to do together.
+    """The total work of the hosts of one kind.
 
     Attributes:
         seconds: What one host would take for all of it.
         longest: Seconds of its longest task.
-        tasks: How many there are, and so how many hosts have something to do.
-        least: How many hosts there have to be.
+        tasks: How many there are, and so the most hosts that have something to do.
+        least: The fewest hosts.
     """
 
     seconds: float
@@ -37,7 +37,7 @@ class Work:
     least: int = 1
 
     def hosts(self, seconds: float) -> int:
-        """How many hosts, if each works about so long; for no less time than the longest task takes."""
+        """How many hosts, if each works about this long, but no less than the longest task takes."""
         return min(self.tasks, max(self.least, round(self.seconds / max(seconds, self.longest))))
 
 
@@ -46,8 +46,8 @@ def host_counts(works: Sequence[Work], seconds: float, most: int) -> list[int]:
 
     Args:
         works: What each kind has to do.
-        seconds: What one host should have to do, where there may be so many.
-        most: Hosts that there may be, of all kinds together: no fewer than all kinds need at least.
+        seconds: How long one host should work, if that takes no more hosts than allowed.
+        most: The most hosts of all kinds together: no fewer than all kinds need at least.
     """
     shortest = next(
         length
@@ -65,7 +65,7 @@ def _lengths(shortest: float) -> list[float]:
 
 
 def _unevenness(works: Sequence[Work], counts: Sequence[int], length: float) -> float:
-    """The part of the longest time by which some host is done earlier; of kinds of which one host is enough, none."""
+    """The part of the longest time by which some host is done earlier; kinds that need one host do not count."""
     each = [
         work.seconds / number
         for work, number in zip(works, counts, strict=True)
@@ -75,31 +75,31 @@ def _unevenness(works: Sequence[Work], counts: Sequence[int], length: float) -> 
 
 
 EVEN: Final = 0.02
-"""The part of its time by which the last host may be later than the first, and nobody cares."""
+"""The last host may be later than the first by this part of its time."""
 
 LOOKED_AT: Final = 12
-"""Tasks that are tried in another place, for each mending: those that fit best."""
+"""Tasks that each step tries in another place: those that fit best."""
 
 MOST_PAIRS: Final = 2_500
-"""Pairs of tasks that are weighed for an exchange; among more tasks there is one to move."""
+"""Most pairs of tasks that are compared for an exchange; among more tasks there is one to move."""
 
 EFFORT: Final = 200_000
-"""Tasks that are packed in search of something more even, over all tries: a second at most."""
+"""Most tasks that the search packs, over all tries: a second at most."""
 
 TRIES: Final = 200
 """Tries for each task, where there are few."""
 
 
 def divide(tasks: Sequence[Task], total: Capacity, count: int) -> list[list[Task]]:
-    """Some tasks for each host, none of them idle.
+    """Tasks for each host, with no host idle.
 
     Args:
         tasks: At least one.
         total: What each host has.
-        count: The number of hosts; of more hosts than tasks, those are left out that would have none.
+        count: The number of hosts; those that would have no task are left out.
 
     Returns:
-        A list for each host, whose tasks are in the order in which they were given. The same tasks come to the same.
+        A list for each host, with its tasks in the given order. The same tasks give the same result.
     """
     hosts = _Hosts(_longest_first(tasks, total, min(count, len(tasks))), total)
     hosts.even_out()
@@ -115,13 +115,13 @@ def _longest_first(tasks: Sequence[Task], total: Capacity, count: int) -> list[l
     for task in sorted(tasks, key=lambda task: -worth[id(task)]):
         so_far, length, number = loads[0]
         hosts[number].append(task)
-        # Of hosts with as much to do, that with fewer tasks: none stays without.
+        # Among equally loaded hosts the one with fewer tasks: no host stays empty.
         heapq.heapreplace(loads, (so_far + worth[id(task)], length + 1, number))
     return hosts
 
 
 class _Hosts:
-    """What each host has to do, and how long it takes it."""
+    """The tasks of each host, and how long they take."""
 
     def __init__(self, tasks: list[list[Task]], total: Capacity) -> None:
         self.tasks = tasks
@@ -130,7 +130,7 @@ class _Hosts:
         self._effort = min(EFFORT, TRIES * sum(map(len, tasks)))
 
     def even_out(self) -> None:
-        """Take tasks off the host that is last, for that which is first, as long as that brings it forward."""
+        """Move tasks from the host that ends last to the one that ends first, as long as the last then ends earlier."""
         hosts = set(range(len(self.tasks)))
         while len(hosts) > 1 and self._effort > 0:
             last = max(hosts, key=lambda host: (self._seconds[host], -host))
@@ -140,10 +140,10 @@ class _Hosts:
             if self._mend(last, first):
                 hosts = set(range(len(self.tasks)))
             else:
-                hosts.remove(last)  # one task is as long as that, or several that run side by side
+                hosts.remove(last)  # one task takes that long, or several that run side by side
 
     def _mend(self, last: int, first: int) -> bool:
-        """Move one task, or exchange two, where both hosts are done before the last one was."""
+        """Move one task, or exchange two, if both hosts then end before the last one did."""
         half = (self._seconds[last] - self._seconds[first]) / 2
 
         def misfit(seconds: float) -> float:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Capacity(NamedTuple):
-    """An amount of everything that jobs share.
+    """An amount of each resource that jobs share.
 
     Attributes:
         gpus: Number of GPUs.
@@ -25,7 +25,7 @@ class Capacity(NamedTuple):
     memory: int = 0
 
     def holds(self, other: Self) -> bool:
-        """Whether the other amount fits in, of each kind."""
+        """Whether the other amount fits in, for each resource."""
         return self.gpus >= other.gpus and self.cores >= other.cores and self.memory >= other.memory
 
     def plus(self, other: Self) -> "Capacity":
@@ -33,11 +33,11 @@ class Capacity(NamedTuple):
         return Capacity(self.gpus + other.gpus, self.cores + other.cores, self.memory + other.memory)
 
     def minus(self, other: Self) -> "Capacity":
-        """What is left without the other; below zero where it does not fit in."""
+        """The rest without the other; negative where that does not fit in."""
         return Capacity(self.gpus - other.gpus, self.cores - other.cores, self.memory - other.memory)
 
     def within(self, most: Self) -> "Capacity":
-        """This, of each kind no more than there is at all: who asks for more runs alone."""
+        """This, capped at the total of each resource: a task that asks for more runs alone."""
         return Capacity(min(self.gpus, most.gpus), min(self.cores, most.cores), min(self.memory, most.memory))
 
 
@@ -46,7 +46,7 @@ class Task:
     """A job as the scheduler sees it.
 
     Attributes:
-        number: By which whoever made it knows it.
+        number: Identifies it for its creator.
         room: What it takes while it runs.
         seconds: How long it is expected to run.
     """
@@ -60,7 +60,7 @@ class Running(NamedTuple):
     """A task that has begun.
 
     Attributes:
-        began: Seconds, on the clock of whoever asks.
+        began: Seconds, on the caller's clock.
     """
 
     task: Task
@@ -68,7 +68,7 @@ class Running(NamedTuple):
 
 
 def lower_bound(tasks: Sequence[Task], total: Capacity) -> float:
-    """Seconds that no schedule can beat: the longest task, and for each kind all work over all there is."""
+    """Seconds that no schedule can beat: the longest task, and for each resource all work over the total."""
     longest = max((task.seconds for task in tasks), default=0.0)
     return max(longest, *(_work(tasks, kind) / most for kind, most in enumerate(total) if most), 0.0)
 
@@ -81,7 +81,7 @@ OVERHEAD: Final = 3.0
 """Seconds of a job beside its tests: torch's import, and a container (``benchmarks/cell_overhead.py``)."""
 
 GUESS: Final = 60.0
-"""Seconds of a job where nothing is known of any."""
+"""Seconds of a job if no job has been measured."""
 
 
 class Expected(NamedTuple):
@@ -96,13 +96,13 @@ class Expected(NamedTuple):
 
 
 def seconds_of_tests(durations: "Durations", job: Job) -> float | None:
-    """Seconds that a job's tests may take, by what its suite's took under its backend; None where nobody knows."""
+    """Expected seconds of a job's tests, by earlier ones of its suite under its backend; None if there are none."""
     tests = durations.get(job.suite.name, {}).get(job.cell.backend, {})
     return sum(tests.values()) / (job.shard.count if job.shard else 1) if tests else None
 
 
 def expected(durations: "Durations", jobs: Sequence[Job]) -> list[Expected]:
-    """What each of some jobs is expected to take; one that nothing is known of counts as the median of the others."""
+    """What each job is expected to take; one that was never measured counts as the median of the others."""
     # Of a hundred thousand jobs most share suite and backend.
     known = {(job.suite.name, job.cell.backend, job.shard and job.shard.count): job for job in jobs}
     seconds = {kind: seconds_of_tests(durations, job) for kind, job in known.items()}
@@ -113,23 +113,23 @@ def expected(durations: "Durations", jobs: Sequence[Job]) -> list[Expected]:
 
 
 def share(room: Capacity, total: Capacity) -> float:
-    """The part of a host that a task takes: a third where three like it fit side by side, all of it at most."""
+    """The part of a host that a task takes: a third if three like it fit side by side, all of it at most."""
     fit = [most // amount for amount, most in zip(room.within(total), total, strict=True) if amount]
     return 1.0 / max(1, min(fit)) if fit else 0.0
 
 
 def packed_seconds(tasks: Iterable[Task], total: Capacity) -> float:
-    """Seconds in which a host is expected to be done with tasks: first those that take most of it, the longest of them.
+    """Expected seconds of a host for tasks: those that take most of it first, and the longest of them.
 
-    Near what :func:`~allranks.schedule.packing.backlog.simulate` comes to, in a fraction of its time: tasks of one
-    room are one line, and only the first in each is looked at.
+    Close to :func:`~allranks.schedule.packing.backlog.simulate`, in a fraction of its time: tasks of one room form one
+    queue, and only the head of each is considered.
     """
     lines = _lines(tasks, total)
     now, ends, (gpus, cores, memory) = 0.0, list[tuple[float, Capacity]](), total
     while lines:
         for line in lines:
             room, seconds = line
-            # Room.holds, which would take most of the time here.
+            # Capacity.holds, inlined: the call would take most of the time here.
             while seconds and room[0] <= gpus and room[1] <= cores and room[2] <= memory:
                 heapq.heappush(ends, (now + seconds.pop(), room))
                 gpus, cores, memory = gpus - room[0], cores - room[1], memory - room[2]
