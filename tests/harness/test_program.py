@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from allranks.harness.program import (
     Finish,
     Forked,
+    ItemOptions,
     Program,
     SessionEnded,
     Settled,
     SkippedModule,
     StartGang,
-    TestOptions,
     asked_by,
     line_of,
     told_by,
@@ -24,7 +24,7 @@ TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)
 WHOLE = st.integers(-(2**53) + 1, 2**53 - 1)
 TERMS = st.builds(
-    TestOptions,
+    ItemOptions,
     gang=TEXTS,
     has_process_group=st.booleans(),
     limit=st.floats(0, 1e9),
@@ -128,7 +128,7 @@ def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
         (b"{}", "is no record"),
         (b'["Program", []]', "has no object as its Program"),
         (b'["Forked", {"pids": ["1"]}]', "as pids of Forked"),
-        (b'["Program", {"terms": [{}]}]', "lacks gang of Terms"),
+        (b'["Program", {"terms": [{}]}]', "lacks gang of ItemOptions"),
         (b'["SessionEnded", {}]', "lacks status of SessionEnded"),
         (b'["Muster", {"ranks": [0], "gang": 1}]', "does not know: 'Muster'"),
     ],

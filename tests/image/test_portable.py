@@ -145,6 +145,32 @@ def test_an_export_that_ends_early_leaves_no_list_that_names_another_images_arch
     assert (shelf.folder / "cpu.tar").read_text() == "allranks/cpu:one"
 
 
+def test_an_export_that_ends_at_its_second_image_lists_what_the_archives_hold(
+    tmp_path, shelf, daemon, progress, monkeypatch
+):
+    version = ["one"]
+    monkeypatch.setattr(sharing, "image_reference", lambda image, _site: f"allranks/{image.name}:{version[0]}")
+    monkeypatch.setattr(sharing, "ensure_image", lambda *_, **__: BuiltImage(reference="x", id="sha256:x", built=True))
+    site = Site(client=daemon, root=tmp_path, progress=progress)
+
+    def put(image, _built, shelf, _site):
+        (shelf.folder / f"{image.name}.tar").write_text(image.key)
+        if image.key == "allranks/second:two":
+            raise KeyboardInterrupt
+        return replace(image, reference="sha256:x", file=f"{image.name}.tar")
+
+    shelf = replace(shelf, put=put)
+    images = [replace(CPU, name="first"), replace(CPU, name="second")]
+    export_images(images, shelf, site)
+    version[0] = "two"
+    with pytest.raises(KeyboardInterrupt):
+        export_images(images, shelf, site)
+    listed = read_images(shelf.folder)
+    assert {name: (shelf.folder / image.file).read_text() for name, image in listed.items()} == {
+        name: image.key for name, image in listed.items()
+    }
+
+
 MANIFEST = [{"Config": "c.json", "RepoTags": None, "Layers": []}]
 
 

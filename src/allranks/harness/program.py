@@ -13,7 +13,7 @@ LINE_LIMIT: Final = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestOptions:
+class ItemOptions:
     """How one test is run.
 
     Attributes:
@@ -67,7 +67,7 @@ class Program:
     """
 
     tests: tuple[str, ...] = ()
-    terms: tuple[TestOptions, ...] = ()
+    terms: tuple[ItemOptions, ...] = ()
     skipped: tuple[SkippedModule, ...] = ()
     deselected: int = 0
     maxfail: int = 0

@@ -25,7 +25,7 @@ from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.nodes.node import Node, Orders, muster_all
-from allranks.harness.program import Program, TestOptions
+from allranks.harness.program import ItemOptions, Program
 from allranks.outcomes import Outcome, disagree, may_disagree
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
 
@@ -337,7 +337,7 @@ class TestLoop:
         skip = None if may else SKIP_GRACES * self._config.limits.peer_grace
         return self._driver_patience(terms, skip) if terms.launches else Deadlines(limit=terms.limit, skip=skip)
 
-    def _driver_patience(self, terms: TestOptions, skip: float | None) -> Deadlines:
+    def _driver_patience(self, terms: ItemOptions, skip: float | None) -> Deadlines:
         """A driver's time: one limit for set-up, which may include a rendezvous, and a new one once its ranks start."""
         limits = self._config.limits
         margin = DRIVER_MARGIN + limits.peer_grace
@@ -378,7 +378,7 @@ def _with_following(indices: Sequence[int]) -> list[tuple[int, int | None]]:
     return list(zip(indices, [*indices[1:], None], strict=True))
 
 
-def assemblies(terms: Sequence[TestOptions], indices: Iterable[int]) -> Iterator[list[int]]:
+def assemblies(terms: Sequence[ItemOptions], indices: Iterable[int]) -> Iterator[list[int]]:
     """Split tests into runs of neighbours that one gang may run.
 
     Args:
@@ -389,6 +389,6 @@ def assemblies(terms: Sequence[TestOptions], indices: Iterable[int]) -> Iterator
         yield list(neighbours)
 
 
-def first_assembly(terms: Sequence[TestOptions], indices: Sequence[int]) -> list[int]:
+def first_assembly(terms: Sequence[ItemOptions], indices: Sequence[int]) -> list[int]:
     """The first of the :func:`assemblies` of some tests; there must be a test."""
     return next(assemblies(terms, indices))

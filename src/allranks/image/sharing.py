@@ -86,10 +86,12 @@ def export_images(images: Iterable[Image], shelf: Shelf, site: Site) -> tuple[Po
     """
     with _as_image_error(shelf.folder):
         shelf.folder.mkdir(parents=True, exist_ok=True)
-        kept = _kept(shelf.folder)
-        exported = tuple(_exported(image, shelf, site, kept) for image in images)
-        write_list(shelf.folder, exported)
-    return exported
+        kept = dict(_kept(shelf.folder))
+        exported: dict[str, PortableImage] = {}
+        for image in images:
+            exported[image.name] = kept[image.name] = _exported(image, shelf, site, kept)
+        write_list(shelf.folder, exported.values())
+    return tuple(exported.values())
 
 
 def write_list(folder: Path, images: Iterable[PortableImage]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from allranks.harness.collection.marker_options import MarkerError
-from allranks.harness.program import TestOptions
+from allranks.harness.program import ItemOptions
 
 if TYPE_CHECKING:
     from hypothesis import settings as Settings  # noqa: N812 - it is a class
@@ -54,7 +54,7 @@ def _in_file(config: pytest.Config, name: str) -> bool:
         return False
 
 
-def with_reruns(item: pytest.Item, terms: TestOptions) -> TestOptions:
+def with_reruns(item: pytest.Item, terms: ItemOptions) -> ItemOptions:
     """The options of a test, with the number of its reruns added.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from allranks.harness.config import AgentConfig, Isolation
-from allranks.harness.program import TestOptions
+from allranks.harness.program import ItemOptions
 
 _LONGEST = 10**8
 """Seconds of a time limit: three years."""
@@ -24,7 +24,7 @@ class MarkerError(Exception):
         self.nodeid = nodeid
 
 
-def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[TestOptions]:
+def read_terms(items: Sequence[pytest.Item], config: AgentConfig) -> list[ItemOptions]:
     """Read the options of each collected test.
 
     Raises:
@@ -53,7 +53,7 @@ def time_limit(item: pytest.Item, config: AgentConfig) -> float:
     return config.limits.test if own is None or config.pdb_rank is not None else own
 
 
-def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> TestOptions:
+def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
     """Options of a launcher test: a driver per test or per class that keeps its ranks; one for adjacent skips."""
     is_skipped = _is_skipped(item)
     place: tuple[str, ...] = (str(index),)
@@ -62,7 +62,7 @@ def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> TestO
     elif is_skipped:
         # Skipped tests start no ranks and leave nothing behind, so they can share a driver.
         place = ("skips",)
-    return TestOptions(
+    return ItemOptions(
         gang=("launcher", *place),
         has_process_group=False,
         limit=time_limit(item, config),
@@ -79,13 +79,13 @@ def _is_skipped(item: pytest.Item) -> bool:
     return by_decorator or item.get_closest_marker("skip") is not None
 
 
-def _terms(item: pytest.Item, index: int, config: AgentConfig) -> TestOptions:
+def _terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
     if is_launcher(item):
         return _launcher_terms(item, index, config)
     has_process_group = item.get_closest_marker("no_process_group") is None
     isolation = _isolation(item) or config.isolation
     place = {"test": (str(index),), "file": (str(item.path),)}.get(isolation, ())
-    return TestOptions(
+    return ItemOptions(
         gang=(isolation, *place, str(has_process_group)),
         has_process_group=has_process_group,
         limit=time_limit(item, config),

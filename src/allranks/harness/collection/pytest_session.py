@@ -37,7 +37,7 @@ from allranks.harness.environment_skips import watch_for_sandcastle_skips
 from allranks.harness.fork_server import Supervisor
 from allranks.harness.gpu_check import missing_hardware
 from allranks.harness.launchers.driver import Launching, run_driver
-from allranks.harness.program import Finish, Program, SessionEnded, SkippedModule, StartGang, TestOptions
+from allranks.harness.program import Finish, ItemOptions, Program, SessionEnded, SkippedModule, StartGang
 from allranks.harness.ranks import debugging
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
@@ -260,7 +260,7 @@ class ServerPlugin:
     def _prints_at_once(self, session: pytest.Session) -> bool:
         return bool(session.config.getoption("capture", "no") == "no")
 
-    def _terms(self, session: pytest.Session) -> list[TestOptions]:
+    def _terms(self, session: pytest.Session) -> list[ItemOptions]:
         if self._has_failed:
             return []
         try:

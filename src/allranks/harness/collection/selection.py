@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from allranks.harness.config import JobShard
-from allranks.harness.program import TestOptions
+from allranks.harness.program import ItemOptions
 from allranks.xml_text import xml_id
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class OwnShare:
 
 
 def take_share(
-    items: "Sequence[pytest.Item]", terms: Sequence[TestOptions], skipped: Sequence[str], share: JobShard
+    items: "Sequence[pytest.Item]", terms: Sequence[ItemOptions], skipped: Sequence[str], share: JobShard
 ) -> OwnShare:
     """Select this job's part of the collected tests.
 
@@ -103,7 +103,7 @@ def take_share(
     )
 
 
-def unit_key(item: "pytest.Item", terms: TestOptions) -> Hashable:
+def unit_key(item: "pytest.Item", terms: ItemOptions) -> Hashable:
     """The key of a test's unit: tests with equal keys stay together.
 
     If ranks outlive a test, its unit is its file, so that module fixtures are set up once. That includes
