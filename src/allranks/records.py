@@ -208,6 +208,11 @@ class Passed(Record):
     seconds: tuple[float, ...]
     world_size: int
 
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome of each of these ranks, as :attr:`RankEnded.outcome` has it for one."""
+        return Outcome.PASSED
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseEnd:

@@ -18,7 +18,7 @@ from docker.utils import kwargs_from_env, parse_host
 
 from allranks.engine.agents import make_token
 from allranks.engine.archive import PAGE, Archive
-from allranks.engine.docker_job import FAILURES, Container, DockerJob, as_engine_error
+from allranks.engine.docker_job import Container, DockerJob, as_engine_error
 from allranks.engine.docker_requests import (
     Daemon,
     container_name,
@@ -31,6 +31,7 @@ from allranks.engine.docker_requests import (
     volume_names,
 )
 from allranks.engine.leftovers import (
+    FAILURES,
     Listed,
     dead_builders,
     is_still,

@@ -12,19 +12,19 @@ from typing import Any
 
 import docker
 import requests
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, NotFound
 
 from allranks.engine import agents
 from allranks.engine.agent_output import STDOUT, Damage, FrameReader, RecordReader
 from allranks.engine.agents import JobOfAgents, bring_home
 from allranks.engine.archive import unpack
 from allranks.engine.docker_requests import ROOT, own_folder
+from allranks.engine.leftovers import FAILURES
 from allranks.engine.protocol import NodeExit
 from allranks.errors import EngineError
 from allranks.harness.linux import signal_name
 from allranks.records import ContainerEnded, Record
 
-FAILURES = (DockerException, requests.RequestException, OSError)
 """Errors of a daemon that refuses, or is gone."""
 
 _SIGNALLED = 128

@@ -52,7 +52,7 @@ LABEL = "allranks.builder"
 _NO_COMMAND = "#(nop)"
 """The legacy builder's placeholder for the command of a step that has none."""
 
-_FAILURES = (DockerException, requests.RequestException, OSError)
+FAILURES = (DockerException, requests.RequestException, OSError)
 
 
 def builder_of(reference: str) -> str:
@@ -68,12 +68,12 @@ def remove_remains(client: APIClient, builder: str) -> None:
         builder: The value of the build's label.
     """
     label = {"label": f"{LABEL}={builder}"}
-    with suppress(*_FAILURES):
+    with suppress(*FAILURES):
         for container in client.containers(all=True, filters=label):
-            with suppress(*_FAILURES):
+            with suppress(*FAILURES):
                 client.remove_container(container["Id"], v=True, force=True)
         for image in client.images(filters={**label, "dangling": True}):
-            with suppress(*_FAILURES):
+            with suppress(*FAILURES):
                 client.remove_image(image["Id"])
 
 
@@ -82,10 +82,10 @@ def end_step(client: APIClient, builder: str) -> None:
 
     Containers of steps without a command are left to the daemon: if it misses one, it removes no later one.
     """
-    with suppress(*_FAILURES):
+    with suppress(*FAILURES):
         for container in client.containers(all=True, filters={"label": f"{LABEL}={builder}"}):
             if _NO_COMMAND not in container["Command"]:
-                with suppress(*_FAILURES):
+                with suppress(*FAILURES):
                     client.remove_container(container["Id"], v=True, force=True)
 
 

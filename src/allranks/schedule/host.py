@@ -13,6 +13,7 @@ from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine, FileCopy
 from allranks.environments import EnvironmentRecipe, ensure_environment, run_pip_of
 from allranks.errors import AllranksError, EngineError, MatrixError
+from allranks.image.daemon import Progress
 from allranks.image.project import in_cache, kept_wheel
 from allranks.image.recipe import recipe_of
 from allranks.image.wheels import requirements
@@ -25,9 +26,6 @@ from allranks.user_cache import cache_folder
 
 if TYPE_CHECKING:
     from docker import DockerClient
-
-
-Progress = Callable[[str], None]
 
 
 def surroundings_of(image: Image, *, root: Path, process: Process, progress: Progress) -> JobEnvironment:
@@ -86,7 +84,6 @@ def _installed(wheel: Path, python: Path, progress: Progress) -> Path:
     return target
 
 
-Say = Callable[[str], None]
 MakeSurroundings = Callable[[Image], JobEnvironment]
 
 _SOCKET = Path("/var/run/docker.sock")
@@ -142,7 +139,7 @@ class Host:
 def choose_host(
     engine: EngineName,
     matrix: Matrix,
-    say: Say,
+    say: Progress,
     inventory: Inventory | None = None,
     uses: ExitStack | None = None,
 ) -> Host:
@@ -203,7 +200,7 @@ def engines() -> list[Engine]:
     return found if client is None else [*found, _docker_engine(client)]
 
 
-def _processes(matrix: Matrix, say: Say) -> tuple[Engine, MakeSurroundings]:
+def _processes(matrix: Matrix, say: Progress) -> tuple[Engine, MakeSurroundings]:
     def make(image: Image) -> JobEnvironment:
         return surroundings_of(image, root=matrix.root, process=matrix.process, progress=say)
 
@@ -211,7 +208,7 @@ def _processes(matrix: Matrix, say: Say) -> tuple[Engine, MakeSurroundings]:
 
 
 def _containers(
-    matrix: Matrix, say: Say, client: "DockerClient", uses: ExitStack | None
+    matrix: Matrix, say: Progress, client: "DockerClient", uses: ExitStack | None
 ) -> tuple[Engine, MakeSurroundings]:
     from allranks.image.built_image import ensure_image  # noqa: PLC0415 - see client_for
     from allranks.image.project import project_files  # noqa: PLC0415
@@ -287,7 +284,7 @@ class _ForHost:
 
     gpus: tuple[str, ...]
     matrix: Matrix
-    say: Say
+    say: Progress
     make: MakeSurroundings
     _made: dict[Image, JobEnvironment | AllranksError] = field(default_factory=dict)
 

@@ -23,11 +23,6 @@ def word_of(outcomes: Collection[Outcome], *, may_disagree: bool = False) -> Wor
     return "passed" if Outcome.PASSED in outcomes else "skipped"
 
 
-def outcome_of(end: Passed | RankEnded) -> Outcome:
-    """The outcome of a record's ranks."""
-    return Outcome.PASSED if isinstance(end, Passed) else end.outcome
-
-
 @dataclass(eq=False)
 class Tests:
     """The tests of a job so far, by the outcomes of their ranks.
@@ -56,7 +51,7 @@ class Tests:
         may_disagree = nodeid in self._may_disagree
         if before := self._outcomes.get(nodeid):
             self.counts[word_of(before, may_disagree=may_disagree)] -= 1
-        outcomes = (before or frozenset()) | {outcome_of(record)}
+        outcomes = (before or frozenset()) | {record.outcome}
         self._outcomes[nodeid] = outcomes
         word = word_of(outcomes, may_disagree=may_disagree)
         self.counts[word] += 1
@@ -214,7 +209,7 @@ class Board:
             case TestStarted() | Passed() | RankEnded():
                 with self._lock:
                     self._jobs[job_id].tests.note(record)
-                return None if isinstance(record, TestStarted) else word_of([outcome_of(record)])
+                return None if isinstance(record, TestStarted) else word_of([record.outcome])
             case Collected():
                 with self._lock:
                     job = self._jobs[job_id]

@@ -94,7 +94,7 @@ def open_store(environment: RankEnvironment, notice: Path) -> TCPStore:
         PeerTimeoutError: Rank 0 did not open the store in time.
     """
     if environment.rank == 0:
-        host = _host(environment)
+        host = host_of(environment)
         store = TCPStore(host, 0, environment.world_size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
         put_up(notice, f"{store.port} {host}")
         return store
@@ -102,6 +102,7 @@ def open_store(environment: RankEnvironment, notice: Path) -> TCPStore:
     return TCPStore(host, int(port), environment.world_size, wait_for_workers=False, timeout=_TIMEOUT)
 
 
-def _host(environment: RankEnvironment) -> str:
+def host_of(environment: RankEnvironment) -> str:
+    """The host by which all ranks of the gang reach this one."""
     on_one_node = environment.local_world_size == environment.world_size
     return "127.0.0.1" if on_one_node else socket.gethostname()

@@ -23,11 +23,11 @@ from allranks.harness.gangs.output import Output
 from allranks.harness.launchers.driver_account import driver_folder
 from allranks.harness.launchers.launch import LaunchTerms, Workplace
 from allranks.harness.launchers.launched_rank import RankTerms, forget_rank
+from allranks.harness.launchers.own_ranks import OF_RANKS_ATTRIBUTE
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, may_disagree, shorten
 from allranks.records import Record, encode
 
-_OF_RANKS = "allranks_of_ranks"
 _LINE = 1 << 16
 
 
@@ -159,10 +159,10 @@ class _RepeatWatch:
             self._telling.say(DriverSays(shares_outcome=True))
         # If both a unittest test and its tearDown raise, pytest shows the first error only.
         hidden = [info.value for info in getattr(item, "_excinfo", None) or ()]
-        if call.excinfo is not None and getattr(call.excinfo.value, _OF_RANKS, False):
+        if call.excinfo is not None and getattr(call.excinfo.value, OF_RANKS_ATTRIBUTE, False):
             self._telling.say(DriverSays(repeats=call.when))
         for error in hidden:
-            if not getattr(error, _OF_RANKS, False):
+            if not getattr(error, OF_RANKS_ATTRIBUTE, False):
                 self._telling.say(DriverSays(hidden=_hidden(error)))
         return report
 

@@ -76,10 +76,10 @@ class _Told:
     @property
     def settled(self) -> tuple[Passed | RankEnded, ...]:
         """The outcomes of the ranks; if the test is marked to fail, as pytest interprets that mark."""
-        if self.expected is None or not all(_outcome(end) in _MAY_BE_EXPECTED for end in self.ends):
+        if self.expected is None or not all(end.outcome in _MAY_BE_EXPECTED for end in self.ends):
             return self.ends
         # If no rank was bad, the expected outcome is that of the launching process itself.
-        is_its_own = all(_outcome(end) is Outcome.PASSED for end in self.ends)
+        is_its_own = all(end.outcome is Outcome.PASSED for end in self.ends)
         passed = self.expected if is_its_own else replace(self.expected, outcome=Outcome.XPASSED, message="", text="")
         return tuple(each for end in self.ends for each in _as_expected(end, passed))
 
@@ -90,10 +90,6 @@ def _end(record: str, nodeid: str) -> Passed | RankEnded | None:
     except RecordError:
         return None
     return end if isinstance(end, Passed | RankEnded) and end.nodeid == nodeid else None
-
-
-def _outcome(end: Passed | RankEnded) -> Outcome:
-    return Outcome.PASSED if isinstance(end, Passed) else end.outcome
 
 
 def _ranks(end: Passed | RankEnded) -> tuple[int, ...]:
@@ -161,7 +157,7 @@ class DriverAccount:
         size = self._sizes.setdefault(nodeid, told.world_size or self._world_size)
         open_ranks = self._close(nodeid, size, told)
         at = max((arrival.at for arrival in step.arrivals), default=0.0)
-        bad_rank = any(_outcome(end).is_bad and not getattr(end, "consequence", False) for end in told.settled)
+        bad_rank = any(end.outcome.is_bad and not getattr(end, "consequence", False) for end in told.settled)
         if trouble is not None and not told.shares_outcome:
             self._report(nodeid, 0, at, _named(trouble, output), is_consequence=bad_rank)
             for rank in sorted(open_ranks - {0}):
@@ -171,7 +167,7 @@ class DriverAccount:
             for rank in sorted(open_ranks):
                 self._report(nodeid, rank, at, _named(trouble, output), is_consequence=False)
         is_bad = bad_rank or (trouble is not None and trouble.outcome.is_bad)
-        outcomes = {_outcome(end) for end in told.settled}
+        outcomes = {end.outcome for end in told.settled}
         return is_bad or (disagree(outcomes) and not may_disagree(nodeid, self._mixed_skip))
 
     def _close(self, nodeid: str, size: int, told: _Told) -> AbstractSet[int]:

@@ -1,7 +1,6 @@
 """Adapts torch's launcher test cases: their ranks are started and judged as ours are."""
 
 import sys
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,18 +50,6 @@ def _kinds() -> tuple[_Kind, ...]:
     )
 
 
-def adapt_all(module: types.ModuleType) -> Iterator[str]:
-    """Adapt the base classes in torch's module, each once.
-
-    Yields:
-        A notice for each class that has an unknown form in this version of torch, and stays as it is.
-    """
-    for kind in _kinds():
-        base = getattr(module, kind.name, None)
-        if base is not None and not hasattr(base, _ADAPTED):
-            yield from _adapt(kind, base)
-
-
 def _adapt(kind: _Kind, base: Any) -> Iterator[str]:  # noqa: ANN401 - torch's class has no types
     lacking = [name for name in kind.hooks if name not in vars(base)]
     # Even unadapted, a test needs a launching process: it starts ranks.
@@ -90,5 +77,7 @@ def adapt_torch_cases() -> Iterator[str]:
         A notice for each class that has an unknown form in this version of torch, and stays as it is.
     """
     module = sys.modules.get(MODULE)
-    if module is not None:
-        yield from adapt_all(module)
+    for kind in _kinds() if module is not None else ():
+        base = getattr(module, kind.name, None)
+        if base is not None and not hasattr(base, _ADAPTED):
+            yield from _adapt(kind, base)

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import os
-import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,6 +24,7 @@ from allranks.testing.environment import RankEnvironment
 from allranks.testing.markers import plain_mark
 from allranks.testing.rpc.rpc_agents import DELAYED_MESSAGES, RETRYABLE_MESSAGES, FaultyTensorPipe, RpcAgent, TensorPipe
 from allranks.testing.shared_files import put_up, read_when_up
+from allranks.testing.stores import host_of
 
 
 def worker_name(rank: int) -> str:
@@ -58,7 +58,7 @@ def meeting_point(environment: RankEnvironment, name: str) -> Iterator[str]:
         yield _variables_of_torchrun()
     elif environment.rank == 0:
         # multi_tenant: when RPC creates a store at this port in this process, it gets this one.
-        host = _host(environment)
+        host = host_of(environment)
         store = TCPStore(host, 0, environment.world_size, is_master=True, wait_for_workers=False, multi_tenant=True)
         url = f"tcp://{host}:{store.port}"
         if environment.shared is not None:
@@ -73,11 +73,6 @@ def _notice(shared: Path, name: str) -> Path:
     folder = shared / "rpc"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
-
-
-def _host(environment: RankEnvironment) -> str:
-    on_one_node = environment.local_world_size == environment.world_size
-    return "127.0.0.1" if on_one_node else socket.gethostname()
 
 
 def _variables_of_torchrun() -> str:
