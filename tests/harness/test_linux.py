@@ -153,3 +153,17 @@ def test_a_signal_that_is_blocked_is_not_coming():
 
 def test_nothing_is_coming_to_a_process_that_is_gone():
     assert not linux.is_coming(2**22 + 1, signal.SIGUSR1)
+
+
+def test_the_kernel_prefers_a_process_that_offers_itself_to_the_memory_killer():
+    script = """
+        from pathlib import Path
+        from allranks.harness import linux
+        before = int(Path("/proc/self/oom_score_adj").read_text())
+        for _ in range(5):
+            linux.offer_to_memory_killer()
+            print(int(Path("/proc/self/oom_score_adj").read_text()) - before, before)
+    """
+    [(first, before), *_, (last, _)] = [map(int, line.split()) for line in run(script).splitlines()]
+    assert first == min(333, 1000 - before)
+    assert last == 1000 - before

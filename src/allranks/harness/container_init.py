@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -41,6 +42,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
     agent = subprocess.Popen([sys.executable, *ISOLATED, str(COMMAND), "--hidden", *arguments])
     signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
     status = wait(agent, bell, STOP_GRACE)
+    if os.getpid() == 1:
+        # At one blow, and in this container alone: processes may start others faster than they could be listed.
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
     end_orphans()
     tell(status, linux.killed_for_memory())
     _wait_for_hangup(FETCH_GRACE)

@@ -76,6 +76,7 @@ class ForkServer:
         self._lines: deque[bytes] = deque()
         self._rest = bytearray()
         self._status: int | None = None
+        self._killed_for_memory = linux.killed_for_memory()
         self._lock = threading.Lock()
         self._closing = threading.Lock()
         with suppress(OSError):  # reading will report its end
@@ -222,7 +223,7 @@ class ForkServer:
             return "does not end"
         if status < 0:
             where = innermost(self._stacks.added())
-            return f"was killed by {linux.signal_name(-status)}{f'; it was in {where}' if where else ''}"
+            return f"was {linux.killed(-status, self._killed_for_memory)}{f'; it was in {where}' if where else ''}"
         return f"ended with exit status {status}"
 
     def whereabouts(self) -> str:

@@ -271,6 +271,25 @@ def open_descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def test_what_a_stopped_rank_had_started_ends_with_it_and_is_no_news(tmp_path, job_end):
+    def start_another_and_wait(end):
+        os.setsid()
+        if os.fork():
+            end.report(FAILED)
+        signal.pause()
+
+    known = linux.children()
+    gang = Gang(
+        [LocalRanks(fork_ranks([0], obeying([[start_another_and_wait]])), tmp_path, left_by(known))],
+        limits=LIMITS,
+        end=job_end,
+    )
+    gang.start()
+    gang.run(RUN, PATIENCE)
+    assert gang.close() == []
+    assert linux.children() == known
+
+
 @pytest.mark.parametrize(
     ("arrivals", "is_clean"),
     [

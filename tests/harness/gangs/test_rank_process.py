@@ -3,6 +3,7 @@
 import errno
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,40 @@ def test_a_rank_that_somebody_else_has_reaped_has_no_status(monkeypatch):
     rank.signal(signal.SIGKILL)  # to nobody: its process id may be anyone's
     rank.kill_group()
     rank.close()
+
+
+def start_two(_rank, connection, _board):
+    """A rank that leads a group of two more processes, and tells their process ids."""
+    os.setsid()
+    pids: list[int] = []
+    for _ in range(2):
+        pids.append(os.fork())
+        if not pids[-1]:
+            signal.pause()
+    RankEnd(connection).report(Report(message=" ".join(map(str, pids))))
+    signal.pause()
+
+
+def state_in(pid, states):
+    deadline = time.monotonic() + 20
+    while (state := linux.state_of(pid)) not in states and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return state
+
+
+def test_all_but_the_rank_itself_is_frozen():
+    [rank] = fork_ranks([0], start_two)
+    try:
+        assert linux.is_readable(rank.link.descriptor, 20)
+        [report] = rank.link.read()
+        children = [int(pid) for pid in report.message.split()]
+        rank.freeze_descendants()
+        assert [state_in(pid, "T") for pid in children] == ["T", "T"]
+        assert state_in(rank.pid, "SR") in ("S", "R")
+        rank.signal(signal.SIGSTOP)
+        assert state_in(rank.pid, "T") == "T"
+        rank.freeze_descendants()
+        assert linux.state_of(rank.pid) == "T", "whoever has stopped the rank may want it to stay so"
+    finally:
+        rank.end()
+    assert [state_in(pid, ("", "Z")) for pid in children] in (["", ""], ["Z", "Z"], ["", "Z"], ["Z", ""])

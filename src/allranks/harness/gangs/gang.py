@@ -255,6 +255,7 @@ class Gang:
 
     def _give_up(self, late: str, skipper: StepOutcome | None) -> None:
         """Find out where the pending ranks are, stop them, and settle the outcome of each."""
+        self._each(lambda crew, own: crew.freeze_descendants(own), self._pending)
         stuck = self._find(self._pending)
         out = set(self._pending)
         self._pending = set()
@@ -273,6 +274,7 @@ class Gang:
         """TERM, then KILL, and wait until they are gone."""
         if not set(ranks) & self._alive:
             return
+        self._each(lambda crew, own: crew.freeze_descendants(own), ranks)
         self._each(lambda crew, own: crew.signal(own, signal.SIGTERM), ranks)
         self._wait_for_ends(TERM_GRACE, ranks)
         self._each(lambda crew, own: crew.kill(own), ranks)

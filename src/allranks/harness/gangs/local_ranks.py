@@ -109,6 +109,9 @@ class Ranks(Protocol):
     def signal(self, ranks: Collection[int], number: int) -> None:
         """Send a signal to these ranks alone."""
 
+    def freeze_descendants(self, ranks: Collection[int]) -> None:
+        """STOP all that these ranks, which are about to be killed, have started."""
+
     def kill(self, ranks: Collection[int]) -> None:
         """KILL these ranks and the rest of their process groups."""
 
@@ -230,6 +233,9 @@ class LocalRanks:
         return [*said, self._gone(rank, cut_off)]
 
     def _gone(self, rank: RankProcess, cut_off: str) -> RankExit:
+        if rank.pid in self._stopped:
+            # It ended on TERM; once it is reaped, its frozen descendants would have to be found one by one.
+            rank.kill_group()
         status = rank.reap()
         return RankExit(
             rank=rank.number,
@@ -256,6 +262,12 @@ class LocalRanks:
         """See :meth:`Ranks.signal`."""
         for rank in ranks:
             self._processes[rank].signal(number)
+
+    def freeze_descendants(self, ranks: Collection[int]) -> None:
+        """See :meth:`Ranks.freeze_descendants`."""
+        for rank in map(self._processes.__getitem__, ranks):
+            self._stopped.add(rank.pid)
+            rank.freeze_descendants()
 
     def kill(self, ranks: Collection[int]) -> None:
         """See :meth:`Ranks.kill`."""

@@ -13,6 +13,9 @@ from allranks.harness import linux
 REAP_PATIENCE = 2.0
 """Seconds for the status of a process that has ended: a debugger that traces it gets it first, and may keep it."""
 
+_ORPHANS_PATIENCE = 10.0
+"""Seconds for all orphans of a gang, which may start new ones: the rest ends with the job's container or host."""
+
 _JANITORS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
 """Command lines of processes that remove shared memory once all their clients are gone, and then exit."""
 
@@ -70,9 +73,17 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
     """
     left: list[KilledOrphan] = []
     tried: set[int] = set()
-    while found := {pid for pid in set(orphans(ranks)) - tried - set(ranks) if not _is_janitor(pid)}:
-        for pid in found:
-            process = linux.describe(pid)
+    deadline = time.monotonic() + _ORPHANS_PATIENCE
+    while time.monotonic() < deadline:
+        found = {pid for pid in set(orphans(ranks)) - tried - set(ranks) if not _is_janitor(pid)}
+        if not found:
+            break
+        described = {pid: linux.describe(pid) for pid in found}
+        for leader in {process.session for process in described.values() if process} & ranks.keys():
+            # As one group, because they might start more processes than can be killed one by one.
+            with suppress(ProcessLookupError):
+                kill_group(leader)
+        for pid, process in described.items():
             if process is not None and process.session not in stopped:
                 left.append(KilledOrphan(rank=ranks.get(process.session), pid=pid, command=process.command))
             _kill(pid)
@@ -85,8 +96,9 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
 def end_children() -> None:
     """End the last processes of a job: unclaimed orphans, and ranks that were forked in vain."""
     tried: set[int] = set()
-    deadline = time.monotonic() + JANITOR_PATIENCE
-    while left := linux.children() - tried:
+    begun = time.monotonic()
+    deadline = begun + JANITOR_PATIENCE
+    while time.monotonic() < begun + _ORPHANS_PATIENCE and (left := linux.children() - tried):
         # The processes that they serve have to be gone first.
         janitors = {pid for pid in left if _is_janitor(pid)}
         for pid in sorted(left, key=janitors.__contains__):

@@ -50,6 +50,16 @@ class RankProcess:
         if self.exit_status is None:
             signal.pidfd_send_signal(self.pidfd, number)
 
+    def freeze_descendants(self) -> None:
+        """STOP the rest of its process group, so that no number of busy processes delays what ends the rank.
+
+        The rank itself runs on: it still has to write its stacks, and to take a TERM.
+        """
+        if self.exit_status is None and linux.state_of(self.pid) not in ("T", "t"):
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGSTOP)
+                self.signal(signal.SIGCONT)
+
     def kill_group(self) -> None:
         """KILL the rank and the rest of its process group, except for processes that clean up.
 

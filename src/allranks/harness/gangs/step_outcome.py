@@ -305,7 +305,7 @@ def describe_end(gone: RankExit) -> str:
     if gone.cut_off:
         return f"{gone.cut_off} and was killed"
     if gone.for_want_of_memory:
-        return "was killed for want of memory (SIGKILL, by the kernel)"
+        return f"was {linux.KILLED_FOR_MEMORY}"
     if gone.status < 0:
         return f"was killed by {linux.signal_name(-gone.status)}"
     return f"left with exit code {gone.status} in mid-test"

@@ -163,6 +163,8 @@ class _Service:
                 crew.send(command_of(said["command"]))
             case "signal":
                 crew.signal(said["ranks"], said["number"])
+            case "freeze_descendants":
+                crew.freeze_descendants(said["ranks"])
             case "kill":
                 crew.kill(said["ranks"])
             case "find":

@@ -214,6 +214,11 @@ class RemoteRanks:
         if ranks:
             self._link.tell({"do": "signal", "ranks": list(ranks), "number": int(number)})
 
+    def freeze_descendants(self, ranks: Collection[int]) -> None:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.freeze_descendants`."""
+        if ranks:
+            self._link.tell({"do": "freeze_descendants", "ranks": list(ranks)})
+
     def kill(self, ranks: Collection[int]) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.kill`."""
         if ranks:

@@ -99,6 +99,7 @@ def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Map
         os.setsid()
         _die_with(parent)
         linux.allow_tracing(parent)
+        linux.offer_to_memory_killer()
         _before = print_at_once()
         _set_up(stacks, environment)
         status = work()

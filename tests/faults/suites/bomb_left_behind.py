@@ -1,0 +1,35 @@
+"""A rank leaves a fork bomb behind, and passes."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "limits": {"process_group": 4, "test": 5},
+    "not_on": {"process": "the process engine limits no number of processes, and the host would be the victim"},
+    "is_alone": True,
+    "verdict": ("passed", ""),
+    "ranks": ["passed", "passed"],
+    "exit_code": 0,
+    "says": ["left a process behind"],
+    "seconds": 20,
+}
+
+
+def test_fault(rank):
+    if rank == 1 and os.fork() == 0:
+        while True:
+            try:
+                os.fork()
+            except BlockingIOError:
+                time.sleep(1)
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size
