@@ -23,7 +23,7 @@ from allranks.harness.gangs.rank_process import Echo, RankProcess, fork_ranks
 from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import JobEnd
 from allranks.harness.launchers.launched_rank import LaunchedRank, Place, RankTerms, be_launched_rank
-from allranks.harness.ranks.printing import flush_output
+from allranks.harness.ranks.rank_setup import flush_output
 from allranks.harness.stacks.stacks import StackFile
 from allranks.outcomes import Outcome
 

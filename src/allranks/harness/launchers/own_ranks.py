@@ -11,8 +11,7 @@ import pytest
 from allranks.harness.gangs.step_outcome import Step, StepOutcome
 from allranks.harness.launchers.launch import Excuse, Launch, LaunchContext, excuse_nothing
 from allranks.harness.launchers.launched_rank import LaunchedRank
-from allranks.harness.ranks.printing import flush_output
-from allranks.harness.ranks.rank_setup import leave
+from allranks.harness.ranks.rank_setup import flush_output, leave
 from allranks.outcomes import Outcome, overall
 
 OF_RANKS_ATTRIBUTE = "allranks_of_ranks"

@@ -29,8 +29,7 @@ from allranks.harness.evidence import DiskUse
 from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
-from allranks.harness.ranks.printing import flush_output, silence_terminal
-from allranks.harness.ranks.rank_setup import live
+from allranks.harness.ranks.rank_setup import flush_output, live, silence_terminal
 from allranks.harness.ranks.reports import is_good_subtest, is_symptom, phase_of
 from allranks.harness.ranks.surroundings import InitialState
 from allranks.outcomes import Outcome, Phase, following, overall, shorten
