@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from allranks import host_checks
+from allranks.engine.gpus import Inventory
+from allranks.engine.kind import Finding
+from allranks.engine_kinds import host_processes
+from allranks.engine_kinds.containers import examine_daemon, examine_images
 from allranks.errors import DeviceError, EngineError
-from allranks.host_checks import Finding, examine, examine_daemon, examine_folders, examine_gpus, examine_images
-from allranks.schedule.gpus import Inventory
+from allranks.host_checks import examine, examine_folders, examine_gpus
 
 NOW = datetime(2026, 11, 22, 1, 6, 41, tzinfo=UTC).timestamp()
 WELL = {
@@ -51,7 +54,7 @@ def test_a_driver_that_does_not_answer_is_a_problem_and_the_rest_is_looked_at(tm
     monkeypatch.setattr(host_checks, "take_inventory", fail)
     found = list(examine("process", "auto", tmp_path))
     assert problems(found)["GPUs"] == Finding("GPUs", "NVML cannot. It says: lost.", "Restart.")
-    assert {"results", "Docker"} <= {finding.subject for finding in found}
+    assert {"results", "docker"} <= {finding.subject for finding in found}
 
 
 def test_a_card_without_a_driver_is_a_problem_and_named(tmp_path):
@@ -123,7 +126,7 @@ def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tm
 def dead_run(monkeypatch):
     """A run that is dead and has left a process."""
     engine = SimpleNamespace(name="process", remains=lambda: ["process 7"])
-    monkeypatch.setattr(host_checks, "ProcessEngine", lambda _: engine)
+    monkeypatch.setattr(host_processes, "ProcessEngine", lambda _: engine)
     return engine
 
 

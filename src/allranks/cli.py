@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 import allranks
-from allranks.commands import build, doctor, host_state, images, merge, plan, run
+from allranks.commands import build, host_state, images, merge, plan, run
 from allranks.errors import AllranksError, ExitCode
 
 
@@ -81,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
         commands.add_parser("leases", help="show which run and which job holds each GPU of this host")
     )
     images.add(commands.add_parser("images", help="show the images that runs have built, and remove old ones"))
-    doctor.add(commands.add_parser("doctor", help="see whether this host can run jobs, and what is to be done"))
+    host_state.add_doctor(
+        commands.add_parser("doctor", help="see whether this host can run jobs, and what is to be done")
+    )
     host_state.add_clean(commands.add_parser("clean", help="remove what dead runs left behind on this host"))
     return parser

@@ -5,59 +5,24 @@ The checks are read-only: they start, change and remove nothing.
 
 import os
 import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from datetime import datetime
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
+from allranks.engine.gpus import GpuMode, Inventory, nvidia_cards, take_inventory
+from allranks.engine.kind import Finding, engine_kind
 from allranks.engine.ownership import lock_folder
-from allranks.engine.process import ProcessEngine
-from allranks.engine.protocol import Engine
+from allranks.engine_registry import AUTO, engine_names
 from allranks.errors import DeviceError, EngineError
-from allranks.matrix.model import EngineName
-from allranks.schedule.gpus import GpuMode, Inventory, nvidia_cards, take_inventory
-from allranks.schedule.host import is_daemon_expected
 from allranks.user_cache import cache_folder
 
 _GIB: Final = 1 << 30
-_ROOM_FOR_IMAGES: Final = 4 * _GIB
-_ROOM_FOR_CUDA: Final = 24 * _GIB
-"""A CUDA image of torch is 6 GB, and its build takes 24 GB meanwhile (``allranks.image.builders``)."""
-
 _ROOM_FOR_RUNS: Final = _GIB
 _SHM: Final = 512 << 20
-_SECONDS_APART: Final = 5.0
-_CDI_SINCE: Final = 25
 _ROOT: Final = Path("/")
-_INSTALL_TOOLKIT: Final = (
-    "Install nvidia-container-toolkit, run `sudo nvidia-ctk runtime configure --runtime=docker`, and restart Docker."
-)
 
 
-class Finding(NamedTuple):
-    """The result of one check.
-
-    Attributes:
-        subject: What was checked, in a word or two.
-        text: Its state.
-        remedy: The one thing to do; empty if there is no problem.
-    """
-
-    subject: str
-    text: str
-    remedy: str = ""
-
-    @property
-    def line(self) -> str:
-        """The finding as it is printed."""
-        mark = "PROBLEM" if self.remedy else "ok"
-        told = f"{mark:7}  {self.subject}: {self.text}"
-        return f"{told}\n         -> {self.remedy}" if self.remedy else told
-
-
-def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Finding]:
+def examine(engine: str, mode: GpuMode, results: Path) -> Iterator[Finding]:
     """Check this host.
 
     Args:
@@ -72,31 +37,25 @@ def examine(engine: EngineName, mode: GpuMode, results: Path) -> Iterator[Findin
         inventory = Inventory()
         yield Finding("GPUs", f"{error.what} {error.why}", error.remedy)
     yield from examine_folders(results)
-    yield from _remains(ProcessEngine(cache_folder() / "package"))
-    if not is_daemon_expected(engine):
-        yield Finding("Docker", "not looked for: jobs are processes of this host")
+    for name in engine_names():
+        yield from _examine_engine(name, engine, inventory)
+
+
+def _examine_engine(name: str, wanted: str, inventory: Inventory) -> Iterator[Finding]:
+    """Check an engine that a run would use; processes always, since any run may have left some."""
+    if name not in {wanted, "process"} and wanted != AUTO:
+        yield Finding(name, f"not looked for: the engine is to be {wanted}")
         return
     try:
-        # The SDK takes a tenth of a second to import, and its import error is worth reporting.
-        from allranks.engine.docker import DockerEngine, connect  # noqa: PLC0415
-        from allranks.image.builders import images_folder  # noqa: PLC0415
-
-        client = connect(timeout=10)
-    except ImportError as error:
-        yield Finding("Docker", f"its SDK for Python cannot be imported: {error}", "Install it: pip install docker")
-        return
+        kind = engine_kind(name)
+        why_not = "" if name == wanted else kind.why_not()
     except EngineError as error:
-        yield Finding("Docker", f"{error.what} {error.why}".strip(), error.remedy)
+        yield Finding(name, f"{error.what} {error.why}", error.remedy)
         return
-    with closing(client):
-        try:
-            said: dict[str, Any] = client.info()
-        except Exception as error:  # noqa: BLE001 - the SDK's, requests' or urllib3's own
-            yield Finding("Docker", f"a daemon is there and does not answer: {error}", "Restart it, and see its log.")
-            return
-        yield from examine_daemon(said, inventory, time.time())
-        yield from examine_images(images_folder(said, client.api.base_url), inventory)
-        yield from _remains(DockerEngine(client, ()))
+    if why_not:
+        yield Finding(name, f"not looked for: {why_not}")
+    else:
+        yield from kind.examine(inventory)
 
 
 def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
@@ -156,87 +115,3 @@ def _room(subject: str, folder: Path, wanted: int, remedy: str = "") -> Finding:
     if free >= wanted:
         return Finding(subject, text)
     return Finding(subject, text, remedy or f"Make room: {wanted / _GIB:.1f} GiB are the least.")
-
-
-def examine_daemon(said: Mapping[str, Any], inventory: Inventory, now: float) -> Iterator[Finding]:
-    """Check what a Docker daemon supports.
-
-    Args:
-        said: The daemon's own report (``docker info``).
-        inventory: The GPUs that it should pass to containers.
-        now: This host's time, in seconds since the epoch.
-    """
-    yield Finding("Docker", f"{said.get('ServerVersion', '?')} answers, {said.get('NCPU', '?')} cores")
-    if inventory.gpus:
-        yield from _toolkit(said, inventory)
-    lacking = [name for name in ("MemoryLimit", "SwapLimit", "PidsLimit") if said.get(name) is False]
-    if lacking:
-        text = f"the kernel enforces no {', '.join(lacking)} (cgroup v{said.get('CgroupVersion', '1')})"
-        remedy = "Add `cgroup_enable=memory swapaccount=1` to the kernel's command line, and restart the host."
-        yield Finding("cgroups", text, remedy)
-    else:
-        yield Finding("cgroups", f"v{said.get('CgroupVersion', '1')}: memory and processes are limited")
-    yield from _clock(str(said.get("SystemTime", "")), now)
-
-
-def examine_images(folder: Path | None, inventory: Inventory) -> Iterator[Finding]:
-    """Check the disk space for images.
-
-    Args:
-        folder: The folder where the daemon stores them; None if it is on another host.
-        inventory: The GPUs of jobs: images with CUDA are larger.
-    """
-    if folder is not None:
-        free, wanted = shutil.disk_usage(folder).free, _ROOM_FOR_CUDA if inventory.gpus else _ROOM_FOR_IMAGES
-        remedy = "" if free >= wanted else f"Make room for {wanted / _GIB:.0f} GiB: docker system df shows what may go."
-        yield Finding("images", f"{free / _GIB:.1f} GiB are free in {folder}", remedy)
-
-
-def _toolkit(said: Mapping[str, Any], inventory: Inventory) -> Iterator[Finding]:
-    """Check whether the daemon can pass GPUs to containers in the requested mode."""
-    version = str(said.get("ServerVersion", "0"))
-    if inventory.driver == "nvidia":
-        is_there = "nvidia" in said.get("Runtimes", {}) or shutil.which("nvidia-container-runtime-hook")
-        remedy = "" if is_there else _INSTALL_TOOLKIT
-        yield Finding("toolkit", f"NVIDIA's is {'there' if is_there else 'not there'}", remedy)
-    elif inventory.driver == "cdi" and _major(version) < _CDI_SINCE:
-        text = f"Docker {version} knows no CDI"
-        yield Finding("CDI", text, f"Install Docker {_CDI_SINCE}, or take --gpu-mode nvidia.")
-    elif inventory.driver == "cdi" and not _specifications(said.get("CDISpecDirs") or ()):
-        text = f"no specification is in {', '.join(said.get('CDISpecDirs') or ('any folder',))}"
-        remedy = "Run: sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"
-        yield Finding("CDI", text, remedy)
-
-
-def _major(version: str) -> int:
-    number = version.split(".", maxsplit=1)[0]
-    return int(number) if number.isdecimal() else 0
-
-
-def _specifications(folders: Sequence[str]) -> list[Path]:
-    return [path for folder in folders for path in Path(folder).glob("*") if path.suffix in {".json", ".yaml"}]
-
-
-def _clock(said: str, now: float) -> Iterator[Finding]:
-    """Compare the clock of the daemon's host with ours: attempts from several machines are ordered by time."""
-    try:
-        apart = abs(datetime.fromisoformat(f"{said[:19]}+00:00").timestamp() - now)
-    except ValueError:
-        return
-    if not said.endswith("Z"):
-        return
-    text = f"the daemon's and this host's are {apart:.0f} s apart"
-    remedy = "" if apart <= _SECONDS_APART else "Set both by NTP: sudo timedatectl set-ntp true"
-    yield Finding("clock", text, remedy)
-
-
-def _remains(engine: Engine) -> Iterator[Finding]:
-    try:
-        remains = engine.remains()
-    except EngineError as error:
-        yield Finding("remains", f"{error.what} {error.why}", error.remedy)
-        return
-    for name in remains:
-        yield Finding("remains", f"{name} is of a run that is dead", "Run: allranks clean")
-    if not remains:
-        yield Finding("remains", f"no dead run has left anything ({engine.name})")

@@ -1,6 +1,6 @@
 """``allranks doctor``: findings as they are printed; what is found, tests/test_doctor.py has."""
 
-from allranks.host_checks import Finding
+from allranks.engine.kind import Finding
 
 
 def test_the_doctors_findings_are_printed_and_a_problem_is_exit_code_4(allranks, monkeypatch):

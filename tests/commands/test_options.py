@@ -41,7 +41,7 @@ def test_a_wrong_engine_is_refused_with_the_right_ones(allranks, monkeypatch, wh
     else:
         code, _, err = allranks("run", "--engine", "podman")
     assert code == 2
-    assert "'podman' is no engine: choose from auto, process, docker" in err
+    assert "'podman' is no engine: choose from auto, docker, process" in err
 
 
 def test_a_wrong_engine_in_the_environment_disturbs_no_other_command(allranks, monkeypatch):

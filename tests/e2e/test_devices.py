@@ -19,6 +19,7 @@ from docker.types import DeviceRequest
 
 from allranks.engine import docker as docker_engine
 from allranks.engine.docker import DockerEngine
+from allranks.engine.gpus import Inventory
 from allranks.engine.ownership import HOST_LABEL, own_run
 from allranks.image.base import DEFAULT, find_base
 from allranks.matrix.declaration import load
@@ -26,7 +27,6 @@ from allranks.matrix.jobs import plan
 from allranks.report.run_files import Manifest
 from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.dispatcher import Dispatcher
-from allranks.schedule.gpus import Inventory
 from allranks.schedule.host import choose_host
 from allranks.schedule.log_lines import LiveView
 from allranks.schedule.results_folder import open_run

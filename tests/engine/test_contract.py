@@ -4,7 +4,6 @@ import pickle
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -18,77 +17,15 @@ from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_files, package_folder
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine, FileCopy, JobSpec, Passthrough
+from allranks.engine_contract import ENDLESS, SUITE, EngineContract, Heard, HeardOnce
 from allranks.errors import EngineError
 from allranks.image import ensure_image
 from allranks.matrix.model import Image
 from allranks.records import (
     AgentFailed,
-    Begun,
-    Collected,
     Finished,
-    GangReady,
-    Imported,
-    Interrupted,
-    Passed,
     RankEnded,
-    Went,
 )
-
-SUITE = """
-import os
-from pathlib import Path
-
-import pytest
-import torch.distributed as dist
-
-HERE = Path(__file__).parent
-
-
-def test_variables_reach_every_rank():
-    assert os.environ["COLOUR"] == "blue"
-    assert os.environ["RANK"] == str(dist.get_rank())
-
-
-def test_files_beside_the_tests_are_there():
-    assert (HERE / "data.txt").read_text() == "data"
-    assert (HERE.parent / "shared.txt").read_text() == "shared"
-
-
-def test_that_fails_on_one_rank():
-    assert dist.get_rank() == 0
-
-
-def test_ranks_can_write_to_their_temporary_folder(tmp_path):
-    (tmp_path / "x").write_text("x")
-"""
-
-ENDLESS = """
-import signal
-
-
-def test_that_ends():
-    pass
-
-
-def test_that_never_ends():
-    signal.pause()
-"""
-
-GREEDY = """
-import os
-from pathlib import Path
-
-HERE = Path("../results")
-
-
-def test_that_leaves_too_much(rank):
-    if rank == 0:
-        with (HERE / "zz-big").open("wb") as big:
-            big.truncate(8 << 30)
-        (HERE / "job.json").write_text("{}")
-        (HERE / "link").symlink_to("/etc/passwd")
-        os.mkfifo(HERE / "pipe")
-"""
 
 FILLER = """
 import os
@@ -202,66 +139,19 @@ def nothing_is_left(run_id, left_of):
 IN_DOCKER = pytest.mark.parametrize("bench", [pytest.param("docker", marks=pytest.mark.docker)], indirect=True)
 
 
-class Said(list):
-    """What agents reported; also the sink that keeps it."""
+class TestContract(EngineContract):
+    @pytest.fixture
+    def engine(self, bench):
+        return bench.make()
 
-    def __call__(self, _node, said):
-        self.append(said)
-
-    def all(self, kind):
-        return [each for each in self if isinstance(each, kind)]
-
-    def first(self, kind):
-        return next(iter(self.all(kind)), None)
-
-    @property
-    def ends(self):
-        """The outcome of each rank of each test, by the test's name."""
-        passed = {(_name(each), rank): "passed" for each in self.all(Passed) for rank in each.ranks}
-        return {**passed, **{(_name(each), each.rank): each.outcome.value for each in self.all(RankEnded)}}
-
-
-def _name(end):
-    return end.nodeid.partition("::")[2]
-
-
-def test_a_job_runs_from_start_to_results(bench, tmp_path):
-    said, results = Said(), tmp_path / "results"
-    results.mkdir()
-    with bench.make().start(bench.spec) as job:
-        job.go()
-        ending = job.wait(said)
-        job.collect(results)
-
-    assert (ending.status, ending.timed_out, ending.out_of_memory) == (0, False, False)
-    order = [Begun, Imported, Collected, Went, GangReady, Passed, Finished]
-    assert [kind for kind in dict.fromkeys(map(type, said)) if kind in order] == order
-    assert said[-1] == Finished(at=said[-1].at, status=0)
-    assert {key for key, outcome in said.ends.items() if outcome != "passed"} == {("test_that_fails_on_one_rank", 1)}
-    assert len(said.ends) == 8
-    assert "agent.log" in {path.name for path in results.iterdir()}
-
-
-def test_of_results_that_are_too_large_or_have_names_of_the_hosts_all_else_is_there(bench, tmp_path):
-    (bench.spec.code / "suite" / "test_tiny.py").write_text(GREEDY)
-    said, results = Said(), tmp_path / "results"
-    results.mkdir()
-    with bench.make().start(bench.spec) as job:
-        job.go()
-        job.wait(said)
-        with pytest.raises(EngineError) as raised:
-            job.collect(results)
-    assert set(said.ends.values()) == {"passed"}
-    assert "The job's results exceed the limit of 512 MiB: 'zz-big' (8,192 MiB) left out." in raised.value.text
-    assert "names that allranks itself writes: 'job.json' (2 bytes) left out." in raised.value.text
-    names = {path.name for path in results.iterdir()}
-    assert "agent.log" in names
-    assert names.isdisjoint({"zz-big", "job.json", "link", "pipe"})
+    @pytest.fixture
+    def spec(self, bench):
+        return bench.spec
 
 
 def test_who_fills_the_results_folder_is_blamed_and_nobody_else(bench, tmp_path):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "../results"))
-    said, results = Said(), tmp_path / "results"
+    said, results = Heard(), tmp_path / "results"
     results.mkdir()
     with bench.make().start(bench.spec) as job:
         job.go()
@@ -270,8 +160,8 @@ def test_who_fills_the_results_folder_is_blamed_and_nobody_else(bench, tmp_path)
             job.collect(results)
     outcomes = {key: outcome for key, outcome in said.ends.items() if key[1] == 1}
     assert outcomes == {("test_that_fills_a_folder", 1): "errored", ("test_that_does_no_harm", 1): "passed"}
-    [blamed] = [each for each in said.all(RankEnded) if each.outcome.value == "errored"]
-    assert (_name(blamed), blamed.rank) == ("test_that_fills_a_folder", 1)
+    [blamed] = [each for each in said if isinstance(each, RankEnded) and each.outcome.value == "errored"]
+    assert (blamed.nodeid.partition("::")[2], blamed.rank) == ("test_that_fills_a_folder", 1)
     assert "this rank wrote" in blamed.message
     # The volume has room for the code, too.
     assert re.search(r"which has room for 51\d MiB, was filled|no more than 512 MiB of a job's results", blamed.message)
@@ -283,7 +173,7 @@ def test_who_fills_the_results_folder_is_blamed_and_nobody_else(bench, tmp_path)
 def test_who_fills_the_folder_of_its_tests_is_blamed_and_the_next_gang_has_room(bench, init_method):
     """A store in a file needs some."""
     (bench.spec.code / "suite" / "test_tiny.py").write_text(FILLER.replace("FOLDER", "$ALLRANKS_SHARED"))
-    said = Said()
+    said = Heard()
     agent = replace(bench.spec.agent, init_method=init_method)
     spec = replace(bench.spec, agent=agent, resources=replace(bench.spec.resources, disk_bytes=64 << 20))
     with bench.make().start(spec) as job:
@@ -294,69 +184,6 @@ def test_who_fills_the_folder_of_its_tests_is_blamed_and_the_next_gang_has_room(
     assert said.ends["test_that_does_no_harm", 0] == said.ends["test_that_does_no_harm", 1] == "passed"
 
 
-def test_a_job_starts_with_what_it_carries_among_its_results(bench, tmp_path):
-    (tmp_path / "cache" / "cache").mkdir(parents=True)
-    (tmp_path / "cache" / "cache" / "lastfailed").write_text(
-        '{"suite/test_tiny.py::test_that_fails_on_one_rank": true}'
-    )
-    carried = (FileCopy(source=tmp_path / "cache", target=Path("pytest-cache/v")),)
-    agent = replace(bench.spec.agent, pytest_args=("--lf",))
-    said, results = Said(), tmp_path / "results"
-    results.mkdir()
-    with bench.make().start(replace(bench.spec, carried=carried, agent=agent)) as job:
-        job.go()
-        job.wait(said)
-        job.collect(results)
-
-    assert said.first(Collected).tests == ("suite/test_tiny.py::test_that_fails_on_one_rank",)
-    assert "test_that_fails_on_one_rank" in (results / "pytest-cache" / "v" / "cache" / "lastfailed").read_text()
-
-
-class Act(Said):
-    """Does something at the first outcome."""
-
-    def __init__(self, act):
-        super().__init__()
-        self._act = act
-
-    def __call__(self, node, said):
-        super().__call__(node, said)
-        if isinstance(said, Passed | RankEnded) and len(self.all(Passed)) == 1:
-            self._act()
-
-
-ENDED = {("test_that_ends", rank): "passed" for rank in (0, 1)}
-"""What is left of the endless suite that is ended in its second test; no test in it is good."""
-
-
-def test_a_job_stopped_in_the_middle_leaves_its_files_and_nothing_else(bench, tmp_path):
-    (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
-    results = tmp_path / "results"
-    results.mkdir()
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    with bench.make().start(bench.spec) as job:
-        job.go()
-        with suppress(KeyboardInterrupt):
-            job.wait(Act(interrupt))
-        job.stop()
-        job.collect(results)
-    assert (results / "agent.log").exists()
-
-
-def test_a_job_that_is_told_to_end_while_somebody_waits_for_it_ends_soon(bench):
-    (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
-    with bench.make().start(bench.spec) as job:
-        said = Act(lambda: threading.Thread(target=job.hang_up).start())
-        job.go()
-        assert not job.wait(said).timed_out
-    assert said.first(Interrupted)
-    assert {key: outcome for key, outcome in said.ends.items() if outcome == "passed"} == ENDED
-    assert {key[0] for key in said.ends.keys() - ENDED.keys()} == {"test_that_never_ends"}
-
-
 def test_what_a_job_says_while_it_is_stopped_at_its_time_limit_is_heard(bench):
     (bench.spec.code / "suite" / "test_tiny.py").write_text(ENDLESS)
 
@@ -364,21 +191,10 @@ def test_what_a_job_says_while_it_is_stopped_at_its_time_limit_is_heard(bench):
         job._deadline = 0.0
 
     with bench.make().start(bench.spec) as job:
-        said = Act(be_late)
+        said = HeardOnce(be_late)
         job.go()
         assert job.wait(said).timed_out
     assert said.first(Finished)
-
-
-def test_leaving_a_job_that_was_never_let_go_ends_it(bench):
-    with bench.make().start(bench.spec):
-        pass
-
-
-def test_the_engines_time_limit_ends_a_job(bench):
-    spec = replace(bench.spec, resources=replace(bench.spec.resources, seconds=0.5))
-    with bench.make().start(spec) as job:
-        assert job.wait(Said()).timed_out
 
 
 def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
@@ -387,12 +203,12 @@ def test_the_time_before_a_job_gets_its_turn_does_not_count(bench):
     with job as running:
         running._deadline = 0.0  # as if the job before it had taken all this one's time
         running.go()
-        assert not running.wait(Said()).timed_out
+        assert not running.wait(Heard()).timed_out
 
 
 def test_an_agent_without_torch_says_so(bench, tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-    said = Said()
+    said = Heard()
     with bench.make(FileCopy(source=tmp_path / "torch.py", target=Path("torch.py"))).start(bench.spec) as job:
         job.go()
         ending = job.wait(said)
@@ -425,7 +241,9 @@ def disturbed(bench, docker_client, tmp_path):
         errors = []
         with bench.make().start(spec) as job:
             once = iter([disturb])
-            act = Act(lambda: next(once, _do_nothing)(docker_client.api, docker_client.api.containers(filters=mine)))
+            act = HeardOnce(
+                lambda: next(once, _do_nothing)(docker_client.api, docker_client.api.containers(filters=mine))
+            )
             job.go()
             for step in (lambda: job.wait(act), lambda: job.collect(tmp_path)):
                 try:

@@ -107,7 +107,7 @@ def look() -> Machine:
 
 
 def _ask_nvml() -> tuple[tuple[Gpu, ...], str]:
-    from allranks.schedule.gpus import nvidia_gpus
+    from allranks.engine.gpus import nvidia_gpus
 
     try:
         found = nvidia_gpus(has_cards=False)

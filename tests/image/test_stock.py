@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from allranks.commands.stored_images import render
-from allranks.image.stock import OTHERS, RUN, take_stock
+from allranks.image.stock import OTHERS, RUN, render, take_stock
 
 GB = 10**9
 BASE = "sha256:base"

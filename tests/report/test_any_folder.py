@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from allranks.errors import AllranksError
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.merging import merge
-from allranks.report.table import render_table
+from allranks.report.summary import render_table
 
 GOOD, OTHER = "gloo-w2-g0-env/s", "gloo-w2-g0-tcp/s"
 ATTEMPT = f"cells/{OTHER}/attempt-1"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.merging import merge
-from allranks.report.table import render_table
+from allranks.report.summary import render_table
 
 JOB = "gloo-w2-g0-env/s"
 A = "t.py::test_a"

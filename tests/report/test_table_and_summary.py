@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from allranks.report.merging import merge
-from allranks.report.summary import render_summary
-from allranks.report.table import WIDTH, render_table, seconds
+from allranks.report.summary import WIDTH, render_summary, render_table, seconds
 
 ENV, TCP = "gloo-w2-g0-env/collectives", "gloo-w2-g0-tcp/collectives"
 

@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the helper, which pytest's imp
 
 from scripted_engine import ScriptedEngine
 
+from allranks.engine.kind import JobEnvironment
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import expand
 from allranks.matrix.jobs import plan
@@ -20,7 +21,6 @@ from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.dispatcher import Dispatcher
 from allranks.schedule.host import Host
 from allranks.schedule.log_lines import LiveView
-from allranks.schedule.request import JobEnvironment
 from allranks.schedule.results_folder import RunFolder, open_run
 from allranks.schedule.retry_policy import RunPolicy
 

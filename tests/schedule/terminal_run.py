@@ -14,11 +14,11 @@ from scripted_engine import FINISHED, PASSED, ScriptedEngine, failed
 
 from allranks import cli
 from allranks.engine import ownership
+from allranks.engine.gpus import Inventory
+from allranks.engine.kind import JobEnvironment
 from allranks.records import Collected
 from allranks.schedule import gpu_leases, run_jobs
-from allranks.schedule.gpus import Inventory
 from allranks.schedule.host import Host
-from allranks.schedule.request import JobEnvironment
 
 ONE, TWO, THREE = "gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"
 BAD = failed("suite/test_a.py::test_b[x]", 1, "no [bold]good")

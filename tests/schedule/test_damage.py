@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scripted_engine import BEGUN, FINISHED, failed
 
 from allranks.engine.agent_output import SEPARATOR, RecordReader
+from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import JobExit
 from allranks.records import JOURNAL, Collected, GangReady, GangStarted, Passed, TestStarted, Went, encode
 from allranks.report.judged import exit_code
@@ -17,7 +18,6 @@ from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.dispatcher import Dispatcher
 from allranks.schedule.host import Host
 from allranks.schedule.log_lines import LiveView
-from allranks.schedule.request import JobEnvironment
 
 pytestmark = pytest.mark.usefixtures("locks")
 

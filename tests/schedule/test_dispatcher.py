@@ -13,6 +13,7 @@ import pytest
 from scripted_engine import BEGUN, COLLECTED, FINISHED, PASSED, WELL, failed
 
 from allranks.engine.agent_output import Damage
+from allranks.engine.kind import JobEnvironment
 from allranks.errors import EngineError, ImageError, ResultsError
 from allranks.interruption import interruptible
 from allranks.records import (
@@ -28,7 +29,6 @@ from allranks.records import (
 from allranks.report.rank_xml import read_rank_xml
 from allranks.report.untrusted import digest
 from allranks.schedule.gpu_leases import claimed, count_free, stand_in_line, try_lease
-from allranks.schedule.request import JobEnvironment
 
 pytestmark = pytest.mark.usefixtures("locks")
 

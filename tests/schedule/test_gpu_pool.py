@@ -2,9 +2,9 @@
 
 import pytest
 
+from allranks.engine.kind import JobEnvironment
 from allranks.schedule.gpu_leases import claimed, holders
 from allranks.schedule.gpu_pool import GpuPool
-from allranks.schedule.request import JobEnvironment
 
 pytestmark = pytest.mark.usefixtures("locks")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from allranks.engine import docker as engine_docker
+from allranks.engine.kind import JobEnvironment, cleaners
+from allranks.engine_kinds import containers, host_processes
 from allranks.errors import EngineError, ImageError
-from allranks.schedule import host as schedule_host
-from allranks.schedule.host import _ForHost, choose_host, engines
-from allranks.schedule.request import JobEnvironment
+from allranks.schedule.host import _ForHost, choose_host
 
 
 @dataclass
@@ -34,14 +34,14 @@ def fakes(monkeypatch, tmp_path):
     """No GPU, no daemon's socket, no DOCKER_HOST; engines that do nothing."""
     monkeypatch.setenv("ALLRANKS_GPUS", "")
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.setattr(schedule_host, "_SOCKET", tmp_path / "docker.sock")
-    monkeypatch.setattr(schedule_host, "_process_engine", lambda: FakeEngine("process"))
-    monkeypatch.setattr(schedule_host, "_docker_engine", lambda *_: FakeEngine("docker"))
+    monkeypatch.setattr(containers, "_SOCKET", tmp_path / "docker.sock")
+    monkeypatch.setattr(host_processes, "ProcessEngine", lambda _: FakeEngine("process"))
+    monkeypatch.setattr(containers, "_docker_engine", lambda *_: FakeEngine("docker"))
 
 
 @pytest.fixture
 def daemon(monkeypatch):
-    monkeypatch.setattr(schedule_host, "_SOCKET", Path("/"))
+    monkeypatch.setattr(containers, "_SOCKET", Path("/"))
     monkeypatch.setattr(engine_docker, "connect", Client)
 
 
@@ -51,7 +51,7 @@ def dead_daemon(monkeypatch):
         msg = "No Docker daemon answers."
         raise EngineError(msg, why="connection refused\nand more")
 
-    monkeypatch.setattr(schedule_host, "_SOCKET", Path("/"))
+    monkeypatch.setattr(containers, "_SOCKET", Path("/"))
     monkeypatch.setattr(engine_docker, "connect", refuse)
 
 
@@ -59,7 +59,8 @@ def dead_daemon(monkeypatch):
 def test_without_the_sdk_auto_is_processes_and_docker_is_refused(matrix, lines, monkeypatch):
     monkeypatch.setitem(sys.modules, "allranks.engine.docker", None)
     assert choose_host("auto", matrix, lines).engine.name == "process"
-    assert lines == ["engine: process (The Docker SDK for Python is not installed); GPUs: none"]
+    assert lines[0].startswith("engine: process (the Docker SDK for Python is not installed: import of allranks.engine")
+    assert lines[0].endswith("; GPUs: none")
     with pytest.raises(EngineError, match="pip install docker"):
         choose_host("docker", matrix, lines)
 
@@ -95,7 +96,7 @@ def test_auto_with_a_daemon_is_containers_and_says_why(matrix, lines):
 
 @pytest.mark.usefixtures("daemon")
 def test_a_daemon_elsewhere_needs_no_socket_here(matrix, lines, monkeypatch, tmp_path):
-    monkeypatch.setattr(schedule_host, "_SOCKET", tmp_path / "nothing")
+    monkeypatch.setattr(containers, "_SOCKET", tmp_path / "nothing")
     monkeypatch.setenv("DOCKER_HOST", "ssh://far")
     assert choose_host("auto", matrix, lines).engine.name == "docker"
 
@@ -119,16 +120,16 @@ def test_gpus_of_the_host_are_counted(matrix, lines, monkeypatch):
 
 
 def test_what_dead_runs_left_is_removed_and_named(matrix, lines, monkeypatch):
-    monkeypatch.setattr(schedule_host, "_process_engine", lambda: FakeEngine("process", ["process 12"]))
+    monkeypatch.setattr(host_processes, "ProcessEngine", lambda _: FakeEngine("process", ["process 12"]))
     choose_host("process", matrix, lines)
     assert lines[1:] == ["removed process 12, which a dead run had left"]
 
 
 def test_cleaning_up_covers_processes_always_and_containers_where_a_daemon_answers(monkeypatch):
-    assert [engine.name for engine in engines()] == ["process"]
-    monkeypatch.setattr(schedule_host, "_SOCKET", Path("/"))
+    assert [engine.name for engine in cleaners()] == ["process"]
+    monkeypatch.setattr(containers, "_SOCKET", Path("/"))
     monkeypatch.setattr(engine_docker, "connect", Client)
-    assert [engine.name for engine in engines()] == ["process", "docker"]
+    assert [engine.name for engine in cleaners()] == ["docker", "process"]
 
 
 @pytest.fixture
@@ -198,7 +199,7 @@ def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines,
 def test_processes_that_lease_a_gpu_see_to_it_that_no_container_still_has_it(matrix, lines, monkeypatch):
     monkeypatch.setenv("ALLRANKS_GPUS", "0")
     vacated = []
-    monkeypatch.setattr(schedule_host, "_docker_engine", lambda *_: FakeEngine("docker", vacated))
+    monkeypatch.setattr(containers, "_docker_engine", lambda *_: FakeEngine("docker", vacated))
     choose_host("process", matrix, lines).vacate(("0",))
     assert vacated == ["docker vacates ('0',)"]
 

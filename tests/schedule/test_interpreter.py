@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from allranks.engine_kinds import host_processes
+from allranks.engine_kinds.host_processes import environment_of
 from allranks.errors import EngineError
 from allranks.matrix.model import Image, Process
-from allranks.schedule import host
-from allranks.schedule.host import surroundings_of
 
 NO_PYTHON = Process()
 
@@ -19,30 +19,30 @@ def recipes(monkeypatch):
         asked.append(recipe)
         return Path("/env/bin/python")
 
-    monkeypatch.setattr(host, "ensure_environment", ensure)
+    monkeypatch.setattr(host_processes, "ensure_environment", ensure)
     return asked
 
 
 def test_the_interpreter_of_the_matrix_file_wins(tmp_path, lines, recipes):
     image = Image(name="cpu", torch="2.13.0")
-    found = surroundings_of(image, root=tmp_path, process=Process(python="/opt/py"), progress=lines)
+    found = environment_of(image, root=tmp_path, process=Process(python="/opt/py"), progress=lines)
     assert (found.python, recipes) == ("/opt/py", [])
 
 
 def test_an_interpreter_in_the_repository_is_found_from_anywhere(tmp_path, lines):
     image = Image(name="cpu", torch="2.13.0")
-    found = surroundings_of(image, root=tmp_path, process=Process(python=".venv/bin/python"), progress=lines)
+    found = environment_of(image, root=tmp_path, process=Process(python=".venv/bin/python"), progress=lines)
     assert found.python == f"{tmp_path}/.venv/bin/python"
 
 
 def test_an_interpreter_on_the_path_keeps_its_name(tmp_path, lines):
     image = Image(name="cpu", torch="2.13.0")
-    assert surroundings_of(image, root=tmp_path, process=Process(python="python3"), progress=lines).python == "python3"
+    assert environment_of(image, root=tmp_path, process=Process(python="python3"), progress=lines).python == "python3"
 
 
 def test_a_finished_image_is_refused_with_both_ways_out(tmp_path, lines):
     with pytest.raises(EngineError) as error:
-        surroundings_of(Image(name="own", image="a/b:1"), root=tmp_path, process=NO_PYTHON, progress=lines)
+        environment_of(Image(name="own", image="a/b:1"), root=tmp_path, process=NO_PYTHON, progress=lines)
     assert "--engine docker" in error.value.remedy
     assert "process.python" in error.value.remedy
 
@@ -52,7 +52,7 @@ def test_an_image_becomes_an_environment_of_the_same_things(tmp_path, lines, rec
     image = Image(
         name="cpu", torch="2.13.0", packages=("numpy",), requirements=Path("requirements.txt"), index="https://x/whl"
     )
-    found = surroundings_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
+    found = environment_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
     [recipe] = recipes
     assert (found.python, found.python_path) == ("/env/bin/python", ())
     assert recipe.name == "torch-2.13.0"
@@ -64,12 +64,12 @@ def test_another_content_of_the_requirements_is_another_environment(tmp_path, li
     image = Image(name="cpu", torch="2.13.0", requirements=Path("requirements.txt"))
     for text in ("einops\n", "einops\nscipy\n"):
         (tmp_path / "requirements.txt").write_text(text)
-        surroundings_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
+        environment_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
     assert recipes[0].key != recipes[1].key
 
 
 @pytest.mark.usefixtures("recipes")
 def test_debian_packages_are_said_to_be_the_hosts(tmp_path, lines):
     image = Image(name="cpu", torch="2.13.0", apt=("libnuma1",))
-    surroundings_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
+    environment_of(image, root=tmp_path, process=NO_PYTHON, progress=lines)
     assert lines == ["image cpu: its Debian packages (libnuma1) are this host's to have"]

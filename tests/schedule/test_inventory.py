@@ -6,9 +6,9 @@ import pynvml
 import pytest
 from fake_nvml import FakeNvml, device
 
+from allranks.engine.gpus import GpuMode, chosen_gpus, take_inventory
 from allranks.engine.protocol import Passthrough
 from allranks.errors import DeviceError, UsageError
-from allranks.schedule.gpus import GpuMode, chosen_gpus, take_inventory
 
 GPUS = tuple(f"GPU-{number}" for number in range(4))
 ABSENT = FakeNvml([], init=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)

@@ -8,8 +8,8 @@ import pynvml
 import pytest
 from fake_nvml import FakeDevice, FakeNvml, device
 
+from allranks.engine.gpus import Gpu, nvidia_gpus
 from allranks.errors import DeviceError, ExitCode
-from allranks.schedule.gpus import Gpu, nvidia_gpus
 
 # What a real driver exports, of a host with a GPU, one that is cut up, and one that is lost where LOST is defined.
 LIBRARY = r"""
@@ -100,7 +100,7 @@ def test_a_library_that_never_answers_does_not_hold_up_the_run():
     is_over.set()
 
 
-ASK = "from allranks.schedule.gpus import nvidia_gpus; print([gpu.uuid for gpu in nvidia_gpus()])"
+ASK = "from allranks.engine.gpus import nvidia_gpus; print([gpu.uuid for gpu in nvidia_gpus()])"
 
 
 @pytest.mark.parametrize(("lost", "told"), [(0, "['GPU-a', 'MIG-x']"), (1, "cannot say what GPU 2 of 3 is")])

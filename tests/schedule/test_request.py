@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import Passthrough
-from allranks.schedule.request import AttemptOptions, JobEnvironment, files_of, job_spec
+from allranks.schedule.request import AttemptOptions, files_of, job_spec
 
 ATTEMPT = AttemptOptions(run_id="r", number=2, seed=5, gpus=("GPU-a", "GPU-b"), pytest_args=("-k", "x"))
 

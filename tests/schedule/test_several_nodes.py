@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import JobExit, NodeExit, resources
 from allranks.records import Finished, NodeLost, NodesFailed
 from allranks.schedule.job_facts import JobFacts
-from allranks.schedule.request import AttemptOptions, JobEnvironment, job_spec, room_of
+from allranks.schedule.request import AttemptOptions, job_spec, room_of
 
 ATTEMPT = AttemptOptions(run_id="r", number=1, seed=1)
 

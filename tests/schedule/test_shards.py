@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from scripted_engine import BEGUN, FINISHED, PASSED
 
+from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import FileCopy, JobExit
 from allranks.errors import ExitCode, ResultsError
 from allranks.harness.config import AgentConfig, JobShard
@@ -22,7 +23,7 @@ from allranks.schedule.dispatcher import Dispatcher
 from allranks.schedule.earlier_runs import cache_to_start_with, keep_cache_of_shard, take_snapshot
 from allranks.schedule.host import Host
 from allranks.schedule.log_lines import LiveView
-from allranks.schedule.request import AttemptOptions, JobEnvironment, job_spec
+from allranks.schedule.request import AttemptOptions, job_spec
 from allranks.schedule.run_jobs import RunOptions, run
 
 pytestmark = pytest.mark.usefixtures("locks")

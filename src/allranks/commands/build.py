@@ -64,15 +64,16 @@ def _jobs_to_build_for(expansion: Expansion, options: argparse.Namespace) -> Seq
 
 
 def _build_for(jobs: Iterable[Job], root: Path, options: argparse.Namespace) -> None:
+    from allranks.engine.kind import choose_engine  # noqa: PLC0415
     from allranks.image.daemon import Site  # noqa: PLC0415
-    from allranks.schedule.host import client_for  # noqa: PLC0415
 
     _check(options)
     of = [job for job in jobs if not (options.without_gpus and job.cell.gpu_count)]
     images = list(dict.fromkeys(job.image for job in of))
-    client, why = client_for(options.engine)
+    engine, why = choose_engine(options.engine)
+    client = engine.image_daemon
     if client is None:
-        say(f"engine: process ({why}), which runs no images")
+        say(f"engine: {engine.name} ({why}), which runs no images")
         if options.export:
             _write_empty(options.export)
         return

@@ -1,14 +1,35 @@
-"""``allranks leases`` and ``allranks clean``: what runs hold on this host, and what dead ones left."""
+"""The state of this host: ``allranks doctor``, ``allranks leases`` and ``allranks clean``."""
 
 import argparse
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import say
+from allranks.commands.options import add_engine, add_gpu_mode, add_results, say
 from allranks.errors import ExitCode
 
 if TYPE_CHECKING:
     from allranks.schedule.gpu_leases import Holder
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``allranks doctor``."""
+    add_engine(parser)
+    add_gpu_mode(parser)
+    add_results(parser)
+    parser.set_defaults(command=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> ExitCode:
+
+    from allranks.host_checks import examine  # noqa: PLC0415 - no plan needs it
+
+    problems = 0
+    for finding in examine(options.engine, options.gpu_mode, options.results or Path("results")):
+        say(finding.line)
+        problems += bool(finding.remedy)
+    say(f"{problems} problem(s)" if problems else "no problem was found")
+    return ExitCode.INFRASTRUCTURE if problems else ExitCode.OK
 
 
 def add_leases(parser: argparse.ArgumentParser) -> None:
@@ -17,8 +38,8 @@ def add_leases(parser: argparse.ArgumentParser) -> None:
 
 
 def _leases(_options: argparse.Namespace) -> ExitCode:
+    from allranks.engine.gpus import take_inventory  # noqa: PLC0415
     from allranks.schedule.gpu_leases import holders  # noqa: PLC0415
-    from allranks.schedule.gpus import take_inventory  # noqa: PLC0415
 
     found = holders(take_inventory().gpus)
     for gpu, holder in found.items():
@@ -41,9 +62,9 @@ def add_clean(parser: argparse.ArgumentParser) -> None:
 
 
 def _clean(_options: argparse.Namespace) -> ExitCode:
-    from allranks.schedule.host import engines  # noqa: PLC0415
+    from allranks.engine.kind import cleaners  # noqa: PLC0415
 
-    there = engines()
+    there = cleaners()
     removed = [name for engine in there for name in engine.reap()]
     for name in removed:
         say(f"removed {name}")

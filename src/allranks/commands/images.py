@@ -32,18 +32,18 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _images(options: argparse.Namespace) -> ExitCode:
-    from allranks.commands import stored_images  # noqa: PLC0415 - a plan needs no SDK
+    from allranks.image import stock  # noqa: PLC0415 - a plan needs no SDK
     from allranks.image.stock import StockLimits  # noqa: PLC0415
 
     limits = StockLimits(unused=options.older_than, size=options.keep_size)
     if options.prune:
-        act = stored_images.preview if options.dry_run else stored_images.prune
+        act = stock.preview if options.dry_run else stock.prune
         act(limits, say)
     elif options.dry_run or limits != StockLimits():
         msg = "--older-than, --keep-size and --dry-run are about what --prune removes."
         raise UsageError(msg, remedy="Add --prune, or leave them away to see all images.")
     else:
-        stored_images.show(say)
+        stock.show(say)
     return ExitCode.OK
 
 

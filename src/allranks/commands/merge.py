@@ -80,7 +80,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.judged import exit_code  # noqa: PLC0415
     from allranks.report.junit_case import JUnitForm  # noqa: PLC0415
     from allranks.report.merging import merge  # noqa: PLC0415
-    from allranks.report.table import render_table as render_results  # noqa: PLC0415
+    from allranks.report.summary import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.console import console_for  # noqa: PLC0415
     from allranks.schedule.ledger import complete_dead_runs  # noqa: PLC0415
     from allranks.schedule.run_jobs import MEANING  # noqa: PLC0415

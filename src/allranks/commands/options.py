@@ -5,9 +5,10 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from allranks.engine_registry import AUTO, OWN_ENGINES, engine_names
 from allranks.errors import UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
@@ -22,7 +23,6 @@ GPU_MODE_VARIABLE = "ALLRANKS_GPU_MODE"
 _DIGITS = 18
 """Digits of the largest number accepted: more is a mistake."""
 
-_ENGINES = ("auto", "process", "docker")
 _GPU_MODES = ("auto", "nvidia", "cdi", "rocm", "none")
 
 
@@ -48,9 +48,8 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Declare the option for where jobs run."""
-    _add_choice(
-        parser, "engine", ENGINE_VARIABLE, _ENGINES, "where to run: docker where a daemon answers, else process"
-    )
+    meaning = "where to run: docker where a daemon answers, else process; or an engine that a package adds"
+    _add_choice(parser, "engine", ENGINE_VARIABLE, (AUTO, *OWN_ENGINES), meaning, more=engine_names)
 
 
 def add_gpu_mode(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +57,21 @@ def add_gpu_mode(parser: argparse.ArgumentParser) -> None:
     _add_choice(parser, "GPU mode", GPU_MODE_VARIABLE, _GPU_MODES, "whose GPUs, and how containers are given them")
 
 
-def _add_choice(parser: argparse.ArgumentParser, what: str, variable: str, names: Sequence[str], meaning: str) -> None:
-    """An option that a variable can set too; the default is the first of the names."""
+def _add_choice(  # noqa: PLR0913 - all but one are always given
+    parser: argparse.ArgumentParser,
+    what: str,
+    variable: str,
+    names: Sequence[str],
+    meaning: str,
+    *,
+    more: Callable[[], Sequence[str]] = tuple,
+) -> None:
+    """An option that a variable can set too; the default is the first of the names, and `more` looks for others."""
 
     def named(name: str) -> str:
         # argparse does not check defaults against `choices`, and this one comes from the environment.
-        if name not in names:
-            msg = f"{name!r} is no {what}: choose from {', '.join(names)}"
+        if name not in names and name not in (found := more()):
+            msg = f"{name!r} is no {what}: choose from {', '.join(dict.fromkeys((*names, *found)))}"
             raise argparse.ArgumentTypeError(msg)
         return name
 

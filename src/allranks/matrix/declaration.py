@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import get_args
 
+from allranks.engine_registry import OWN_ENGINES
 from allranks.errors import MatrixError, UsageError, did_you_mean, shown
 from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, comparable, is_version, type_of_axis
 from allranks.matrix.cell_images import check_images, read_images
@@ -99,7 +100,9 @@ def _locate(start: Path) -> Path:
 
 
 def _matrix(file: Table) -> Matrix:
-    file.only("matrix", "suites", "images", "env", "policy", "limits", "process", "docker", "runners", "durations")
+    file.only(
+        "matrix", "suites", "images", "env", "policy", "limits", "process", "docker", "engines", "runners", "durations"
+    )
     file.needs("matrix", "[matrix]")
     table = file.table("matrix")
     table.only(*AXES, "custom_backends", "exclude", "include")
@@ -119,10 +122,19 @@ def _matrix(file: Table) -> Matrix:
         limits=_limits(file.table("limits"), os.environ),
         process=_process(file.table("process")),
         docker=_docker(file.table("docker")),
+        engines=_engines(file.table("engines")),
         runners=tuple(read_runner(entry, known) for entry in file.tables("runners")),
         durations=_durations(file.table("durations")),
         line=table.line,
     )
+
+
+def _engines(table: Table) -> dict[str, Mapping[str, object]]:
+    """What is for engines that other packages add, which may be installed elsewhere alone."""
+    for name in OWN_ENGINES:
+        if name in table:
+            raise table.error(name=name, what="this engine is allranks' own", remedy=f"Write [{name}].")
+    return {name: table.table(name).values for name in table.values}
 
 
 def _known(axes: Mapping[str, tuple[AxisValue, ...]], included: Iterable[Cell]) -> Known:

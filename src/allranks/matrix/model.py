@@ -14,7 +14,6 @@ from allranks.matrix.when import Condition
 
 Isolation = Literal["test", "file", "job"]
 SkipPolicy = Literal["skip", "pass"]
-EngineName = Literal["auto", "process", "docker"]
 
 DURATIONS_FILE = Path(".allranks-durations.json")
 
@@ -255,7 +254,7 @@ class RunnerRule:
     gpus: int = 0
     cores: int | None = None
     hosted: bool = False
-    engine: EngineName | None = None
+    engine: str | None = None
     minutes: int | None = None
     line: int = 0
 
@@ -272,6 +271,7 @@ class Matrix:
     Attributes:
         path: The file it was read from.
         axes: The values on each axis, in the order of :data:`AXES`.
+        engines: ``[engines.NAME]``: settings of engines that other packages add, as they are in the file.
         runners: Which CI machines run which cells; of two rules for one cell the earlier wins.
         durations: The file of test durations, for even shards, relative to the matrix file; it may not exist yet.
         finished: Images that another machine has built, by the name of the image they replace; not from the file.
@@ -289,6 +289,7 @@ class Matrix:
     limits: Limits = Limits()
     process: Process = Process()
     docker: Docker = Docker()
+    engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     runners: tuple[RunnerRule, ...] = ()
     durations: Path = DURATIONS_FILE
     finished: Mapping[str, str] = field(default_factory=dict)

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable
-from typing import Final, get_args
+from typing import Final
 
-from allranks.errors import MatrixError, UsageError, shown
-from allranks.matrix.model import Cell, EngineName, Matrix, RunnerRule
+from allranks.engine_registry import AUTO, engine_names, is_engine
+from allranks.errors import MatrixError, UsageError, did_you_mean, listed, shown
+from allranks.matrix.model import Cell, Matrix, RunnerRule
 from allranks.matrix.toml_file import Table, place
 from allranks.matrix.when import Known
 
@@ -21,8 +22,6 @@ CORES_OF_A_GPU: Final = 8
 
 UBUNTU: Final = RunnerRule(labels=("ubuntu-latest",), hosted=True)
 """The machine for cells without GPUs if the file has no rule."""
-
-ENGINES: Final[tuple[EngineName, ...]] = get_args(EngineName)
 
 _HOSTED_LABEL: Final = re.compile(r"(ubuntu|windows|macos)-(latest|\d+(\.\d+)?)(-[a-z0-9-]+)?")
 _SELF_HOSTED: Final = "self-hosted"
@@ -49,10 +48,20 @@ def read_runner(table: Table, known: Known) -> RunnerRule:
         gpus=_gpus(table, hosted=hosted),
         cores=table.whole("cores", RunnerRule.cores, at_least=1),
         hosted=hosted,
-        engine=table.choice("engine", ENGINES, None),
+        engine=_engine(table),
         minutes=_minutes(table, hosted=hosted),
         line=table.line,
     )
+
+
+def _engine(table: Table) -> str | None:
+    if "engine" not in table:
+        return None
+    if (name := table.text("engine", "", "docker")) != AUTO and not is_engine(name):
+        known = (AUTO, *engine_names())
+        what = f"{shown(name)} is none of {listed(known)}"
+        raise table.error(name="engine", what=what, remedy=did_you_mean(name, known))
+    return name
 
 
 def _labels(table: Table) -> tuple[str, ...]:

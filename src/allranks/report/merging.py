@@ -6,10 +6,12 @@ that merge the same folder wait for each other. At most one job's tests are in m
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from allranks.errors import ResultsError, UsageError
 from allranks.report.accounting import account, damaged_manifest
@@ -33,8 +35,62 @@ SUMMARY_NAME: Final = "summary.md"
 LOCK_NAME: Final = ".merge.lock"
 
 
+FORMATS: Final = "allranks.report_formats"
+"""The group of entry points by which other packages add forms of the report: each names a :data:`ReportFormat`."""
+
 Observer = Callable[[CellSuite], None]
 """Receives each job with its tests, before these are dropped."""
+
+
+class ReportWriter(Protocol):
+    """Writes a run in one form."""
+
+    def add(self, suite: CellSuite) -> None:
+        """Take a job with its tests, which are dropped after it."""
+
+    def finish(self, run: MergedRun) -> None:
+        """Write what is left: all jobs have been added, and allranks' own reports are written."""
+
+
+ReportFormat = Callable[[Path], ReportWriter]
+"""Makes a writer for a folder, that of the merged report; the writer's files have names of their own."""
+
+
+class _Added:
+    """The writer of another package: whatever it raises, all other reports are written first.
+
+    Args:
+        point: Its entry point.
+        folder: The folder of the report.
+    """
+
+    def __init__(self, point: EntryPoint, folder: Path) -> None:
+        self._point = point
+        self._writer: ReportWriter | None = None
+        self.error: ResultsError | None = None
+        with self._kept():
+            make: ReportFormat = point.load()
+            self._writer = make(folder)
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - of code that is not ours
+            self._writer = None
+            msg = f"The report {self._point.name} could not be written ({self._point.value})."
+            remedy = "Repair or remove the package that adds it, and merge again: all other reports are there."
+            self.error = ResultsError(msg, why=f"{type(error).__name__}: {error}", remedy=remedy)
+
+    def add(self, suite: CellSuite) -> None:
+        with self._kept():
+            if self._writer is not None:
+                self._writer.add(suite)
+
+    def finish(self, run: MergedRun) -> None:
+        with self._kept():
+            if self._writer is not None:
+                self._writer.finish(run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +134,8 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
 
     Raises:
         UsageError: The folder does not exist, or has no results.
-        ResultsError: The reports cannot be written, or would overwrite a file that allranks did not write.
+        ResultsError: The reports cannot be written, or would overwrite a file that allranks did not write; or, after
+            all of allranks' own have been written, one that another package adds could not be.
     """
     root = Path(os.path.realpath(folder))  # Path.resolve raises for circular links
     if not root.is_dir():
@@ -121,13 +178,20 @@ def _judge(folder: Path, policy: SkipPolicy | None, environ: Mapping[str, str], 
 
 def _write(folder: Path, judged: _Judged, observers: Sequence[Observer], form: JUnitForm) -> MergedRun:
     page = PageWriter(folder / PAGE_NAME)
+    added = [_Added(point, folder) for point in entry_points(group=FORMATS)]
     with JsonWriter(folder / JSON_NAME) as machine:
         with JUnitWriter(folder / JUNIT_NAME, form) as junit:
-            rows = tuple(_rows(judged.suites, (junit.add, machine.add, page.add, *observers)))
+            rows = tuple(
+                _rows(judged.suites, (junit.add, machine.add, page.add, *(each.add for each in added), *observers))
+            )
         merged = _merged(folder, judged, rows, junit.files)
         machine.write(merged)
     page.write(merged)
     write_summary(merged)
+    for each in added:
+        each.finish(merged)
+    if error := next((each.error for each in added if each.error), None):
+        raise error
     return merged
 
 

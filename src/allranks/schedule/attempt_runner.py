@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from allranks.engine.agent_output import Damage
+from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import JobSpec, RunningJob
 from allranks.errors import AllranksError
 from allranks.matrix.model import Image, Job, Matrix
@@ -29,7 +30,7 @@ from allranks.schedule.job_attempt import JobAttempt
 from allranks.schedule.ledger import MOST_BYTES, ContradictionError, JournalWriter, Ledger
 from allranks.schedule.log_lines import LiveView
 from allranks.schedule.packing.estimate import Capacity, Task
-from allranks.schedule.request import AttemptOptions, JobEnvironment, job_spec, room_of
+from allranks.schedule.request import AttemptOptions, job_spec, room_of
 from allranks.schedule.results_folder import RunFolder, as_results_error, write_json
 from allranks.schedule.retry_policy import WHOLE, Again, RunPolicy, newest_attempt, to_run_again
 

@@ -4,8 +4,8 @@ import os
 import time
 from collections.abc import Iterable
 
+from allranks.engine.kind import JobEnvironment
 from allranks.schedule.gpu_leases import Holder, Lease, QueueEntry, count_free, stand_in_line, try_lease
-from allranks.schedule.request import JobEnvironment
 
 
 class GpuPool:

@@ -16,7 +16,7 @@ from typing import Final
 from allranks.records import Printed, RankEnded, Record
 from allranks.report.judged import Failure, MergedRun
 from allranks.report.run_files import JobError
-from allranks.report.table import failures, left_out
+from allranks.report.summary import failures, left_out
 from allranks.schedule.progress import State, Tests
 
 _LINES = 12

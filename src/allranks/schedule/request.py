@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import FileCopy, JobSpec, Passthrough, Resources, ranks_at_once, resources, total
 from allranks.harness.config import AgentConfig, GpuToCheck, JobShard, TimeLimits, share_of
 from allranks.matrix.model import Job, Matrix
@@ -16,21 +17,6 @@ _CONFIGURATION = (
 """Files that pytest and coverage.py look for in the folder of the tests and those above it."""
 
 _OF_NVIDIA = ("GPU-", "MIG-")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobEnvironment:
-    """Where a job's Python comes from.
-
-    Attributes:
-        image: Reference of the image, on an engine that runs containers.
-        python: Interpreter, on an engine that runs processes.
-        python_path: Folders on Python's path beside those of the image or interpreter.
-    """
-
-    image: str | None = None
-    python: str | None = None
-    python_path: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,22 +7,23 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allranks.engine.gpus import GpuMode, Inventory, take_inventory
+from allranks.engine.kind import cleaners
 from allranks.engine.ownership import own_run
 from allranks.errors import AllranksError, DeviceError, ExitCode
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
-from allranks.matrix.model import EngineName, Job
+from allranks.matrix.model import Job
 from allranks.report.durations import Durations, Meter, keep_durations
 from allranks.report.judged import MergedRun, exit_code
 from allranks.report.merging import Observer, merge
-from allranks.report.table import render_table
+from allranks.report.summary import render_table
 from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.combined_coverage import combine
 from allranks.schedule.console import Annotate, Console, annotate_all, console_for
 from allranks.schedule.dispatcher import Dispatcher
 from allranks.schedule.earlier_runs import take_snapshot
-from allranks.schedule.gpus import GpuMode, Inventory, take_inventory
-from allranks.schedule.host import choose_host, engines
+from allranks.schedule.host import choose_host
 from allranks.schedule.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
 from allranks.schedule.retry_policy import Again, RunPolicy
 
@@ -60,7 +61,7 @@ class RunOptions:
     Attributes:
         run_id: The run to begin or to join.
         results: The folder of all runs.
-        engine: The requested engine.
+        engine: The name of the requested engine, or ``auto``.
         seed: The requested seed; None for a random one.
         pytest_args: Arguments for pytest inside the ranks.
         nothing_ran_allowed: Whether a run in which no test executed is good.
@@ -76,7 +77,7 @@ class RunOptions:
 
     run_id: str
     results: Path
-    engine: EngineName
+    engine: str
     seed: int | None
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool
@@ -157,7 +158,7 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
 
 def _remove_remains() -> None:
     """Reap what a killed process has left of the resumed run, before we own that run and it counts as alive."""
-    for engine in engines():
+    for engine in cleaners():
         engine.reap()
 
 

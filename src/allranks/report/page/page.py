@@ -20,7 +20,7 @@ from typing import Final
 from allranks.report.judged import Counts, MergedRun, SuiteRow
 from allranks.report.judged import total as total_of
 from allranks.report.results import TestVerdict, VerdictKind
-from allranks.report.table import seconds
+from allranks.report.summary import seconds
 from allranks.xml_text import cut, first_line, readable
 
 MOST_GROUPS: Final = 2000

@@ -7,7 +7,7 @@ from math import ceil
 from typing import Final
 
 from allranks.errors import UsageError
-from allranks.matrix.model import EngineName, Job, Limits, Matrix, RunnerRule
+from allranks.matrix.model import Job, Limits, Matrix, RunnerRule
 from allranks.matrix.runners import cores_of, minutes_of, runner_for
 from allranks.report.durations import Durations
 from allranks.schedule.packing.division import Work, divide, host_counts
@@ -104,7 +104,7 @@ class PackGroup:
 
     rule: RunnerRule
     image: str
-    engine: EngineName | None
+    engine: str | None
     total: Capacity
     tasks: tuple[Task, ...]
     allowed: dict[int, float]
@@ -199,14 +199,14 @@ class Pack:
     slug: str
     rule: RunnerRule
     image: str
-    engine: EngineName | None
+    engine: str | None
     jobs: tuple[int, ...]
     gpus: int
     seconds: float
     limits: PackLimits
 
     @property
-    def group(self) -> tuple[RunnerRule, str, EngineName | None]:
+    def group(self) -> tuple[RunnerRule, str, str | None]:
         """What it shares with the other packs that its jobs could have been in."""
         return self.rule, self.image, self.engine
 
@@ -306,7 +306,7 @@ def _pack(group: PackGroup, part: _PackPart) -> Pack:
 
 def _slugs(packs: Sequence[Pack]) -> list[str]:
     """A name for each pack, unique regardless of case: image, GPUs, and its number among how many."""
-    groups: dict[tuple[RunnerRule, str, EngineName | None], list[Pack]] = {}
+    groups: dict[tuple[RunnerRule, str, str | None], list[Pack]] = {}
     for pack in packs:
         groups.setdefault(pack.group, []).append(pack)
     taken: set[str] = set()

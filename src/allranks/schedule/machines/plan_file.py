@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import allranks
 from allranks.errors import UsageError, did_you_mean, listed
-from allranks.matrix.model import EngineName, Job, Matrix
+from allranks.matrix.model import Job, Matrix
 from allranks.matrix.when import Condition
 from allranks.report.durations import Durations
 from allranks.report.run_files import SCHEMA, Manifest, as_json
@@ -90,7 +90,7 @@ class PlannedPack:
     slug: str
     jobs: tuple[str, ...]
     cells: Mapping[str, Mapping[str, Any]]
-    engine: EngineName | None
+    engine: str | None
     limit: float
 
 

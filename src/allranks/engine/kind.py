@@ -1,0 +1,192 @@
+"""A kind of engine: whether this host has it, what its jobs need, and what the doctor checks."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+from allranks.engine.gpus import Inventory
+from allranks.engine.protocol import Engine
+from allranks.engine_registry import AUTO, OWN_ENGINES, engine_names, load_engine
+from allranks.errors import EngineError
+from allranks.matrix.model import Image, Matrix
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnvironment:
+    """Where a job's Python comes from.
+
+    Attributes:
+        image: Reference of the image, on an engine that runs containers.
+        python: Interpreter, on an engine that runs processes.
+        python_path: Folders on Python's path beside those of the image or interpreter.
+    """
+
+    image: str | None = None
+    python: str | None = None
+    python_path: tuple[Path, ...] = ()
+
+
+MakeEnvironment = Callable[[Image], JobEnvironment]
+"""Makes the environment of all jobs of an image, which may take minutes; raises an :class:`AllranksError`."""
+
+Progress = Callable[[str], None]
+"""Receives lines while something is made."""
+
+
+class Finding(NamedTuple):
+    """The result of one check of this host.
+
+    Attributes:
+        subject: What was checked, in a word or two.
+        text: Its state.
+        remedy: The one thing to do; empty if there is no problem.
+    """
+
+    subject: str
+    text: str
+    remedy: str = ""
+
+    @property
+    def line(self) -> str:
+        """The finding as it is printed."""
+        mark = "PROBLEM" if self.remedy else "ok"
+        told = f"{mark:7}  {self.subject}: {self.text}"
+        return f"{told}\n         -> {self.remedy}" if self.remedy else told
+
+
+class ConnectedEngine(Protocol):
+    """An engine that this host has."""
+
+    @property
+    def name(self) -> str:
+        """The name of its kind."""
+
+    @property
+    def answer(self) -> str:
+        """Why a run may take it, in words, as in "a Docker daemon answers"; empty if there is nothing to say."""
+
+    @property
+    def image_daemon(self) -> "DockerClient | None":
+        """The daemon that builds the images of its jobs; None if it runs no images."""
+
+    def capacity(self) -> tuple[int, int]:
+        """Cores, and MiB of memory, for all jobs at a time.
+
+        Raises:
+            EngineError: It does not say.
+        """
+
+    def cleaner(self) -> Engine:
+        """An engine that lists and removes what earlier runs left behind, and starts nothing."""
+
+    def engine_for(self, matrix: Matrix, progress: Progress, uses: ExitStack | None) -> tuple[Engine, MakeEnvironment]:
+        """An engine for a run, and what makes the environments of its jobs.
+
+        Args:
+            matrix: The matrix of the run. An engine that others provide finds its own table in ``matrix.engines``.
+            progress: Receives lines while environments are made.
+            uses: Until it is closed, what has been made for the run is not removed.
+
+        Raises:
+            AllranksError: Its table is wrong.
+        """
+
+
+class EngineKind(Protocol):
+    """What is registered under an engine's name (:mod:`allranks.engine_registry`)."""
+
+    @property
+    def name(self) -> str:
+        """Its name, as in ``--engine NAME``."""
+
+    def why_not(self) -> str:
+        """Why this host seems to lack it, in words; empty if a run should try. It takes no time."""
+
+    def connect(self) -> ConnectedEngine:
+        """Connect to it.
+
+        Raises:
+            EngineError: It is not there.
+        """
+
+    def examine(self, inventory: Inventory) -> Iterator[Finding]:
+        """Check what it needs, for ``allranks doctor``; nothing is started, changed or removed.
+
+        Args:
+            inventory: The GPUs that its jobs are to use.
+        """
+
+
+def engine_kind(name: str) -> EngineKind:
+    """The kind of engine of that name.
+
+    Raises:
+        EngineError: There is none, or its package cannot be imported.
+    """
+    return cast("EngineKind", load_engine(name))
+
+
+def choose_engine(name: str) -> tuple[ConnectedEngine, str]:
+    """Connect to an engine; return it and why it is that one.
+
+    Args:
+        name: Its name, or ``auto``.
+
+    Raises:
+        EngineError: The named engine is not there.
+    """
+    if name != AUTO:
+        return engine_kind(name).connect(), "asked for"
+    lacking: list[str] = []
+    for own in OWN_ENGINES:
+        kind = engine_kind(own)
+        if why_not := kind.why_not():
+            lacking.append(why_not)
+            continue
+        try:
+            connected = kind.connect()
+        except EngineError as error:
+            lacking.append(_reason(error))
+            continue
+        return connected, "; ".join(lacking) or connected.answer
+    msg = "This host has no engine."
+    raise EngineError(msg, why="; ".join(lacking))
+
+
+def _reason(error: EngineError) -> str:
+    what = error.what.rstrip(".")
+    why = error.why.partition("\n")[0][:120]
+    return f"{what[:1].lower()}{what[1:]}: {why}" if why else f"{what[:1].lower()}{what[1:]}"
+
+
+def cleaners(*, beside: str = "") -> list[Engine]:
+    """Every engine that this host has, to clean up after it; broken ones are left out.
+
+    Args:
+        beside: The name of one to leave out.
+    """
+    found: list[Engine] = []
+    for name in engine_names():
+        with suppress(EngineError):
+            kind = engine_kind(name)
+            if name != beside and not kind.why_not():
+                found.append(kind.connect().cleaner())
+    return found
+
+
+def examine_remains(engine: Engine) -> Iterator[Finding]:
+    """Check whether dead runs have left something behind."""
+    try:
+        remains = engine.remains()
+    except EngineError as error:
+        yield Finding("remains", f"{error.what} {error.why}", error.remedy)
+        return
+    for name in remains:
+        yield Finding("remains", f"{name} is of a run that is dead", "Run: allranks clean")
+    if not remains:
+        yield Finding("remains", f"no dead run has left anything ({engine.name})")
