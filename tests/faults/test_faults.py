@@ -15,6 +15,7 @@ IN_CONTAINERS = (
     "abort",
     "assertion_while_peers_wait",
     "blocks_all_signals",
+    "bomb_left_behind",
     "closes_its_pipe",
     "conftest_fails",
     "daemon_of_a_killed_rank",
