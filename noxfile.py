@@ -53,20 +53,33 @@ def docs(session: nox.Session) -> None:
     session.run(sys.executable, "scripts/check-links")
 
 
-@nox.session
-def tests(session: nox.Session) -> None:
-    """Run the tests: many side by side, in real containers too where a daemon answers; then those that run alone."""
+def _install_for_tests(session: nox.Session) -> dict[str, str]:
+    """Install what the tests need; return the variables that they need."""
     session.install("-e", ".", *_group("test"))
     # Apart from the rest: our own pytest, and every agent that the tests start, would load them.
     plugins = Path(session.virtualenv.location) / "plugins"
     session.install("--no-deps", "--upgrade", "--target", str(plugins), *_group("plugins"))
-    env = {"ALLRANKS_TEST_PLUGINS": str(plugins)}
+    return {"ALLRANKS_TEST_PLUGINS": str(plugins)}
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests: many side by side, in real containers too where a daemon answers; then those that run alone."""
+    env = _install_for_tests(session)
     if session.posargs:
         session.run("pytest", *session.posargs, env=env)
         return
     side_by_side = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")
     session.run("pytest", "-m", "not alone", *side_by_side, "--durations", "12", env=env)
     session.run("pytest", "-m", "alone", "--durations", "12", env=env)
+
+
+@nox.session(python=["3.11", "3.12", "3.13", "3.14"], venv_backend="uv|virtualenv", default=False)
+def pythons(session: nox.Session) -> None:
+    """Run the process engine's end-to-end tests on each Python that this machine has, or that uv can bring."""
+    env = _install_for_tests(session)
+    chosen = session.posargs or ("tests/e2e", "tests/engine/test_contract.py", "tests/harness/test_forks.py")
+    session.run("pytest", *chosen, "-m", "not docker and not alone", "--durations", "5", env=env)
 
 
 @nox.session(default=False)

@@ -109,8 +109,8 @@ def engine():
 
 @pytest.fixture
 def dispatcher(matrix, make_folder, engine, lines):
-    def make(wanted, *, gpus=(), cores=1, surroundings=lambda job: JobEnvironment(image=job.image.name), **policy):
-        host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, surroundings=surroundings)
+    def make(wanted, *, gpus=(), cores=1, environment_of=lambda job: JobEnvironment(image=job.image.name), **policy):
+        host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of)
         folder = make_folder(wanted)
         return Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ("-k", "x"), RunPolicy(**policy)))
 

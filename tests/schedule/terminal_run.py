@@ -47,8 +47,8 @@ def main():
 
     def choose_host(_name, _matrix, say, *_):
         say("engine: scripted")
-        surroundings = JobEnvironment(image="image:1")
-        return Host(engine=engine, gpus=GPUS, cores=8, memory=99999, surroundings=lambda _: surroundings)
+        environment = JobEnvironment(image="image:1")
+        return Host(engine=engine, gpus=GPUS, cores=8, memory=99999, environment_of=lambda _: environment)
 
     run_jobs.choose_host = choose_host
     run_jobs.take_inventory = lambda _: Inventory(gpus=GPUS)

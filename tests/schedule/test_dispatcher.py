@@ -177,7 +177,7 @@ def test_each_gpu_is_tried_once_in_each_image(dispatcher, engine, jobs):
     engine.acts["go", BOTH] = lambda: asked.append([each.gpu for each in engine.specs[BOTH][0].agent.check_gpus])
     images = iter(["one", "one", "two"])
     dispatcher(
-        several, gpus=("GPU-a", "GPU-b"), cores=2, most=1, surroundings=lambda _: JobEnvironment(image=next(images))
+        several, gpus=("GPU-a", "GPU-b"), cores=2, most=1, environment_of=lambda _: JobEnvironment(image=next(images))
     ).run(several)
     assert asked == [["GPU-a", "GPU-b"], [], ["GPU-a", "GPU-b"]]
 
@@ -272,13 +272,13 @@ def test_a_job_that_the_engine_loses_has_a_record_and_the_rest_goes_on(dispatche
 
 
 def test_an_image_that_cannot_be_made_is_an_error_of_its_job(dispatcher, pair, records):
-    def surroundings(job):
+    def environment(job):
         if job is pair[1]:
             msg = "No base."
             raise ImageError(msg)
         return JobEnvironment(image="i")
 
-    dispatcher(pair, surroundings=surroundings).run(pair)
+    dispatcher(pair, environment_of=environment).run(pair)
     assert records()[ONE]["error"] is None
     assert records()[TWO]["error"]["what"] == "No base."
     assert records()[TWO]["spec"] is None
@@ -332,14 +332,14 @@ def test_a_job_that_was_only_started_ahead_leaves_no_attempt(run_interrupted, en
 def test_an_interrupt_while_an_image_is_made_ends_the_current_job_well(dispatcher, engine, jobs, records, tmp_path):
     wanted = [jobs[ONE], jobs["nccl-w1-g1-env"]]
 
-    def surroundings(job):
+    def environment(job):
         if job is wanted[0]:
             interrupt()
         return JobEnvironment(image="i")
 
     engine.endless.add("nccl-w1-g1-env")
     with pytest.raises(KeyboardInterrupt), interruptible():
-        dispatcher(wanted, cores=8, gpus=("GPU-a",), surroundings=surroundings).run(wanted)
+        dispatcher(wanted, cores=8, gpus=("GPU-a",), environment_of=environment).run(wanted)
     assert list(records()) in ([], ["nccl-w1-g1-env"])  # the thread may not even have started its job
     assert not (tmp_path / "results" / "r1" / "cells" / ONE).exists()
     assert engine.log.count("start nccl-w1-g1-env") == engine.log.count("close nccl-w1-g1-env")

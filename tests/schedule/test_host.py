@@ -168,17 +168,17 @@ def test_a_job_whose_gpus_are_not_here_keeps_its_image_where_there_is_no_other(f
 
 
 def test_an_image_is_made_once_for_all_its_jobs(for_host, jobs, made):
-    surroundings = for_host()
+    environment = for_host()
     for job in jobs.values():
-        surroundings(job)
+        environment(job)
     assert made == ["cpu"]
 
 
 def test_an_image_is_made_once_for_each_version_of_torch(for_host, jobs, made):
-    surroundings = for_host()
+    environment = for_host()
     job = jobs["gloo-w2-g0-env"]
     for version in ("2.13.0", "2.14.1", "2.13.0"):
-        surroundings(replace(job, image=replace(job.image, torch=version)))
+        environment(replace(job, image=replace(job.image, torch=version)))
     assert made == ["cpu", "cpu"]
 
 
@@ -188,10 +188,10 @@ def test_an_image_that_could_not_be_made_is_not_tried_again(matrix, jobs, lines,
         msg = "No base."
         raise ImageError(msg)
 
-    surroundings = _ForHost((), matrix, lines, fail)
+    environment = _ForHost((), matrix, lines, fail)
     for cell in ("gloo-w1-g0-env", "gloo-w2-g0-env"):
         with pytest.raises(ImageError, match="No base"):
-            surroundings(jobs[cell])
+            environment(jobs[cell])
     assert made == ["cpu"]
 
 

@@ -13,8 +13,8 @@ ATTEMPT = AttemptOptions(run_id="r", number=2, seed=5, gpus=("GPU-a", "GPU-b"), 
 
 @pytest.fixture
 def spec(matrix, jobs):
-    surroundings = JobEnvironment(image="ref", python="/py", python_path=(Path("/project"),))
-    return job_spec(matrix, jobs["nccl-w2-g2-env"], surroundings, ATTEMPT)
+    environment = JobEnvironment(image="ref", python="/py", python_path=(Path("/project"),))
+    return job_spec(matrix, jobs["nccl-w2-g2-env"], environment, ATTEMPT)
 
 
 def test_request_names_run_job_and_attempt(spec):

@@ -19,7 +19,7 @@ def test_an_interrupt_while_the_report_is_made_leaves_a_report(matrix, engine, t
         signal.raise_signal(signal.SIGINT)
         return merge(folder, **options)
 
-    host = Host(engine=engine, gpus=(), cores=1, memory=1, surroundings=lambda _: None)
+    host = Host(engine=engine, gpus=(), cores=1, memory=1, environment_of=lambda _: None)
     merge = schedule_run.merge
     monkeypatch.setattr(schedule_run, "choose_host", lambda *_: host)
     monkeypatch.setattr(schedule_run, "merge", interrupted)

@@ -275,7 +275,7 @@ def engine():
 
 @pytest.fixture(autouse=True)
 def host(engine, monkeypatch):
-    host = Host(engine=engine, gpus=(), cores=1, memory=4000, surroundings=lambda _job: JobEnvironment(image="i"))
+    host = Host(engine=engine, gpus=(), cores=1, memory=4000, environment_of=lambda _job: JobEnvironment(image="i"))
     monkeypatch.setattr("allranks.schedule.run_jobs.choose_host", lambda *_: host)
     return host
 

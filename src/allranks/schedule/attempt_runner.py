@@ -76,7 +76,7 @@ class AttemptRunner:
             ResultsError: The folder cannot be made.
         """
         self.live.job_is(job.id, "preparing")
-        made = self._surroundings(job)  # before the lease, since no job could use the GPUs meanwhile
+        made = self._environment(job)  # before the lease, since no job could use the GPUs meanwhile
         lease = self.pool.lease(task.room.gpus, job.id)
         if lease is None:
             self.live.job_is(job.id, "waiting")
@@ -107,10 +107,10 @@ class AttemptRunner:
             attempt.error = why
             self._write_record(attempt)
 
-    def _surroundings(self, job: Job) -> JobEnvironment | AllranksError:
+    def _environment(self, job: Job) -> JobEnvironment | AllranksError:
         """The job's Python, or why there is none."""
         try:
-            return self.host.surroundings(job)
+            return self.host.environment_of(job)
         except AllranksError as error:
             return error
         finally:
@@ -121,7 +121,7 @@ class AttemptRunner:
         run_id = self.folder.run_id
         return JobAttempt(run_id=run_id, job=job, task=task, number=number, folder=path, lease=lease, again=again)
 
-    def _spec(self, attempt: JobAttempt, surroundings: JobEnvironment) -> JobSpec:
+    def _spec(self, attempt: JobAttempt, environment: JobEnvironment) -> JobSpec:
         job, gpus, base = attempt.job, attempt.lease.gpus, attempt.again.base
         coverage = earlier_coverage(attempt.folder.with_name(f"attempt-{base}")) if base else ()
         request = AttemptOptions(
@@ -136,9 +136,9 @@ class AttemptRunner:
             only=attempt.again.tests,
             shuffle=self.policy.shuffle,
             pdb=self.policy.pdb,
-            unchecked={gpu: self.host.name_of(gpu) for gpu in self.pool.unchecked(gpus, surroundings)},
+            unchecked={gpu: self.host.name_of(gpu) for gpu in self.pool.unchecked(gpus, environment)},
         )
-        return job_spec(self.matrix, job, surroundings, request)
+        return job_spec(self.matrix, job, environment, request)
 
     def run(self, attempt: JobAttempt, agent_has_ended: Callable[[], None]) -> None:
         """Start a job, let it run when it is released, wait for it, record it, and end its lease.

@@ -65,10 +65,10 @@ class GpuPool:
         """Lease these GPUs no more. Call it from any thread, before the lease that showed it ends."""
         self._sick.update(gpus)
 
-    def report_checked(self, gpus: Iterable[str], surroundings: JobEnvironment) -> None:
+    def report_checked(self, gpus: Iterable[str], environment: JobEnvironment) -> None:
         """Record that these GPUs have computed with this Python: later jobs need not check them. From any thread."""
-        self._checked.update((gpu, surroundings) for gpu in gpus)
+        self._checked.update((gpu, environment) for gpu in gpus)
 
-    def unchecked(self, gpus: Iterable[str], surroundings: JobEnvironment) -> list[str]:
+    def unchecked(self, gpus: Iterable[str], environment: JobEnvironment) -> list[str]:
         """Those of the GPUs that have not been seen to compute with this Python."""
-        return [gpu for gpu in gpus if (gpu, surroundings) not in self._checked]
+        return [gpu for gpu in gpus if (gpu, environment) not in self._checked]

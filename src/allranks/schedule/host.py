@@ -24,7 +24,7 @@ class Host:
         inventory: How containers are given them.
         cores: CPU cores that ranks share.
         memory: MiB.
-        surroundings: Where each job's Python comes from, made on first use.
+        environment_of: Where each job's Python comes from, made on first use.
         other_engines: Further engines whose runs may have used the GPUs.
     """
 
@@ -32,7 +32,7 @@ class Host:
     gpus: tuple[str, ...]
     cores: int
     memory: int
-    surroundings: Callable[[Job], JobEnvironment]
+    environment_of: Callable[[Job], JobEnvironment]
     inventory: Inventory = _NO_GPUS
     other_engines: tuple[Engine, ...] = ()
 
@@ -93,7 +93,7 @@ def choose_host(
         gpus=gpus,
         cores=cores,
         memory=memory,
-        surroundings=_ForHost(gpus, matrix, say, make),
+        environment_of=_ForHost(gpus, matrix, say, make),
         inventory=inventory,
         other_engines=tuple(cleaners(beside=connected.name)) if gpus else (),
     )

@@ -64,9 +64,9 @@ class AttemptOptions:
     pdb: Pdb | None = None
 
 
-def job_spec(matrix: Matrix, job: Job, surroundings: JobEnvironment, attempt: AttemptOptions) -> JobSpec:
+def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: AttemptOptions) -> JobSpec:
     """The request for one attempt at a job."""
-    gpus = list(_gpus_to_check(surroundings, attempt))
+    gpus = list(_gpus_to_check(environment, attempt))
     each = _resources_of_nodes(matrix, job, _seconds(matrix, job) + (TimeLimits.gpu_check if gpus else 0.0))
     return JobSpec(
         run_id=attempt.run_id,
@@ -76,9 +76,9 @@ def job_spec(matrix: Matrix, job: Job, surroundings: JobEnvironment, attempt: At
         code=matrix.root.resolve(),
         files=tuple(files_of(matrix.root.resolve(), (job.suite.path, *job.suite.files))),
         carried=attempt.carried,
-        image=surroundings.image,
-        python=surroundings.python,
-        python_path=surroundings.python_path,
+        image=environment.image,
+        python=environment.python,
+        python_path=environment.python_path,
         environment=dict(job.environment),
         gpus=attempt.gpus,
         passthrough=attempt.passthrough,
@@ -88,13 +88,13 @@ def job_spec(matrix: Matrix, job: Job, surroundings: JobEnvironment, attempt: At
     )
 
 
-def _gpus_to_check(surroundings: JobEnvironment, attempt: AttemptOptions) -> Iterator[GpuToCheck]:
+def _gpus_to_check(environment: JobEnvironment, attempt: AttemptOptions) -> Iterator[GpuToCheck]:
     """The GPUs that the job has to check, each with its id inside the job.
 
     A process finds NVIDIA's by their ids, and AMD's by their numbers. In a container NVIDIA's own ids hold, too; all
     others count from 0 there.
     """
-    passthrough, in_container = attempt.passthrough, surroundings.image is not None
+    passthrough, in_container = attempt.passthrough, environment.image is not None
     for place, gpu in enumerate(attempt.gpus):
         if gpu not in attempt.unchecked:
             continue
