@@ -159,6 +159,7 @@ def test_an_owner_that_ends_removes_no_file_but_its_own(locks):
 def test_forgetting_survives_a_file_that_goes_at_that_moment(locks, monkeypatch):
     monkeypatch.setattr(Path, "glob", lambda *_: iter([locks / "run-gone"]))
     forget_dead_runs()
+    assert list(locks.iterdir()) == []
 
 
 def test_a_job_of_a_run_has_one_owner_and_other_jobs_have_others(start_owner):

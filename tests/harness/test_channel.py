@@ -149,11 +149,15 @@ def test_commands_arrive_in_their_order_and_then_no_more(pair):
 def test_a_command_to_a_dead_rank_is_lost_silently(pair):
     pair.hang_up()
     pair.link.send(END)
+    assert pair.link.read() == []
+    assert pair.link.at_end
 
 
 def test_a_command_to_a_rank_that_reads_nothing_keeps_nobody_waiting(pair):
-    for _ in range(10):
-        pair.link.send(RunTest(index=0, nodeid="x" * 100_000, following=None))
+    sent = [RunTest(index=number, nodeid="x" * 100_000, following=None) for number in range(10)]
+    for command in sent:
+        pair.link.send(command)
+    assert pair.rank.command() == sent[0]
 
 
 @pytest.mark.parametrize("line", [b'["Report", {}]', b"[]", b'["Run", {}]', b'["End", {"is_condemned": 1}]', b'"End"'])

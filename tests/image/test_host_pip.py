@@ -39,9 +39,13 @@ def test_markers_are_those_of_the_image_and_not_of_the_host(tmp_path, progress, 
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "out").iterdir()) == ["old", "top"]
 
 
-def test_a_module_in_the_working_folder_cannot_take_pips_place(tmp_path, progress):
+def test_a_module_in_the_working_folder_cannot_take_pips_place(tmp_path, progress, make_wheel):
     (tmp_path / "pip.py").write_text("raise SystemExit(3)")
-    run_pip(request(tmp_path, "--version"), progress)
+    links = tmp_path / "links"
+    make_wheel(links, "top", "1.0")
+    out = tmp_path / "out"
+    run_pip(request(tmp_path, "download", "--no-index", f"--find-links={links}", f"--dest={out}", "top"), progress)
+    assert [path.name.partition("-")[0] for path in out.iterdir()] == ["top"]
 
 
 def test_an_environment_without_pip_uses_the_python_of_the_path(monkeypatch, tmp_path):

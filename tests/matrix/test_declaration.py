@@ -414,7 +414,8 @@ def test_included_cell_without_an_image_is_an_error(load_text, document):
 
 def test_value_of_an_included_cell_may_stand_in_a_condition(load_text, document):
     text = document.replace('gpu_count > 0"\nreason', 'gpu_count in [1, 2, 4]"\nreason')
-    load_text(text + "[[matrix.include]]\nbackend = 'gloo'\nworld_size = 1\ngpu_count = 4")
+    matrix = load_text(text + "[[matrix.include]]\nbackend = 'gloo'\nworld_size = 1\ngpu_count = 4")
+    assert matrix.includes[0].cell.gpu_count == 4
 
 
 def test_nccl_without_a_gpu_for_each_rank_is_an_error_that_gives_the_exclude(load_text, document):

@@ -8,6 +8,7 @@ def test_a_barrier_of_one_lets_its_rank_through_at_once(tmp_path):
     barrier = FileBarrier(tmp_path, 0, 1)
     for _ in range(3):
         barrier(timeout=0)
+    assert any(tmp_path.iterdir())
 
 
 def test_all_ranks_that_do_not_come_are_named(tmp_path):

@@ -46,6 +46,7 @@ def test_a_held_port_can_be_listened_on_by_a_store(held):
         store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         store.bind(("::", port_of(held)))
         store.listen()
+        assert store.getsockname()[1] == port_of(held)
 
 
 def test_a_port_is_free_when_all_have_joined(held):
@@ -53,6 +54,7 @@ def test_a_port_is_free_when_all_have_joined(held):
     held.joined()
     with socket.socket() as other:
         other.bind(("127.0.0.1", port_of(held)))
+        assert other.getsockname()[1] == port_of(held)
 
 
 def test_an_unknown_init_method_is_refused(tmp_path):

@@ -165,6 +165,7 @@ def test_back_closes_the_test(opened: Page) -> None:
     open_test(opened)
     opened.run("history.back()")
     opened.until("document.querySelector('#detail').hidden")
+    assert opened.run("location.hash") == ""
 
 
 def test_a_test_shows_what_each_rank_said(opened: Page) -> None:
