@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import add_engine, add_plan_file, add_selection, chosen_jobs, say
+from allranks.commands.options import add_engine, add_selection, chosen_jobs, say
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``allranks build``."""
     add_selection(parser)
-    add_plan_file(parser, "the images of all jobs of this plan, in the place of those of the selected cells")
+    meaning = "the images of all jobs of this plan, in the place of those of the selected cells"
+    parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     add_engine(parser)
     _add_destination(parser)
     parser.set_defaults(command=_build, pytest_args=())

@@ -4,18 +4,9 @@ import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
+from pathlib import Path
 
-from allranks.commands.options import (
-    add_durations,
-    add_plan_file,
-    add_selection,
-    chosen_jobs,
-    number,
-    remark,
-    run_id,
-    say,
-    selected_cells,
-)
+from allranks.commands.options import add_selection, chosen_jobs, number, remark, run_id, say, selected_cells
 from allranks.errors import ExitCode
 from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
@@ -46,7 +37,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _add_machines(parser: argparse.ArgumentParser) -> None:
     """Declare the options for dividing jobs among the machines of a CI."""
     group = parser.add_argument_group("with --format github")
-    add_plan_file(group, "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`")
+    meaning = "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`"
+    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     group.add_argument(
         "--max-entries",
         type=_entries,
@@ -61,7 +53,8 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"what a machine should have to do: fewer minutes, more machines (default: {MINUTES_PER_ENTRY})",
     )
-    add_durations(group, "what tests took, for even packs (default: the file that the matrix file names)")
+    meaning = "what tests took, for even packs (default: the file that the matrix file names)"
+    group.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
 
 
 def _plan(options: argparse.Namespace) -> ExitCode:
