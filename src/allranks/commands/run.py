@@ -32,7 +32,7 @@ from allranks.schedule.results_folder import RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from allranks.report.verdict import VerdictPolicy
-    from allranks.schedule.machines.planning import OwnPart
+    from allranks.schedule.machines.plan_file import OwnPart
     from allranks.schedule.retry_policy import Again
 
 
@@ -194,7 +194,7 @@ def _terminal() -> str:
 
 def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     """Run the jobs that a plan assigns to this machine, as the plan specifies."""
-    from allranks.schedule.machines.planning import own_part  # noqa: PLC0415 - no other run needs it
+    from allranks.schedule.machines.plan_file import own_part  # noqa: PLC0415 - no other run needs it
 
     _refuse_beside_a_pack(options)
     own = own_part(expansion, options.plan_file, options.pack)
