@@ -7,7 +7,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.errors import UsageError
+from allranks.errors import UsageError, counted
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job, RunnerRule
 from allranks.report.durations import Durations
@@ -94,11 +94,6 @@ def _groups(packs: Sequence[Pack]) -> list[list[Pack]]:
     for pack in packs:
         groups.setdefault(pack.group, []).append(pack)
     return list(groups.values())
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _minutes(seconds: float) -> str:
