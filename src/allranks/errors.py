@@ -127,6 +127,11 @@ def listed(values: Iterable[object]) -> str:
     return ", ".join(texts[:12]) + rest
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word closest to ``word``, regardless of case; None if none is close."""
     by_lower_case = {name.lower(): name for name in known}

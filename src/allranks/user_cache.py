@@ -57,7 +57,7 @@ def made_cache_folder(name: str) -> Path:
 
 
 def keep(file: Path, text: str) -> None:
-    """Write a file of the cache so that no other run ever reads a partial one."""
+    """Write a file so that no other process ever reads a partial one."""
     private = file.with_suffix(f".{os.getpid()}")
     private.write_text(text, encoding="utf-8")
     private.replace(file)

@@ -1,7 +1,8 @@
 import io
 import tarfile
 
-from allranks.image.layers import layer_files, stream
+from allranks.image.builders import stream
+from allranks.image.layers import Layer
 
 
 def unpacked(files):
@@ -31,5 +32,6 @@ def test_a_wheel_of_a_long_name_keeps_it(tmp_path):
 def test_a_layer_sends_the_dockerfile_pip_and_its_wheels(tmp_path):
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools/pip.whl").touch()
-    files = layer_files(tmp_path / "Dockerfile", tools=tmp_path / "tools", wheels=[tmp_path / "w/a.whl"])
-    assert set(files) == {"Dockerfile", "tools/pip.whl", "wheels/a.whl"}
+    wheels, tools = (tmp_path / "w/a.whl",), tmp_path / "tools"
+    layer = Layer(name="torch", dockerfile=tmp_path / "Dockerfile", content=("a",), wheels=wheels, tools=tools)
+    assert set(layer.files) == {"Dockerfile", "tools/pip.whl", "wheels/a.whl"}

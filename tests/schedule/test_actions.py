@@ -10,8 +10,8 @@ from allranks.report.merging import merge
 from allranks.report.results import VerdictKind
 from allranks.report.run_files import JobError
 from allranks.schedule import log_lines
-from allranks.schedule.console import console_for, leave_to_the_merge
-from allranks.schedule.log_lines import ActionsConsole, ActionsView, Commands, annotate, is_on_actions
+from allranks.schedule.console import ActionsConsole, console_for, leave_to_the_merge
+from allranks.schedule.log_lines import ActionsView, Commands, is_on_actions
 from allranks.schedule.progress import Tests
 
 NOTHING = "cell/s: no test ran (1.0 s)"
@@ -112,7 +112,7 @@ def merged(tmp_path):
 
 @pytest.mark.parametrize(("count", "told"), [(0, 0), (3, 3), (10, 10), (25, 10)])
 def test_failures_are_annotations_as_many_as_are_shown(merged, lines, commands, count, told):
-    annotate(merged(count), commands)
+    ActionsConsole(lines, commands).annotate(merged(count))
     found = taken(lines)
     assert len(found) == told
     assert all(line.startswith("::error title=") and "\n" not in line for line in found)
@@ -125,7 +125,7 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
         place="gloo-w2 / s", nodeid="suite/test_a.py::test_x[a,b::c]", kind=VerdictKind.FAILURE,
         message="rank 0 failed: 50%\n::error::x", alike=2,
     )  # fmt: skip
-    assert log_lines._annotation(failure) == (
+    assert log_lines.annotation(failure) == (
         "::error title=gloo-w2 / s%3A suite/test_a.py%3A%3Atest_x[a%2Cb%3A%3Ac],file=suite/test_a.py"
         "::rank 0 failed: 50%25%0A::error::x (and 2 more like it)"
     )
@@ -133,7 +133,7 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
 
 def test_what_befell_a_job_has_no_file():
     failure = Failure(place="c / s", nodeid="allranks::job", kind=VerdictKind.ERROR, message="lost")
-    assert log_lines._annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"
+    assert log_lines.annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"
 
 
 def test_a_step_has_its_commands_again_when_the_run_is_over_whatever_happened(lines, merged):

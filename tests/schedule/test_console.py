@@ -5,8 +5,8 @@ import io
 import pytest
 
 from allranks.report.merging import merge
-from allranks.schedule.console import PlainConsole, console_for, is_streamed
-from allranks.schedule.log_lines import ActionsConsole, LiveView
+from allranks.schedule.console import ActionsConsole, PlainConsole, console_for, is_streamed
+from allranks.schedule.log_lines import LiveView
 from allranks.schedule.terminal import TerminalConsole
 
 XTERM = {"TERM": "xterm-256color"}

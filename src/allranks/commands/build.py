@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import add_engine, add_plan_file, add_selection, chosen_jobs, say
+from allranks.commands.options import add_engine, add_selection, chosen_jobs, say
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``allranks build``."""
     add_selection(parser)
-    add_plan_file(parser, "the images of all jobs of this plan, in the place of those of the selected cells")
+    meaning = "the images of all jobs of this plan, in the place of those of the selected cells"
+    parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     add_engine(parser)
     _add_destination(parser)
     parser.set_defaults(command=_build, pytest_args=())
@@ -53,7 +54,7 @@ def _build(options: argparse.Namespace) -> ExitCode:
 
 
 def _jobs_to_build_for(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:
-    from allranks.schedule.machines.planning import planned_jobs  # noqa: PLC0415 - no other build needs it
+    from allranks.schedule.machines.plan_file import planned_jobs  # noqa: PLC0415 - no other build needs it
 
     if options.plan_file is None:
         return chosen_jobs(expansion, options)

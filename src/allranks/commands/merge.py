@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import RESULTS_VARIABLE, add_durations, say
+from allranks.commands.options import RESULTS_VARIABLE, say
 from allranks.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
         default="wide",
         help="write junit.xml as the schemas of Jenkins and of Surefire both have it: one suite, cells in class names",
     )
-    add_durations(parser, "renew this file by what tests took, for even shards (default: none)")
+    meaning = "renew this file by what tests took, for even shards (default: none)"
+    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
 
 

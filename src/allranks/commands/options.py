@@ -95,26 +95,6 @@ def add_results(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_plan_file(parser: argparse._ActionsContainer, meaning: str) -> None:
-    """Declare the option for the plan that the machines of a CI share.
-
-    Args:
-        parser: The command's parser.
-        meaning: The help text: what the command does with the file.
-    """
-    parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
-
-
-def add_durations(parser: argparse._ActionsContainer, meaning: str) -> None:
-    """Declare the option for the file of durations.
-
-    Args:
-        parser: The command's parser.
-        meaning: The help text: what the command does with the file.
-    """
-    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
-
-
 def number(text: str) -> int:
     """Parse a number that is not negative.
 
@@ -146,7 +126,9 @@ def chosen_jobs(expansion: Expansion, options: argparse.Namespace) -> Sequence[J
     Raises:
         UsageError: The selection is empty.
     """
-    cells, suites = selected_cells(expansion, options), _named_suites(expansion.matrix, options)
+    cells = selected_cells(expansion, options)
+    # A suite is named with --suite, or by the path of one of its tests.
+    suites = options.suite or suites_holding(expansion.matrix, options.pytest_args) or None
     jobs = plan(expansion.matrix, cells, suites)
     if not jobs:
         raise _nothing_to_run(expansion.matrix, cells, suites)
@@ -160,11 +142,6 @@ def selected_cells(expansion: Expansion, options: argparse.Namespace) -> Sequenc
     named = [cell for text in options.cells for cell in select(expansion, text)]
     found = select_where(expansion, *options.where) if options.where else ()
     return tuple(dict.fromkeys((*named, *found)))
-
-
-def _named_suites(matrix: Matrix, options: argparse.Namespace) -> Sequence[str] | None:
-    """The suites named on the command line, with ``--suite`` or by the path of one of their tests; None if none are."""
-    return options.suite or suites_holding(matrix, options.pytest_args) or None
 
 
 def _nothing_to_run(matrix: Matrix, cells: Sequence[Cell], suites: Sequence[str] | None) -> UsageError:

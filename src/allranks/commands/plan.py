@@ -3,50 +3,35 @@
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from math import prod
+from pathlib import Path
 
-from allranks.commands.options import (
-    add_durations,
-    add_plan_file,
-    add_selection,
-    chosen_jobs,
-    number,
-    remark,
-    run_id,
-    say,
-    selected_cells,
-)
-from allranks.errors import ExitCode
+from allranks.commands.options import add_selection, chosen_jobs, number, remark, run_id, say, selected_cells
+from allranks.errors import ExitCode, counted
 from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
-from allranks.matrix.model import Cell, Job, Matrix, Rule
-from allranks.schedule.machines.packs import MINUTES_PER_ENTRY, MOST_ENTRIES
+from allranks.matrix.model import Cell, Job, Matrix
+from allranks.schedule.machines.packs import MINUTES_PER_ENTRY, MOST_ENTRIES, PackOptions
 
 MOST_DROPPED_SHOWN = 200
 """Dropped cells that are named one by one; beyond them a count per rule is more useful than the names."""
-
-SCHEMA = 1
-
-_FORMATS = "json is for programs, github the job matrix of a workflow"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``allranks plan``."""
     add_selection(parser)
     parser.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
-    parser.add_argument("--format", choices=("table", "json", "github"), default="table", help=_FORMATS)
-    _add_machines(parser)
+    meaning = "json is for programs, github the job matrix of a workflow"
+    parser.add_argument("--format", choices=("table", "json", "github"), default="table", help=meaning)
     parser.usage = "allranks plan [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
     parser.set_defaults(command=_plan)
-
-
-def _add_machines(parser: argparse.ArgumentParser) -> None:
-    """Declare the options for dividing jobs among the machines of a CI."""
     group = parser.add_argument_group("with --format github")
-    add_plan_file(group, "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`")
+    meaning = "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`"
+    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     group.add_argument(
         "--max-entries",
         type=_entries,
@@ -61,7 +46,8 @@ def _add_machines(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"what a machine should have to do: fewer minutes, more machines (default: {MINUTES_PER_ENTRY})",
     )
-    add_durations(group, "what tests took, for even packs (default: the file that the matrix file names)")
+    meaning = "what tests took, for even packs (default: the file that the matrix file names)"
+    group.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
 
 
 def _plan(options: argparse.Namespace) -> ExitCode:
@@ -71,44 +57,39 @@ def _plan(options: argparse.Namespace) -> ExitCode:
     cells, suites = selected_cells(expansion, options), options.suite or None
     if options.format == "json":
         say(render_json(expansion, cells, suites))
-        return ExitCode.OK
-    say(render_table(expansion.matrix, cells, suites))
-    if options.explain:
-        say("\n" + render_explanation(expansion))
+    else:
+        say(render_table(expansion.matrix, cells, suites))
+        if options.explain:
+            say("\n" + render_explanation(expansion))
     return ExitCode.OK
 
 
 def _plan_machines(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     from allranks.report.durations import read_durations  # noqa: PLC0415 - no other plan needs them
-    from allranks.schedule.machines.packs import PackOptions  # noqa: PLC0415
     from allranks.schedule.machines.planning import PlanOptions, plan_machines  # noqa: PLC0415
 
-    durations = options.durations or expansion.matrix.root / expansion.matrix.durations
     plan_options = PlanOptions(
         run_id=run_id(),
         pytest_args=options.pytest_args,
-        durations=read_durations(durations, remark),
+        durations=read_durations(options.durations or expansion.matrix.root / expansion.matrix.durations, remark),
         wishes=PackOptions(most=options.max_entries, minutes=options.minutes_per_entry),
         plan_file=options.plan_file,
     )
     entries, notes = plan_machines(expansion, chosen_jobs(expansion, options), plan_options)
-    for note in notes:
-        remark(note)
+    remark("\n".join(notes))
     say(entries)
     return ExitCode.OK
 
 
 def _entries(text: str) -> int:
-    entries = number(text)
-    if not 1 <= entries <= MOST_ENTRIES:
+    if not 1 <= (entries := number(text)) <= MOST_ENTRIES:
         msg = f"{text!r} entries: GitHub takes from 1 to {MOST_ENTRIES} in a job matrix"
         raise argparse.ArgumentTypeError(msg)
     return entries
 
 
 def _minutes(text: str) -> int:
-    minutes = number(text)
-    if minutes < 1:
+    if (minutes := number(text)) < 1:
         msg = f"{text!r} is no time: take 1 minute or more"
         raise argparse.ArgumentTypeError(msg)
     return minutes
@@ -118,27 +99,32 @@ def render_table(matrix: Matrix, cells: Sequence[Cell], suite_names: Sequence[st
     """The cells, one per line: id, axes, image and suites."""
     jobs_of = {cell: plan(matrix, [cell], suite_names) for cell in cells}
     axes = [axis for axis in AXES if any(axis in cell.told_axes() for cell in cells)]
-    head: tuple[str, ...] = ("cell", *axes, "image", "suites")
-    rows = [head, *(_row(matrix, cell, _names(jobs)) for cell, jobs in jobs_of.items())]
+    rows = [("cell", *axes, "image", "suites")]
+    for cell, jobs in jobs_of.items():
+        suites = ", ".join(_names(jobs)) or "none"
+        rows.append((cell.id, *map(str, cell.told_axes().values()), image_for(matrix, cell).name, suites))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     planned = [job.suite.name for jobs in jobs_of.values() for job in jobs]
     idle = [suite.name for suite in chosen_suites(matrix, suite_names) if suite.name not in planned]
     notes = [f"The suite {name} runs in none of these cells." for name in idle]
     unnamed = [suite.name for suite in unnamed_suites(matrix, cells)] if suite_names is None else []
     notes += [f"Only when --suite names them: {', '.join(unnamed)}."] if unnamed else []
-    total = f"{_counted(len(jobs_of), 'cell')}, {_counted(len(planned), 'job')}"
-    return "\n".join([*(_line(row, widths) for row in rows), "", total, *notes])
+    total = f"{counted(len(jobs_of), 'cell')}, {counted(len(planned), 'job')}"
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, "", total, *notes])
 
 
 def render_explanation(expansion: Expansion) -> str:
     """The dropped points under the rule that dropped them; only counts if there are very many."""
     total = sum(map(len, expansion.dropped.values()))
     points = prod(map(len, expansion.matrix.axes.values()))
-    head = f"{_counted(total, 'dropped cell')} of {_counted(points, 'combination')}"
-    room = MOST_DROPPED_SHOWN
-    lines = [f"{head}{':' if expansion.dropped else '.'}"]
+    room, end = MOST_DROPPED_SHOWN, ":" if expansion.dropped else "."
+    lines = [f"{counted(total, 'dropped cell')} of {counted(points, 'combination')}{end}"]
     for rule, cells in expansion.dropped.items():
-        lines += ["", *_explained(rule, cells, room)]
+        lines += ["", f"{rule.reason}  (line {rule.line}: {rule.when.source})"]
+        lines += [f"  {cell.id}" for cell in cells[:room]]
+        if len(cells) > room:
+            lines.append(f"  … and {len(cells) - room:,} more" if room else f"  {counted(len(cells), 'cell')}")
         room -= min(room, len(cells))
     return "\n".join(lines)
 
@@ -153,45 +139,32 @@ def render_json(expansion: Expansion, cells: Sequence[Cell], suite_names: Sequen
     text of ``when``), ``reason``, ``line``, ``count`` and ``cells`` (ids, the first 200 at most).
     """
     document = {
-        "schema": SCHEMA,
+        "schema": 1,
         "file": str(expansion.matrix.path),
         "axes": {axis: list(values) for axis, values in expansion.matrix.axes.items() if values != (NO_TORCH,)},
         "cells": [_cell_object(expansion.matrix, cell, suite_names) for cell in cells],
-        "dropped": [_dropped_object(rule, cells) for rule, cells in expansion.dropped.items()],
+        "dropped": [
+            {
+                "rule": rule.when.source,
+                "reason": rule.reason,
+                "line": rule.line,
+                "count": len(cells),
+                "cells": [cell.id for cell in cells[:MOST_DROPPED_SHOWN]],
+            }
+            for rule, cells in expansion.dropped.items()
+        ],
     }
     return json.dumps(document, indent=2)
 
 
-def _row(matrix: Matrix, cell: Cell, suites: Iterable[str]) -> tuple[str, ...]:
-    return (cell.id, *map(str, cell.told_axes().values()), image_for(matrix, cell).name, ", ".join(suites) or "none")
-
-
 def _names(jobs: Iterable[Job]) -> Iterator[str]:
     """The names of a cell's jobs, with all shards of a suite as one: ``torch-rpc@1of4…4of4``."""
-    by_suite: dict[str, list[Job]] = {}
-    for job in jobs:
-        by_suite.setdefault(job.suite.name, []).append(job)
-    for suite_jobs in by_suite.values():
-        first = suite_jobs[0]
+    for _, group in groupby(jobs, key=lambda job: job.suite.name):
+        first, *_ = suite_jobs = list(group)
         if first.shard and len(suite_jobs) == first.shard.count:
             yield f"{first.name}…{first.shard.count}of{first.shard.count}"
         else:
             yield from (job.name for job in suite_jobs)
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _explained(rule: Rule, cells: Sequence[Cell], room: int) -> Iterator[str]:
-    yield f"{rule.reason}  (line {rule.line}: {rule.when.source})"
-    yield from (f"  {cell.id}" for cell in cells[:room])
-    if len(cells) > room:
-        yield f"  … and {len(cells) - room:,} more" if room else f"  {_counted(len(cells), 'cell')}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _cell_object(matrix: Matrix, cell: Cell, suite_names: Sequence[str] | None) -> Mapping[str, object]:
@@ -204,14 +177,4 @@ def _cell_object(matrix: Matrix, cell: Cell, suite_names: Sequence[str] | None) 
         "by_name": [suite.name for suite in unnamed_suites(matrix, [cell])],
         "environment": matrix.environment_of(cell),
         "jobs": [job.id for job in jobs],
-    }
-
-
-def _dropped_object(rule: Rule, cells: Sequence[Cell]) -> Mapping[str, object]:
-    return {
-        "rule": rule.when.source,
-        "reason": rule.reason,
-        "line": rule.line,
-        "count": len(cells),
-        "cells": [cell.id for cell in cells[:MOST_DROPPED_SHOWN]],
     }

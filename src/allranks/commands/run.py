@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.commands.options import (
-    add_durations,
     add_engine,
     add_gpu_mode,
-    add_plan_file,
     add_results,
     add_selection,
     chosen_jobs,
@@ -34,7 +32,7 @@ from allranks.schedule.results_folder import RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from allranks.report.verdict import VerdictPolicy
-    from allranks.schedule.machines.planning import OwnPart
+    from allranks.schedule.machines.plan_file import OwnPart
     from allranks.schedule.retry_policy import Again
 
 
@@ -85,7 +83,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_images(parser)
     add_results(parser)
     parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
-    add_durations(parser, "file of what tests took, for even shards (default: the one that the matrix file names)")
+    meaning = "file of what tests took, for even shards (default: the one that the matrix file names)"
+    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
     parser.add_argument(
         "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
     )
@@ -98,7 +97,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="stop rank N of one job in pdb, on this terminal, where it fails or calls breakpoint(); without limits",
     )
     _add_repetition(parser)
-    add_plan_file(parser, "the plan of a CI's machines, of which --pack names this one's part")
+    meaning = "the plan of a CI's machines, of which --pack names this one's part"
+    parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     parser.add_argument("--pack", metavar="PACK", help="run this part of the plan, as its entry of the job matrix says")
     parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
     parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
@@ -194,7 +194,7 @@ def _terminal() -> str:
 
 def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     """Run the jobs that a plan assigns to this machine, as the plan specifies."""
-    from allranks.schedule.machines.planning import own_part  # noqa: PLC0415 - no other run needs it
+    from allranks.schedule.machines.plan_file import own_part  # noqa: PLC0415 - no other run needs it
 
     _refuse_beside_a_pack(options)
     own = own_part(expansion, options.plan_file, options.pack)

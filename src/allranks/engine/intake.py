@@ -4,8 +4,8 @@ import errno
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from heapq import nlargest
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
@@ -46,25 +46,10 @@ LONGEST_PATH: Final = 1024
 DEEPEST: Final = 32
 """Folders above a file."""
 
-_NAMED = 3
-"""Files that an error names."""
-
 _Reason = Literal["bytes", "entries", "name", "reserved", "clash", "unreadable"]
 
 _CLASHES = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY})
 """The kernel's errors for a file in the place of a folder, or the other way round."""
-
-
-def is_reserved(path: PurePosixPath) -> bool:
-    """Whether a path, relative to an attempt's folder, is one that the host writes itself."""
-    return path.name == DRAFT or any(fnmatchcase(path.parts[0], pattern) for pattern in RESERVED)
-
-
-@dataclass(frozen=True)
-class _LeftOut:
-    reason: _Reason
-    path: PurePosixPath
-    size: int
 
 
 class Intake:
@@ -74,21 +59,18 @@ class Intake:
         folder: Where they go; made if need be.
         most: How many bytes they may have. A sparse file counts by its length, which its copy takes.
 
-    Attributes:
-        folder: Where they go.
-
     Raises:
         OSError: The folder cannot be made.
     """
 
     def __init__(self, folder: Path, most: int = RESULTS_BYTES) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self._folder = folder
         self._most = most
         self._room = most
         self._passed_over = 0
         self._entries = 0
-        self._left_out: list[_LeftOut] = []
+        self._left_out: dict[_Reason, list[tuple[PurePosixPath, int]]] = {}
         self._has_read_all = True
 
     def count_entry(self) -> None:
@@ -121,7 +103,7 @@ class Intake:
         if (reason := self._refusal(path, size)) is not None:
             self.leave_out(reason, path, size)
             return False
-        target = self.folder / path
+        target = self._folder / path
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with draft_of(target) as draft, draft.open("wb") as file:
@@ -137,12 +119,14 @@ class Intake:
 
     def leave_out(self, reason: _Reason, path: PurePosixPath, size: int) -> None:
         """Record that something was not copied."""
-        self._left_out.append(_LeftOut(reason, path, size))
+        self._left_out.setdefault(reason, []).append((path, size))
 
     def _refusal(self, path: PurePosixPath, size: int) -> _Reason | None:
-        if not _is_usable(path):
+        names = [len(os.fsencode(part)) for part in path.parts]
+        fits = 0 < len(names) <= DEEPEST + 1 and max(names) <= LONGEST_NAME and len(os.fsencode(path)) <= LONGEST_PATH
+        if not fits or "\0" in str(path):
             return "name"
-        if is_reserved(path):
+        if path.name == DRAFT or any(fnmatchcase(path.parts[0], pattern) for pattern in RESERVED):
             return "reserved"
         if self._entries > MOST_ENTRIES:
             return "entries"
@@ -154,17 +138,13 @@ class Intake:
         Raises:
             EngineError: Something was.
         """
-        if not self._left_out:
-            return
-        by_reason: dict[_Reason, list[_LeftOut]] = {}
-        for each in self._left_out:
-            by_reason.setdefault(each.reason, []).append(each)
-        what, *why = [self._told(reason, each) for reason, each in by_reason.items()]
-        if not self._has_read_all:
-            why.append("What came after it was not read.")
-        raise EngineError(what, why="\n".join(why), remedy=_REMEDIES[next(iter(by_reason))])
+        if self._left_out:
+            what, *why = [self._told(reason, each) for reason, each in self._left_out.items()]
+            if not self._has_read_all:
+                why.append("What came after it was not read.")
+            raise EngineError(what, why="\n".join(why), remedy=_REMEDIES[next(iter(self._left_out))])
 
-    def _told(self, reason: _Reason, left_out: Sequence[_LeftOut]) -> str:
+    def _told(self, reason: _Reason, left_out: Sequence[tuple[PurePosixPath, int]]) -> str:
         words: dict[_Reason, str] = {
             "bytes": f"The job's results exceed the limit of {_readable(self._most)}",
             "entries": f"The job left more than {MOST_ENTRIES:,} files and folders",
@@ -173,9 +153,9 @@ class Intake:
             "clash": "The job left a file and a folder of one name",
             "unreadable": "The job left what cannot be read",
         }
-        largest = sorted(left_out, key=lambda each: -each.size)[:_NAMED]
-        names = ", ".join(f"{_shown(each.path)} ({_readable(each.size)})" for each in largest)
-        rest = f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
+        largest = nlargest(3, left_out, key=lambda each: each[1])
+        names = ", ".join(f"{_shown(path)} ({_readable(size)})" for path, size in largest)
+        rest = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
         return f"{words[reason]}: {names}{rest} left out."
 
 
@@ -187,17 +167,6 @@ _REMEDIES: dict[_Reason, str] = {
     "clash": "Have its tests use other names.",
     "unreadable": "Have its tests leave files that their owner may read.",
 }
-
-
-def _is_usable(path: PurePosixPath) -> bool:
-    """Whether a relative path can be that of a file here."""
-    parts = path.parts
-    return (
-        0 < len(parts) <= DEEPEST + 1
-        and "\0" not in str(path)
-        and len(os.fsencode(path)) <= LONGEST_PATH
-        and all(len(os.fsencode(part)) <= LONGEST_NAME for part in parts)
-    )
 
 
 def _shown(path: PurePosixPath) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -14,7 +13,7 @@ from allranks.engine.leftovers import builder_of, remove_remains
 from allranks.engine.ownership import image_lock, shared
 from allranks.errors import ImageError
 from allranks.image.base import DEBIAN, Base, dockerfile_path, python_of
-from allranks.image.builders import BuildRequest, builder_of_host, check_room
+from allranks.image.builders import BuildRequest, builder_of_host, check_room, stream
 from allranks.image.daemon import Progress, Site, find, reported
 from allranks.image.project import build_wheel
 from allranks.image.recipe import Recipe, layer_key
@@ -24,48 +23,6 @@ from allranks.user_cache import locked
 
 if TYPE_CHECKING:
     from docker.models.images import Image
-
-
-_CHUNK = 1 << 20
-
-
-def stream(files: Mapping[str, Path]) -> Iterator[bytes]:
-    """Pack files into a tar archive, piece by piece: wheels of three gigabytes then need neither memory nor disk.
-
-    Owner, mode and time are the same for every file, so equal contents give equal bytes on every host.
-
-    Args:
-        files: Paths in the archive, each with the file that it is read from.
-    """
-    for name, path in sorted(files.items()):
-        header = tarfile.TarInfo(name)
-        header.size = path.stat().st_size
-        header.mode = 0o644
-        yield header.tobuf(tarfile.PAX_FORMAT)
-        yield from _content(path)
-        yield bytes(-header.size % tarfile.BLOCKSIZE)
-    yield bytes(2 * tarfile.BLOCKSIZE)
-
-
-def layer_files(dockerfile: Path, *, tools: Path | None, wheels: Sequence[Path]) -> dict[str, Path]:
-    """The files that a Dockerfile expects in its context.
-
-    Args:
-        dockerfile: The Dockerfile.
-        tools: The folder with the wheel of pip; None if no wheels are installed.
-        wheels: The wheels of the layer.
-    """
-    return {
-        dockerfile.name: dockerfile,
-        **{f"tools/{path.name}": path for path in (tools.iterdir() if tools else ())},
-        **{f"wheels/{path.name}": path for path in wheels},
-    }
-
-
-def _content(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
 
 
 REPOSITORY = "allranks/layer"
@@ -92,6 +49,15 @@ class Layer:
     tools: Path | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
     network: str = "none"
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The context that the Dockerfile expects: paths in it, each with the file that it is read from."""
+        return {
+            self.dockerfile.name: self.dockerfile,
+            **{f"tools/{path.name}": path for path in (self.tools.iterdir() if self.tools else ())},
+            **{f"wheels/{path.name}": path for path in self.wheels},
+        }
 
 
 def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
@@ -202,9 +168,8 @@ def _build_layer(layer: Layer, below: Base, reference: str, site: Site) -> Image
         network=layer.network,
     )
     site.progress(f"building layer {layer.name}")
-    context = stream(layer_files(layer.dockerfile, tools=layer.tools, wheels=layer.wheels))
     try:
-        build(site.client, request, context, site.progress)
+        build(site.client, request, stream(layer.files), site.progress)
         with reported(f"The image {reference} is gone right after its build.", remedy="Run again."):
             return site.client.images.get(reference)
     finally:

@@ -15,8 +15,7 @@ OWN_MINUTES: Final = 5 * 24 * 60
 """The time limit of a job: six hours on GitHub's machines; five days on self-hosted ones, where GitHub allows 35
 (https://docs.github.com/actions/reference/limits)."""
 
-HOSTED_CORES: Final = 4
-OWN_CORES: Final = 4
+FEWEST_CORES: Final = 4
 CORES_OF_A_GPU: Final = 8
 """Cores if the file does not set them: GitHub's ubuntu-latest has four, machines with GPUs eight or more per GPU."""
 
@@ -149,11 +148,9 @@ def runner_for(matrix: Matrix, cell: Cell) -> RunnerRule:
         UsageError: No rule does.
     """
     rule = next((rule for rule in matrix.runners if cell.matches(rule.when)), None)
-    if rule is None and not matrix.runners and not cell.gpu_count:
-        return UBUNTU
-    if rule is None:
+    if rule is None and (matrix.runners or cell.gpu_count):
         raise _no_machine(matrix, cell)
-    return rule
+    return rule or UBUNTU
 
 
 def _no_machine(matrix: Matrix, cell: Cell) -> UsageError:
@@ -162,19 +159,15 @@ def _no_machine(matrix: Matrix, cell: Cell) -> UsageError:
     else:
         needs = 'labels = ["ubuntu-latest"]'
     what = f"No CI machine takes the cell {cell.id}."
-    why = (
-        f"None of the {len(matrix.runners)} rules for runners holds there."
-        if matrix.runners
-        else ("The matrix file has no rule for runners, and GitHub's own machines have no GPUs.")
-    )
+    why = "The matrix file has no rule for runners, and GitHub's own machines have no GPUs."
+    if matrix.runners:
+        why = f"None of the {len(matrix.runners)} rules for runners holds there."
     return UsageError(what, why=why, remedy=f"Add to {matrix.path.name}:  [[runners]]  {needs}")
 
 
 def cores_of(rule: RunnerRule) -> int:
     """The CPU cores of a rule's machines; a guess if the file does not set them."""
-    if rule.cores is not None:
-        return rule.cores
-    return HOSTED_CORES if rule.hosted else max(OWN_CORES, CORES_OF_A_GPU * rule.gpus)
+    return rule.cores or max(FEWEST_CORES, CORES_OF_A_GPU * rule.gpus)
 
 
 def minutes_of(rule: RunnerRule) -> int:

@@ -17,8 +17,9 @@ tests that passed in the same cells: 200,000 tests take less than 20 MB.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import reduce
 from math import comb
+from operator import or_
 from typing import Final, NamedTuple
 
 from allranks.matrix.axes import AXES
@@ -54,16 +55,6 @@ class Blame:
     also: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    axis: str
-    predicate: str
-    values: frozenset[str | int]
-
-    def holds_in(self, cells: Sequence[Axes]) -> frozenset[int]:
-        return frozenset(place for place, cell in enumerate(cells) if cell[self.axis] in self.values)
-
-
 def blame(failing: Iterable[Axes], passing: Iterable[Axes]) -> Blame | None:
     """The simplest predicate on one axis that holds in each failing cell and in no passing one.
 
@@ -81,50 +72,38 @@ def blame(failing: Iterable[Axes], passing: Iterable[Axes]) -> Blame | None:
     if len(failed) < FEWEST or len(passed) < FEWEST:
         return None
     cells, wanted = failed + passed, frozenset(range(len(failed)))
-    candidates = [candidate for axis in _axes(cells) for candidate in _candidates(axis, cells)]
-    places = [candidate.holds_in(cells) for candidate in candidates]
-    choices = {place for place in places if len(place) == len(failed)}
-    fitting = [candidate for candidate, place in zip(candidates, places, strict=True) if place == wanted]
+    common = set(cells[0]).intersection(*cells[1:])
+    axes = [axis for axis in AXES if axis in common] + sorted(common.difference(AXES))
+    candidates = [(axis, text, holds_in) for axis in axes for text, holds_in in _candidates(axis, cells)]
+    choices = {holds_in for _, _, holds_in in candidates if len(holds_in) == len(failed)}
+    fitting = [(axis, text) for axis, text, holds_in in candidates if holds_in == wanted]
     if not fitting or len(choices) > MOST_CHANCE * comb(len(cells), len(failed)):
         return None
-    first = fitting[0]
-    others = {candidate.axis: candidate.predicate for candidate in fitting if candidate.axis != first.axis}
-    return Blame(
-        axis=first.axis,
-        predicate=first.predicate,
-        fails=len(failed),
-        passes=len(passed),
-        also=tuple(others.values()),
-    )
+    axis, predicate = fitting[0]
+    also = {other: text for other, text in fitting if other != axis}
+    return Blame(axis=axis, predicate=predicate, fails=len(failed), passes=len(passed), also=tuple(also.values()))
 
 
-def _axes(cells: Sequence[Axes]) -> list[str]:
-    """The axes that every cell has a value on, in their fixed order."""
-    common = set(cells[0]).intersection(*cells[1:])
-    return [axis for axis in AXES if axis in common] + sorted(common.difference(AXES))
-
-
-def _candidates(axis: str, cells: Sequence[Axes]) -> Iterator[_Candidate]:
-    """The predicates that separate some of an axis's values from the others, simplest first."""
+def _candidates(axis: str, cells: Sequence[Axes]) -> Iterator[tuple[str, frozenset[int]]]:
+    """The predicates that separate some values of an axis, simplest first, each with the cells in which it holds."""
     values = {cell[axis] for cell in cells}
     numbers = sorted(value for value in values if isinstance(value, int))
     ordered = _on_numbers(numbers) if len(numbers) == len(values) else _on_words(sorted(values, key=str))
-    yield from (_Candidate(axis, f"{axis} {text}", chosen) for text, chosen in ordered)
+    for text, chosen in ordered:
+        yield f"{axis} {text}", frozenset(place for place, cell in enumerate(cells) if cell[axis] in chosen)
 
 
 def _on_numbers(values: Sequence[int]) -> Iterator[tuple[str, frozenset[str | int]]]:
     for place in range(1, len(values)):
         yield f">= {values[place]}", frozenset(values[place:])
-    if len(values) > 1:
-        yield f"== {values[0]}", frozenset(values[:1])
+    yield f"== {values[0]}", frozenset(values[:1])
     for place in range(1, len(values) - 1):
         yield f"<= {values[place]}", frozenset(values[: place + 1])
         yield f"== {values[place]}", frozenset([values[place]])
 
 
 def _on_words(values: Sequence[str | int]) -> Iterator[tuple[str, frozenset[str | int]]]:
-    if len(values) > 1:
-        yield from ((f"== {value!r}", frozenset([value])) for value in values)
+    yield from ((f"== {value!r}", frozenset([value])) for value in values)
     if len(values) > 2:
         yield from ((f"!= {value!r}", frozenset(values) - {value}) for value in values)
 
@@ -144,21 +123,17 @@ class Evidence:
     """Collects the verdicts of a run, and finds at its end which axis each failure depends on."""
 
     def __init__(self) -> None:
-        self._cells: dict[str, int] = {}
-        self._axes: list[Axes] = []
+        self._cells: dict[str, tuple[int, Axes]] = {}
         self._passed: dict[int, int] = {}
         self._failed: dict[CaseKey, int] = {}
-        self._groups: dict[int, dict[CaseKey, None]] = {}
-        self._in_group: dict[int, int] = {}
+        self._groups: dict[int, dict[CaseKey, int]] = {}
         self._alike: dict[int, int] = {}
         self._verdicts: dict[tuple[int, int], Blame | None] = {}
 
     def cell(self, facts: JobSummary) -> int:
         """The bit of a job's cell."""
-        number = self._cells.setdefault(facts.cell, len(self._cells))
-        if number == len(self._axes):
-            self._axes.append(facts.axes)
-        return 1 << number
+        bit, _ = self._cells.setdefault(facts.cell, (1 << len(self._cells), facts.axes))
+        return bit
 
     def passed(self, key: CaseKey, cell: int) -> None:
         """Record that a test ran in this cell and passed."""
@@ -169,17 +144,13 @@ class Evidence:
     def failed(self, key: CaseKey, group: int, cell: int) -> None:
         """Record that a test went wrong in this cell, with a failure of this group."""
         self._failed[key] = self._failed.get(key, 0) | cell
-        self._groups.setdefault(group, {})[key] = None
-        self._in_group[group] = self._in_group.get(group, 0) | cell
-
-    @cached_property
-    def _passed_of_failed(self) -> Mapping[CaseKey, int]:
-        return {key: self._passed.get(hash(key), 0) for key in self._failed}
+        in_group = self._groups.setdefault(group, {})
+        in_group[key] = in_group.get(key, 0) | cell
 
     def of_tests(self) -> Iterator[tuple[CaseKey, Blame]]:
         """The tests whose failures depend on an axis, each with the predicate."""
         for key, failed in self._failed.items():
-            if found := self._blame(failed, self._passed_of_failed[key]):
+            if found := self._blame(failed, self._passed.get(hash(key), 0)):
                 yield key, found
 
     def of_group(self, group: int) -> Blame | None:
@@ -188,10 +159,10 @@ class Evidence:
         A cell fails if one of the group's tests fails there with the group's failure. It passes if one of them passes
         there and none fails in any way.
         """
-        keys = self._groups.get(group, ())
-        passed = _union(self._passed_of_failed[key] for key in keys)
-        failed = _union(self._failed[key] for key in keys)
-        return self._blame(self._in_group.get(group, 0), passed & ~failed)
+        in_group = self._groups.get(group, {})
+        passed = reduce(or_, (self._passed.get(hash(key), 0) for key in in_group), 0)
+        failed = reduce(or_, (self._failed[key] for key in in_group), 0)
+        return self._blame(reduce(or_, in_group.values(), 0), passed & ~failed)
 
     def _blame(self, failed: int, passed: int) -> Blame | None:
         if (failed, passed) not in self._verdicts:
@@ -199,17 +170,10 @@ class Evidence:
         return self._verdicts[failed, passed]
 
     def _axes_of(self, cells: int) -> list[Axes]:
-        return [axes for number, axes in enumerate(self._axes) if cells >> number & 1]
+        return [axes for bit, axes in self._cells.values() if cells & bit]
 
 
 def tells(test: TestVerdict) -> bool:
     """True if a good verdict is evidence: the test ran, and passed without having failed first."""
     verdict = test.verdict
     return verdict.kind is VerdictKind.PASSED and verdict.executed and not test.earlier
-
-
-def _union(masks: Iterable[int]) -> int:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union

@@ -9,20 +9,16 @@ A run does not need the file: an unusable one is reported and ignored, and the s
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from allranks.report.judged import CellSuite, JobSummary
 from allranks.report.results import TestVerdict, VerdictKind, VerdictRule
-from allranks.user_cache import cache_folder, hold
+from allranks.user_cache import cache_folder, hold, keep
 
 Durations = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Seconds, by suite, backend and node id."""
-
-DIGITS: Final = 3
-"""Significant digits, but nothing below a millisecond: more would be noise, which lengthens the file and its diffs."""
 
 CHANGE: Final = 0.25
 NOTICEABLE: Final = 0.05
@@ -67,31 +63,19 @@ class Meter:
 
 def renewed(known: Durations, new: Durations) -> Durations:
     """The durations after a run: its measurements replace stored durations that differ noticeably."""
-    return {
-        suite: {
-            backend: _renewed_tests(_of(known, suite, backend), _of(new, suite, backend))
-            for backend in {**known.get(suite, {}), **new.get(suite, {})}
-        }
-        for suite in {**known, **new}
-    }
+    merged = {suite: {backend: dict(tests) for backend, tests in each.items()} for suite, each in known.items()}
+    for suite, backends in new.items():
+        for backend, tests in backends.items():
+            stored = merged.setdefault(suite, {}).setdefault(backend, {})
+            for test, now in tests.items():
+                if test not in stored or abs(now - stored[test]) > max(NOTICEABLE, CHANGE * stored[test]):
+                    stored[test] = rounded(now)
+    return merged
 
 
 def rounded(seconds: float) -> float:
-    """Seconds as they are stored."""
-    return round(float(f"{max(seconds, 0.001):.{DIGITS}g}"), 3)
-
-
-def _renewed_tests(known: Mapping[str, float], new: Mapping[str, float]) -> dict[str, float]:
-    changed = {test: rounded(now) for test, now in new.items() if test not in known or _differ(known[test], now)}
-    return {**known, **changed}
-
-
-def _differ(before: float, now: float) -> bool:
-    return abs(now - before) > max(NOTICEABLE, CHANGE * before)
-
-
-def _of(durations: Durations, suite: str, backend: str) -> Mapping[str, float]:
-    return durations.get(suite, {}).get(backend, {})
+    """Seconds as they are stored: more than three digits, or less than a millisecond, would be noise in diffs."""
+    return round(float(f"{max(seconds, 0.001):.3g}"), 3)
 
 
 def _has_duration(test: TestVerdict) -> bool:
@@ -131,7 +115,7 @@ def keep_durations(path: Path, new: Durations, say: Callable[[str], None]) -> No
             before = _text(path)
             after = render(renewed(parse(before), new))
             if after != before:
-                _write(path, after)
+                keep(path, after)
     except DurationsError as error:
         say(f"{path} was not renewed by what this run took: it {error}. Remove it, and the next run makes a new one.")
     except OSError as error:
@@ -192,9 +176,3 @@ def _lock_of(path: Path) -> Path:
     folder = cache_folder() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"durations-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)

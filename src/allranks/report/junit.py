@@ -11,14 +11,14 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from allranks.errors import ResultsError
 from allranks.report.folder import is_merged_report
 from allranks.report.judged import CellSuite, JobSummary
 from allranks.report.junit_case import Fact, JUnitForm, Schema, render_case, shown, unique_names
 from allranks.report.junit_document import JUnitDocument, NarrowDocument, SuiteHead, WideDocument
-from allranks.report.results import VerdictKind
+from allranks.report.results import TestVerdict
 from allranks.xml_text import attribute
 
 _DOCUMENTS: Final[Mapping[Schema, type[WideDocument] | type[NarrowDocument]]] = {
@@ -26,14 +26,6 @@ _DOCUMENTS: Final[Mapping[Schema, type[WideDocument] | type[NarrowDocument]]] = 
     "narrow": NarrowDocument,
 }
 _USUAL: Final = JUnitForm()
-
-
-class _Case(NamedTuple):
-    """A testcase as XML, and the values that are counted."""
-
-    xml: bytes
-    kind: VerdictKind
-    seconds: float
 
 
 class JUnitWriter:
@@ -73,15 +65,15 @@ class JUnitWriter:
         head = SuiteHead(name=self._unique(suite.name), started=suite.started, facts=(*_facts(suite), *_totals(suite)))
         cases = self._cases(suite)
         first = next(cases, None)
-        if not self._has_room(head.size + (len(first.xml) if first else 0)):
+        if not self._has_room(head.size + (len(first[0]) if first else 0)):
             self._next_part()
         self._open.begin(head)
-        for case in chain((first,) if first else (), cases):
-            if not self._has_room(len(case.xml)):
+        for xml, test in chain((first,) if first else (), cases):
+            if not self._has_room(len(xml)):
                 self._open.end()
                 self._next_part()
                 self._open.begin(replace(head, facts=(*_facts(suite), ("part", len(self._parts)))))
-            self._open.add(case.xml, case.kind, case.seconds)
+            self._open.add(xml, test.verdict.kind, test.time)
         self._open.end()
 
     def _unique(self, name: str) -> str:
@@ -90,10 +82,9 @@ class JUnitWriter:
         self._names[name] += 1
         return name if self._names[name] == 1 else f"{name} #{self._names[name]}"
 
-    def _cases(self, suite: CellSuite) -> Iterator[_Case]:
+    def _cases(self, suite: CellSuite) -> Iterator[tuple[bytes, TestVerdict]]:
         for test, name in zip(suite.tests, unique_names(suite, suite.tests, self._form), strict=True):
-            xml = render_case(test, name, suite, self._form).encode()
-            yield _Case(xml, test.verdict.kind, test.time)
+            yield render_case(test, name, suite, self._form).encode(), test
 
     @property
     def _open(self) -> JUnitDocument:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol, TextIO
 
 from allranks.report.judged import MergedRun
-from allranks.schedule.log_lines import ActionsConsole, Commands, LiveView, is_on_actions
+from allranks.report.summary import failures, left_out
+from allranks.schedule.log_lines import ActionsView, Commands, LiveView, annotation, is_on_actions
 
 _CANNOT: Final = frozenset({"", "dumb", "unknown"})
 """Values of ``TERM`` for a terminal that cannot move its cursor."""
@@ -51,6 +52,36 @@ class PlainConsole:
 
     def annotate(self, merged: MergedRun) -> None:
         """Do nothing: the table of results is enough."""
+
+
+_ANNOTATIONS: Final = 10
+"""Annotations that GitHub shows for one step."""
+
+
+@dataclass(frozen=True)
+class ActionsConsole:
+    """The log of a step of a workflow on GitHub.
+
+    Attributes:
+        say: Prints one line.
+        commands: Requests to the runner.
+    """
+
+    say: Callable[[str], None]
+    commands: Commands
+
+    def watch(self, _job_ids: Sequence[str]) -> AbstractContextManager[LiveView]:
+        """See :class:`Console`."""
+        return nullcontext(ActionsView(say=self.say, commands=self.commands))
+
+    def annotate(self, merged: MergedRun) -> None:
+        """See :class:`Console`."""
+        found = failures(merged)
+        shown = found if len(found) <= _ANNOTATIONS else found[: _ANNOTATIONS - 1]
+        for failure in shown:
+            self.commands.give(annotation(failure))
+        if more := left_out(merged, shown):
+            self.commands.give(f"::error title=allranks::{more} more are in the report")
 
 
 Annotate = Callable[[Console, MergedRun], None]

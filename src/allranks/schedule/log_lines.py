@@ -9,14 +9,12 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
 from allranks.records import Printed, RankEnded, Record
-from allranks.report.judged import Failure, MergedRun
+from allranks.report.judged import Failure
 from allranks.report.run_files import JobError
-from allranks.report.summary import failures, left_out
 from allranks.schedule.progress import State, Tests
 
 _LINES = 12
@@ -84,9 +82,6 @@ def _last_lines(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if line.strip()]
     return lines if len(lines) <= _LINES else ["…", *lines[-_LINES:]]
 
-
-ANNOTATIONS: Final = 10
-"""Annotations that GitHub shows for one step."""
 
 _KEPT: Final = 2000
 """Most lines of a job's output in its group; the ranks' own logs have all."""
@@ -163,22 +158,8 @@ class ActionsView(LiveView):
         self.commands.give("::endgroup::")
 
 
-def annotate(merged: MergedRun, commands: Commands) -> None:
-    """Have GitHub show the first failures with the workflow run, and beside the files that they are in.
-
-    Args:
-        merged: The run.
-        commands: Carry the annotations.
-    """
-    found = failures(merged)
-    shown = found[:ANNOTATIONS] if len(found) <= ANNOTATIONS else found[: ANNOTATIONS - 1]
-    for failure in shown:
-        commands.give(_annotation(failure))
-    if more := left_out(merged, shown):
-        commands.give(f"::error title=allranks::{more} more are in the report")
-
-
-def _annotation(failure: Failure) -> str:
+def annotation(failure: Failure) -> str:
+    """The command that has GitHub show a failure with the workflow run, and beside the file that it is in."""
     file, _, rest = failure.nodeid.partition("::")
     said = {"title": f"{failure.place}: {failure.nodeid}"}
     if rest and file.endswith(".py"):
@@ -191,24 +172,3 @@ def _annotation(failure: Failure) -> str:
 def _escaped(text: str, also: str = "") -> str:
     """The text, escaped so that it cannot end a workflow command."""
     return "".join(f"%{ord(sign):02X}" if sign in f"%\r\n{also}" else sign for sign in text)
-
-
-@dataclass(frozen=True)
-class ActionsConsole:
-    """The log of a step of a workflow.
-
-    Attributes:
-        say: Prints one line.
-        commands: Requests to the runner.
-    """
-
-    say: Callable[[str], None]
-    commands: Commands
-
-    def watch(self, _job_ids: Sequence[str]) -> AbstractContextManager[LiveView]:
-        """See :class:`Console <allranks.schedule.console.Console>`."""
-        return nullcontext(ActionsView(say=self.say, commands=self.commands))
-
-    def annotate(self, merged: MergedRun) -> None:
-        """See :func:`annotate`."""
-        annotate(merged, self.commands)

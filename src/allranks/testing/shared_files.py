@@ -8,10 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_FIRST_PAUSE = 0.0002
-_LONGEST_PAUSE = 0.005
-_SHARE_OF_WAIT = 0.1
-
 
 def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
     """Poll a condition, ever less often, until it holds or the time is up.
@@ -33,7 +29,7 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
         waited = time.monotonic() - start
         if waited >= timeout:
             return condition()
-        pause = min(max(waited * _SHARE_OF_WAIT, _FIRST_PAUSE), _LONGEST_PAUSE)
+        pause = min(max(waited / 10, 0.0002), 0.005)
         time.sleep(min(pause, timeout - waited))
     return True
 
@@ -78,7 +74,10 @@ class FileBarrier:
         self._round += 1
         self._file(self._round, self._rank).touch()
         if not wait_until(lambda: not self._missing(), timeout) and (missing := self._missing()):
-            raise PeerTimeoutError(self._complaint(missing, timeout))
+            ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}"
+            call = f"(call {self._round} of this test)"
+            msg = f"rank {self._rank} waited {timeout:g} s at the file barrier and {ranks} did not come {call}"
+            raise PeerTimeoutError(msg)
         self._file(self._round - 1, self._rank).unlink(missing_ok=True)
 
     def _missing(self) -> list[int]:
@@ -86,13 +85,6 @@ class FileBarrier:
 
     def _file(self, number: int, rank: int) -> Path:
         return self._folder / f"{number}-{rank}"
-
-    def _complaint(self, missing: list[int], timeout: float) -> str:
-        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(map(str, missing))}"
-        return (
-            f"rank {self._rank} waited {timeout:g} s at the file barrier and {ranks} did not come "
-            f"(call {self._round} of this test)"
-        )
 
 
 def put_up(notice: Path, text: str) -> None:
@@ -122,6 +114,11 @@ def read_when_up(notice: Path, what: str, timeout: float = DEFAULT_TIMEOUT) -> s
 _NAME_LIMIT = 40
 
 
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 @dataclass(frozen=True)
 class FolderOfTest:
     """The folder that the ranks share in one test.
@@ -135,22 +132,17 @@ class FolderOfTest:
     @property
     def of_the_author(self) -> Path:
         """The folder for the test's own files."""
-        return self._made("files")
+        return _made(self.path / "files")
 
     @property
     def of_the_barrier(self) -> Path:
         """The folder of the barrier."""
-        return self._made("barrier")
+        return _made(self.path / "barrier")
 
     @property
     def of_notices(self) -> Path:
         """The folder of the texts that rank 0 publishes."""
-        return self._made("notices")
-
-    def _made(self, name: str) -> Path:
-        folder = self.path / name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return _made(self.path / "notices")
 
 
 @dataclass(frozen=True)
@@ -166,9 +158,7 @@ class FolderOfGang:
     @property
     def of_the_author(self) -> Path:
         """The folder for files of tests and fixtures."""
-        folder = self.path / "files"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return _made(self.path / "files")
 
     def of_test(self, nodeid: str, number: int) -> FolderOfTest:
         """The folder of one run of one test.

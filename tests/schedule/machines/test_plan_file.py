@@ -8,7 +8,8 @@ from allranks.errors import ExitCode, UsageError
 from allranks.matrix.jobs import plan
 from allranks.report.folder import read_manifest
 from allranks.schedule.machines.packs import PackOptions
-from allranks.schedule.machines.planning import PlanOptions, own_part, plan_machines
+from allranks.schedule.machines.plan_file import own_part
+from allranks.schedule.machines.planning import PlanOptions, plan_machines
 
 KNOWN = {"split": {"gloo": {"t": 9.0}}, "tiny": {"gloo": {"t": 5.0}}}
 

@@ -8,6 +8,7 @@ gathered folder the file lists the expected jobs, so that a missing machine is n
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any, Final
 
 import allranks
 from allranks.errors import UsageError, did_you_mean, listed
+from allranks.matrix.expand import Expansion
+from allranks.matrix.jobs import plan as plan_jobs
 from allranks.matrix.model import Job, Matrix
 from allranks.matrix.when import Condition
 from allranks.report.durations import Durations
 from allranks.report.run_files import SCHEMA, Manifest, as_json
 from allranks.schedule.machines.packs import Pack
-from allranks.schedule.results_folder import announced, fresh_manifest
+from allranks.schedule.results_folder import RUN_ID_VARIABLE, announced, fresh_manifest
 
 LENGTH: Final = 16
 """Hexadecimal digits of a digest: enough unless two plans with the same one are constructed on purpose."""
@@ -233,7 +236,7 @@ def _digest(document: Mapping[str, Any]) -> str:
     return digest([document["allranks"], document["policy"], document["cells"], document["jobs"], plan])
 
 
-def pack_called(plan: PlanFile, text: str) -> PlannedPack:
+def _pack_called(plan: PlanFile, text: str) -> PlannedPack:
     """The pack that a command line names, by its slug, with or without the digest of its plan.
 
     Raises:
@@ -257,7 +260,7 @@ def _contents(plan: PlanFile) -> str:
     return f"{jobs} jobs in {len(plan.packs)} packs"
 
 
-def refuse_another_matrix(plan: PlanFile, matrix: Matrix) -> None:
+def _refuse_another_matrix(plan: PlanFile, matrix: Matrix) -> None:
     """Check that this machine has the matrix that was planned, and the same version of allranks.
 
     Raises:
@@ -271,3 +274,75 @@ def refuse_another_matrix(plan: PlanFile, matrix: Matrix) -> None:
         msg = f"{matrix.path.name} is not the matrix file that {plan.path} was made of: they differ in {listed(parts)}."
         why = "Limits may differ by environment variables, too." if "limits" in parts else ""
         raise UsageError(msg, why=why, remedy="Check out the same commit on all machines.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPart:
+    """What one machine has to run.
+
+    Attributes:
+        plan: The whole plan.
+        pack: The machine's part of it.
+        jobs: Its jobs, in the order of the plan.
+    """
+
+    plan: PlanFile
+    pack: PlannedPack
+    jobs: tuple[Job, ...]
+
+    def refuse_others(self, run_id: str | None, pytest_args: Sequence[str]) -> None:
+        """Check that the run and arguments that this machine was given are those of the plan.
+
+        Args:
+            run_id: The run that it should take part in; empty or None if unspecified.
+            pytest_args: Its arguments for pytest; empty if unspecified.
+
+        Raises:
+            UsageError: They differ: its results would not be the planned ones.
+        """
+        if run_id and run_id != self.plan.run_id:
+            msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and {self.plan.path} plans the run {self.plan.run_id!r}."
+            raise UsageError(msg, remedy="Leave it unset where a pack is run: the plan says which run it is of.")
+        if pytest_args and tuple(pytest_args) != self.plan.pytest_args:
+            planned = shlex.join(self.plan.pytest_args) or "none"
+            msg = f"{self.plan.path} plans other arguments for pytest: {planned}."
+            raise UsageError(msg, remedy="Give them to `allranks plan`, and none to the runs of its packs.")
+
+
+def own_part(expansion: Expansion, plan_file: Path, pack_text: str) -> OwnPart:
+    """The part of a plan that this machine runs.
+
+    Args:
+        expansion: This machine's matrix.
+        plan_file: The plan that the pack is of.
+        pack_text: The pack, as the job matrix names it.
+
+    Raises:
+        UsageError: There is no such pack, or this machine has another matrix.
+    """
+    found = read_plan(plan_file)
+    pack = _pack_called(found, pack_text)
+    _refuse_another_matrix(found, expansion.matrix)
+    return OwnPart(plan=found, pack=pack, jobs=_jobs(expansion, pack))
+
+
+def planned_jobs(expansion: Expansion, plan_file: Path) -> tuple[Job, ...]:
+    """The jobs of all packs; arguments and errors as of :func:`own_part`."""
+    found = read_plan(plan_file)
+    _refuse_another_matrix(found, expansion.matrix)
+    return tuple(job for pack in found.packs.values() for job in _jobs(expansion, pack))
+
+
+def _jobs(expansion: Expansion, pack: PlannedPack) -> tuple[Job, ...]:
+    """The pack's jobs, as this machine's matrix makes them.
+
+    Raises:
+        UsageError: The matrix lacks one of them.
+    """
+    cells = [expansion.by_id[cell_id] for cell_id in pack.cells if cell_id in expansion.by_id]
+    suites = tuple(dict.fromkeys(job_id.partition("/")[2] for job_id in pack.jobs))
+    there = {job.id: job for job in plan_jobs(expansion.matrix, cells, suites)}
+    if lost := [job_id for job_id in pack.jobs if job_id not in there]:
+        msg = f"The pack {pack.slug} has the job {lost[0]}, and {expansion.matrix.path.name} has no such job here."
+        raise UsageError(msg, remedy="Check out the same commit on all machines.")
+    return tuple(there[job_id] for job_id in pack.jobs)

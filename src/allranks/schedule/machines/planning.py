@@ -1,30 +1,19 @@
-"""Plans the machines of a CI, as GitHub's job matrix too, and finds one machine's share."""
+"""Plans the machines of a CI, as GitHub's job matrix too."""
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.errors import UsageError
+from allranks.errors import UsageError, counted
 from allranks.matrix.expand import Expansion
-from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, RunnerRule
 from allranks.report.durations import Durations
 from allranks.schedule.machines.packs import Division, Pack, PackOptions, divide_jobs
-from allranks.schedule.machines.plan_file import (
-    PlanFile,
-    PlannedPack,
-    pack_called,
-    plan_document,
-    read_plan,
-    reference,
-    refuse_another_matrix,
-    write_plan,
-)
-from allranks.schedule.results_folder import RUN_ID_VARIABLE, facts_of
+from allranks.schedule.machines.plan_file import plan_document, reference, write_plan
+from allranks.schedule.results_folder import facts_of
 
 LARGEST_OUTPUT: Final = 1 << 19
 """Characters: GitHub takes 1 MiB of outputs from a job, and counts two bytes for each character
@@ -107,11 +96,6 @@ def _groups(packs: Sequence[Pack]) -> list[list[Pack]]:
     return list(groups.values())
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f}"
 
@@ -133,39 +117,6 @@ class PlanOptions:
     durations: Durations
     wishes: PackOptions
     plan_file: Path | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnPart:
-    """What one machine has to run.
-
-    Attributes:
-        plan: The whole plan.
-        pack: The machine's part of it.
-        jobs: Its jobs, in the order of the plan.
-    """
-
-    plan: PlanFile
-    pack: PlannedPack
-    jobs: tuple[Job, ...]
-
-    def refuse_others(self, run_id: str | None, pytest_args: Sequence[str]) -> None:
-        """Check that the run and arguments that this machine was given are those of the plan.
-
-        Args:
-            run_id: The run that it should take part in; empty or None if unspecified.
-            pytest_args: Its arguments for pytest; empty if unspecified.
-
-        Raises:
-            UsageError: They differ: its results would not be the planned ones.
-        """
-        if run_id and run_id != self.plan.run_id:
-            msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and {self.plan.path} plans the run {self.plan.run_id!r}."
-            raise UsageError(msg, remedy="Leave it unset where a pack is run: the plan says which run it is of.")
-        if pytest_args and tuple(pytest_args) != self.plan.pytest_args:
-            planned = shlex.join(self.plan.pytest_args) or "none"
-            msg = f"{self.plan.path} plans other arguments for pytest: {planned}."
-            raise UsageError(msg, remedy="Give them to `allranks plan`, and none to the runs of its packs.")
 
 
 def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOptions) -> tuple[str, list[str]]:
@@ -193,42 +144,3 @@ def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOption
     if options.plan_file:
         write_plan(options.plan_file, document)
     return entries, render_notes(division)
-
-
-def own_part(expansion: Expansion, plan_file: Path, pack_text: str) -> OwnPart:
-    """The part of a plan that this machine runs.
-
-    Args:
-        expansion: This machine's matrix.
-        plan_file: The plan that the pack is of.
-        pack_text: The pack, as the job matrix names it.
-
-    Raises:
-        UsageError: There is no such pack, or this machine has another matrix.
-    """
-    found = read_plan(plan_file)
-    pack = pack_called(found, pack_text)
-    refuse_another_matrix(found, expansion.matrix)
-    return OwnPart(plan=found, pack=pack, jobs=_jobs(expansion, pack))
-
-
-def planned_jobs(expansion: Expansion, plan_file: Path) -> tuple[Job, ...]:
-    """The jobs of all packs; arguments and errors as of :func:`own_part`."""
-    found = read_plan(plan_file)
-    refuse_another_matrix(found, expansion.matrix)
-    return tuple(job for pack in found.packs.values() for job in _jobs(expansion, pack))
-
-
-def _jobs(expansion: Expansion, pack: PlannedPack) -> tuple[Job, ...]:
-    """The pack's jobs, as this machine's matrix makes them.
-
-    Raises:
-        UsageError: The matrix lacks one of them.
-    """
-    cells = [expansion.by_id[cell_id] for cell_id in pack.cells if cell_id in expansion.by_id]
-    suites = tuple(dict.fromkeys(job_id.partition("/")[2] for job_id in pack.jobs))
-    there = {job.id: job for job in plan(expansion.matrix, cells, suites)}
-    if lost := [job_id for job_id in pack.jobs if job_id not in there]:
-        msg = f"The pack {pack.slug} has the job {lost[0]}, and {expansion.matrix.path.name} has no such job here."
-        raise UsageError(msg, remedy="Check out the same commit on all machines.")
-    return tuple(there[job_id] for job_id in pack.jobs)

@@ -10,7 +10,8 @@ best if all tasks take the same, and bad if some take the whole host.
 
 import heapq
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from allranks.schedule.packing.estimate import Capacity, Running, Task, lower_bound
@@ -79,12 +80,10 @@ class Backlog:
         """
         if not self._tasks:
             return None
-        if before is None and free.holds(self._room(self._tasks[0])):
+        wanted = self._room(self._tasks[0]) if before is None else before
+        if before is None and free.holds(wanted):
             return self._pop(0)
-        if before is None:
-            place = self._behind(self._room(self._tasks[0]), 1, now, free, running)
-        else:
-            place = self._behind(before, 0, now, free, running)
+        place = self._behind(wanted, 1 if before is None else 0, now, free, running)
         return None if place is None else self._pop(place)
 
     def _room(self, task: Task) -> Capacity:
@@ -128,11 +127,9 @@ class Stay(NamedTuple):
     ended: float
 
 
-def _as_expected(task: Task) -> float:
-    return task.seconds
-
-
-def simulate(tasks: Iterable[Task], total: Capacity, seconds: Callable[[Task], float] = _as_expected) -> list[Stay]:
+def simulate(
+    tasks: Iterable[Task], total: Capacity, seconds: Callable[[Task], float] = attrgetter("seconds")
+) -> list[Stay]:
     """Simulate a run of tasks in this order of importance.
 
     Args:
@@ -182,35 +179,23 @@ def ordered(tasks: Sequence[Task], total: Capacity, *, effort: int = EFFORT) -> 
         total: What the host has.
         effort: How many tasks may be placed in search of an order.
     """
-    search = _Search(total, lower_bound(tasks, total) * GOOD, min(effort, TRIES * len(tasks) ** 2))
-    for key in _keys(total):
-        search.tries(sorted(tasks, key=key))
-    for neighbour in _neighbours(search, len(tasks)):
-        search.tries(neighbour)
-    return search.best
+    wanted, chance = lower_bound(tasks, total) * GOOD, random.Random(len(tasks))  # noqa: S311 - the same every time
+    keys, left = iter(_keys(total)), min(effort, TRIES * len(tasks) ** 2)
+    best, least = list[Task](), float("inf")
+    while len(best) < len(tasks) or (left > 0 and least > wanted):
+        key = next(keys, None)
+        order = sorted(tasks, key=key) if key else _one_moved(best, chance)
+        left -= len(order)
+        if (seconds := makespan(simulate(order, total))) <= least:
+            best, least = order, seconds
+    return best
 
 
-class _Search:
-    """The best order so far."""
-
-    def __init__(self, total: Capacity, wanted: float, effort: int) -> None:
-        self._total = total
-        self._wanted = wanted
-        self._effort = effort
-        self.best: list[Task] = []
-        self._seconds = float("inf")
-
-    @property
-    def is_over(self) -> bool:
-        return self._seconds <= self._wanted or self._effort <= 0
-
-    def tries(self, order: list[Task]) -> None:
-        if self.best and self.is_over:
-            return
-        self._effort -= len(order)
-        seconds = makespan(simulate(order, self._total))
-        if seconds <= self._seconds:
-            self.best, self._seconds = order, seconds
+def _one_moved(order: Sequence[Task], chance: random.Random) -> list[Task]:
+    moved = list(order)
+    task = moved.pop(chance.randrange(len(order)))
+    moved.insert(chance.randrange(len(order)), task)
+    return moved
 
 
 def _keys(total: Capacity) -> tuple[Callable[[Task], float], ...]:
@@ -225,13 +210,3 @@ def _keys(total: Capacity) -> tuple[Callable[[Task], float], ...]:
         lambda task: -part(task),
         lambda task: -task.seconds * (part(task) > 0.5),
     )
-
-
-def _neighbours(search: _Search, count: int) -> Iterator[list[Task]]:
-    """Copies of the best order with one task moved; endless until the search is over."""
-    chance = random.Random(count)  # noqa: S311 - no secret: the same search every time
-    while count > 1 and not search.is_over:
-        order = list(search.best)
-        task = order.pop(chance.randrange(count))
-        order.insert(chance.randrange(count), task)
-        yield order

@@ -1,7 +1,6 @@
 """What a test needs of the world size, and of the GPUs that this rank can see."""
 
 import itertools
-from collections.abc import Iterator
 
 import torch
 
@@ -51,28 +50,11 @@ skip_if_odd_world_size = Requirement(_check_even_world_size)
 """The test needs an even number of ranks (code 87)."""
 
 
-Version = tuple[int, ...]
-
-
 def _check_gpus(n: int) -> None:
     if not torch.cuda.is_available():
         skip(SkipCode.NO_CUDA)
     if torch.cuda.device_count() < n:
         skip(skip_codes.multi_gpu(n), f"{torch.cuda.device_count()} of {n}")
-
-
-def _check_accelerators(n: int) -> None:
-    count = _accelerator_count()
-    if count == 0:
-        skip(SkipCode.NO_ACCELERATOR)
-    if count < n:
-        skip(skip_codes.multi_gpu(n), f"{count} of {n} accelerators")
-
-
-def _accelerator_count() -> int:
-    # torch.accelerator exists since torch 2.6; in older versions, count CUDA devices only.
-    accelerator = getattr(torch, "accelerator", torch.cuda)
-    return int(accelerator.device_count()) if accelerator.is_available() else 0
 
 
 def require_gpus(n: int, *, on: str | None = None) -> Requirement:
@@ -106,18 +88,24 @@ def require_gpus_or_none(n: int) -> Requirement:
     return Requirement(check)
 
 
-def _check_gpu_per_rank() -> None:
-    _check_gpus(RankEnvironment.read().local_world_size)
-
-
-require_gpu_per_rank = Requirement(_check_gpu_per_rank)
+require_gpu_per_rank = Requirement(lambda: _check_gpus(RankEnvironment.read().local_world_size))
 """Each rank needs a GPU of its own: as many on this node as it has ranks (codes 74, 75, 77, 80 to 85)."""
 
 
 def require_accelerators(n: int) -> Requirement:
     """The test needs ``n`` accelerators of whatever kind this torch drives (codes 89, 75, 77, 80 to 85)."""
     at_least_one(n, "accelerators")
-    return Requirement(lambda: _check_accelerators(n))
+
+    def check() -> None:
+        # torch.accelerator exists since torch 2.6; in older versions, count CUDA devices only.
+        accelerator = getattr(torch, "accelerator", torch.cuda)
+        count = int(accelerator.device_count()) if accelerator.is_available() else 0
+        if count == 0:
+            skip(SkipCode.NO_ACCELERATOR)
+        if count < n:
+            skip(skip_codes.multi_gpu(n), f"{count} of {n} accelerators")
+
+    return Requirement(check)
 
 
 require_accelerator = require_accelerators(1)
@@ -126,13 +114,9 @@ require_accelerator = require_accelerators(1)
 
 def _check_peer_access() -> None:
     _check_gpus(2)
-    pairs = itertools.permutations(range(torch.cuda.device_count()), 2)
-    if (blind := next(_without_access(pairs), None)) is not None:
-        skip(SkipCode.NO_PEER_ACCESS, "GPU {} cannot read GPU {}".format(*blind))
-
-
-def _without_access(pairs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    return ((one, other) for one, other in pairs if not torch.cuda.can_device_access_peer(one, other))
+    for one, other in itertools.permutations(range(torch.cuda.device_count()), 2):
+        if not torch.cuda.can_device_access_peer(one, other):
+            skip(SkipCode.NO_PEER_ACCESS, f"GPU {one} cannot read GPU {other}")
 
 
 require_peer_access = Requirement(_check_peer_access)
@@ -148,7 +132,7 @@ def require_compute_capability(major: int, minor: int = 0) -> Requirement:
         _check_not_rocm()
         found = min(torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
         if found < (major, minor):
-            skip(SkipCode.GENERIC, f"a GPU has compute capability {_dotted(found)}, below {major}.{minor}")
+            skip(SkipCode.GENERIC, f"a GPU has compute capability {found[0]}.{found[1]}, below {major}.{minor}")
 
     return Requirement(check)
 
@@ -188,9 +172,5 @@ def skip_if_rocm_older(major: int, minor: int = 0) -> Requirement:
     return Requirement(check)
 
 
-def _numbers(version: str) -> Version:
+def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("-", maxsplit=1)[0].split(".") if part.isdigit())
-
-
-def _dotted(version: Version) -> str:
-    return ".".join(map(str, version))

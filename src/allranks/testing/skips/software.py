@@ -12,12 +12,15 @@ from allranks.testing.environment import RankEnvironment
 from allranks.testing.skips.requirement import Requirement, skip
 
 
-def _check_not_windows() -> None:
-    if sys.platform == "win32":
-        skip(SkipCode.GENERIC, "this test does not apply to Windows")
+def _skip_where(condition: Callable[[], object], code: SkipCode, detail: str = "") -> Requirement:
+    def check() -> None:
+        if condition():
+            skip(code, detail)
+
+    return Requirement(check)
 
 
-skip_if_windows = Requirement(_check_not_windows)
+skip_if_windows = _skip_where(lambda: sys.platform == "win32", SkipCode.GENERIC, "this test does not apply to Windows")
 """The test does not apply to Windows (code 86)."""
 
 
@@ -29,9 +32,7 @@ def require_imports(*names: str) -> Requirement:
     Raises:
         TypeError: No name was given, or one is not a string.
     """
-    if not names or not all(isinstance(name, str) for name in names):
-        msg = f"give names of modules, such as 'transformers', not {names!r}"
-        raise TypeError(msg)
+    _check_names(names, "modules, such as 'transformers'")
 
     def check() -> None:
         for name in names:
@@ -68,12 +69,7 @@ def skip_when(condition: Callable[[], object], reason: str) -> Requirement:
     if not isinstance(reason, str) or not reason.strip():
         msg = f"give the reason in words, not {reason!r}"
         raise TypeError(msg)
-
-    def check() -> None:
-        if condition():
-            skip(SkipCode.GENERIC, reason)
-
-    return Requirement(check)
+    return _skip_where(condition, SkipCode.GENERIC, reason)
 
 
 Version = tuple[int, ...]
@@ -86,12 +82,8 @@ def require_backend_available(*names: str) -> Requirement:
         TypeError: No name was given, or one is not a string.
     """
     _check_names(names)
-
-    def check() -> None:
-        if not any(map(dist.is_backend_available, names)):
-            skip(SkipCode.BACKEND_UNAVAILABLE, f"this torch has no {' and no '.join(names)}")
-
-    return Requirement(check)
+    words = f"this torch has no {' and no '.join(names)}"
+    return _skip_where(lambda: not any(map(dist.is_backend_available, names)), SkipCode.BACKEND_UNAVAILABLE, words)
 
 
 def require_backend_in(*names: str) -> Requirement:
@@ -103,16 +95,15 @@ def require_backend_in(*names: str) -> Requirement:
     _check_names(names)
 
     def check() -> None:
-        backend = RankEnvironment.read().backend
-        if backend not in names:
+        if (backend := RankEnvironment.read().backend) not in names:
             skip(SkipCode.BACKEND_UNAVAILABLE, f"it is about {' and '.join(names)}, and this cell runs {backend}")
 
     return Requirement(check)
 
 
-def _check_names(names: Collection[object]) -> None:
+def _check_names(names: Collection[object], of: str = "backends, such as 'gloo' and 'nccl'") -> None:
     if not names or not all(isinstance(name, str) for name in names):
-        msg = f"give names of backends, such as 'gloo' and 'nccl', not {names!r}"
+        msg = f"give names of {of}, not {names!r}"
         raise TypeError(msg)
 
 
@@ -126,12 +117,7 @@ require_mpi = require_backend_available("mpi")
 """The test needs a torch built with MPI (code 72)."""
 
 
-def _check_nccl() -> None:
-    if not dist.is_nccl_available():
-        skip(SkipCode.NO_NCCL)
-
-
-require_nccl = Requirement(_check_nccl)
+require_nccl = _skip_where(lambda: not dist.is_nccl_available(), SkipCode.NO_NCCL)
 """The test needs a torch built with NCCL (code 76)."""
 
 
@@ -141,7 +127,6 @@ def require_nccl_version(*minimum: int) -> Requirement:
     Raises:
         TypeError: The version does not consist of whole numbers.
     """
-    _check_version(minimum)
     return _on_nccl_version(lambda found: found >= minimum, f"this test needs at least {_dotted(minimum)}")
 
 
@@ -152,18 +137,16 @@ def skip_nccl_versions(first: Version, fixed: Version) -> Requirement:
         TypeError: A version is not a tuple of whole numbers.
         ValueError: No version lies between the two.
     """
-    _check_version(first)
-    _check_version(fixed)
+    between = f"from {_dotted(first)} to before {_dotted(fixed)}"
     if first >= fixed:
-        msg = f"there is no NCCL from {_dotted(first)} to before {_dotted(fixed)}: give the older one first"
+        msg = f"there is no NCCL {between}: give the older one first"
         raise ValueError(msg)
-    words = f"this test does not run from {_dotted(first)} to before {_dotted(fixed)}"
-    return _on_nccl_version(lambda found: not first <= found < fixed, words)
+    return _on_nccl_version(lambda found: not first <= found < fixed, f"this test does not run {between}")
 
 
 def _on_nccl_version(is_good: Callable[[Version], bool], words: str) -> Requirement:
     def check() -> None:
-        _check_nccl()
+        require_nccl.check()
         found: Version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         if not is_good(found):
             skip(SkipCode.GENERIC, f"this torch has NCCL {_dotted(found)}, and {words}")
@@ -171,13 +154,11 @@ def _on_nccl_version(is_good: Callable[[Version], bool], words: str) -> Requirem
     return Requirement(check)
 
 
-def _check_version(version: object) -> None:
+def _dotted(version: object) -> str:
+    """A version as text; a TypeError unless it is a tuple of whole numbers."""
     if not isinstance(version, tuple) or not version or not all(isinstance(part, int) for part in version):
         msg = f"give a version as whole numbers, such as 2, 27, not {version!r}"
         raise TypeError(msg)
-
-
-def _dotted(version: Version) -> str:
     return ".".join(map(str, version))
 
 
@@ -192,8 +173,7 @@ def skip_unsupported(operation: str, *, on: Collection[str]) -> Requirement:
         raise TypeError(msg)
 
     def check() -> None:
-        backend = RankEnvironment.read().backend
-        if backend in on:
+        if (backend := RankEnvironment.read().backend) in on:
             skip(SkipCode.GENERIC, f"{backend} has no {operation}")
 
     return Requirement(check)

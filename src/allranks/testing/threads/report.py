@@ -43,18 +43,10 @@ def ending_of(rank: int, error: BaseException | None) -> Ending:
     """
     if error is None:
         return Ending(rank=rank, outcome=Outcome.PASSED)
-    skip = _skip_of(error)
-    if skip is not None:
-        return Ending(rank=rank, outcome=Outcome.SKIPPED, error=skip)
-    return Ending(rank=rank, outcome=Outcome.FAILED, error=error)
-
-
-def _skip_of(error: BaseException) -> BaseException | None:
-    if isinstance(error, unittest.SkipTest | pytest.skip.Exception):
-        return error
     if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code in set(SkipCode):
-        return EnvironmentSkip(SkipCode(error.code))
-    return None
+        error = EnvironmentSkip(SkipCode(error.code))
+    skipped = isinstance(error, unittest.SkipTest | pytest.skip.Exception)
+    return Ending(rank=rank, outcome=Outcome.SKIPPED if skipped else Outcome.FAILED, error=error)
 
 
 def frame_of(thread: int | None) -> FrameType | None:
