@@ -7,7 +7,6 @@ errors, a shard without its siblings.
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final
 from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.report.judged import CellSuite, JobSummary, SuiteRow, trouble
 from allranks.report.results import VerdictRule
+from allranks.user_cache import keep
 
 Baseline = Mapping[str, Mapping[str, int]]
 """Executed tests, by cell and suite."""
@@ -111,18 +111,11 @@ def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
     """
     known = read_baseline(path) if path.exists() else {}
     try:
-        _write(path, renewed_baseline(known, rows))
+        document = {"about": ABOUT, "schema": SCHEMA, "executed": renewed_baseline(known, rows)}
+        keep(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         msg = f"The baseline {path} cannot be written."
         raise ResultsError(msg, why=f"{error.strerror}.", remedy="Name a file in a folder that is there.") from error
-
-
-def _write(path: Path, baseline: Baseline) -> None:
-    """Write the file atomically, one suite per line."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    document = {"about": ABOUT, "schema": SCHEMA, "executed": baseline}
-    draft.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    draft.replace(path)
 
 
 def _is_good(row: SuiteRow) -> bool:
