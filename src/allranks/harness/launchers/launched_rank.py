@@ -77,7 +77,7 @@ class LaunchedRank:
         self._pid = getpid()
         self._running: RankTerms | None = None
         self._began = 0.0
-        self._told: Exception | None = None
+        self._reported: Exception | None = None
         self._imports = ImportWatch()
         self._calls = CallCounter(CallBoard(map_board(place.board)), place.world_size)
         rank_setup.announce_to(self._connection)
@@ -93,14 +93,14 @@ class LaunchedRank:
 
     def run(self, terms: RankTerms, body: Callable[[], object]) -> Outcome:
         """Run one test to its end."""
-        self._running, self._told, self._began = terms, None, _now()
+        self._running, self._reported, self._began = terms, None, _now()
         rank_setup.now_running(terms.nodeid)
         # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
         self._tell(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
         os.environ["ALLRANKS_SEED"] = str(terms.seed)
         seed_everything(terms.seed)
         phase, error = _attempt("call", body)
-        if error is None or error is not self._told:
+        if error is None or error is not self._reported:
             self._tell(terms.nodeid, phase, error)
         self._conclude(terms.nodeid, phase)
         return phase.outcome
@@ -109,7 +109,7 @@ class LaunchedRank:
         """Report at once that the running test has failed, before it cleans up."""
         if self._running is None:
             return
-        self._told = error
+        self._reported = error
         phase = _ended_by(error, "call", _now() - self._began)
         flush_output()
         self._tell(self._running.nodeid, phase, error)
