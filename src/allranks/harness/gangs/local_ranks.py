@@ -83,7 +83,7 @@ class RankHang:
 
 _HELD = {
     "T": "it is stopped (SIGSTOP)",
-    "t": "whoever traces it holds it",
+    "t": "it is stopped by its tracer (ptrace)",
     "D": "the kernel holds it (state D)",
 }
 """By state; any process is in the last one for a moment now and then."""
@@ -242,7 +242,7 @@ class LocalRanks:
             status=status,
             at=time.time(),
             cut_off=cut_off,
-            lost="" if status is not None else "whoever traces it keeps the status of its end",
+            lost="" if status is not None else "its tracer took its exit status",
             for_want_of_memory=status == -signal.SIGKILL and linux.killed_for_memory() > self._killed_for_memory,
             stacks=self._stacks[rank.number].added(),
             output=rank.glance(),

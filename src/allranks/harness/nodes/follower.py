@@ -158,7 +158,7 @@ class _Service:
     @property
     def _started_ranks(self) -> Ranks:
         if self._ranks is None:
-            msg = "the leader speaks of ranks that nobody has started"
+            msg = "sent a command for ranks before it started any"
             raise ConnectionLostError(msg)
         return self._ranks
 

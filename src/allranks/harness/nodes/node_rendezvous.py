@@ -89,7 +89,7 @@ class NodeRendezvous:
         if self._absent:
             for connection in self._met.values():
                 connection.close()
-            raise _absent(self._absent, limit)
+            raise _absent(self._absent, self._post, limit)
         return self._met
 
     def _look(self, remaining: float) -> None:
@@ -189,9 +189,12 @@ def _addresses(post: NodeConfig, flags: int) -> Iterator[tuple[int, int, int, st
     return iter(found)  # type: ignore[arg-type]
 
 
-def _absent(nodes: Collection[int], limit: float) -> NodesError:
-    who = f"agent of node {min(nodes)} has" if len(nodes) == 1 else f"agents of nodes {_listed(nodes)} have"
-    return NodesError(f"The {who} not come within {limit:g} s.")
+def _absent(nodes: Collection[int], post: NodeConfig, limit: float) -> NodesError:
+    agents = f"agent of node {min(nodes)}" if len(nodes) == 1 else f"agents of nodes {_listed(nodes)}"
+    return NodesError(
+        f"The {agents} did not connect within {limit:g} s. "
+        f"Check that every agent runs and can reach {post.leader}:{post.port}."
+    )
 
 
 def _listed(nodes: Collection[int]) -> str:
@@ -228,7 +231,10 @@ def _connect(post: NodeConfig, deadline: float, limit: float) -> socket.socket:
             # Poll: another host gets no signal when the leader opens its port.
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LAST_RETRY)
-    msg = f"The leading agent has not come within {limit:g} s: nobody listens at {post.leader}:{post.port}."
+    msg = (
+        f"The leading agent could not be reached at {post.leader}:{post.port} within {limit:g} s. "
+        "Check that it runs, and that this node can reach that port."
+    )
     raise NodesError(msg)
 
 
@@ -240,7 +246,10 @@ def _greet(connection: NodeConnection, post: NodeConfig, deadline: float) -> Non
     except ConnectionLostError as error:
         raise _turned_away() from error
     if not is_proof(_answer(connection, deadline).get("proof"), post.token, "leader", post.node, theirs, mine):
-        msg = "Whoever listens at the leading agent's port does not know the job's token."
+        msg = (
+            f"The process that listens at {post.leader}:{post.port} is not the leading agent of this job: it does "
+            "not have the job's token. Stop it, and run the job again."
+        )
         raise NodesError(msg)
 
 
@@ -254,7 +263,7 @@ def _answer(connection: NodeConnection, deadline: float) -> Message:
 
 
 def _turned_away() -> NodesError:
-    return NodesError("The leading agent has not let this one in.")
+    return NodesError("The leading agent rejected the connection of this agent.")
 
 
 def meet(config: AgentConfig) -> dict[int, NodeConnection]:
