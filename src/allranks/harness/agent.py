@@ -69,7 +69,7 @@ from allranks.records import (
 SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
 """Variables hidden from ranks: the merge of results decides whether a skip counts as a pass."""
 
-_TELLS = (AgentFailed, CollectionFailed, GpuFailed, GpusChecked, Imported, Notice, Shared)
+_FORWARDED = (AgentFailed, CollectionFailed, GpuFailed, GpusChecked, Imported, Notice, Shared)
 """The records that a fork server may send: outcomes are not among them."""
 
 _OK_STATUSES = frozenset({0, 1, 5})
@@ -173,9 +173,9 @@ class Supervision:
         return ForkServer(self._config, self._folders, {**present, **cell_environment(self._config, present)}, log)
 
     def _fail(self, message: str, text: str = "", kind: FailureKind = FailureKind.BROKEN) -> None:
-        self._tell(AgentFailed(message=message, text=shorten(text), kind=kind))
+        self._write(AgentFailed(message=message, text=shorten(text), kind=kind))
 
-    def _tell(self, record: Record) -> None:
+    def _write(self, record: Record) -> None:
         """Report a record, and keep failures that other nodes must learn of."""
         self._stream.write(record)
         if isinstance(record, CollectionFailed):
@@ -213,7 +213,7 @@ class Supervision:
         except JobLimitError:
             where = server.whereabouts().removeprefix("; it is in ")
             text = f"The suite was not collected when the job's time was up{f'; that was in {where}' if where else ''}."
-            self._tell(CollectionFailed(text=text))
+            self._write(CollectionFailed(text=text))
             self._stream.write(JobTimedOut(limit=self._config.limits.job))
             return 0
         except HangupError:
@@ -230,8 +230,8 @@ class Supervision:
     def _collect(self, server: ForkServer) -> Program | None:
         """Wait for the fork server's collection; None if it failed."""
         for reply in server.replies(self._end):
-            if isinstance(reply, _TELLS):
-                self._tell(reply)
+            if isinstance(reply, _FORWARDED):
+                self._write(reply)
             elif isinstance(reply, Program):
                 if reply.goes_on:
                     self._uncollected, self._failures = self._failures, []
@@ -281,7 +281,7 @@ class Supervision:
             self._stream.write(NodesFailed(message=str(error)))
             return False
         for failure in failures:
-            self._tell(CollectionFailed(nodeid=failure.nodeid, text=shorten(failure.text)))
+            self._write(CollectionFailed(nodeid=failure.nodeid, text=shorten(failure.text)))
         if not failures:
             self._stream.write(NodesAgreed())
         return True
@@ -338,8 +338,8 @@ class Supervision:
         settled = tuple(Settled(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in loop.settled.items())
         records, ended = server.finish(Finish(tests=settled), self._end, timeout)
         for record in records:
-            if isinstance(record, _TELLS):
-                self._tell(record)
+            if isinstance(record, _FORWARDED):
+                self._write(record)
         if any(isinstance(record, AgentFailed) for record in records):
             return 1
         if ended is None:

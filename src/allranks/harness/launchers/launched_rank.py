@@ -87,7 +87,7 @@ class LaunchedRank:
         """Run the set-up before the first test; its errors are this rank's. Returns whether it passed."""
         phase, error = _attempt("setup", body)
         if phase.outcome is not Outcome.PASSED:
-            self._tell("", phase, error)
+            self._report("", phase, error)
         self._conclude("", phase)
         return phase.outcome is Outcome.PASSED
 
@@ -96,12 +96,12 @@ class LaunchedRank:
         self._running, self._reported, self._began = terms, None, _now()
         rank_setup.now_running(terms.nodeid)
         # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
-        self._tell(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
+        self._report(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
         os.environ["ALLRANKS_SEED"] = str(terms.seed)
         seed_everything(terms.seed)
         phase, error = _attempt("call", body)
         if error is None or error is not self._reported:
-            self._tell(terms.nodeid, phase, error)
+            self._report(terms.nodeid, phase, error)
         self._conclude(terms.nodeid, phase)
         return phase.outcome
 
@@ -112,13 +112,13 @@ class LaunchedRank:
         self._reported = error
         phase = _ended_by(error, "call", _now() - self._began)
         flush_output()
-        self._tell(self._running.nodeid, phase, error)
+        self._report(self._running.nodeid, phase, error)
 
     def end(self, body: Callable[[], object]) -> None:
         """Run the teardown after the last test; its errors are this rank's."""
         phase, error = _attempt("teardown", body)
         if phase.outcome.is_bad:
-            self._tell("", phase, error)
+            self._report("", phase, error)
         self._conclude("", phase)
 
     def commands(self) -> Iterator[RunTest | End]:
@@ -126,7 +126,7 @@ class LaunchedRank:
         while (command := self._connection.command()) is not None:
             yield command
 
-    def _tell(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
+    def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
         has_waited = is_symptom(error) or (error is not None and self._calls.has_waited_in_vain)
         self._connection.report(
             Report(nodeid=nodeid, outcome=phase.outcome, phases=(phase,), goes_on=True, is_symptom=has_waited)

@@ -39,7 +39,7 @@ class Follower:
     def report(self, digest: CollectionDigest) -> None:
         """Report the collected tests to the leader."""
         with suppress(ConnectionLostError):  # the end of the connection tells the leader the same
-            self._say({"digest": digest.as_message()})
+            self._send({"digest": digest.as_message()})
 
     def serve(self, node: Node, end: JobEnd) -> None:
         """Carry out the leader's commands until it dismisses this agent.
@@ -69,9 +69,9 @@ class Follower:
 
     def _report_failure(self, why: str) -> None:
         with suppress(ConnectionLostError):
-            self._say({"failed": why})
+            self._send({"failed": why})
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._connection.send(message, self._silence)
 
 
@@ -131,7 +131,7 @@ class _Service:
         ]
         for look in looks:
             for event in look():
-                self._say({"event": _message_of(event)})
+                self._send({"event": _message_of(event)})
         while self._connection.has_message:
             # It arrived during a send.
             self._look_at_leader()
@@ -146,7 +146,7 @@ class _Service:
     def _obey(self, message: Message) -> None:
         match message["do"]:
             case "ping":
-                self._say({"alive": True})
+                self._send({"alive": True})
             case "start_ranks":
                 self._answer(self._start_ranks(Orders(**message["orders"])))
             case "dismiss":
@@ -192,9 +192,9 @@ class _Service:
         return {"pids": list(self._ranks.pids)}
 
     def _answer(self, answer: Message) -> None:
-        self._say({"answer": answer})
+        self._send({"answer": answer})
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._connection.send(message, self._silence)
 
     def _disband(self, ranks: Ranks) -> Sequence[KilledOrphan]:

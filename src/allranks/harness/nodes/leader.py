@@ -57,10 +57,10 @@ class FollowerLink:
         return self._connection.fileno(), self._timer.fileno(), self._bell
 
     def fileno(self) -> int:
-        """Readable when :meth:`hear` has something to do."""
+        """Readable when :meth:`receive` has something to do."""
         return self._connection.fileno()
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message; does nothing if the agent is lost."""
         if self.lost:
             return
@@ -72,10 +72,10 @@ class FollowerLink:
 
     def ask(self, message: Message) -> Message | None:
         """Send a message and wait for its answer; None if the agent is lost."""
-        self.tell(message)
+        self.send(message)
         deadline = time.monotonic() + self._silence
         while not self.lost:
-            answers = [message["answer"] for message in self.hear() if "answer" in message]
+            answers = [message["answer"] for message in self.receive() if "answer" in message]
             if answers:
                 self._ring()
                 return dict(answers[0])
@@ -83,7 +83,7 @@ class FollowerLink:
                 self._lose("does not answer")
         return None
 
-    def hear(self) -> list[Message]:
+    def receive(self) -> list[Message]:
         """The messages that have arrived; rank events are also kept for :meth:`take`."""
         if self.lost:
             return []
@@ -101,7 +101,7 @@ class FollowerLink:
         has_gone_off = self._timer.has_gone_off()
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
-        self.hear()
+        self.receive()
         if has_gone_off:
             self._beat()
         events, self._unread = self._unread, []
@@ -111,7 +111,7 @@ class FollowerLink:
         now = time.monotonic()
         if self._asked is None:
             self._asked = now
-            self.tell({"do": "ping"})
+            self.send({"do": "ping"})
         elif now - self._asked > self._silence:
             self._lose("does not answer")
 
@@ -207,22 +207,22 @@ class RemoteRanks:
 
     def send(self, command: RunTest | End) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.send`."""
-        self._link.tell({"do": "send", "command": [type(command).__name__, told(command)]})
+        self._link.send({"do": "send", "command": [type(command).__name__, told(command)]})
 
     def signal(self, ranks: Collection[int], number: int) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.signal`."""
         if ranks:
-            self._link.tell({"do": "signal", "ranks": list(ranks), "number": int(number)})
+            self._link.send({"do": "signal", "ranks": list(ranks), "number": int(number)})
 
     def freeze_descendants(self, ranks: Collection[int]) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.freeze_descendants`."""
         if ranks:
-            self._link.tell({"do": "freeze_descendants", "ranks": list(ranks)})
+            self._link.send({"do": "freeze_descendants", "ranks": list(ranks)})
 
     def kill(self, ranks: Collection[int]) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.kill`."""
         if ranks:
-            self._link.tell({"do": "kill", "ranks": list(ranks)})
+            self._link.send({"do": "kill", "ranks": list(ranks)})
 
     def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.find`."""
@@ -326,16 +326,16 @@ class _Digests:
                 selector.register(link, selectors.EVENT_READ)
             while self._absent and (remaining := deadline - time.monotonic()) > 0:
                 for key, _ in selector.select(remaining):
-                    if isinstance(key.fileobj, FollowerLink) and self._hear(key.fileobj):
+                    if isinstance(key.fileobj, FollowerLink) and self._receive(key.fileobj):
                         selector.unregister(key.fileobj)
         if self._absent:
             msg = f"The agent of node {min(self._absent)} has not collected its tests within {self._limit:g} s."
             raise NodesError(msg)
         return {node: self._digests[node] for node in sorted(self._digests)}
 
-    def _hear(self, link: FollowerLink) -> bool:
+    def _receive(self, link: FollowerLink) -> bool:
         """Read a follower's messages; returns whether its collection digest was among them."""
-        digests = [message["digest"] for message in link.hear() if "digest" in message]
+        digests = [message["digest"] for message in link.receive() if "digest" in message]
         if not digests and link.lost:
             msg = f"The agent of node {link.node} {link.lost}: it ended before it had collected its tests."
             raise NodesError(msg)

@@ -99,7 +99,7 @@ class NodeRendezvous:
             if key.data is None:
                 self._open()
             else:
-                self._hear(key.data)
+                self._receive(key.data)
         for stranger in self._expired():
             self._turn_away(stranger)
 
@@ -117,10 +117,10 @@ class NodeRendezvous:
         stranger = _Stranger(NodeConnection(client), make_nonce(), time.monotonic() + PROOF_TIMEOUT)
         self._strangers.append(stranger)
         self._selector.register(stranger.connection, selectors.EVENT_READ, stranger)
-        if self._say(stranger, {"nonce": stranger.nonce}) and len(self._strangers) > _MOST_STRANGERS:
+        if self._send(stranger, {"nonce": stranger.nonce}) and len(self._strangers) > _MOST_STRANGERS:
             self._turn_away(self._strangers[0])
 
-    def _say(self, stranger: _Stranger, message: Message) -> bool:
+    def _send(self, stranger: _Stranger, message: Message) -> bool:
         try:
             stranger.connection.send(message, 0.0)
         except ConnectionLostError:
@@ -128,14 +128,14 @@ class NodeRendezvous:
             return False
         return True
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _receive(self, stranger: _Stranger) -> None:
         if stranger not in self._strangers:
             return
         for message in stranger.connection.receive()[:1]:
             node, nonce = message.get("node"), message.get("nonce")
             if isinstance(node, int) and isinstance(nonce, str) and self._is_awaited(stranger, node, nonce, message):
                 proof = make_proof(self._post.token, "leader", node, stranger.nonce, nonce)
-                if self._say(stranger, {"proof": proof}):
+                if self._send(stranger, {"proof": proof}):
                     self._meet(stranger, node)
             else:
                 self._turn_away(stranger)
