@@ -17,7 +17,7 @@ def test_a_message_left_behind_names_its_test_and_makes_no_other_green(run_agent
     agent = run_agent({"test_left.py": LEAVES_A_MESSAGE}, limits={"test": 3})
     assert agent.outcomes("test_leaves_a_message") == ("errored", "passed")
     message = agent.cases(0)["test_leaves_a_message"].message
-    assert message == "rank 0 has 1 message to rank 1 that nobody received in this test"
+    assert message == "rank 0 sent 1 message that rank 1 did not receive in this test"
     assert agent.outcomes("test_forgets_to_send")[1] != "passed"
     assert len(agent.gangs()) == 2
 

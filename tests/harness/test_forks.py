@@ -152,14 +152,14 @@ tell("Notice", {"text": "hello"})
 tell("Program", {"tests": ["a"]})
 """
     )
-    told = list(server.told(end))
+    told = list(server.replies(end))
     assert told == [Imported(torch="2.13", seconds=1.0), Notice(text="hello"), Program(tests=("a",))]
     assert server.torch == "2.13"
     assert server.ended() == "ended with exit status 0"
 
 
 def test_a_fork_server_is_told_no_secret(start_server, end):
-    [told] = start_server('tell("Notice", {"text": json.dumps(sorted(request))})').told(end)
+    [told] = start_server('tell("Notice", {"text": json.dumps(sorted(request))})').replies(end)
     assert told.text == '["config", "folders", "supervisor"]'
 
 
@@ -167,7 +167,7 @@ def test_a_fork_server_that_the_kernel_killed_for_want_of_memory_says_so(start_s
     kills = iter([3, 4])
     monkeypatch.setattr(linux, "killed_for_memory", lambda: next(kills))
     server = start_server("os.kill(os.getpid(), 9)")
-    assert list(server.told(end)) == []
+    assert list(server.replies(end)) == []
     assert server.ended() == "was killed for want of memory (SIGKILL, by the kernel)"
 
 
@@ -176,18 +176,18 @@ def test_a_fork_server_that_the_kernel_killed_for_want_of_memory_says_so(start_s
     [
         ('control.sendall(b"hello\\n")', "tells a line that is no JSON"),
         ('tell("Program", {"tests": 3})', "tells a line that has '3' as tests of Program"),
-        ('tell("Muster", {})', "tells a line that is of a kind that this version does not know"),
+        ('tell("StartGang", {})', "tells a line that is of a kind that this version does not know"),
     ],
 )
 def test_what_makes_no_sense_is_a_fork_server_error(start_server, end, program, why):
     with pytest.raises(ForkServerError, match=why):
-        list(start_server(f"{program}\ntime.sleep(60)").told(end))
+        list(start_server(f"{program}\ntime.sleep(60)").replies(end))
 
 
 def test_a_line_without_end_is_a_fork_server_error(start_server, end, monkeypatch):
     monkeypatch.setattr(forks, "LINE_LIMIT", 1 << 20)
     with pytest.raises(ForkServerError, match="a line of more than"):
-        list(start_server('while True: control.sendall(b"x" * 65536)').told(end))
+        list(start_server('while True: control.sendall(b"x" * 65536)').replies(end))
 
 
 def test_lines_come_whole_however_they_are_torn(start_server, end):
@@ -196,7 +196,7 @@ data = json.dumps(["Notice", {"text": "x" * 300000}]).encode() + b"\\n"
 for start in range(0, len(data), 7001):
     control.sendall(data[start:start + 7001])
 """
-    [told] = start_server(program).told(end)
+    [told] = start_server(program).replies(end)
     assert told == Notice(text="x" * 300000)
 
 
@@ -208,39 +208,39 @@ if os.fork() == 0:
 os.wait()
 tell("Notice", {"text": "true"})
 """
-    assert list(start_server(program).told(end)) == [Notice(text="true")]
+    assert list(start_server(program).replies(end)) == [Notice(text="true")]
 
 
 def test_a_child_that_keeps_the_connection_open_does_not_keep_the_end_from_being_seen(start_server, end):
     server = start_server("if os.fork() == 0: time.sleep(60)\nos._exit(3)")
-    assert list(server.told(end)) == []
+    assert list(server.replies(end)) == []
     assert server.ended() == "ended with exit status 3"
 
 
 def test_a_fork_server_that_a_signal_has_killed_is_named_by_it(start_server, end):
     server = start_server("os.kill(os.getpid(), signal.SIGSEGV)")
-    assert list(server.told(end)) == []
+    assert list(server.replies(end)) == []
     assert server.ended().startswith("was killed by SIGSEGV")
 
 
-def test_patience_has_an_end(start_server, end):
+def test_waiting_for_replies_ends_after_the_timeout(start_server, end):
     with pytest.raises(ForkServerError, match="does not answer"):
-        list(start_server("signal.signal(signal.SIGRTMAX - 1, signal.SIG_IGN)\ntime.sleep(60)").told(end, 0.2))
+        list(start_server("signal.signal(signal.SIGRTMAX - 1, signal.SIG_IGN)\ntime.sleep(60)").replies(end, 0.2))
 
 
 def test_the_end_of_the_job_comes_first(start_server, end):
     end.hang_up()
     with pytest.raises(HangupError):
-        list(start_server("time.sleep(60)").told(end))
+        list(start_server("time.sleep(60)").replies(end))
 
 
-MUSTER = StartGang(ranks=(0, 1), gang=1)
+REQUEST = StartGang(ranks=(0, 1), gang=1)
 
 
-def muster(server, end):
+def start_ranks(server, end):
     with ExitStack() as undo:
-        ends = [open_ends(number, None, undo) for number in MUSTER.ranks]
-        return server.muster(MUSTER, ends, end)
+        ends = [open_ends(number, None, undo) for number in REQUEST.ranks]
+        return server.start_ranks(REQUEST, ends, end)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def muster(server, end):
 def test_ranks_that_were_not_forked_are_an_error_that_says_why(start_server, end, answer, error, why):
     server = start_server(f"lines.readline()\n{answer}\ntime.sleep(60)")
     with pytest.raises(error, match=why):
-        muster(server, end)
+        start_ranks(server, end)
 
 
 def test_ranks_that_cannot_be_watched_are_an_error_and_nothing_is_closed_twice(start_server, end, monkeypatch):
@@ -266,25 +266,25 @@ def test_ranks_that_cannot_be_watched_are_an_error_and_nothing_is_closed_twice(s
     close = os.close
     monkeypatch.setattr(os, "close", lambda descriptor: (closed.append(descriptor), close(descriptor)))
     with pytest.raises(OSError, match="Invalid argument"):
-        muster(server, end)
+        start_ranks(server, end)
     assert len(closed) == len(set(closed)) > 8
     assert set(Path("/proc/self/fd").iterdir()) == opened >= before
 
 
 def test_a_fork_server_that_is_gone_already_is_an_error_that_says_how(start_server, end):
     server = start_server("os._exit(5)")
-    list(server.told(end))
+    list(server.replies(end))
     with pytest.raises(ForkServerError, match="ended with exit status 5"):
-        muster(server, end)
+        start_ranks(server, end)
 
 
 def test_a_fork_server_that_ends_with_what_it_was_asked_unread_is_an_error_that_says_how(start_server, end):
     server = start_server(
         'tell("Notice", {"text": "ready"})\nimport select\nselect.select([control], [], [])\nos._exit(5)'
     )
-    assert next(server.told(end)) == Notice(text="ready")
+    assert next(server.replies(end)) == Notice(text="ready")
     with pytest.raises(ForkServerError, match="ended with exit status 5"):
-        muster(server, end)
+        start_ranks(server, end)
 
 
 def test_what_a_fork_server_says_before_it_ends_instead_of_its_session_is_heard(start_server, end):
@@ -295,7 +295,7 @@ def test_what_a_fork_server_says_before_it_ends_instead_of_its_session_is_heard(
 
 def test_whoever_asks_how_it_ended_gets_the_same_answer(start_server, end, monkeypatch):
     server = start_server("os._exit(5)")
-    list(server.told(end))
+    list(server.replies(end))
     reap, both, told = linux.reap, threading.Barrier(2), []
 
     def reap_at_once(*arguments):

@@ -13,9 +13,9 @@ from allranks.harness.program import (
     Settled,
     SkippedModule,
     StartGang,
-    asked_by,
     line_of,
-    told_by,
+    parse_reply,
+    parse_request,
 )
 from allranks.records import Imported, Notice, Record
 from allranks.typed_json import RecordError
@@ -64,13 +64,13 @@ ASKED = st.builds(
 
 
 @given(TOLD)
-def test_what_is_told_arrives_as_it_was_told(told):
-    assert told_by(line_of(told)) == told
+def test_a_reply_survives_its_line(reply):
+    assert parse_reply(line_of(reply)) == reply
 
 
 @given(ASKED)
-def test_what_is_asked_for_arrives_as_it_was_asked(asked):
-    assert asked_by(line_of(asked)) == asked
+def test_a_request_survives_its_line(message):
+    assert parse_request(line_of(message)) == message
 
 
 @given(TOLD | ASKED)
@@ -81,15 +81,15 @@ def test_a_message_is_one_line(message):
 
 
 @given(TOLD)
-def test_what_is_told_is_no_request(told):
+def test_a_reply_is_no_request(reply):
     with pytest.raises(RecordError):
-        asked_by(line_of(told))
+        parse_request(line_of(reply))
 
 
 @given(ASKED)
-def test_a_request_is_nothing_that_is_told(asked):
+def test_a_request_is_no_reply(message):
     with pytest.raises(RecordError):
-        told_by(line_of(asked))
+        parse_reply(line_of(message))
 
 
 def assert_reads_or_refuses(read, kinds, line):
@@ -100,7 +100,7 @@ def assert_reads_or_refuses(read, kinds, line):
     assert isinstance(found, kinds)
 
 
-READERS = [(told_by, (Record, Program, Forked, SessionEnded)), (asked_by, (StartGang, Finish))]
+READERS = [(parse_reply, (Record, Program, Forked, SessionEnded)), (parse_request, (StartGang, Finish))]
 
 
 @settings(max_examples=300)
@@ -130,16 +130,16 @@ def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
         (b'["Forked", {"pids": ["1"]}]', "as pids of Forked"),
         (b'["Program", {"terms": [{}]}]', "lacks gang of ItemOptions"),
         (b'["SessionEnded", {}]', "lacks status of SessionEnded"),
-        (b'["Muster", {"ranks": [0], "gang": 1}]', "does not know: 'Muster'"),
+        (b'["StartGang", {"ranks": [0], "gang": 1}]', "does not know: 'StartGang'"),
     ],
 )
-def test_the_error_says_why_nothing_is_told_on_a_line(line, why):
+def test_the_error_says_why_a_line_is_no_reply(line, why):
     with pytest.raises(RecordError) as error:
-        told_by(line)
+        parse_reply(line)
     assert why in str(error.value)
 
 
-@pytest.mark.parametrize("line", [b'["Forked", {}]', b"[]", b"3", b'["Muster", {}]', b'["Finish", {"tests": [1]}]'])
+@pytest.mark.parametrize("line", [b'["Forked", {}]', b"[]", b"3", b'["StartGang", {}]', b'["Finish", {"tests": [1]}]'])
 def test_what_is_no_request_is_refused(line):
     with pytest.raises(RecordError):
-        asked_by(line)
+        parse_request(line)

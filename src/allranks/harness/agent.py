@@ -20,8 +20,8 @@ from allranks.harness import evidence, linux
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.driver_workers import WorkerLostError
 from allranks.harness.forks import (
-    REPORT_PATIENCE,
-    SESSION_END_PATIENCE,
+    REPORT_TIMEOUT,
+    SESSION_END_TIMEOUT,
     Family,
     ForkServer,
     ForkServerError,
@@ -69,7 +69,7 @@ from allranks.records import (
 SANDCASTLE = ("SANDCASTLE", "TW_JOB_USER")
 """Variables hidden from ranks: the merge of results decides whether a skip counts as a pass."""
 
-_TELLS = (AgentFailed, CollectionFailed, GpuFailed, GpusChecked, Imported, Notice, Shared)
+_FORWARDED = (AgentFailed, CollectionFailed, GpuFailed, GpusChecked, Imported, Notice, Shared)
 """The records that a fork server may send: outcomes are not among them."""
 
 _OK_STATUSES = frozenset({0, 1, 5})
@@ -173,9 +173,9 @@ class Supervision:
         return ForkServer(self._config, self._folders, {**present, **cell_environment(self._config, present)}, log)
 
     def _fail(self, message: str, text: str = "", kind: FailureKind = FailureKind.BROKEN) -> None:
-        self._tell(AgentFailed(message=message, text=shorten(text), kind=kind))
+        self._write(AgentFailed(message=message, text=shorten(text), kind=kind))
 
-    def _tell(self, record: Record) -> None:
+    def _write(self, record: Record) -> None:
         """Report a record, and keep failures that other nodes must learn of."""
         self._stream.write(record)
         if isinstance(record, CollectionFailed):
@@ -190,20 +190,20 @@ class Supervision:
 
     def _run(self, server: ForkServer) -> int:
         try:
-            wires = meet(self._config)
+            connections = meet(self._config)
         except NodesError as error:
             self._stream.write(NodesFailed(message=str(error)))
             return 1
         if self._config.nodes > 1:
-            self._stream.write(NodesMet(nodes=tuple(sorted(wires))))
-        follower = Follower(wires[0], self._config.limits.silence) if self._config.node else None
-        status = self._collect_and_run(server, wires, follower)
+            self._stream.write(NodesMet(nodes=tuple(sorted(connections))))
+        follower = Follower(connections[0], self._config.limits.silence) if self._config.node else None
+        status = self._collect_and_run(server, connections, follower)
         if follower is not None and self._failures:
             follower.report(CollectionDigest(failures=tuple(self._failures)))
         return status
 
     def _collect_and_run(
-        self, server: ForkServer, wires: Mapping[int, NodeConnection], follower: Follower | None
+        self, server: ForkServer, connections: Mapping[int, NodeConnection], follower: Follower | None
     ) -> int:
         try:
             program = self._collect(server)
@@ -213,7 +213,7 @@ class Supervision:
         except JobLimitError:
             where = server.whereabouts().removeprefix("; it is in ")
             text = f"The suite was not collected when the job's time was up{f'; that was in {where}' if where else ''}."
-            self._tell(CollectionFailed(text=text))
+            self._write(CollectionFailed(text=text))
             self._stream.write(JobTimedOut(limit=self._config.limits.job))
             return 0
         except HangupError:
@@ -221,7 +221,7 @@ class Supervision:
             return HANGUP_STATUS
         if program is None:
             return 1 if self._has_broken else 0
-        leader = Leader(self._config, wires)
+        leader = Leader(self._config, connections)
         has_agreed = self._agree(server, program, follower, leader)
         if not has_agreed or self._failures or not program.tests or program.is_collected_only:
             return 0 if has_agreed else 1
@@ -229,14 +229,14 @@ class Supervision:
 
     def _collect(self, server: ForkServer) -> Program | None:
         """Wait for the fork server's collection; None if it failed."""
-        for told in server.told(self._end):
-            if isinstance(told, _TELLS):
-                self._tell(told)
-            elif isinstance(told, Program):
-                if told.goes_on:
+        for reply in server.replies(self._end):
+            if isinstance(reply, _FORWARDED):
+                self._write(reply)
+            elif isinstance(reply, Program):
+                if reply.goes_on:
                     self._uncollected, self._failures = self._failures, []
-                self._report(told)
-                return told
+                self._report(reply)
+                return reply
         if not self._failures:
             self._fail(f"The process that imports the suite {server.ended()}.", self._log(), FailureKind.SUITE)
         return None
@@ -263,7 +263,7 @@ class Supervision:
         if self._config.nodes == 1:
             return True
         tests = (*(module.nodeid for module in program.skipped), *program.tests)
-        roll = CollectionDigest(
+        digest = CollectionDigest(
             tests=tests,
             failures=tuple(self._failures),
             torch=server.torch,
@@ -271,17 +271,17 @@ class Supervision:
             lacks=program.lacks,
         )
         if follower is not None:
-            follower.report(roll)
+            follower.report(digest)
             return True
         if self._failures:
             return True
         try:
-            failures = leader.compare(roll)
+            failures = leader.compare(digest)
         except NodesError as error:
             self._stream.write(NodesFailed(message=str(error)))
             return False
         for failure in failures:
-            self._tell(CollectionFailed(nodeid=failure.nodeid, text=shorten(failure.text)))
+            self._write(CollectionFailed(nodeid=failure.nodeid, text=shorten(failure.text)))
         if not failures:
             self._stream.write(NodesAgreed())
         return True
@@ -295,8 +295,8 @@ class Supervision:
             self._end.wait_for_turn()
             self._end.restart()
             self._stream.write(Went())
-            conductor = self._conduct(server, program, leader)
-            return self._end_session(server, conductor, REPORT_PATIENCE if program.measures else SESSION_END_PATIENCE)
+            loop = self._run_tests(server, program, leader)
+            return self._end_session(server, loop, REPORT_TIMEOUT if program.measures else SESSION_END_TIMEOUT)
         except NodeLostError as error:
             self._stream.write(NodeLost(node=error.node, message=str(error)))
         except ForkServerError as error:
@@ -311,13 +311,13 @@ class Supervision:
             return 0
         return 1
 
-    def _conduct(self, server: ForkServer, program: Program, leader: Leader) -> TestLoop:
+    def _run_tests(self, server: ForkServer, program: Program, leader: Leader) -> TestLoop:
         job = SupervisedJob(config=self._config, folders=self._folders, journal=self._stream, end=self._end)
         local = self._node(server, program)
-        conductor = TestLoop(program, [local, *leader.nodes()], job)
-        conductor.run_all(local.of_lane if self._config.overlap > 1 and self._config.nodes == 1 else None)
+        loop = TestLoop(program, [local, *leader.nodes()], job)
+        loop.run_all(local.of_lane if self._config.overlap > 1 and self._config.nodes == 1 else None)
         leader.dismiss()
-        return conductor
+        return loop
 
     def _node(self, server: ForkServer, program: Program) -> LocalNode:
         def echo(rank: int, line: str) -> None:
@@ -333,18 +333,18 @@ class Supervision:
             records_flights=self._config.backend == "nccl" and not program.lacks,
         )
 
-    def _end_session(self, server: ForkServer, conductor: TestLoop, patience: float) -> int:
+    def _end_session(self, server: ForkServer, loop: TestLoop, timeout: float) -> int:
         """Have pytest end its session in the fork server; its hooks may still report problems."""
-        settled = tuple(Settled(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in conductor.settled.items())
-        told, ended = server.finish(Finish(tests=settled), self._end, patience)
-        for record in told:
-            if isinstance(record, _TELLS):
-                self._tell(record)
-        if any(isinstance(record, AgentFailed) for record in told):
+        settled = tuple(Settled(nodeid=nodeid, is_bad=is_bad) for nodeid, is_bad in loop.settled.items())
+        records, ended = server.finish(Finish(tests=settled), self._end, timeout)
+        for record in records:
+            if isinstance(record, _FORWARDED):
+                self._write(record)
+        if any(isinstance(record, AgentFailed) for record in records):
             return 1
         if ended is None:
             raise ForkServerError(server.ended())
-        is_bad = bool(self._uncollected) or any(conductor.settled.values())
+        is_bad = bool(self._uncollected) or any(loop.settled.values())
         if problem := _session_problem(ended, is_bad=is_bad):
             self._fail(problem, self._log(), FailureKind.SUITE)
             return 1

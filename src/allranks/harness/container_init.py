@@ -88,13 +88,13 @@ def wait(agent: subprocess.Popen[bytes], bell: int, grace: float) -> int:
     return agent.returncode
 
 
-def end_orphans(patience: float = 2.0) -> None:
+def end_orphans(timeout: float = 2.0) -> None:
     """Kill processes that outlived the agent, so that no file changes while it is fetched.
 
     Args:
-        patience: Seconds to wait for their ends; a process that a driver holds in the kernel may never end.
+        timeout: Seconds to wait for their ends; a process that a driver holds in the kernel may never end.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while (orphans := linux.children()) and time.monotonic() < deadline:
         # Kill all before waiting for any: one that does not end may use up all the time.
         for pid in orphans:

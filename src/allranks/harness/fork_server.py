@@ -23,7 +23,7 @@ from allranks.harness import evidence, linux
 from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.forks import STACKS
 from allranks.harness.gangs.rank_process import BeRank, fork_rank
-from allranks.harness.program import Asked, Forked, Told, asked_by, line_of
+from allranks.harness.program import Forked, Reply, Request, line_of, parse_request
 from allranks.harness.ranks import rank_setup
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
 from allranks.records import AgentFailed, FailureKind, Imported
@@ -46,18 +46,18 @@ class Supervisor:
         self._lines = lines
         self._handover = handover
 
-    def write(self, told: Told) -> None:
+    def write(self, reply: Reply) -> None:
         """Send a message; if the supervisor is gone, this process ends."""
-        self._control.sendall(line_of(told))
+        self._control.sendall(line_of(reply))
 
-    def asked(self) -> Asked:
+    def next_request(self) -> Request:
         """Wait for the next request; exit when the supervisor has closed the connection."""
         line = self._lines.readline()
         if not line:
             rank_setup.exit_announced(0)
-        return asked_by(line)
+        return parse_request(line)
 
-    def muster(self, ranks: Iterable[int], be_rank: BeRank) -> None:
+    def start_ranks(self, ranks: Iterable[int], be_rank: BeRank) -> None:
         """Receive the descriptors of ranks, fork the ranks, and report their process ids.
 
         An intermediate process forks them and ends at once, which makes the supervisor, a subreaper, their parent.
@@ -76,8 +76,8 @@ class Supervisor:
         os.close(writing)
         for descriptor in (descriptor for each in ends for descriptor in each):
             os.close(descriptor)
-        said = _answer(between, reading)
-        pids = loads(said) if said else "the process that forks them ended"
+        answer = _answer(between, reading)
+        pids = loads(answer) if answer else "the process that forks them ended"
         self.write(Forked(error=pids) if isinstance(pids, str) else Forked(pids=tuple(pids)))
 
 
@@ -123,11 +123,11 @@ def main(arguments: list[str]) -> NoReturn:
     """
     control, handover = (socket.socket(fileno=int(number)) for number in arguments)
     lines = control.makefile("rb")
-    said = loads(lines.readline() or b"{}")
+    request = loads(lines.readline() or b"{}")
     linux.die_with_parent()
-    if os.getppid() != said.get("supervisor"):
+    if os.getppid() != request.get("supervisor"):
         os._exit(1)
-    folders = Folders(**{name: Path(path) for name, path in said["folders"].items()})
+    folders = Folders(**{name: Path(path) for name, path in request["folders"].items()})
     stacks = os.fdopen(evidence.open_end(folders.results / STACKS), "ab")
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True)
     faulthandler.enable(file=stacks, all_threads=True)
@@ -135,10 +135,10 @@ def main(arguments: list[str]) -> NoReturn:
     # and, in the forks, memory. Ranks turn the collector on again.
     gc.disable()
     rank_setup.watch_exits()
-    supervisor = Supervisor(control, lines, handover, said["supervisor"])
+    supervisor = Supervisor(control, lines, handover, request["supervisor"])
     status = 1
     try:
-        status = serve(AgentConfig.parse(said["config"]), folders, supervisor)
+        status = serve(AgentConfig.parse(request["config"]), folders, supervisor)
     except BrokenPipeError:
         pass
     except BaseException as error:  # noqa: BLE001 - the last frame of this process has no caller to raise to

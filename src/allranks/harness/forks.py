@@ -25,19 +25,19 @@ from allranks.harness.gangs.rank_process import ConnectionEnds, Echo, RankProces
 from allranks.harness.job_end import JobEnd
 from allranks.harness.launchers.driver_account import DRIVER, driver_folder
 from allranks.harness.nodes.node import Orders
-from allranks.harness.program import LINE_LIMIT, Asked, Finish, Forked, SessionEnded, StartGang, Told, line_of, told_by
+from allranks.harness.program import LINE_LIMIT, Finish, Forked, Reply, SessionEnded, StartGang, line_of, parse_reply
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, innermost, wait_for_stacks
 from allranks.records import Imported, Record
 from allranks.typed_json import RecordError
 
-MUSTER_PATIENCE = 60.0
+START_TIMEOUT = 60.0
 """Seconds to fork ranks: hooks of the suite may run meanwhile, and hang."""
 
-SESSION_END_PATIENCE = 20.0
+SESSION_END_TIMEOUT = 20.0
 """Seconds for pytest to end its session: hooks of the suite run then, too."""
 
-REPORT_PATIENCE = 300.0
+REPORT_TIMEOUT = 300.0
 """Seconds for pytest to end a session in which coverage is combined and reported."""
 
 _PIECE = 1 << 20
@@ -82,25 +82,25 @@ class ForkServer:
         with suppress(OSError):  # reading will report its end
             self._control.sendall(_request(config, folders).encode() + b"\n")
 
-    def told(self, end: JobEnd, patience: float | None = None) -> Iterator[Told]:
-        """Yield its messages as they arrive, until it ends.
+    def replies(self, end: JobEnd, timeout: float | None = None) -> Iterator[Reply]:
+        """Yield its replies as they arrive, until it ends.
 
         Args:
             end: When the job is over.
-            patience: Seconds for all messages; None for as long as the job has.
+            timeout: Seconds for all replies; None for as long as the job has.
 
         Raises:
             ForkServerError: It sends garbage, or the time is up.
             HangupError: The job is to end.
             JobLimitError: The job's time is up.
         """
-        deadline = None if patience is None else time.monotonic() + patience
+        deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             while self._lines:
-                told = self._parsed(self._lines.popleft())
-                if isinstance(told, Imported):
-                    self.torch = told.torch
-                yield told
+                reply = self._parsed(self._lines.popleft())
+                if isinstance(reply, Imported):
+                    self.torch = reply.torch
+                yield reply
             if not self._fill(end, deadline):
                 return
 
@@ -116,9 +116,9 @@ class ForkServer:
             msg = f"tells a line of more than {LINE_LIMIT} bytes"
             raise ForkServerError(msg)
 
-    def _parsed(self, line: bytes) -> Told:
+    def _parsed(self, line: bytes) -> Reply:
         try:
-            return told_by(line)
+            return parse_reply(line)
         except RecordError as error:
             msg = f"tells a line that {error}"
             raise ForkServerError(msg) from error
@@ -152,7 +152,7 @@ class ForkServer:
             # It ended with unread requests.
             return b"", 0
 
-    def muster(self, muster: StartGang, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
+    def start_ranks(self, request: StartGang, ends: Sequence[ConnectionEnds], end: JobEnd) -> list[RankProcess]:
         """Fork ranks, and pass them their connection ends.
 
         Raises:
@@ -162,9 +162,9 @@ class ForkServer:
             JobLimitError: The job's time is up.
         """
         with self._lock:
-            self._ask(muster)
+            self._ask(request)
             for each in ends:
-                with self._as_gone():
+                with self._as_server_error():
                     socket.send_fds(self._handover, [b"."], each.theirs)
             answer = self._answer(end)
         if answer.error or len(answer.pids) != len(ends):
@@ -179,18 +179,18 @@ class ForkServer:
         return [each.process(*pair) for each, pair in zip(ends, zip(answer.pids, pidfds, strict=True), strict=True)]
 
     def _answer(self, end: JobEnd) -> Forked:
-        for told in self.told(end, MUSTER_PATIENCE):
-            if isinstance(told, Forked):
-                return told
+        for reply in self.replies(end, START_TIMEOUT):
+            if isinstance(reply, Forked):
+                return reply
         raise ForkServerError(self.ended())
 
-    def _ask(self, asked: Asked) -> None:
-        with self._as_gone():
-            self._control.settimeout(MUSTER_PATIENCE)
-            self._control.sendall(line_of(asked))
+    def _ask(self, request: StartGang | Finish) -> None:
+        with self._as_server_error():
+            self._control.settimeout(START_TIMEOUT)
+            self._control.sendall(line_of(request))
 
     @contextmanager
-    def _as_gone(self) -> Iterator[None]:
+    def _as_server_error(self) -> Iterator[None]:
         """Turn any error of the connection into a :class:`ForkServerError`: the server is gone."""
         try:
             yield
@@ -198,7 +198,7 @@ class ForkServer:
             raise ForkServerError(self.ended()) from error
 
     def finish(
-        self, finish: Finish, end: JobEnd, patience: float = SESSION_END_PATIENCE
+        self, finish: Finish, end: JobEnd, timeout: float = SESSION_END_TIMEOUT
     ) -> tuple[list[Record], SessionEnded | None]:
         """Have pytest end its session; return its hooks' records, and the session's end or None if there was none.
 
@@ -208,13 +208,13 @@ class ForkServer:
             JobLimitError: The job's time is up.
         """
         self._ask(finish)
-        said: list[Record] = []
-        for told in self.told(end, patience):
-            if isinstance(told, SessionEnded):
-                return said, told
-            if isinstance(told, Record):
-                said.append(told)
-        return said, None
+        records: list[Record] = []
+        for reply in self.replies(end, timeout):
+            if isinstance(reply, SessionEnded):
+                return records, reply
+            if isinstance(reply, Record):
+                records.append(reply)
+        return records, None
 
     def ended(self) -> str:
         """How it ended, in words, as in "was killed by SIGSEGV"; it is killed if it has not ended."""
@@ -245,7 +245,7 @@ class ForkServer:
         if not linux.is_readable(self._pidfd, _LOOK_AGAIN):
             with suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            linux.is_readable(self._pidfd, MUSTER_PATIENCE)
+            linux.is_readable(self._pidfd, START_TIMEOUT)
         return linux.reap(self.pid, 2.0)
 
     def kill(self) -> None:
@@ -362,8 +362,8 @@ class LocalNode:
         self._shared.mkdir(exist_ok=True)
         return self._shared
 
-    def muster(self, orders: Orders) -> LocalRanks:
-        """See :meth:`allranks.harness.nodes.node.Node.muster`.
+    def start_ranks(self, orders: Orders) -> LocalRanks:
+        """See :meth:`allranks.harness.nodes.node.Node.start_ranks`.
 
         Raises:
             ForkServerError: The fork server is gone, or does not answer.
@@ -381,7 +381,7 @@ class LocalNode:
         stacks = stack_files(results, numbers)
         with self.family.expecting(), ExitStack() as undo:
             ends = [open_ends(number, None if orders.launches else self.echo, undo) for number in numbers]
-            ranks = self.server.muster(
+            ranks = self.server.start_ranks(
                 StartGang(
                     ranks=tuple(numbers),
                     gang=orders.gang,

@@ -113,8 +113,8 @@ def troubles_of(gpus: Sequence[GpuToCheck], work: Callable[[], None], limit: flo
     """
     deadline = time.monotonic() + limit
     checks = [_start(gpu, work) for gpu in gpus]
-    told = {check.gpu: check.end(deadline, limit) for check in checks}
-    return {gpu: trouble for gpu, trouble in told.items() if trouble}
+    troubles = {check.gpu: check.end(deadline, limit) for check in checks}
+    return {gpu: trouble for gpu, trouble in troubles.items() if trouble}
 
 
 @dataclass(frozen=True)
@@ -131,18 +131,18 @@ class _Check:
 
     def end(self, deadline: float, limit: float) -> str:
         """Wait for the result: the error, empty if the GPU computes."""
-        said = self._said(deadline)
-        if said is None:
+        result = self._result(deadline)
+        if result is None:
             os.kill(self.pid, signal.SIGKILL)
-        status = self._status(deadline if said is not None else 0.0)
+        status = self._status(deadline if result is not None else 0.0)
         os.close(self.answer)
-        if said is None:
+        if result is None:
             return f"it has not computed anything within {limit:g} s"
-        if said:
-            return "" if said == _WELL else said.decode("utf-8", "replace")
+        if result:
+            return "" if result == _WELL else result.decode("utf-8", "replace")
         return f"the process that used it {_ending(status)}"
 
-    def _said(self, deadline: float) -> bytes | None:
+    def _result(self, deadline: float) -> bytes | None:
         """Its answer, empty if it ended without one; None if the time is up."""
         if not linux.is_readable(self.answer, max(0.0, deadline - time.monotonic())):
             return None

@@ -106,14 +106,14 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def reap(pid: int, patience: float) -> int | None:
+def reap(pid: int, timeout: float) -> int | None:
     """The exit status of a child that has ended, negative for a signal; None if another process took it.
 
     Args:
         pid: The child's.
-        patience: Seconds to wait; a tracer of the child gets the status first and may never pass it on.
+        timeout: Seconds to wait; a tracer of the child gets the status first and may never pass it on.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while True:
         try:
             found, status = os.waitpid(pid, os.WNOHANG)

@@ -149,40 +149,40 @@ class Finish:
     tests: tuple[Settled, ...] = ()
 
 
-Told = Record | Program | Forked | SessionEnded
-Asked = StartGang | Finish
-_TOLD: Final[Mapping[str, type[Program | Forked | SessionEnded]]] = {
+Reply = Record | Program | Forked | SessionEnded
+Request = StartGang | Finish
+_REPLIES: Final[Mapping[str, type[Program | Forked | SessionEnded]]] = {
     kind.__name__: kind for kind in (Program, Forked, SessionEnded)
 }
-_ASKED: Final[Mapping[str, type[Asked]]] = {kind.__name__: kind for kind in (StartGang, Finish)}
+_REQUESTS: Final[Mapping[str, type[Request]]] = {kind.__name__: kind for kind in (StartGang, Finish)}
 
 
-def line_of(message: Told | Asked) -> bytes:
+def line_of(message: Reply | Request) -> bytes:
     """The line of a message, with its line feed."""
     if isinstance(message, Record):
         return encode(message) + b"\n"
     return dumps([type(message).__name__, told(message)]).encode() + b"\n"
 
 
-def told_by(line: bytes) -> Told:
+def parse_reply(line: bytes) -> Reply:
     """Parse a line from a fork server.
 
     Raises:
         RecordError: It is no message of this version.
     """
     found = _message(line)
-    kind = _TOLD.get(found[0]) if found else None
+    kind = _REPLIES.get(found[0]) if found else None
     return decode(line) if found is None or kind is None else build(kind, found[1])
 
 
-def asked_by(line: bytes) -> Asked:
+def parse_request(line: bytes) -> Request:
     """Parse a line from a supervisor.
 
     Raises:
         RecordError: It is no request of this version.
     """
     found = _message(line)
-    kind = _ASKED.get(found[0]) if found else None
+    kind = _REQUESTS.get(found[0]) if found else None
     if found is None or kind is None:
         msg = "is no request"
         raise RecordError(msg)

@@ -24,7 +24,7 @@ from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
 from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.launchers.driver_account import DriverAccount
-from allranks.harness.nodes.node import Node, Orders, muster_all
+from allranks.harness.nodes.node import Node, Orders, start_gang
 from allranks.harness.program import ItemOptions, Program
 from allranks.outcomes import Outcome, disagree, may_disagree
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
@@ -293,10 +293,12 @@ class TestLoop:
         )
         self._has_many_forks = False
         # A driver starts its ranks on its own node.
-        crews = muster_all(self._nodes[:1] if orders.launches else self._nodes, orders)
-        self._journal.write(GangStarted(gang=number, pids=tuple(pid for crew in crews for pid in crew.pids)))
+        ranks = start_gang(self._nodes[:1] if orders.launches else self._nodes, orders)
+        self._journal.write(
+            GangStarted(gang=number, pids=tuple(pid for node_ranks in ranks for pid in node_ranks.pids))
+        )
         may_be_held = self._config.pdb_rank is not None
-        return Gang(crews, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held)
+        return Gang(ranks, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held)
 
     def _close(self, gang: Gang) -> None:
         self._preload.update(gang.imported)
@@ -320,7 +322,7 @@ class TestLoop:
             may = may_disagree(self._current, self._config.mixed_skip)
             self._journal.write(TestStarted(nodeid=self._current, seed=seed, may_disagree=may, number=self._number))
             command = RunTest(index=index, nodeid=self._current, following=following, seed=seed)
-            step = gang.run(command, self._patience(index))
+            step = gang.run(command, self._deadlines(index))
             mismatch = step.compare_calls() if self._program.terms[index].shares_ranks else None
             self._record(gang, step)
             if step.leader is not None:
@@ -331,13 +333,13 @@ class TestLoop:
         self._record_bad(gang, gang.end())
         return done
 
-    def _patience(self, index: int) -> Deadlines:
+    def _deadlines(self, index: int) -> Deadlines:
         terms = self._program.terms[index]
         may = may_disagree(self._program.tests[index], self._config.mixed_skip)
         skip = None if may else SKIP_GRACES * self._config.limits.peer_grace
-        return self._driver_patience(terms, skip) if terms.launches else Deadlines(limit=terms.limit, skip=skip)
+        return self._driver_deadlines(terms, skip) if terms.launches else Deadlines(limit=terms.limit, skip=skip)
 
-    def _driver_patience(self, terms: ItemOptions, skip: float | None) -> Deadlines:
+    def _driver_deadlines(self, terms: ItemOptions, skip: float | None) -> Deadlines:
         """A driver's time: one limit for set-up, which may include a rendezvous, and a new one once its ranks start."""
         limits = self._config.limits
         margin = DRIVER_MARGIN + limits.peer_grace
@@ -346,8 +348,8 @@ class TestLoop:
 
     def _record_bad(self, gang: Gang, step: Step) -> None:
         """Report only the bad outcomes of a step that is recorded under the current test's name."""
-        bad = [arrival for arrival in step.arrivals if arrival.outcome.is_bad]
-        self._record(gang, replace(step, arrivals=bad))
+        bad = [each for each in step.outcomes if each.outcome.is_bad]
+        self._record(gang, replace(step, outcomes=bad))
 
     def _record(self, gang: Gang, step: Step) -> None:
         """Report one step of the current test."""
@@ -369,8 +371,8 @@ class TestLoop:
         # A test that will be rerun does not count as bad yet: another worker would stop the job for it.
         self._runs_again = self._runs_again or (is_bad and self._number <= self._program.terms[self._index].reruns)
         # As in the report, a rerun that is skipped does not clear the bad outcome before it.
-        is_bad = is_bad or (self._number > 1 and {each.outcome for each in step.arrivals} == {Outcome.SKIPPED})
-        if not self._runs_again and (step.arrivals or nodeid not in self._count.settled):
+        is_bad = is_bad or (self._number > 1 and {each.outcome for each in step.outcomes} == {Outcome.SKIPPED})
+        if not self._runs_again and (step.outcomes or nodeid not in self._count.settled):
             self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
 
 

@@ -13,7 +13,7 @@ from allranks.records import PhaseEnd, decode, encode
 TEST = "t::x"
 
 
-def arrival(rank, outcome, **more):
+def step_outcome(rank, outcome, **more):
     return StepOutcome(rank=rank, outcome=Outcome(outcome), at=10.0 + rank, **more)
 
 
@@ -21,20 +21,22 @@ def phase(when, outcome="passed", **more):
     return Phase(when=when, outcome=Outcome(outcome), duration=0.5, **more)
 
 
-def ends(*arrivals, outputs=None, **phases):
-    step = Step(nodeid=TEST, arrivals=list(arrivals), phases={int(name[1:]): each for name, each in phases.items()})
+def ends(*outcomes, outputs=None, **phases):
+    step = Step(nodeid=TEST, outcomes=list(outcomes), phases={int(name[1:]): each for name, each in phases.items()})
     return ends_of(step, TEST, 4, outputs or {})
 
 
 def test_ranks_that_simply_passed_are_one_record():
     whole = [phase("setup"), phase("call"), phase("teardown")]
-    [passed] = ends(arrival(1, "passed"), arrival(0, "passed"), r0=whole, r1=whole[:2]).records
+    [passed] = ends(step_outcome(1, "passed"), step_outcome(0, "passed"), r0=whole, r1=whole[:2]).records
     assert (passed.nodeid, passed.world_size) == (TEST, 4)
     assert (passed.ranks, passed.arrived, passed.seconds) == ((1, 0), (11.0, 10.0), (1.0, 1.5))
 
 
 def test_other_ranks_have_a_record_each_in_the_order_of_their_arrival_after_those_that_passed():
-    made = ends(arrival(0, "passed"), arrival(3, "failed", message="a"), arrival(1, "aborted", consequence=True))
+    made = ends(
+        step_outcome(0, "passed"), step_outcome(3, "failed", message="a"), step_outcome(1, "aborted", consequence=True)
+    )
     assert [getattr(each, "rank", None) for each in made.records] == [None, 3, 1]
     assert made.outcomes == {Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED}
 
@@ -46,14 +48,14 @@ def test_nothing_that_arrived_is_no_record():
 
 def test_the_phase_that_decides_says_what_a_rank_came_to():
     bad = phase("call", "failed", message="why", text="traceback")
-    [end] = ends(arrival(0, "failed"), r0=[phase("setup"), bad, phase("teardown")]).others
+    [end] = ends(step_outcome(0, "failed"), r0=[phase("setup"), bad, phase("teardown")]).others
     assert (end.outcome, end.phase, end.message, end.text) == (Outcome.FAILED, "call", "why", "traceback")
     assert end.phases[1] == PhaseEnd(when="call", outcome=Outcome.FAILED, seconds=0.5)
     assert end.seconds == 1.5
 
 
 def test_what_the_supervisor_saw_decides_over_phases_that_went_well():
-    seen = arrival(0, "crashed", message="rank 0 was killed by SIGKILL", text="stacks", observed=True)
+    seen = step_outcome(0, "crashed", message="rank 0 was killed by SIGKILL", text="stacks", observed=True)
     [end] = ends(seen, r0=[phase("setup")]).others
     assert (end.outcome, end.phase, end.message, end.text) == (
         Outcome.CRASHED,
@@ -64,7 +66,7 @@ def test_what_the_supervisor_saw_decides_over_phases_that_went_well():
 
 
 def test_a_skip_by_exit_has_its_code():
-    seen = arrival(0, "skipped", message="no CUDA", observed=True, skip_kind=SkipKind.HARDWARE, skip_code=74)
+    seen = step_outcome(0, "skipped", message="no CUDA", observed=True, skip_kind=SkipKind.HARDWARE, skip_code=74)
     [end] = ends(seen, r0=[phase("setup")]).others
     assert (end.outcome, end.skip_kind, end.skip_code, end.message) == (
         Outcome.SKIPPED,
@@ -75,26 +77,26 @@ def test_a_skip_by_exit_has_its_code():
 
 
 def test_who_went_first_is_kept():
-    [end] = ends(arrival(1, "aborted", caused_by=3, consequence=True)).others
+    [end] = ends(step_outcome(1, "aborted", caused_by=3, consequence=True)).others
     assert (end.caused_by, end.consequence, end.is_lost) == (3, True, False)
-    assert ends(arrival(1, "crashed", is_lost=True, observed=True)).others[0].is_lost
+    assert ends(step_outcome(1, "crashed", is_lost=True, observed=True)).others[0].is_lost
 
 
 def test_output_is_what_the_rank_printed_and_else_what_a_plugin_has_put_into_a_phase():
     bad = phase("call", "failed", stdout="a plugin's", stderr="a plugin's")
-    [end] = ends(arrival(0, "failed"), r0=[bad], outputs={0: Output(stdout="printed")}).others
+    [end] = ends(step_outcome(0, "failed"), r0=[bad], outputs={0: Output(stdout="printed")}).others
     assert (end.stdout, end.stderr) == ("printed", "a plugin's")
 
 
 def test_texts_are_bounded():
     output = Output(stdout="x" * 1_000_000, stderr="y" * 1_000_000)
-    [end] = ends(arrival(0, "failed", text="z" * 1_000_000, observed=True), outputs={0: output}).others
+    [end] = ends(step_outcome(0, "failed", text="z" * 1_000_000, observed=True), outputs={0: output}).others
     assert max(map(len, (end.stdout, end.stderr, end.text))) < TEXT_LIMIT + 100
 
 
 def test_a_rank_that_passed_and_has_told_torchs_line_on_standard_error_was_skipped():
     line = "Skipping test on sandcastle for the following reason: no such device\n"
-    made = ends(arrival(0, "passed"), arrival(1, "passed"), outputs={1: Output(stderr=f"noise\n{line}")})
+    made = ends(step_outcome(0, "passed"), step_outcome(1, "passed"), outputs={1: Output(stderr=f"noise\n{line}")})
     assert made.passed.ranks == (0,)
     [skipped] = made.others
     assert (skipped.rank, skipped.outcome, skipped.skip_kind) == (1, Outcome.SKIPPED, SkipKind.ENVIRONMENT)
@@ -104,23 +106,23 @@ def test_a_rank_that_passed_and_has_told_torchs_line_on_standard_error_was_skipp
 @pytest.mark.parametrize("outcome", ["failed", "crashed", "aborted"])
 def test_torchs_line_makes_nothing_bad_good(outcome):
     line = "Skipping test on sandcastle for the following reason: no such device\n"
-    [end] = ends(arrival(0, outcome), outputs={0: Output(stderr=line)}).others
+    [end] = ends(step_outcome(0, outcome), outputs={0: Output(stderr=line)}).others
     assert end.outcome == outcome
 
 
 def test_whoever_had_joined_is_aborted_by_the_rank_that_did_not():
-    first = arrival(1, "errored", message="no port")
-    step = failed_start(Step(arrivals=[first, arrival(0, "passed")]), first)
-    [bad, aborted] = step.arrivals
+    first = step_outcome(1, "errored", message="no port")
+    step = failed_start(Step(outcomes=[first, step_outcome(0, "passed")]), first)
+    [bad, aborted] = step.outcomes
     assert bad == first
     assert (aborted.outcome, aborted.caused_by, aborted.consequence) == (Outcome.ABORTED, 1, True)
     assert aborted.message == "aborted by rank 1, which did not join the process group"
 
 
 def test_whoever_had_joined_is_aborted_by_the_rank_that_skipped():
-    first = arrival(1, "skipped")
-    step = failed_start(Step(arrivals=[first, arrival(0, "passed")]), first)
-    assert step.arrivals[1].message == "aborted by rank 1, which skipped"
+    first = step_outcome(1, "skipped")
+    step = failed_start(Step(outcomes=[first, step_outcome(0, "passed")]), first)
+    assert step.outcomes[1].message == "aborted by rank 1, which skipped"
 
 
 PHASES = st.lists(
@@ -129,16 +131,16 @@ PHASES = st.lists(
     ),
     max_size=4,
 )
-ARRIVALS = st.builds(
-    arrival, st.integers(0, 3), st.sampled_from(Outcome), observed=st.booleans(), message=st.text(max_size=9)
+OUTCOMES = st.builds(
+    step_outcome, st.integers(0, 3), st.sampled_from(Outcome), observed=st.booleans(), message=st.text(max_size=9)
 )
 
 
-@given(st.lists(ARRIVALS, max_size=4, unique_by=lambda each: each.rank), st.dictionaries(st.integers(0, 3), PHASES))
-def test_each_rank_that_arrived_has_one_end_and_none_that_is_bad_gets_a_good_one(arrivals, phases):
-    made = ends_of(Step(nodeid=TEST, arrivals=arrivals, phases=phases), TEST, 4, {})
+@given(st.lists(OUTCOMES, max_size=4, unique_by=lambda each: each.rank), st.dictionaries(st.integers(0, 3), PHASES))
+def test_each_rank_that_arrived_has_one_end_and_none_that_is_bad_gets_a_good_one(outcomes, phases):
+    made = ends_of(Step(nodeid=TEST, outcomes=outcomes, phases=phases), TEST, 4, {})
     passed = made.passed.ranks if made.passed else ()
-    assert sorted([*passed, *(each.rank for each in made.others)]) == sorted(each.rank for each in arrivals)
+    assert sorted([*passed, *(each.rank for each in made.others)]) == sorted(each.rank for each in outcomes)
     bad = {each.rank for each in made.others if each.outcome.is_bad}
-    assert bad >= {each.rank for each in arrivals if each.outcome.is_bad}
+    assert bad >= {each.rank for each in outcomes if each.outcome.is_bad}
     assert all(decode(encode(record)) == record for record in made.records)

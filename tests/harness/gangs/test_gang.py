@@ -28,7 +28,7 @@ PASSED = Report(nodeid=TEST)
 FAILED = Report(nodeid=TEST, outcome=Outcome.FAILED, message="broken")
 SKIPPED = Report(nodeid=TEST, outcome=Outcome.SKIPPED, message="not here", early_skip=True)
 WAITED_IN_VAIN = Report(nodeid=TEST, outcome=Outcome.FAILED, message="peer closed connection", is_symptom=True)
-PATIENCE = Deadlines(limit=20, skip=0.1)
+DEADLINES = Deadlines(limit=20, skip=0.1)
 
 
 def phase(when, outcome="passed", message=""):
@@ -119,21 +119,21 @@ def start_gang(tmp_path, job_end):
 
 
 def outcomes(step):
-    return {arrival.rank: arrival.outcome for arrival in step.arrivals}
+    return {each.rank: each.outcome for each in step.outcomes}
 
 
 def test_a_step_ends_with_the_report_of_the_last_rank(start_gang):
-    step = start_gang([report(PASSED)], [report(PASSED)]).run(RUN, PATIENCE)
+    step = start_gang([report(PASSED)], [report(PASSED)]).run(RUN, DEADLINES)
     assert outcomes(step) == {0: Outcome.PASSED, 1: Outcome.PASSED}
     assert step.is_clean
     assert step.leader is None
 
 
 def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
-    step = start_gang([wait], [report(FAILED)]).run(RUN, PATIENCE)
+    step = start_gang([wait], [report(FAILED)]).run(RUN, DEADLINES)
     assert step.leader.rank == 1
     assert outcomes(step) == {1: Outcome.FAILED, 0: Outcome.ABORTED}
-    assert (step.arrivals[1].consequence, step.arrivals[1].caused_by) == (True, 1)
+    assert (step.outcomes[1].consequence, step.outcomes[1].caused_by) == (True, 1)
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_the_first_bad_outcome_leads_and_peers_get_the_grace(start_gang):
     ],
 )
 def test_a_rank_that_ends_instead_of_reporting_is_named_by_its_end(start_gang, answer, outcome, message):
-    [arrival] = start_gang([answer]).run(RUN, PATIENCE).arrivals
-    assert (arrival.outcome, arrival.message, arrival.observed) == (outcome, message, True)
+    [ended] = start_gang([answer]).run(RUN, DEADLINES).outcomes
+    assert (ended.outcome, ended.message, ended.observed) == (outcome, message, True)
 
 
 def test_a_report_that_was_sent_before_a_death_counts(start_gang):
@@ -160,8 +160,8 @@ def test_a_report_that_was_sent_before_a_death_counts(start_gang):
         end.report(FAILED)
         os._exit(1)
 
-    [arrival] = start_gang([report_and_leave]).run(RUN, PATIENCE).arrivals
-    assert (arrival.outcome, arrival.message) == (Outcome.FAILED, "broken")
+    [outcome] = start_gang([report_and_leave]).run(RUN, DEADLINES).outcomes
+    assert (outcome.outcome, outcome.message) == (Outcome.FAILED, "broken")
 
 
 def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
@@ -170,24 +170,24 @@ def test_a_death_between_two_tests_is_an_outcome_of_the_second(start_gang):
         os._exit(1)
 
     gang = start_gang([report_and_leave])
-    assert outcomes(gang.run(RUN, PATIENCE)) == {0: Outcome.PASSED}
-    assert outcomes(gang.run(RUN, PATIENCE)) == {0: Outcome.CRASHED}
+    assert outcomes(gang.run(RUN, DEADLINES)) == {0: Outcome.PASSED}
+    assert outcomes(gang.run(RUN, DEADLINES)) == {0: Outcome.CRASHED}
 
 
 def test_a_report_of_another_test_is_none_of_this_one(start_gang):
     stale = Report(nodeid="t::before")
-    step = start_gang([report(stale, FAILED, PASSED)]).run(RUN, PATIENCE)
+    step = start_gang([report(stale, FAILED, PASSED)]).run(RUN, DEADLINES)
     assert outcomes(step) == {0: Outcome.FAILED}
 
 
 def test_the_first_bad_phase_decides_whatever_a_rank_says_after_it(start_gang):
-    step = start_gang([report(phase("setup"), phase("call", "failed", "broken"), PASSED)]).run(RUN, PATIENCE)
-    [arrival] = step.arrivals
-    assert (arrival.outcome, arrival.message) == (Outcome.FAILED, "broken")
+    step = start_gang([report(phase("setup"), phase("call", "failed", "broken"), PASSED)]).run(RUN, DEADLINES)
+    [outcome] = step.outcomes
+    assert (outcome.outcome, outcome.message) == (Outcome.FAILED, "broken")
 
 
 def test_the_phases_that_a_rank_has_reported_are_kept(start_gang):
-    step = start_gang([report(phase("setup"), phase("call"), phase("teardown"), PASSED)]).run(RUN, PATIENCE)
+    step = start_gang([report(phase("setup"), phase("call"), phase("teardown"), PASSED)]).run(RUN, DEADLINES)
     assert [each.when for each in step.phases[0]] == ["setup", "call", "teardown"]
     [passed] = ends_of(step, TEST, 1, {}).records
     assert passed.seconds == (1.5,)
@@ -198,8 +198,8 @@ def test_an_exit_with_a_skip_code_is_a_skip_before_the_call_has_ended_alone(star
         report(phase("setup"), phase("call"))(end)
         announce_and_leave(77)(end)
 
-    [arrival] = start_gang([pass_and_leave]).run(RUN, PATIENCE).arrivals
-    assert (arrival.outcome, arrival.skip_code) == (Outcome.CRASHED, None)
+    [outcome] = start_gang([pass_and_leave]).run(RUN, DEADLINES).outcomes
+    assert (outcome.outcome, outcome.skip_code) == (Outcome.CRASHED, None)
 
 
 def fork_and(deed):
@@ -220,7 +220,7 @@ def test_what_a_forked_child_says_in_its_parents_place_is_left_out_and_noted(sta
         fork_and(report(PASSED))(end)
         end.report(FAILED)
 
-    step = start_gang([fork_and_fail]).run(RUN, PATIENCE)
+    step = start_gang([fork_and_fail]).run(RUN, DEADLINES)
     assert outcomes(step) == {0: Outcome.FAILED}
     assert step.strangers == {0}
 
@@ -231,8 +231,8 @@ def test_a_forked_child_is_noted_in_its_own_test_alone(start_gang):
         end.report(PASSED)
 
     gang = start_gang([fork_and_pass, report(PASSED)])
-    assert gang.run(RUN, PATIENCE).strangers == {0}
-    assert gang.run(RUN, PATIENCE).strangers == set()
+    assert gang.run(RUN, DEADLINES).strangers == {0}
+    assert gang.run(RUN, DEADLINES).strangers == set()
 
 
 def test_an_aborted_step_keeps_what_had_arrived(start_gang, job_end):
@@ -245,24 +245,24 @@ def test_an_aborted_step_keeps_what_had_arrived(start_gang, job_end):
     try:
         gang = start_gang([fail_and_interrupt], [wait])
         with pytest.raises(HangupError):
-            gang.run(RUN, PATIENCE)
+            gang.run(RUN, DEADLINES)
     finally:
         signal.signal(signal.SIGUSR1, before)
     step = gang.abort("told to")
     assert outcomes(step) == {0: Outcome.FAILED, 1: Outcome.ABORTED}
-    assert {arrival.message for arrival in step.arrivals} == {"broken", "told to"}
+    assert {each.message for each in step.outcomes} == {"broken", "told to"}
 
 
 def test_end_waits_until_all_ranks_have_left(start_gang):
     gang = start_gang([report(PASSED), None], [report(PASSED), None])
-    gang.run(RUN, PATIENCE)
+    gang.run(RUN, DEADLINES)
     assert outcomes(gang.end()) == {0: Outcome.PASSED, 1: Outcome.PASSED}
 
 
 def test_close_leaves_no_child_and_no_descriptor(tmp_path, job_end):
     known, before = linux.children(), open_descriptors()
-    crew = LocalRanks(fork_ranks(range(3), obeying([[wait]] * 3)), tmp_path, left_by(known))
-    Gang([crew], limits=LIMITS, end=job_end).close()
+    local_ranks = LocalRanks(fork_ranks(range(3), obeying([[wait]] * 3)), tmp_path, left_by(known))
+    Gang([local_ranks], limits=LIMITS, end=job_end).close()
     assert linux.children() == known
     assert open_descriptors() == before
 
@@ -285,13 +285,13 @@ def test_what_a_stopped_rank_had_started_ends_with_it_and_is_no_news(tmp_path, j
         end=job_end,
     )
     gang.start()
-    gang.run(RUN, PATIENCE)
+    gang.run(RUN, DEADLINES)
     assert gang.close() == []
     assert linux.children() == known
 
 
 @pytest.mark.parametrize(
-    ("arrivals", "is_clean"),
+    ("fields_by_rank", "is_clean"),
     [
         ([{}, {}], True),
         ([{"outcome": "skipped", "early_skip": True}] * 2, True),
@@ -303,12 +303,12 @@ def test_what_a_stopped_rank_had_started_ends_with_it_and_is_no_news(tmp_path, j
         ([{"outcome": "skipped", "early_skip": True, "is_spoilt": True}] * 2, False),
     ],
 )
-def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(arrivals, is_clean):
+def test_a_gang_is_kept_only_when_all_passed_or_all_skipped_early(fields_by_rank, is_clean):
     made = [
         StepOutcome(rank=rank, at=0.0, **{**fields, "outcome": Outcome(fields.get("outcome", "passed"))})
-        for rank, fields in enumerate(arrivals)
+        for rank, fields in enumerate(fields_by_rank)
     ]
-    assert Step(arrivals=made).is_clean is is_clean
+    assert Step(outcomes=made).is_clean is is_clean
 
 
 @pytest.mark.parametrize(
@@ -330,17 +330,17 @@ def test_the_end_of_the_job_breaks_a_step_off(start_gang, job_end):
     gang = start_gang([wait])
     job_end.hang_up()
     with pytest.raises(HangupError):
-        gang.run(RUN, PATIENCE)
+        gang.run(RUN, DEADLINES)
 
 
 def test_the_limit_of_the_job_breaks_a_step_off_and_says_who_hung(start_gang, job_end, monkeypatch):
     gang = start_gang([wait])
     monkeypatch.setattr(job_end, "_deadline", 0.0)
     with pytest.raises(JobLimitError):
-        gang.run(RUN, PATIENCE)
-    [arrival] = gang.give_up("the time is up").arrivals
-    assert arrival.outcome is Outcome.TIMED_OUT
-    assert arrival.message.startswith("rank 0 timed out: the time is up, in the set-up of this test")
+        gang.run(RUN, DEADLINES)
+    [outcome] = gang.give_up("the time is up").outcomes
+    assert outcome.outcome is Outcome.TIMED_OUT
+    assert outcome.message.startswith("rank 0 timed out: the time is up, in the set-up of this test")
 
 
 def test_what_came_with_the_end_of_the_job_is_not_lost(tmp_path, job_end):
@@ -351,9 +351,9 @@ def test_what_came_with_the_end_of_the_job_is_not_lost(tmp_path, job_end):
     assert linux.is_readable(rank.pidfd, 10)
     job_end.hang_up()
     with pytest.raises(HangupError):
-        gang.run(RUN, PATIENCE)
-    [arrival] = gang.abort("told to").arrivals
-    assert arrival.message == "rank 0 was killed by SIGKILL"
+        gang.run(RUN, DEADLINES)
+    [outcome] = gang.abort("told to").outcomes
+    assert outcome.message == "rank 0 was killed by SIGKILL"
     gang.close()
 
 
@@ -362,8 +362,8 @@ def test_a_rank_that_says_it_is_debugged_stops_no_clock_where_nobody_debugs(star
         end.report(Report(nodeid=TEST, is_debugging=True))
         signal.pause()
 
-    [arrival] = start_gang([pretend]).run(RUN, Deadlines(limit=0.3)).arrivals
-    assert arrival.outcome is Outcome.TIMED_OUT
+    [outcome] = start_gang([pretend]).run(RUN, Deadlines(limit=0.3)).outcomes
+    assert outcome.outcome is Outcome.TIMED_OUT
 
 
 def test_a_rank_that_dies_in_the_debugger_holds_no_clock(tmp_path, job_end):
@@ -372,12 +372,12 @@ def test_a_rank_that_dies_in_the_debugger_holds_no_clock(tmp_path, job_end):
         os.kill(os.getpid(), signal.SIGKILL)
 
     ranks = fork_ranks([0, 1], obeying([[die], [wait]]))
-    crew = LocalRanks(ranks, tmp_path, lambda _pids: ())
-    gang = Gang([crew], limits=LIMITS, end=job_end, may_be_held=True)
+    local_ranks = LocalRanks(ranks, tmp_path, lambda _pids: ())
+    gang = Gang([local_ranks], limits=LIMITS, end=job_end, may_be_held=True)
     gang.start()
     step = gang.run(RUN, Deadlines(limit=1000))
     assert step.leader.message.startswith("rank 0 was killed by SIGKILL")
-    assert {arrival.rank for arrival in step.arrivals} == {0, 1}
+    assert {each.rank for each in step.outcomes} == {0, 1}
     gang.close()
 
 
@@ -387,19 +387,19 @@ def test_a_driver_can_start_the_clock_anew(start_gang):
         signal.pause()
 
     gang = start_gang([start_clock_and_wait])
-    [arrival] = gang.run(RUN, Deadlines(limit=1000, anew=0.1)).arrivals
-    assert arrival.message.startswith("rank 0 timed out: no end after 0.1 s")
+    [outcome] = gang.run(RUN, Deadlines(limit=1000, anew=0.1)).outcomes
+    assert outcome.message.startswith("rank 0 timed out: no end after 0.1 s")
 
 
 def test_an_observed_end_is_reported_with_its_skip_code(start_gang):
-    step = start_gang([report(PASSED)], [announce_and_leave(76)]).run(RUN, PATIENCE)
+    step = start_gang([report(PASSED)], [announce_and_leave(76)]).run(RUN, DEADLINES)
     [skipped] = ends_of(step, TEST, 2, {}).others
     assert (skipped.nodeid, skipped.rank, skipped.outcome) == (TEST, 1, Outcome.SKIPPED)
     assert (skipped.skip_code, skipped.skip_kind) == (76, SkipKind.ENVIRONMENT)
 
 
 def consequences(step):
-    return {arrival.rank: arrival.consequence for arrival in step.arrivals}
+    return {each.rank: each.consequence for each in step.outcomes}
 
 
 def test_a_crash_within_the_grace_leads_over_the_symptom_that_came_before_it(start_gang):
@@ -415,7 +415,7 @@ def test_a_crash_within_the_grace_leads_over_the_symptom_that_came_before_it(sta
         signal.pause()
 
     try:
-        step = start_gang([complain], [die_when_told]).run(RUN, PATIENCE)
+        step = start_gang([complain], [die_when_told]).run(RUN, DEADLINES)
     finally:
         os.close(told)
         os.close(tell)
@@ -425,15 +425,15 @@ def test_a_crash_within_the_grace_leads_over_the_symptom_that_came_before_it(sta
 
 
 def test_a_rank_that_its_peers_waited_for_in_vain_leads(start_gang):
-    step = start_gang([report(WAITED_IN_VAIN)], [wait]).run(RUN, PATIENCE)
+    step = start_gang([report(WAITED_IN_VAIN)], [wait]).run(RUN, DEADLINES)
     assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
     assert step.leader.message.startswith("rank 1 timed out: its peers waited for it in vain")
     assert consequences(step) == {0: True, 1: False}
 
 
 def test_where_there_are_only_symptoms_the_first_leads(start_gang):
-    step = start_gang([report(WAITED_IN_VAIN)], [report(WAITED_IN_VAIN)]).run(RUN, PATIENCE)
-    assert step.leader is step.arrivals[0]
+    step = start_gang([report(WAITED_IN_VAIN)], [report(WAITED_IN_VAIN)]).run(RUN, DEADLINES)
+    assert step.leader is step.outcomes[0]
     assert consequences(step) == {0: False, 1: False}
 
 
@@ -449,8 +449,8 @@ def wait_in_distributed(_end):
 
 def test_the_peer_of_a_rank_that_skipped_is_aborted_once_it_waits(start_gang, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    step = start_gang([report(SKIPPED)], [wait_in_distributed]).run(RUN, PATIENCE)
-    aborted = step.arrivals[1]
+    step = start_gang([report(SKIPPED)], [wait_in_distributed]).run(RUN, DEADLINES)
+    aborted = step.outcomes[1]
     assert (aborted.outcome, aborted.caused_by) == (Outcome.ABORTED, 0)
 
 
@@ -460,7 +460,7 @@ def test_the_peer_of_a_rank_that_skipped_may_go_on_with_what_it_does(start_gang)
         time.sleep(0.7)
         end.report(SKIPPED)
 
-    assert outcomes(start_gang([report(SKIPPED)], [skip_later]).run(RUN, PATIENCE)) == {
+    assert outcomes(start_gang([report(SKIPPED)], [skip_later]).run(RUN, DEADLINES)) == {
         0: Outcome.SKIPPED,
         1: Outcome.SKIPPED,
     }
@@ -468,15 +468,15 @@ def test_the_peer_of_a_rank_that_skipped_may_go_on_with_what_it_does(start_gang)
 
 def test_the_peer_of_a_rank_that_skipped_is_aborted_at_the_limit(start_gang):
     step = start_gang([report(SKIPPED)], [wait]).run(RUN, Deadlines(limit=0.5, skip=0.1))
-    aborted = step.arrivals[1]
+    aborted = step.outcomes[1]
     assert (aborted.outcome, aborted.caused_by) == (Outcome.ABORTED, 0)
     assert aborted.message.startswith("aborted by rank 0, which skipped")
     assert not step.is_clean
 
 
 def test_the_peer_of_a_rank_that_may_skip_alone_has_all_its_time(start_gang):
-    patience = Deadlines(limit=0.5)
-    step = start_gang([report(SKIPPED)], [wait]).run(RUN, patience)
+    deadlines = Deadlines(limit=0.5)
+    step = start_gang([report(SKIPPED)], [wait]).run(RUN, deadlines)
     assert (step.leader.rank, step.leader.outcome) == (1, Outcome.TIMED_OUT)
 
 
@@ -490,7 +490,7 @@ def test_output_is_kept_of_a_rank_that_was_killed_in_the_middle_of_a_line(start_
         os.kill(os.getpid(), signal.SIGKILL)
 
     gang = start_gang([print_and_die])
-    step = gang.run(RUN, PATIENCE)
+    step = gang.run(RUN, DEADLINES)
     outputs = gang.put_output_away(TEST)
     [ended] = ends_of(step, TEST, 1, outputs).others
     assert ended.stdout == outputs[0].stdout == "almost don"

@@ -19,11 +19,11 @@ IN_A_COLLECTIVE = RankHang(stacks=f'{HEAD}{WAITING}  File "/home/me/test_a.py", 
 ELSEWHERE = RankHang(stacks=f'{HEAD}  File "/home/me/test_a.py", line 7 in loop\n')
 
 
-def arrival(rank, outcome, **said):
-    return StepOutcome(rank=rank, outcome=Outcome(outcome), at=float(rank), **said)
+def step_outcome(rank, outcome, **fields):
+    return StepOutcome(rank=rank, outcome=Outcome(outcome), at=float(rank), **fields)
 
 
-SYMPTOM = arrival(0, "failed", is_symptom=True)
+SYMPTOM = step_outcome(0, "failed", is_symptom=True)
 
 
 def step_of(*phases, rank=0, nodeid="t::x", **more):
@@ -32,19 +32,19 @@ def step_of(*phases, rank=0, nodeid="t::x", **more):
     return Step(nodeid=nodeid, phases={rank: ended}, **more)
 
 
-def give_up(arrivals, stuck, skipper=None, phases=(), calls=MappingProxyType({})):
-    step = Step(nodeid="t::x" if phases else "", arrivals=list(arrivals))
+def give_up(earlier, hangs, skipper=None, phases=(), calls=MappingProxyType({})):
+    step = Step(nodeid="t::x" if phases else "", outcomes=list(earlier))
     for rank, whens in dict(phases).items():
         step.phases.update(step_of(*((when,) for when in whens), rank=rank).phases)
-    return given_up(step, stuck, calls, late="no end after 9 s", skipper=skipper)
+    return given_up(step, hangs, calls, reason="no end after 9 s", skipper=skipper)
 
 
-def outcomes(arrivals):
-    return {each.rank: (each.outcome.value, each.caused_by) for each in arrivals}
+def outcomes(settled):
+    return {each.rank: (each.outcome.value, each.caused_by) for each in settled}
 
 
 def test_who_is_out_after_a_cause_is_aborted_by_it():
-    settled = give_up([arrival(2, "failed")], {0: ELSEWHERE, 1: IN_A_COLLECTIVE})
+    settled = give_up([step_outcome(2, "failed")], {0: ELSEWHERE, 1: IN_A_COLLECTIVE})
     assert outcomes(settled) == {0: ("aborted", 2), 1: ("aborted", 2)}
 
 
@@ -57,9 +57,9 @@ def test_after_a_symptom_the_rank_that_did_not_come_is_timed_out_and_who_waits_i
 REPORTING = RankHang(stacks=f'{HEAD}  File "/x/site-packages/_pytest/_code/code.py", line 9 in repr_excinfo\n')
 
 
-@pytest.mark.parametrize("stuck", [RankHang(), REPORTING])
-def test_a_rank_of_unknown_place_is_to_blame_unless_it_has_called_what_its_peers_have(stuck):
-    unknown = {1: stuck}
+@pytest.mark.parametrize("hang", [RankHang(), REPORTING])
+def test_a_rank_of_unknown_place_is_to_blame_unless_it_has_called_what_its_peers_have(hang):
+    unknown = {1: hang}
     assert outcomes(give_up([SYMPTOM], unknown)) == {1: ("timed_out", None)}
     assert outcomes(give_up([SYMPTOM], unknown, calls={0: all_reduce(2), 1: all_reduce(1)})) == {1: ("timed_out", None)}
     assert outcomes(give_up([SYMPTOM], unknown, calls={0: all_reduce(2), 1: all_reduce(2)})) == {1: ("aborted", 0)}
@@ -96,9 +96,9 @@ def test_of_ranks_that_do_something_else_those_are_to_blame_that_are_behind():
 
 
 def test_who_has_called_nothing_is_behind_in_the_default_group_alone():
-    stuck = {0: ELSEWHERE, 1: ELSEWHERE}
-    assert outcomes(give_up([], stuck, calls={0: all_reduce(1), 1: []}))[0] == ("aborted", 1)
-    assert outcomes(give_up([], stuck, calls={0: all_reduce(1, group="7"), 1: []}))[0] == ("timed_out", None)
+    hangs = {0: ELSEWHERE, 1: ELSEWHERE}
+    assert outcomes(give_up([], hangs, calls={0: all_reduce(1), 1: []}))[0] == ("aborted", 1)
+    assert outcomes(give_up([], hangs, calls={0: all_reduce(1, group="7"), 1: []}))[0] == ("timed_out", None)
 
 
 def test_who_waits_in_another_call_than_most_is_to_blame():
@@ -142,10 +142,10 @@ def test_a_collective_that_is_not_the_same_on_all_ranks_is_named(calls, words):
 
 
 def test_what_the_supervisor_knows_is_said_by_the_outcome_that_leads():
-    step = Step(arrivals=[SYMPTOM, arrival(1, "failed")])
+    step = Step(outcomes=[SYMPTOM, step_outcome(1, "failed")])
     step.add("rank 0 called nothing")
     step.add("")
-    assert [each.addition for each in step.arrivals] == ["", "the ranks' calls differ: rank 0 called nothing; "]
+    assert [each.addition for each in step.outcomes] == ["", "the ranks' calls differ: rank 0 called nothing; "]
 
 
 def test_a_stopped_rank_says_so():
@@ -154,43 +154,43 @@ def test_a_stopped_rank_says_so():
 
 
 def test_the_peers_of_a_rank_that_skipped_are_aborted_by_it_even_after_symptoms():
-    skipper = arrival(3, "skipped")
+    skipper = step_outcome(3, "skipped")
     settled = give_up([SYMPTOM, skipper], {1: ELSEWHERE}, skipper)
     assert outcomes(settled) == {1: ("aborted", 3)}
 
 
-ARRIVALS = st.builds(
-    arrival,
+STEP_OUTCOMES = st.builds(
+    step_outcome,
     st.integers(0, 3),
     st.sampled_from(["passed", "failed", "crashed", "skipped"]),
     is_symptom=st.booleans(),
 )
 
 
-@given(st.lists(ARRIVALS, max_size=4), st.sets(st.integers(4, 7), min_size=1), st.data())
-def test_every_rank_that_is_out_gets_one_bad_outcome_and_no_abort_is_without_a_cause(arrivals, out, data):
-    stuck = {rank: data.draw(st.sampled_from([IN_A_COLLECTIVE, ELSEWHERE, RankHang()])) for rank in out}
-    settled = give_up(arrivals, stuck)
+@given(st.lists(STEP_OUTCOMES, max_size=4), st.sets(st.integers(4, 7), min_size=1), st.data())
+def test_every_rank_that_is_out_gets_one_bad_outcome_and_no_abort_is_without_a_cause(earlier, out, data):
+    hangs = {rank: data.draw(st.sampled_from([IN_A_COLLECTIVE, ELSEWHERE, RankHang()])) for rank in out}
+    settled = give_up(earlier, hangs)
     assert sorted(each.rank for each in settled) == sorted(out)
     for each in settled:
         assert each.outcome.is_bad
         assert (each.outcome is Outcome.ABORTED) == (each.caused_by is not None)
 
 
-@given(st.lists(ARRIVALS, max_size=6))
-def test_a_symptom_leads_only_where_there_is_nothing_else(arrivals):
+@given(st.lists(STEP_OUTCOMES, max_size=6))
+def test_a_symptom_leads_only_where_there_is_nothing_else(noted):
     step = Step()
-    for each in arrivals:
+    for each in noted:
         step.note(each)
-    own = [each for each in step.arrivals if each.outcome.is_bad and not each.is_symptom]
-    assert step.leader is (own[0] if own else next((each for each in step.arrivals if each.outcome.is_bad), None))
+    own = [each for each in step.outcomes if each.outcome.is_bad and not each.is_symptom]
+    assert step.leader is (own[0] if own else next((each for each in step.outcomes if each.outcome.is_bad), None))
 
 
 @pytest.mark.parametrize("outcome", ["failed", "crashed"])
 def test_at_the_end_of_a_step_symptoms_are_consequences_of_the_cause(outcome):
-    step = Step(arrivals=[SYMPTOM, arrival(1, outcome)])
+    step = Step(outcomes=[SYMPTOM, step_outcome(1, outcome)])
     step.explain_symptoms(None)
-    assert [(each.consequence, each.caused_by) for each in step.arrivals] == [(True, 1), (False, None)]
+    assert [(each.consequence, each.caused_by) for each in step.outcomes] == [(True, 1), (False, None)]
 
 
 SET_UP, CALL, TEAR_DOWN = ("setup",), ("call",), ("teardown",)
@@ -240,13 +240,13 @@ def test_outside_of_a_test_no_exit_skips():
 @given(st.integers(-64, 255), st.lists(st.sampled_from([SET_UP, CALL, TEAR_DOWN, ("call", "failed")]), max_size=3))
 def test_an_end_is_bad_unless_it_is_a_skip_that_the_test_has_chosen(status, phases):
     step = step_of(*phases, leaving={0: Leaving(status=status)})
-    arrival = ended(RankExit(rank=0, status=status, at=1.0), step)
-    is_skip = 72 <= status <= 89 and arrival.skip_code == status and step.may_skip_by_exit(0, status)
-    assert arrival.outcome.is_bad is not is_skip
-    assert (arrival.skip_kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)) is is_skip
+    outcome = ended(RankExit(rank=0, status=status, at=1.0), step)
+    is_skip = 72 <= status <= 89 and outcome.skip_code == status and step.may_skip_by_exit(0, status)
+    assert outcome.outcome.is_bad is not is_skip
+    assert (outcome.skip_kind in (SkipKind.ENVIRONMENT, SkipKind.HARDWARE)) is is_skip
 
 
-def said(*phases, **report):
+def rank_report(*phases, **report):
     report = {"nodeid": "t::x", "phases": phases, "goes_on": bool(phases), **report}
     return RankReport(rank=0, report=Report(**report), at=1.0)
 
@@ -258,18 +258,18 @@ OUTCOMES = st.sampled_from(["passed", "failed", "skipped", "errored", "xfailed"]
 def test_a_bad_phase_makes_a_rank_bad_whatever_its_last_report_says(phases):
     step = Step(nodeid="t::x")
     for phase in step_of(*phases).phases[0]:
-        step.take(said(phase))
-    arrival = reported(said(outcome=Outcome.PASSED), step)
-    assert arrival.is_final
-    assert arrival.outcome.is_bad is any(Outcome(outcome).is_bad for _, outcome in phases)
+        step.take(rank_report(phase))
+    outcome = reported(rank_report(outcome=Outcome.PASSED), step)
+    assert outcome.is_final
+    assert outcome.outcome.is_bad is any(Outcome(each).is_bad for _, each in phases)
 
 
 def test_phases_without_end_are_bounded_and_the_first_bad_one_is_kept():
     step = Step(nodeid="t::x")
     for outcome in [Outcome.PASSED] * 1000 + [Outcome.FAILED] * 1000:
-        step.take(said(Phase(when="call", outcome=outcome, duration=0.0)))
+        step.take(rank_report(Phase(when="call", outcome=outcome, duration=0.0)))
     assert len(step.phases[0]) == MOST_PHASES + 1
-    assert reported(said(), step).outcome is Outcome.FAILED
+    assert reported(rank_report(), step).outcome is Outcome.FAILED
 
 
 def test_a_process_that_nccls_watchdog_ended_died_of_a_peer():

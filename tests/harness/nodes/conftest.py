@@ -6,7 +6,7 @@ from allranks.harness.nodes.connection import NodeConnection
 
 @pytest.fixture
 def pair():
-    """Both ends of a connection, as wires."""
+    """Both ends of a connection."""
     ends = [NodeConnection(end) for end in local_connection()]
     yield ends
     for end in ends:

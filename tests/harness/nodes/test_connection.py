@@ -10,19 +10,25 @@ from connections import local_connection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.harness.nodes import connection as wires
-from allranks.harness.nodes.connection import NodeConnection, WireError, is_proof, make_proof
+from allranks.harness.nodes.connection import (
+    FRAME_LIMIT,
+    GREETING_LIMIT,
+    ConnectionLostError,
+    NodeConnection,
+    is_proof,
+    make_proof,
+)
 
 MESSAGES = st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.lists(st.text())), max_size=5)
 
 
-def receive(wire, count):
+def receive(connection, count):
     got = []
     while len(got) < count:
         # What came while something was sent is in memory, where no wait sees it.
-        assert wire.has_message or wire.wait(time.monotonic() + 10)
-        got += wire.receive()
-        assert got or not wire.ended
+        assert connection.has_message or connection.wait(time.monotonic() + 10)
+        got += connection.receive()
+        assert got or not connection.ended
     return got
 
 
@@ -51,65 +57,65 @@ def test_the_last_messages_are_heard_before_the_end(pair):
 
 def test_a_message_in_pieces_is_one_message():
     raw, other = local_connection()
-    wire = NodeConnection(other)
+    connection = NodeConnection(other)
     data = json.dumps({"a": 1}).encode()
     for byte in struct.pack("!I", len(data)) + data[:-1]:
         raw.send(bytes([byte]))
-        assert wire.receive() == []
+        assert connection.receive() == []
     raw.send(data[-1:])
-    assert receive(wire, 1) == [{"a": 1}]
+    assert receive(connection, 1) == [{"a": 1}]
     raw.close()
-    wire.close()
+    connection.close()
 
 
 @pytest.mark.parametrize("said", [b"[1]", b"{", b"\xff", b"1", b"[" * 900])
 def test_what_is_no_object_ends_the_connection(said):
     raw, other = local_connection()
-    wire = NodeConnection(other)
+    connection = NodeConnection(other)
     raw.sendall(struct.pack("!I", len(said)) + said)
-    wire.wait(time.monotonic() + 10)
-    assert wire.receive() == []
-    assert wire.ended == "sends what is no message"
+    connection.wait(time.monotonic() + 10)
+    assert connection.receive() == []
+    assert connection.ended == "sends what is no message"
     raw.close()
-    wire.close()
+    connection.close()
 
 
-@pytest.mark.parametrize(("trusted", "size"), [(False, wires.GREETING_LIMIT + 1), (True, wires.FRAME_LIMIT + 1)])
+@pytest.mark.parametrize(("trusted", "size"), [(False, GREETING_LIMIT + 1), (True, FRAME_LIMIT + 1)])
 def test_a_message_that_is_too_long_is_not_even_read(trusted, size):
     raw, other = local_connection()
-    wire = NodeConnection(other)
+    connection = NodeConnection(other)
     if trusted:
-        wire.trust()
+        connection.trust()
     raw.sendall(struct.pack("!I", size))
-    wire.wait(time.monotonic() + 10)
-    assert wire.receive() == []
-    assert wire.ended == f"sends a message of {size} bytes"
+    connection.wait(time.monotonic() + 10)
+    assert connection.receive() == []
+    assert connection.ended == f"sends a message of {size} bytes"
     raw.close()
-    wire.close()
+    connection.close()
 
 
 def test_whoever_does_not_read_is_given_up(pair):
-    with pytest.raises(WireError, match="takes nothing any more"):
+    with pytest.raises(ConnectionLostError, match="takes nothing any more"):
         pair[0].send({"much": "x" * (32 << 20)}, 0.2)
 
 
 def test_whoever_is_gone_cannot_be_spoken_to(pair):
     pair[1].close()
-    with pytest.raises(WireError, match="is gone"):
+    with pytest.raises(ConnectionLostError, match="is gone"):
         _send_for_ever(pair[0])
 
 
-def _send_for_ever(wire):
+def _send_for_ever(connection):
     while True:
-        wire.send({}, 1)
+        connection.send({}, 1)
 
 
 def test_two_that_send_much_at_once_do_not_wait_for_each_other(pair):
-    for wire in pair:
-        wire.trust()
+    for connection in pair:
+        connection.trust()
     long = {"much": "x" * (16 << 20)}
     with ThreadPoolExecutor(2) as pool:
-        heard = pool.map(lambda wire: (wire.send(long, 30), receive(wire, 1))[1], pair)
+        heard = pool.map(lambda connection: (connection.send(long, 30), receive(connection, 1))[1], pair)
         assert list(heard) == [[long], [long]]
 
 
@@ -118,7 +124,7 @@ def test_what_came_while_something_was_said_is_known_to_be_there(pair):
     for end in pair:
         end.trust()
     there.send({"first": 1}, 10)
-    with pytest.raises(WireError, match="takes nothing"):
+    with pytest.raises(ConnectionLostError, match="takes nothing"):
         here.send({"long": "x" * (32 << 20)}, 0.2)
     assert here.has_message
     assert here.receive() == [{"first": 1}]

@@ -323,7 +323,10 @@ def test_an_agent_that_hangs_at_import_has_not_collected_within_the_limit(start_
 def test_an_agent_that_never_comes_is_told_after_the_limit(start_nodes):
     job = start_nodes(PASSING, follower=None, limits={"assembly": 0.5}).go()
     assert job.wait() == 1
-    assert failed_nodes(job) == "The agent of node 1 has not come within 0.5 s."
+    assert failed_nodes(job) == (
+        "The agent of node 1 did not connect within 0.5 s. "
+        f"Check that every agent runs and can reach 127.0.0.1:{job.port}."
+    )
 
 
 def test_an_agent_with_the_wrong_token_is_turned_away(start_nodes):
@@ -333,9 +336,12 @@ def test_an_agent_with_the_wrong_token_is_turned_away(start_nodes):
     other = type(wrong)(job.meeting.held, wrong.token)
     job.add_follower(meeting=other)
     assert job.follower.wait() == 1
-    assert failed_nodes(job.follower) == "The leading agent has not let this one in."
+    assert failed_nodes(job.follower) == "The leading agent rejected the connection of this agent."
     assert job.wait() == 1
-    assert failed_nodes(job) == "The agent of node 1 has not come within 3 s."
+    assert failed_nodes(job) == (
+        "The agent of node 1 did not connect within 3 s. "
+        f"Check that every agent runs and can reach 127.0.0.1:{job.port}."
+    )
 
 
 # Strangers

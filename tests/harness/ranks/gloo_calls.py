@@ -399,35 +399,35 @@ def functional_collective_of_one_rank(rank):
 
 @wrong
 def a_message_that_nobody_receives(rank):
-    """rank 0 has 1 message to rank 1 that nobody received in this test"""
+    """rank 0 sent 1 message that rank 1 did not receive in this test"""
     if rank == 0:
         dist.isend(ones(), dst=1)
 
 
 @wrong
 def messages_of_two_ranks_that_nobody_receives(rank):
-    """ranks 1 and 2 have 3 messages to rank 0 that nobody received in this test"""
+    """ranks 1 and 2 sent 3 messages that rank 0 did not receive in this test"""
     for _ in range(rank if rank < 3 else 0):
         dist.isend(ones(), dst=0)
 
 
 @wrong
 def a_message_in_the_wrong_direction(rank):
-    """rank 0 waits for 1 message from rank 1 that nobody sent in this test"""
+    """rank 0 waits for 1 message that rank 1 did not send in this test"""
     if rank == 0:
         PENDING.append((dist.isend(ones(), dst=1), dist.irecv(ones(), src=1)))
 
 
 @wrong
 def a_receive_from_any_source_that_nobody_sends(rank):
-    """rank 2 waits for 1 message from any rank that nobody sent in this test"""
+    """rank 2 waits for 1 message from any rank that no rank sent in this test"""
     if rank == 2:
         PENDING.append(dist.irecv(ones()))
 
 
 @wrong
 def one_message_too_many_for_any_source(rank):
-    """rank 1 has 1 message to rank 0 that nobody received in this test"""
+    """rank 1 sent 1 message that rank 0 did not receive in this test"""
     if rank == 1:
         dist.send(ones(), dst=0)
         dist.isend(ones(), dst=0)
@@ -446,7 +446,7 @@ def another_tag(rank):
 
 @wrong
 def a_message_in_a_subgroup(rank):
-    """rank 3 has 1 message to rank 1 that nobody received in this test, in the group of ranks 1 and 3"""
+    """rank 3 sent 1 message that rank 1 did not receive in this test, in the group of ranks 1 and 3"""
     group = dist.new_group([1, 3])
     if rank == 3:
         dist.isend(ones(), dst=1, group=group)

@@ -114,4 +114,4 @@ def test_a_file_that_is_no_pipe_is_left_alone(recorder):
 
 
 def test_a_rank_that_never_writes_is_given_up(recorder):
-    assert recorder.wait([recorder.results / "never"], patience=0.1) == []
+    assert recorder.wait([recorder.results / "never"], timeout=0.1) == []

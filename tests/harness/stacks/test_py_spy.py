@@ -78,7 +78,7 @@ def test_a_name_of_many_thousand_characters_is_cut(program):
     ],
 )
 def test_what_goes_wrong_is_said_in_one_line(program, body, trouble):
-    assert look(program(body), {3: 7}, NATIVE, patience=0.5) == {3: View(trouble=trouble)}
+    assert look(program(body), {3: 7}, NATIVE, timeout=0.5) == {3: View(trouble=trouble)}
 
 
 def test_a_program_that_cannot_be_started_is_said_too(tmp_path):

@@ -82,30 +82,30 @@ def read(path: Path) -> list[ExpectedFailure]:
         ExpectedFailuresError: The file cannot be read, or has wrong content.
     """
     try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
         raise ExpectedFailuresError(_refusal(path, str(error))) from error
-    entries = said.pop("failure", [])
-    if said or not isinstance(entries, list):
-        raise ExpectedFailuresError(_refusal(path, f"it has {', '.join(said) or 'one failure that is no list'}"))
+    entries = content.pop("failure", [])
+    if content or not isinstance(entries, list):
+        raise ExpectedFailuresError(_refusal(path, f"it has {', '.join(content) or 'one failure that is no list'}"))
     return [_entry(path, number, entry) for number, entry in enumerate(entries, 1)]
 
 
 def _entry(path: Path, number: int, entry: object) -> ExpectedFailure:
-    said: dict[str, Any] = dict(entry) if isinstance(entry, dict) else {}
-    versions, when = said.pop("torch", None), said.pop("when", {})
+    fields: dict[str, Any] = dict(entry) if isinstance(entry, dict) else {}
+    versions, when = fields.pop("torch", None), fields.pop("when", {})
     if (
-        said.keys() != {"test", "reason", "issue"}
-        or not all(isinstance(text, str) and text for text in said.values())
+        fields.keys() != {"test", "reason", "issue"}
+        or not all(isinstance(text, str) and text for text in fields.values())
         or not isinstance(versions, list)
         or not all(isinstance(version, str) and version for version in versions)
         or not isinstance(when, dict)
         or not all(type(value) is _WHEN.get(name) for name, value in when.items())
     ):
         raise ExpectedFailuresError(_refusal(path, f"failure number {number} says something else"))
-    return ExpectedFailure(torch=tuple(versions), when=when, **said)
+    return ExpectedFailure(torch=tuple(versions), when=when, **fields)
 
 
 def _refusal(path: Path, why: str) -> str:

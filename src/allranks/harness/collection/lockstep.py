@@ -76,8 +76,8 @@ def with_reruns(item: pytest.Item, terms: ItemOptions) -> ItemOptions:
     except TypeError:  # the plugin calculates with the marker's arguments unchecked
         count = delay = None
     if not isinstance(count, int) or not isinstance(delay, int | float) or not math.isfinite(delay):
-        said = f"{marker.args} {marker.kwargs}" if marker else "the options"
-        msg = f"@pytest.mark.flaky: reruns and seconds between them make no sense: {said}"
+        source = f"{marker.args} {marker.kwargs}" if marker else "the options"
+        msg = f"@pytest.mark.flaky: reruns and seconds between them make no sense: {source}"
         raise MarkerError(item.nodeid, msg)
     return replace(terms, reruns=count if condition else 0, delay=float(delay))
 

@@ -185,22 +185,22 @@ class ServerPlugin:
             self._skipped[report.nodeid] = shorten(skip_reason(report), MESSAGE_LIMIT)
         self._look_at_process(report.nodeid, "Importing it")
 
-    def _look_at_process(self, nodeid: str, who: str) -> None:
+    def _look_at_process(self, nodeid: str, cause: str) -> None:
         """Check that it is safe to fork this process; otherwise report the cause."""
         if torch.cuda.is_initialized() and not self._has_failed:  # type: ignore[no-untyped-call]
-            self._fail(nodeid, f"{who} initialises CUDA, and no fork of this process could use CUDA then")
+            self._fail(nodeid, f"{cause} initialises CUDA, and no fork of this process could use CUDA then")
         news = self._threads.news()
         if news.python:
             self._fail(
                 nodeid,
-                f"{who} starts {_threads(news.python)}, and ranks, which are forks of this process, have no "
+                f"{cause} starts {_threads(news.python)}, and ranks, which are forks of this process, have no "
                 "such thread, but every lock that it holds\nStart it in a fixture.",
             )
-        self._note_threads(nodeid, who, news.native)
+        self._note_threads(nodeid, cause, news.native)
 
-    def _note_threads(self, nodeid: str, who: str, names: Sequence[str]) -> None:
+    def _note_threads(self, nodeid: str, cause: str, names: Sequence[str]) -> None:
         if names:
-            text = f"{who} starts {_threads(names)}, which ranks, forks of this process, do not have."
+            text = f"{cause} starts {_threads(names)}, which ranks, forks of this process, do not have."
             self._supervisor.write(Notice(nodeid=nodeid, text=text))
 
     def _fail(self, nodeid: str, text: str, *, goes_on: bool = False) -> None:
@@ -273,22 +273,22 @@ class ServerPlugin:
     def _serve(self, session: pytest.Session) -> None:
         """Carry out the supervisor's requests until all tests have run."""
         while True:
-            asked = self._supervisor.asked()
-            if isinstance(asked, Finish):
-                bad = {each.nodeid: each.is_bad for each in asked.tests}
+            request = self._supervisor.next_request()
+            if isinstance(request, Finish):
+                bad = {each.nodeid: each.is_bad for each in request.tests}
                 session.testsfailed = self._bad_tests = sum(bad.values()) + self._uncollected
                 note_outcomes(session.config, session.items, bad)
                 _dismiss_plugins(session.config)
                 return
-            self._muster(session, asked)
+            self._start_gang(session, request)
 
-    def _muster(self, session: pytest.Session, muster: StartGang) -> None:
-        if muster.has_many_forks:
+    def _start_gang(self, session: pytest.Session, request: StartGang) -> None:
+        if request.has_many_forks:
             linux.gather_into_huge_pages()
-        preload(muster.preload)
+        preload(request.preload)
         # A garbage collection over this process's objects would only copy their memory in a rank: 0.2 s each time.
         gc.freeze()
-        if muster.launches:
+        if request.launches:
             # Read once here, rather than by each driver whose ranks have all ended.
             installed_skips()
         local_ranks = tuple(self._config.local_ranks)
@@ -296,23 +296,23 @@ class ServerPlugin:
             Assignment,
             config=self._config,
             local_ranks=local_ranks,
-            gang=muster.gang,
-            url=None if self._lack else muster.url,
-            environment=dict(each.split("=", 1) for each in muster.environment),
+            gang=request.gang,
+            url=None if self._lack else request.url,
+            environment=dict(each.split("=", 1) for each in request.environment),
             hardware_skip=self._lack,
-            results=Path(muster.results),
-            shared=self._folders.shared / f"gang-{muster.gang}",
+            results=Path(request.results),
+            shared=self._folders.shared / f"gang-{request.gang}",
             supervisor=self._supervisor.pid,
         )
-        launching = Launching(results=Path(muster.results), prints_at_once=self._prints_at_once(session))
+        launching = Launching(results=Path(request.results), prints_at_once=self._prints_at_once(session))
 
         def be_rank(number: int, connection: int, board: int) -> NoReturn:
             assignment = assign(rank=number, connection=connection, board=board)
-            if muster.launches:
+            if request.launches:
                 run_driver(session, assignment, launching)
             run_rank(session, assignment)
 
-        self._supervisor.muster(muster.ranks, be_rank)
+        self._supervisor.start_ranks(request.ranks, be_rank)
 
     def _keep_own_share(self, session: pytest.Session) -> None:
         """Drop the tests of other shares; last, because the selection of ``--lf`` and similar is split, too."""

@@ -19,30 +19,32 @@ _UNEVEN = ("all_to_all",)
 
 
 def given_up(
-    step: Step, stuck: Mapping[int, RankHang], calls: _Calls, *, late: str, skipper: StepOutcome | None
+    step: Step, hangs: Mapping[int, RankHang], calls: _Calls, *, reason: str, skipper: StepOutcome | None
 ) -> list[StepOutcome]:
     """The outcomes of ranks that had to be stopped, with the ranks to blame first.
 
     Args:
         step: The step so far: with a bad outcome, the grace after it is over; with none, the time limit is.
-        stuck: Where each of them was.
+        hangs: Where each of them was.
         calls: The last calls of each rank of the gang.
-        late: What they were late for, in words.
+        reason: Why they had to be stopped, in words.
         skipper: The rank that skipped, if its peers had to skip as well.
     """
     first = step.cause or skipper
     if first is not None:
-        return [_aborted(rank, stuck[rank], first) for rank in stuck]
+        return [_aborted(rank, hangs[rank], first) for rank in hangs]
     if step.has_gone_wrong:
-        late = "its peers waited for it in vain"
-    to_blame = _to_blame(step, stuck, calls)
-    blamed = [_timed_out(rank, stuck[rank], late, stuck[rank].phase or step.phase_under_way(rank)) for rank in to_blame]
+        reason = "its peers waited for it in vain"
+    to_blame = _to_blame(step, hangs, calls)
+    blamed = [
+        _timed_out(rank, hangs[rank], reason, hangs[rank].phase or step.phase_under_way(rank)) for rank in to_blame
+    ]
     first = next(iter(blamed), step.leader)
-    waiting = sorted(set(stuck) - {arrival.rank for arrival in blamed})
-    return [*blamed, *(_aborted(rank, stuck[rank], first) for rank in waiting if first is not None)]
+    waiting = sorted(set(hangs) - {each.rank for each in blamed})
+    return [*blamed, *(_aborted(rank, hangs[rank], first) for rank in waiting if first is not None)]
 
 
-def _to_blame(step: Step, stuck: Mapping[int, RankHang], calls: _Calls) -> Sequence[int]:
+def _to_blame(step: Step, hangs: Mapping[int, RankHang], calls: _Calls) -> Sequence[int]:
     """The ranks that others wait for.
 
     A rank that waits in a collective is not to blame, unless most ranks wait in another one, or no other rank can be.
@@ -50,22 +52,22 @@ def _to_blame(step: Step, stuck: Mapping[int, RankHang], calls: _Calls) -> Seque
     without stacks, or with none of the user's code in them, is taken to wait in its last call or to report it, unless
     it is behind: on a busy host that takes seconds.
     """
-    absent = [rank for rank, each in stuck.items() if not (waits_for_peers(each) or _has_called(rank, each, calls))]
+    absent = [rank for rank, each in hangs.items() if not (waits_for_peers(each) or _has_called(rank, each, calls))]
     if absent:
         return [rank for rank in absent if _is_behind(rank, calls)] or absent
     if step.has_gone_wrong:
-        return [rank for rank in odd_ones_out(calls) if rank in stuck]
-    return odd_ones_out({rank: calls[rank] for rank in stuck if rank in calls}) or list(stuck)
+        return [rank for rank in odd_ones_out(calls) if rank in hangs]
+    return odd_ones_out({rank: calls[rank] for rank in hangs if rank in calls}) or list(hangs)
 
 
-def waits_for_peers(stuck: RankHang) -> bool:
+def waits_for_peers(hang: RankHang) -> bool:
     """Whether a rank only waits in torch.distributed."""
-    return not stuck.held and waits_in_distributed(stuck.stacks)
+    return not hang.held and waits_in_distributed(hang.stacks)
 
 
-def _has_called(rank: int, stuck: RankHang, calls: _Calls) -> bool:
+def _has_called(rank: int, hang: RankHang, calls: _Calls) -> bool:
     """Whether a rank shows no user code but has made the same calls as its peers."""
-    return not (innermost(stuck.stacks) or stuck.held) and bool(calls.get(rank)) and not _is_behind(rank, calls)
+    return not (innermost(hang.stacks) or hang.held) and bool(calls.get(rank)) and not _is_behind(rank, calls)
 
 
 def _is_behind(rank: int, calls: _Calls) -> bool:
@@ -86,10 +88,10 @@ def odd_ones_out(calls: _Calls) -> list[int]:
     return _minority({rank: _identity(own[0]) for rank, own in calls.items() if own})
 
 
-def _minority(said: Mapping[int, object]) -> list[int]:
+def _minority(values: Mapping[int, object]) -> list[int]:
     """The ranks whose value differs from the majority's; none if there is no majority."""
-    most, count = next(iter(Counter(said.values()).most_common(1)), (None, 0))
-    return [rank for rank, each in said.items() if each != most] if 2 * count > len(said) else []
+    most, count = next(iter(Counter(values.values()).most_common(1)), (None, 0))
+    return [rank for rank, each in values.items() if each != most] if 2 * count > len(values) else []
 
 
 def _identity(call: LastCall) -> tuple[object, ...]:
@@ -146,28 +148,28 @@ def _in_words(calls: Mapping[int, LastCall], number: int) -> str:
     return f"{words_for_ranks(ranks)} called {first}{rest}"
 
 
-def _aborted(rank: int, stuck: RankHang, first: StepOutcome) -> StepOutcome:
+def _aborted(rank: int, hang: RankHang, first: StepOutcome) -> StepOutcome:
     why = ", which skipped" if first.outcome is Outcome.SKIPPED else ""
     return StepOutcome(
         rank=rank,
         outcome=Outcome.ABORTED,
         at=time.time(),
-        message=f"aborted by rank {first.rank}{why}{was_in(stuck.stacks)}",
-        text=stuck.stacks,
+        message=f"aborted by rank {first.rank}{why}{was_in(hang.stacks)}",
+        text=hang.stacks,
         consequence=True,
         caused_by=first.rank,
         observed=True,
     )
 
 
-def _timed_out(rank: int, stuck: RankHang, late: str, under_way: str) -> StepOutcome:
+def _timed_out(rank: int, hang: RankHang, reason: str, under_way: str) -> StepOutcome:
     phase = f", in the {under_way} of this test" if under_way else ""
-    where = f"; {stuck.held}" if stuck.held else was_in(stuck.stacks)
+    where = f"; {hang.held}" if hang.held else was_in(hang.stacks)
     return StepOutcome(
         rank=rank,
         outcome=Outcome.TIMED_OUT,
         at=time.time(),
-        message=f"rank {rank} timed out: {late}{phase}{where}",
-        text=stuck.stacks,
+        message=f"rank {rank} timed out: {reason}{phase}{where}",
+        text=hang.stacks,
         observed=True,
     )

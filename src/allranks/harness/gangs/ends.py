@@ -45,30 +45,30 @@ def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Outp
     """Turn a step into records.
 
     Args:
-        step: The step, with its arrivals.
+        step: The step, with its outcomes.
         nodeid: The test that it was a part of.
         world_size: The number of ranks of the test.
         outputs: The output of each rank.
     """
-    told = [_skipped_in_words(arrival, outputs.get(arrival.rank, Output()).stderr) for arrival in step.arrivals]
-    final = {arrival.rank: arrival for arrival in told}
-    passed = [arrival for arrival in final.values() if arrival.outcome is Outcome.PASSED]
+    outcomes = [_skipped_in_words(each, outputs.get(each.rank, Output()).stderr) for each in step.outcomes]
+    final = {each.rank: each for each in outcomes}
+    passed = [each for each in final.values() if each.outcome is Outcome.PASSED]
     others = [
-        _ended(arrival, step.phases.get(arrival.rank, ()), nodeid, world_size, outputs.get(arrival.rank, Output()))
-        for arrival in final.values()
-        if arrival.outcome is not Outcome.PASSED
+        _ended(each, step.phases.get(each.rank, ()), nodeid, world_size, outputs.get(each.rank, Output()))
+        for each in final.values()
+        if each.outcome is not Outcome.PASSED
     ]
     return StepRecords(passed=_passed(passed, step, nodeid, world_size), others=tuple(others))
 
 
-def _passed(arrivals: Sequence[StepOutcome], step: Step, nodeid: str, world_size: int) -> Passed | None:
-    if not arrivals:
+def _passed(outcomes: Sequence[StepOutcome], step: Step, nodeid: str, world_size: int) -> Passed | None:
+    if not outcomes:
         return None
     return Passed(
         nodeid=nodeid,
-        ranks=tuple(arrival.rank for arrival in arrivals),
-        arrived=tuple(round(arrival.at, 6) for arrival in arrivals),
-        seconds=tuple(round(_seconds(step.phases.get(arrival.rank, ())), 6) for arrival in arrivals),
+        ranks=tuple(each.rank for each in outcomes),
+        arrived=tuple(round(each.at, 6) for each in outcomes),
+        seconds=tuple(round(_seconds(step.phases.get(each.rank, ())), 6) for each in outcomes),
         world_size=world_size,
     )
 
@@ -77,42 +77,42 @@ def _seconds(phases: Iterable[Phase]) -> float:
     return sum(phase.duration for phase in phases)
 
 
-def _ended(arrival: StepOutcome, phases: Sequence[Phase], nodeid: str, world_size: int, output: Output) -> RankEnded:
+def _ended(outcome: StepOutcome, phases: Sequence[Phase], nodeid: str, world_size: int, output: Output) -> RankEnded:
     """One rank's record: its phases decide, unless the supervisor observed the outcome and no phase was bad."""
     deciding = overall(phases) if phases else None
-    if deciding is None or (arrival.observed and not deciding.outcome.is_bad) or arrival.outcome != deciding.outcome:
+    if deciding is None or (outcome.observed and not deciding.outcome.is_bad) or outcome.outcome != deciding.outcome:
         deciding = Phase(
             when="",
-            outcome=arrival.outcome,
+            outcome=outcome.outcome,
             duration=0.0,
-            message=arrival.message,
-            text=arrival.text,
-            skip_kind=arrival.skip_kind,
-            skip_code=arrival.skip_code,
+            message=outcome.message,
+            text=outcome.text,
+            skip_kind=outcome.skip_kind,
+            skip_code=outcome.skip_code,
         )
     return RankEnded(
         nodeid=nodeid,
-        rank=arrival.rank,
+        rank=outcome.rank,
         outcome=deciding.outcome,
         world_size=world_size,
-        arrived=round(arrival.at, 6),
+        arrived=round(outcome.at, 6),
         phases=tuple(
             PhaseEnd(when=phase.when, outcome=phase.outcome, seconds=round(phase.duration, 6)) for phase in phases
         ),
         phase=deciding.when,
-        message=arrival.addition + deciding.message,
+        message=outcome.addition + deciding.message,
         text=shorten(deciding.text),
-        stdout=_told(output.stdout, phases, "stdout"),
-        stderr=_told(output.stderr, phases, "stderr"),
-        caused_by=arrival.caused_by,
-        consequence=arrival.consequence,
-        is_lost=arrival.is_lost,
+        stdout=_printed(output.stdout, phases, "stdout"),
+        stderr=_printed(output.stderr, phases, "stderr"),
+        caused_by=outcome.caused_by,
+        consequence=outcome.consequence,
+        is_lost=outcome.is_lost,
         skip_kind=deciding.skip_kind,
         skip_code=deciding.skip_code,
     )
 
 
-def _told(printed: str, phases: Sequence[Phase], name: str) -> str:
+def _printed(printed: str, phases: Sequence[Phase], name: str) -> str:
     """What a rank printed; a phase has text of its own only if a plugin put it there."""
     sources = (printed, *(getattr(phase, name) for phase in reversed(phases)))
     return shorten(next(filter(None, sources), ""))
@@ -120,15 +120,15 @@ def _told(printed: str, phases: Sequence[Phase], name: str) -> str:
 
 def failed_start(start: Step, first: StepOutcome) -> Step:
     """A failed start as the next test's outcome: ranks that had joined are aborted by the one that did not."""
-    return replace(start, arrivals=[_aborted_at_start(arrival, first) for arrival in start.arrivals])
+    return replace(start, outcomes=[_aborted_at_start(each, first) for each in start.outcomes])
 
 
-def _aborted_at_start(arrival: StepOutcome, first: StepOutcome) -> StepOutcome:
-    if arrival.outcome is not Outcome.PASSED:
-        return arrival
+def _aborted_at_start(outcome: StepOutcome, first: StepOutcome) -> StepOutcome:
+    if outcome.outcome is not Outcome.PASSED:
+        return outcome
     why = "skipped" if first.outcome is Outcome.SKIPPED else "did not join the process group"
     return replace(
-        arrival,
+        outcome,
         outcome=Outcome.ABORTED,
         message=f"aborted by rank {first.rank}, which {why}",
         observed=True,
@@ -137,11 +137,11 @@ def _aborted_at_start(arrival: StepOutcome, first: StepOutcome) -> StepOutcome:
     )
 
 
-def _skipped_in_words(arrival: StepOutcome, stderr: str) -> StepOutcome:
-    """The arrival; a skip if the rank passed but printed torch's sandcastle skip on standard error."""
-    reason = sandcastle_reason(stderr) if stderr and arrival.outcome is Outcome.PASSED else None
+def _skipped_in_words(outcome: StepOutcome, stderr: str) -> StepOutcome:
+    """The outcome; a skip if the rank passed but printed torch's sandcastle skip on standard error."""
+    reason = sandcastle_reason(stderr) if stderr and outcome.outcome is Outcome.PASSED else None
     if reason is None:
-        return arrival
+        return outcome
     return replace(
-        arrival, outcome=Outcome.SKIPPED, message=reason, text=reason, skip_kind=SkipKind.ENVIRONMENT, observed=True
+        outcome, outcome=Outcome.SKIPPED, message=reason, text=reason, skip_kind=SkipKind.ENVIRONMENT, observed=True
     )

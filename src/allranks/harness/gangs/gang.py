@@ -51,7 +51,7 @@ class Gang:
     """Ranks in lockstep.
 
     Args:
-        crews: The ranks, node by node.
+        ranks: The ranks of each node.
         limits: Time limits.
         end: When the job is over.
         may_be_held: A debugger may have one of the ranks, whose reports about it stop and restart the clock.
@@ -60,13 +60,13 @@ class Gang:
         imported: Modules that its ranks imported late, for the next gang to import before its forks; in order.
     """
 
-    def __init__(self, crews: Sequence[Ranks], *, limits: TimeLimits, end: JobEnd, may_be_held: bool = False) -> None:
-        self._crews = crews
+    def __init__(self, ranks: Sequence[Ranks], *, limits: TimeLimits, end: JobEnd, may_be_held: bool = False) -> None:
+        self._ranks = ranks
         self._may_be_held = may_be_held
         self._limits = limits
-        self._alive = {rank for crew in crews for rank in crew.ranks}
-        self._ends: dict[int, RankExit] = {}
-        self._told_of: set[int] = set()
+        self._alive = {rank for node_ranks in ranks for rank in node_ranks.ranks}
+        self._exits: dict[int, RankExit] = {}
+        self._noted_exits: set[int] = set()
         self.imported: dict[str, None] = {}
         self._step = Step()
         self._pending: set[int] = set()
@@ -74,18 +74,18 @@ class Gang:
         self._job_end = end
         self._selector = selectors.DefaultSelector()
         self._selector.register(end, selectors.EVENT_READ, self._see_the_end)
-        for crew in crews:
-            crew.watch(self._selector)
+        for node_ranks in ranks:
+            node_ranks.watch(self._selector)
 
     def start(self) -> Step:
         """Wait until every rank has joined the process group."""
         limit = self._limits.process_group + self._limits.peer_grace + ROUNDED_UP
         return self._supervise(Deadlines(limit=limit, during="while it joined the process group"))
 
-    def run(self, command: RunTest, patience: Deadlines) -> Step:
+    def run(self, command: RunTest, deadlines: Deadlines) -> Step:
         """Release one test and wait for its last rank."""
         self._send(command)
-        return self._supervise(patience, command.nodeid)
+        return self._supervise(deadlines, command.nodeid)
 
     def end(self) -> Step:
         """Let the ranks tear down and exit; late ones are stopped."""
@@ -120,25 +120,27 @@ class Gang:
             self._step.note(aborted)
         return self._step
 
-    def give_up(self, late: str) -> Step:
+    def give_up(self, reason: str) -> Step:
         """Stop every rank because there is no time left for the gang.
 
         Args:
-            late: What the ranks that have not ended their step are late for, in words.
+            reason: Why the ranks that have not ended their step are stopped, in words.
 
         Returns:
             The step that was given up, with the place of each of those ranks and the rank that others waited for.
         """
         self._look(0.0)
         if self._pending:
-            self._give_up(late, None)
+            self._give_up(reason, None)
         self._stop(self._alive)
         self._step.explain_symptoms(None)
         return self._step
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.put_output_away`."""
-        return {rank: output for crew in self._crews for rank, output in crew.put_output_away(title).items()}
+        return {
+            rank: output for node_ranks in self._ranks for rank, output in node_ranks.put_output_away(title).items()
+        }
 
     def close(self) -> Sequence[KilledOrphan]:
         """Stop all live ranks and descendants that outlived their rank, and close all descriptors.
@@ -148,21 +150,21 @@ class Gang:
         """
         self._stop(self._alive)
         self._selector.close()
-        return [process for crew in self._crews for process in crew.close()]
+        return [process for node_ranks in self._ranks for process in node_ranks.close()]
 
     def _send(self, command: RunTest | End) -> None:
-        for crew in self._crews:
-            crew.send(command)
+        for node_ranks in self._ranks:
+            node_ranks.send(command)
 
-    def _supervise(self, patience: Deadlines, nodeid: str = "") -> Step:
+    def _supervise(self, deadlines: Deadlines, nodeid: str = "") -> Step:
         """Wait until each rank has reported, ended or been given up."""
         step = self._step = Step(nodeid=nodeid)
-        for rank, gone in self._ends.items():
-            if rank not in self._told_of:
-                self._told_of.add(rank)
-                step.note(ended(gone, step))
+        for rank, rank_exit in self._exits.items():
+            if rank not in self._noted_exits:
+                self._noted_exits.add(rank)
+                step.note(ended(rank_exit, step))
         self._pending = set(self._alive)
-        clock = self._clock = _Clock(patience, self._limits.peer_grace)
+        clock = self._clock = _Clock(deadlines, self._limits.peer_grace)
         while self._pending:
             if (remaining := clock.remaining(step)) > 0:
                 self._wait(remaining)
@@ -171,9 +173,9 @@ class Gang:
             else:
                 # A rank that does not wait for its peers may be about to skip as well.
                 clock.go_on()
-        skipper = None if patience.skip is None else step.skipper
+        skipper = None if deadlines.skip is None else step.skipper
         if self._pending:
-            self._give_up(clock.late, skipper)
+            self._give_up(clock.reason, skipper)
         if step.has_gone_wrong:
             self._explain(step, skipper)
         return step
@@ -188,7 +190,7 @@ class Gang:
         step.add(name_crossing(calls) or (name_parting(calls) if may_part else ""))
 
     def _last_calls(self) -> dict[int, Sequence[LastCall]]:
-        return {rank: calls for crew in self._crews for rank, calls in crew.calls().items()}
+        return {rank: calls for node_ranks in self._ranks for rank, calls in node_ranks.calls().items()}
 
     def _wait(self, timeout: float) -> None:
         """Process the next events, in the kernel's order; return when the time is up.
@@ -207,23 +209,23 @@ class Gang:
     def _take(self, keys: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
         looks: list[Look] = [key.data for key, _ in keys]
         for look in looks:
-            for happening in look():
-                self._note(happening)
+            for event in look():
+                self._note(event)
 
     def _see_the_end(self) -> Sequence[RankEvent]:
         """Stop watching for the hang-up: :meth:`_wait` checks for it, and loops that stop ranks must not wake on it."""
         self._selector.unregister(self._job_end)
         return ()
 
-    def _note(self, happening: RankEvent) -> None:
+    def _note(self, event: RankEvent) -> None:
         """Add a rank's event to the step, unless the rank's step has ended."""
-        step, rank = self._step, happening.rank
-        if isinstance(happening, RankExit):
+        step, rank = self._step, event.rank
+        if isinstance(event, RankExit):
             self._alive.discard(rank)
-            self._ends[rank] = happening
+            self._exits[rank] = event
             self._hold(rank, is_held=False)
-        if isinstance(happening, RankReport):
-            report = happening.report
+        if isinstance(event, RankReport):
+            report = event.report
             if report.is_debugging is not None:
                 self._hold(rank, is_held=report.is_debugging)
                 return
@@ -231,18 +233,18 @@ class Gang:
             if report.nodeid != step.nodeid or rank not in self._pending:
                 # About another test, or from a rank whose step has ended: it changes nothing.
                 return
-            step.take(happening)
+            step.take(event)
             if report.driver is not None and report.driver.released is not None:
                 self._restart_clock()
             if not report.is_final and not report.tells_of_trouble:
                 return
         if rank not in self._pending:
             return
-        if isinstance(happening, RankExit):
-            self._told_of.add(rank)
-        arrival = reported(happening, step) if isinstance(happening, RankReport) else ended(happening, step)
-        step.note(arrival)
-        if arrival.is_final:
+        if isinstance(event, RankExit):
+            self._noted_exits.add(rank)
+        outcome = reported(event, step) if isinstance(event, RankReport) else ended(event, step)
+        step.note(outcome)
+        if outcome.is_final:
             self._pending.discard(rank)
 
     def _hold(self, rank: int, *, is_held: bool) -> None:
@@ -253,36 +255,36 @@ class Gang:
         if self._clock is not None:
             self._clock.restart()
 
-    def _give_up(self, late: str, skipper: StepOutcome | None) -> None:
+    def _give_up(self, reason: str, skipper: StepOutcome | None) -> None:
         """Find out where the pending ranks are, stop them, and settle the outcome of each."""
-        self._each(lambda crew, own: crew.freeze_descendants(own), self._pending)
-        stuck = self._find(self._pending)
+        self._each(lambda node_ranks, own: node_ranks.freeze_descendants(own), self._pending)
+        hangs = self._find(self._pending)
         out = set(self._pending)
         self._pending = set()
         self._stop(out)
-        for arrival in given_up(self._step, stuck, self._last_calls(), late=late, skipper=skipper):
-            self._step.note(arrival)
+        for outcome in given_up(self._step, hangs, self._last_calls(), reason=reason, skipper=skipper):
+            self._step.note(outcome)
 
     def _find(self, ranks: Collection[int]) -> dict[int, RankHang]:
         return {
-            rank: stuck
-            for crew in self._crews
-            for rank, stuck in crew.find([rank for rank in crew.ranks if rank in ranks]).items()
+            rank: hang
+            for node_ranks in self._ranks
+            for rank, hang in node_ranks.find([rank for rank in node_ranks.ranks if rank in ranks]).items()
         }
 
     def _stop(self, ranks: Collection[int]) -> None:
         """TERM, then KILL, and wait until they are gone."""
         if not set(ranks) & self._alive:
             return
-        self._each(lambda crew, own: crew.freeze_descendants(own), ranks)
-        self._each(lambda crew, own: crew.signal(own, signal.SIGTERM), ranks)
+        self._each(lambda node_ranks, own: node_ranks.freeze_descendants(own), ranks)
+        self._each(lambda node_ranks, own: node_ranks.signal(own, signal.SIGTERM), ranks)
         self._wait_for_ends(TERM_GRACE, ranks)
-        self._each(lambda crew, own: crew.kill(own), ranks)
+        self._each(lambda node_ranks, own: node_ranks.kill(own), ranks)
         self._wait_for_ends(KILL_GRACE, ranks)
 
     def _each(self, act: Callable[[Ranks, list[int]], None], ranks: Collection[int]) -> None:
-        for crew in self._crews:
-            act(crew, [rank for rank in crew.ranks if rank in ranks and rank in self._alive])
+        for node_ranks in self._ranks:
+            act(node_ranks, [rank for rank in node_ranks.ranks if rank in ranks and rank in self._alive])
 
     def _wait_for_ends(self, timeout: float, ranks: Collection[int]) -> None:
         """Wait until these ranks are gone, and process other events meanwhile."""
@@ -299,11 +301,11 @@ _HELD = 1000.0
 class _Clock:
     """Decides when a step is given up: at its limit, or sooner after a bad outcome or a skip."""
 
-    def __init__(self, patience: Deadlines, peer_grace: float) -> None:
-        self._patience = patience
-        self._limit = patience.limit
+    def __init__(self, deadlines: Deadlines, peer_grace: float) -> None:
+        self._deadlines = deadlines
+        self._limit = deadlines.limit
         self._peer_grace = peer_grace
-        self._deadline = self._last = time.monotonic() + patience.limit
+        self._deadline = self._last = time.monotonic() + deadlines.limit
         self._is_wrong = False
         self._is_skipped = False
         self._held: set[int] = set()
@@ -317,14 +319,14 @@ class _Clock:
         self._deadline = self._last = time.monotonic() + self._limit
 
     @property
-    def late(self) -> str:
-        """The missing event when a rank's time is up, in words."""
-        return f"no end after {self._limit:g} s {self._patience.during}".rstrip()
+    def reason(self) -> str:
+        """Why a rank is stopped when its time is up, in words."""
+        return f"no end after {self._limit:g} s {self._deadlines.during}".rstrip()
 
     def restart(self) -> None:
         """Restart, unless a bad outcome or a skip has already shortened the step."""
         if not self._is_wrong and not self._is_skipped:
-            self._limit = self._patience.limit if self._patience.anew is None else self._patience.anew
+            self._limit = self._deadlines.limit if self._deadlines.anew is None else self._deadlines.anew
             self._deadline = self._last = time.monotonic() + self._limit
 
     def remaining(self, step: Step) -> float:
@@ -335,9 +337,9 @@ class _Clock:
         if step.has_gone_wrong and not self._is_wrong:
             self._is_wrong = True
             self._deadline = min(self._deadline, now + self._peer_grace)
-        if step.skipper is not None and not self._is_skipped and self._patience.skip is not None:
+        if step.skipper is not None and not self._is_skipped and self._deadlines.skip is not None:
             self._is_skipped = True
-            self._deadline = min(self._deadline, now + self._patience.skip)
+            self._deadline = min(self._deadline, now + self._deadlines.skip)
         return self._deadline - now
 
     @property
@@ -347,4 +349,4 @@ class _Clock:
 
     def go_on(self) -> None:
         """Extend the time of the peers of a rank that skipped."""
-        self._deadline = min(self._last, time.monotonic() + (self._patience.skip or 0.0))
+        self._deadline = min(self._last, time.monotonic() + (self._deadlines.skip or 0.0))

@@ -12,13 +12,13 @@ from typing import Protocol
 from allranks.harness import evidence, linux
 from allranks.harness.channel import End, Report, RunTest
 from allranks.harness.gangs.call_board import LastCall, read_board, read_phase
-from allranks.harness.gangs.orphans import REAP_PATIENCE, KilledOrphan, Orphans, kill_orphans
+from allranks.harness.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Orphans, kill_orphans
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import Echo, RankProcess
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import StackFile, dump_stacks
 
-CLOSED_PATIENCE = 1.0
+CLOSED_TIMEOUT = 1.0
 """Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""
 
 
@@ -83,7 +83,7 @@ class RankHang:
 
 _HELD = {
     "T": "it is stopped (SIGSTOP)",
-    "t": "whoever traces it holds it",
+    "t": "it is stopped by its tracer (ptrace)",
     "D": "the kernel holds it (state D)",
 }
 """By state; any process is in the last one for a moment now and then."""
@@ -200,18 +200,18 @@ class LocalRanks:
         }
 
     def _look_at_reports(self, rank: RankProcess) -> Sequence[RankEvent]:
-        said = self._said(rank)
-        return [*said, *self._look_at_end(rank)] if rank.link.at_end else said
+        events = self._reports(rank)
+        return [*events, *self._look_at_end(rank)] if rank.link.at_end else events
 
-    def _said(self, rank: RankProcess) -> list[RankEvent]:
-        said: list[RankEvent] = []
+    def _reports(self, rank: RankProcess) -> list[RankEvent]:
+        events: list[RankEvent] = []
         for report in rank.link.read():
             if report.driver is None or report.driver.printed is None:
                 strangers = rank.link.take_strangers()
-                said.append(RankReport(rank=rank.number, report=report, at=time.time(), has_strangers=strangers))
+                events.append(RankReport(rank=rank.number, report=report, at=time.time(), has_strangers=strangers))
             elif self._echo is not None:
                 self._echo(report.driver.rank, report.driver.printed)
-        return said
+        return events
 
     def _look_at_output(self, rank: RankProcess) -> Sequence[RankEvent]:
         for stream in (rank.stdout, rank.stderr):
@@ -224,15 +224,15 @@ class LocalRanks:
         """The last reports, which still count, and the exit; a rank that closed its connection counts as ended."""
         if rank.exit_status is not None:
             return ()
-        said = self._said(rank)
+        events = self._reports(rank)
         cut_off = _cut_off(rank)
-        while more := self._said(rank):
-            said += more
+        while more := self._reports(rank):
+            events += more
         for descriptor in (rank.pidfd, rank.link.descriptor):
             self._forget(descriptor)
-        return [*said, self._gone(rank, cut_off)]
+        return [*events, self._exit_of(rank, cut_off)]
 
-    def _gone(self, rank: RankProcess, cut_off: str) -> RankExit:
+    def _exit_of(self, rank: RankProcess, cut_off: str) -> RankExit:
         if rank.pid in self._stopped:
             # It ended on TERM; once it is reaped, its frozen descendants would have to be found one by one.
             rank.kill_group()
@@ -242,7 +242,7 @@ class LocalRanks:
             status=status,
             at=time.time(),
             cut_off=cut_off,
-            lost="" if status is not None else "whoever traces it keeps the status of its end",
+            lost="" if status is not None else "its tracer took its exit status",
             for_want_of_memory=status == -signal.SIGKILL and linux.killed_for_memory() > self._killed_for_memory,
             stacks=self._stacks[rank.number].added(),
             output=rank.glance(),
@@ -317,8 +317,8 @@ class LocalRanks:
 def _cut_off(rank: RankProcess) -> str:
     """Wait for the end of a rank that cannot report any more; if it lives on, kill it and return the reason."""
     is_garbled = rank.link.is_garbled
-    if not is_garbled and linux.is_readable(rank.pidfd, CLOSED_PATIENCE):
+    if not is_garbled and linux.is_readable(rank.pidfd, CLOSED_TIMEOUT):
         return ""
     rank.kill_group()
-    linux.is_readable(rank.pidfd, REAP_PATIENCE)
+    linux.is_readable(rank.pidfd, REAP_TIMEOUT)
     return "wrote into its connection to the supervisor" if is_garbled else "closed its connection to the supervisor"

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from allranks.harness import linux
 
-REAP_PATIENCE = 2.0
+REAP_TIMEOUT = 2.0
 """Seconds for the status of a process that has ended: a debugger that traces it gets it first, and may keep it."""
 
-_ORPHANS_PATIENCE = 10.0
+_ORPHANS_TIMEOUT = 10.0
 """Seconds for all orphans of a gang, which may start new ones: the rest ends with the job's container or host."""
 
 _JANITORS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
 """Command lines of processes that remove shared memory once all their clients are gone, and then exit."""
 
-JANITOR_PATIENCE = 3.0
+JANITOR_TIMEOUT = 3.0
 """Seconds for that; ``torch_shm_manager`` waits for two before it begins (torch 2.13)."""
 
 
@@ -73,7 +73,7 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
     """
     left: list[KilledOrphan] = []
     tried: set[int] = set()
-    deadline = time.monotonic() + _ORPHANS_PATIENCE
+    deadline = time.monotonic() + _ORPHANS_TIMEOUT
     while time.monotonic() < deadline:
         found = {pid for pid in set(orphans(ranks)) - tried - set(ranks) if not _is_janitor(pid)}
         if not found:
@@ -88,7 +88,7 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
                 left.append(KilledOrphan(rank=ranks.get(process.session), pid=pid, command=process.command))
             _kill(pid)
         for pid in found:
-            linux.reap(pid, REAP_PATIENCE)
+            linux.reap(pid, REAP_TIMEOUT)
         tried |= found
     return left
 
@@ -97,15 +97,15 @@ def end_children() -> None:
     """End the last processes of a job: unclaimed orphans, and ranks that were forked in vain."""
     tried: set[int] = set()
     begun = time.monotonic()
-    deadline = begun + JANITOR_PATIENCE
-    while time.monotonic() < begun + _ORPHANS_PATIENCE and (left := linux.children() - tried):
+    deadline = begun + JANITOR_TIMEOUT
+    while time.monotonic() < begun + _ORPHANS_TIMEOUT and (left := linux.children() - tried):
         # The processes that they serve have to be gone first.
         janitors = {pid for pid in left if _is_janitor(pid)}
         for pid in sorted(left, key=janitors.__contains__):
             if pid in janitors and linux.reap(pid, deadline - time.monotonic()) is not None:
                 continue
             _kill(pid)
-            linux.reap(pid, REAP_PATIENCE)
+            linux.reap(pid, REAP_TIMEOUT)
         tried |= left
 
 

@@ -11,13 +11,13 @@ from typing import NoReturn
 from allranks.harness import linux
 from allranks.harness.channel import Link, link_pair
 from allranks.harness.gangs import call_board
-from allranks.harness.gangs.orphans import REAP_PATIENCE, kill_group
+from allranks.harness.gangs.orphans import REAP_TIMEOUT, kill_group
 from allranks.harness.gangs.output import Output, OutputStream
 
 BeRank = Callable[[int, int, int], NoReturn]
 """The work of a fork: called with its rank, and the descriptors of its connection and of its call board."""
 
-NOBODY_KNOWS = -1000
+UNKNOWN_STATUS = -1000
 """In place of an exit status that another process took."""
 
 Echo = Callable[[int, str], None]
@@ -75,8 +75,8 @@ class RankProcess:
 
     def reap(self) -> int | None:
         """Take the exit status of a rank whose pidfd is readable; None if another process took it."""
-        status = linux.reap(self.pid, REAP_PATIENCE)
-        self.exit_status = NOBODY_KNOWS if status is None else status
+        status = linux.reap(self.pid, REAP_TIMEOUT)
+        self.exit_status = UNKNOWN_STATUS if status is None else status
         return status
 
     def end(self) -> None:
@@ -161,12 +161,12 @@ def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> ConnectionEnds
     boards = call_board.open_board()
     for descriptor in boards:
         undo.callback(os.close, descriptor)
-    say = None if echo is None else lambda line: echo(number, line)
+    echo_line = None if echo is None else lambda line: echo(number, line)
     return ConnectionEnds(
         number=number,
         link=link,
-        stdout=OutputStream(stdout_in, say),
-        stderr=OutputStream(stderr_in, say),
+        stdout=OutputStream(stdout_in, echo_line),
+        stderr=OutputStream(stderr_in, echo_line),
         board=boards[0],
         theirs=(theirs, stdout_out, stderr_out, boards[1]),
     )
@@ -231,7 +231,7 @@ def _pipe(undo: ExitStack) -> tuple[int, int]:
 
 def _end(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    linux.reap(pid, REAP_PATIENCE)
+    linux.reap(pid, REAP_TIMEOUT)
 
 
 def _be_fork(others: Iterable[int], outputs: Iterable[int], work: Callable[[], NoReturn]) -> NoReturn:

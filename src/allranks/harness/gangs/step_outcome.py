@@ -105,26 +105,26 @@ class Step:
     """
 
     nodeid: str = ""
-    arrivals: list[StepOutcome] = field(default_factory=list)
+    outcomes: list[StepOutcome] = field(default_factory=list)
     phases: dict[int, list[Phase]] = field(default_factory=dict)
     leaving: dict[int, Leaving] = field(default_factory=dict)
     launched: list[LaunchedEnd] = field(default_factory=list)
     driver: list[DriverSays | Phase] = field(default_factory=list)
     strangers: set[int] = field(default_factory=set)
 
-    def take(self, said: RankReport) -> None:
+    def take(self, event: RankReport) -> None:
         """Keep the contents of a rank's report."""
-        report = said.report
-        if said.has_strangers:
-            self.strangers.add(said.rank)
-        phases = self.phases.setdefault(said.rank, [])
+        report = event.report
+        if event.has_strangers:
+            self.strangers.add(event.rank)
+        phases = self.phases.setdefault(event.rank, [])
         for phase in report.phases:
             is_first_bad = phase.outcome.is_bad and not any(each.outcome.is_bad for each in phases)
             if len(phases) < MOST_PHASES or is_first_bad:
                 phases.append(phase)
                 self.driver.append(phase)
         if report.leaving is not None:
-            self.leaving[said.rank] = report.leaving
+            self.leaving[event.rank] = report.leaving
         if report.launched is not None:
             self.launched.append(report.launched)
         if report.driver is not None:
@@ -140,27 +140,27 @@ class Step:
     def may_skip_by_exit(self, rank: int, status: int) -> bool:
         """Whether an exit status may mean a skip: the main thread exited with it in set-up or call of a test."""
         leaving = self.leaving.get(rank)
-        said = leaving is not None and leaving.status == status
-        return said and self.phase_under_way(rank) in ("set-up", "call")
+        was_announced = leaving is not None and leaving.status == status
+        return was_announced and self.phase_under_way(rank) in ("set-up", "call")
 
-    def note(self, arrival: StepOutcome) -> None:
-        """Add an arrival; the first bad outcome of a rank is final."""
-        if not self.has_gone_wrong_on(arrival.rank):
-            self.arrivals.append(arrival)
+    def note(self, outcome: StepOutcome) -> None:
+        """Add an outcome; the first bad outcome of a rank is final."""
+        if not self.has_gone_wrong_on(outcome.rank):
+            self.outcomes.append(outcome)
 
     def has_gone_wrong_on(self, rank: int) -> bool:
         """Whether a bad outcome of this rank has arrived."""
-        return any(arrival.rank == rank and arrival.outcome.is_bad for arrival in self.arrivals)
+        return any(each.rank == rank and each.outcome.is_bad for each in self.outcomes)
 
     @property
     def has_gone_wrong(self) -> bool:
         """Whether a bad outcome of any rank has arrived."""
-        return any(arrival.outcome.is_bad for arrival in self.arrivals)
+        return any(each.outcome.is_bad for each in self.outcomes)
 
     @property
     def cause(self) -> StepOutcome | None:
         """The first bad outcome that a rank caused itself."""
-        return next((arrival for arrival in self._bad if arrival.is_own), None)
+        return next((each for each in self._bad if each.is_own), None)
 
     @property
     def leader(self) -> StepOutcome | None:
@@ -170,31 +170,31 @@ class Step:
     @property
     def skipper(self) -> StepOutcome | None:
         """The first rank that skipped."""
-        return next((arrival for arrival in self.arrivals if arrival.outcome is Outcome.SKIPPED), None)
+        return next((each for each in self.outcomes if each.outcome is Outcome.SKIPPED), None)
 
     @property
     def _bad(self) -> Iterable[StepOutcome]:
-        return (arrival for arrival in self.arrivals if arrival.outcome.is_bad)
+        return (each for each in self.outcomes if each.outcome.is_bad)
 
     @property
     def changed(self) -> frozenset[str]:
         """Names of the state that the test left changed on any rank."""
-        return frozenset(name for arrival in self.arrivals for name in arrival.changed)
+        return frozenset(name for each in self.outcomes for name in each.changed)
 
     @property
     def is_clean(self) -> bool:
         """Whether the gang may be kept: all ranks are in its group, and all passed, or all skipped before the call."""
-        if any(arrival.is_spoilt for arrival in self.arrivals):
+        if any(each.is_spoilt for each in self.outcomes):
             return False
-        passed = all(arrival.outcome is Outcome.PASSED for arrival in self.arrivals)
-        return passed or all(arrival.early_skip for arrival in self.arrivals)
+        passed = all(each.outcome is Outcome.PASSED for each in self.outcomes)
+        return passed or all(each.early_skip for each in self.outcomes)
 
     def compare_calls(self) -> Mismatch | None:
         """Compare the ranks' calls if the step is clean; a mismatch that is an error changes the blamed outcomes."""
-        calls = {arrival.rank: arrival.calls for arrival in self.arrivals if arrival.calls is not None}
+        calls = {each.rank: each.calls for each in self.outcomes if each.calls is not None}
         mismatch = find_mismatch(calls) if self.is_clean else None
         if mismatch is not None and mismatch.is_error and self.skipper is None:
-            self.arrivals = [_blamed(arrival, mismatch) for arrival in self.arrivals]
+            self.outcomes = [_blamed(each, mismatch) for each in self.outcomes]
         return mismatch
 
     def explain_symptoms(self, skipper: StepOutcome | None, odd: Collection[int] = ()) -> None:
@@ -204,27 +204,26 @@ class Step:
             skipper: The rank that skipped, if its peers had to skip as well.
             odd: The ranks whose calls differ from most: if only symptoms arrived, the first of theirs is the cause.
         """
-        cause = self.cause or skipper or next((arrival for arrival in self._bad if arrival.rank in odd), None)
+        cause = self.cause or skipper or next((each for each in self._bad if each.rank in odd), None)
         if cause is not None:
-            self.arrivals = [
-                _caused_by(cause, arrival) if arrival.is_symptom and arrival is not cause else arrival
-                for arrival in self.arrivals
+            self.outcomes = [
+                _caused_by(cause, each) if each.is_symptom and each is not cause else each for each in self.outcomes
             ]
 
     def add(self, what: str) -> None:
         """Add to the leading outcome how the ranks' calls differ; empty for no difference."""
         leader = self.leader
         if leader is not None and what and what not in leader.message:
-            self.arrivals = [
-                replace(arrival, addition=f"the ranks' calls differ: {what}; ") if arrival is leader else arrival
-                for arrival in self.arrivals
+            self.outcomes = [
+                replace(each, addition=f"the ranks' calls differ: {what}; ") if each is leader else each
+                for each in self.outcomes
             ]
 
 
-def _blamed(arrival: StepOutcome, mismatch: Mismatch) -> StepOutcome:
-    if arrival.rank not in mismatch.ranks:
-        return arrival
-    return replace(arrival, outcome=Outcome.ERRORED, message=mismatch.message, observed=True)
+def _blamed(outcome: StepOutcome, mismatch: Mismatch) -> StepOutcome:
+    if outcome.rank not in mismatch.ranks:
+        return outcome
+    return replace(outcome, outcome=Outcome.ERRORED, message=mismatch.message, observed=True)
 
 
 def _calls(report: Report) -> Calls | None:
@@ -241,15 +240,15 @@ def _caused_by(cause: StepOutcome, symptom: StepOutcome) -> StepOutcome:
     return replace(symptom, consequence=True, caused_by=cause.rank)
 
 
-def reported(said: RankReport, step: Step) -> StepOutcome:
+def reported(event: RankReport, step: Step) -> StepOutcome:
     """The outcome that a rank reported itself; the worst of its phases overrides its last report."""
-    report, phases = said.report, step.phases.get(said.rank, ())
+    report, phases = event.report, step.phases.get(event.rank, ())
     phase = overall(phases) if phases else None
     outcome = phase.outcome if phase else report.outcome
     return StepOutcome(
-        rank=said.rank,
+        rank=event.rank,
         outcome=outcome,
-        at=said.at,
+        at=event.at,
         message=phase.message if phase else report.message,
         early_skip=report.early_skip,
         is_spoilt=report.is_spoilt,
@@ -261,31 +260,31 @@ def reported(said: RankReport, step: Step) -> StepOutcome:
     )
 
 
-def ended(gone: RankExit, step: Step) -> StepOutcome:
+def ended(rank_exit: RankExit, step: Step) -> StepOutcome:
     """The outcome of a rank whose process ended instead of reporting; a fatal signal leaves its stacks."""
-    status, is_consequence = gone.status, step.cause is not None
+    status, is_consequence = rank_exit.status, step.cause is not None
     reason = None if status is None else skip_codes.reason_of_exit(status)
-    if status is not None and reason is not None and step.may_skip_by_exit(gone.rank, status):
+    if status is not None and reason is not None and step.may_skip_by_exit(rank_exit.rank, status):
         return StepOutcome(
-            rank=gone.rank,
+            rank=rank_exit.rank,
             outcome=Outcome.SKIPPED,
-            at=gone.at,
-            message=step.leaving[gone.rank].reason or reason,
+            at=rank_exit.at,
+            message=step.leaving[rank_exit.rank].reason or reason,
             observed=True,
             skip_kind=skip_codes.kind_of_exit(status),
             skip_code=status,
         )
-    late = is_pytest_timeout(gone.output.stdout + gone.output.stderr) if status == 1 else None
+    timed_out = is_pytest_timeout(rank_exit.output.stdout + rank_exit.output.stderr) if status == 1 else None
     return StepOutcome(
-        rank=gone.rank,
-        outcome=Outcome.CRASHED if late is None else Outcome.TIMED_OUT,
-        at=gone.at,
-        message=f"rank {gone.rank} {late or describe_end(gone) + was_in(gone.stacks)}",
-        text=gone.stacks,
-        is_symptom=status == -signal.SIGABRT and died_of_a_peer(gone.output.stderr),
+        rank=rank_exit.rank,
+        outcome=Outcome.CRASHED if timed_out is None else Outcome.TIMED_OUT,
+        at=rank_exit.at,
+        message=f"rank {rank_exit.rank} {timed_out or describe_end(rank_exit) + was_in(rank_exit.stacks)}",
+        text=rank_exit.stacks,
+        is_symptom=status == -signal.SIGABRT and died_of_a_peer(rank_exit.output.stderr),
         consequence=is_consequence,
         observed=True,
-        is_lost=bool(gone.lost),
+        is_lost=bool(rank_exit.lost),
     )
 
 
@@ -298,17 +297,17 @@ def died_of_a_peer(stderr: str) -> bool:
     return _WATCHDOG.search(stderr) is not None
 
 
-def describe_end(gone: RankExit) -> str:
+def describe_end(rank_exit: RankExit) -> str:
     """In words, how a rank's process ended."""
-    if gone.status is None:
-        return f"is lost: {gone.lost}"
-    if gone.cut_off:
-        return f"{gone.cut_off} and was killed"
-    if gone.for_want_of_memory:
+    if rank_exit.status is None:
+        return f"is lost: {rank_exit.lost}"
+    if rank_exit.cut_off:
+        return f"{rank_exit.cut_off} and was killed"
+    if rank_exit.for_want_of_memory:
         return f"was {linux.KILLED_FOR_MEMORY}"
-    if gone.status < 0:
-        return f"was killed by {linux.signal_name(-gone.status)}"
-    return f"left with exit code {gone.status} in mid-test"
+    if rank_exit.status < 0:
+        return f"was killed by {linux.signal_name(-rank_exit.status)}"
+    return f"left with exit code {rank_exit.status} in mid-test"
 
 
 def was_in(stacks: str) -> str:

@@ -256,16 +256,15 @@ def _mismatches_of_receiver(receiver: int, left: Mapping[int, Messages], group: 
     where = "in this test" if _is_default(group) else f"in this test, in {_name(group)}"
     for sender, each in sorted(left.items()):
         if each.number < 0:
-            text = f"rank {receiver} waits for {_messages(-each.number)} from rank {sender} that nobody sent {where}"
+            text = f"rank {receiver} waits for {_messages(-each.number)} that rank {sender} did not send {where}"
             yield Mismatch(message=text, ranks=(receiver,), is_error=True)
     senders = tuple(sender for sender, each in sorted(left.items()) if each.number > 0)
     excess = sum(left[sender].number for sender in senders) - from_any.number
     if excess > 0:
-        have = "has" if len(senders) == 1 else "have"
-        text = f"{words_for_ranks(senders)} {have} {_messages(excess)} to rank {receiver} that nobody received {where}"
+        text = f"{words_for_ranks(senders)} sent {_messages(excess)} that rank {receiver} did not receive {where}"
         yield Mismatch(message=text, ranks=senders, is_error=True)
     elif excess < 0:
-        text = f"rank {receiver} waits for {_messages(-excess)} from any rank that nobody sent {where}"
+        text = f"rank {receiver} waits for {_messages(-excess)} from any rank that no rank sent {where}"
         yield Mismatch(message=text, ranks=(receiver,), is_error=True)
     elif _tags_differ(left, from_any):
         text = f"the tags of messages to rank {receiver} are not those that it received {where}"

@@ -74,9 +74,9 @@ class _Telling:
         """Forward a line that a rank has printed."""
         self.say(DriverSays(printed=line[:_LINE], rank=rank))
 
-    def say(self, said: DriverSays) -> None:
+    def say(self, report: DriverSays) -> None:
         """Report anything else."""
-        self._connection.report(Report(nodeid=self.nodeid, driver=said))
+        self._connection.report(Report(nodeid=self.nodeid, driver=report))
 
 
 class DriverSurroundings:
@@ -105,7 +105,7 @@ class DriverSurroundings:
             results=self._launching.results,
             journal=self._telling,
             limits=self._config.limits,
-            show=_show_nobody,
+            show=_discard_output,
             tell_release=self._tell_release,
             echo=self._telling.echo if self._launching.prints_at_once else None,
         )
@@ -133,7 +133,7 @@ class DriverSurroundings:
         return self._items[type(case), case._testMethodName]  # noqa: SLF001 - unittest gives the name nowhere else
 
 
-def _show_nobody(_outputs: Mapping[int, Output]) -> None:
+def _discard_output(_outputs: Mapping[int, Output]) -> None:
     """Do nothing: each rank's output is in its own files."""
 
 

@@ -28,7 +28,7 @@ def driver_folder(results: Path) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
+class _DriverReports:
     """What the driver has reported on one test in one step.
 
     Attributes:
@@ -46,18 +46,18 @@ class _Told:
     expected: Phase | None
 
     @classmethod
-    def of(cls, step: Step, nodeid: str) -> "_Told":
+    def of(cls, step: Step, nodeid: str) -> "_DriverReports":
         """Read a step; outcomes under another node id are ignored."""
-        said = [each for each in step.driver if isinstance(each, DriverSays)]
+        reports = [each for each in step.driver if isinstance(each, DriverSays)]
         phases = [each for each in step.driver if isinstance(each, Phase)]
-        repeated = {each.repeats for each in said}
-        hidden = [each.hidden for each in said if each.hidden is not None]
+        repeated = {each.repeats for each in reports}
+        hidden = [each.hidden for each in reports if each.hidden is not None]
         marked = (Outcome.XFAILED, Outcome.XPASSED)
         return cls(
-            world_size=next((each.released for each in reversed(said) if each.released is not None), None),
+            world_size=next((each.released for each in reversed(reports) if each.released is not None), None),
             ends=tuple(end for each in step.launched if (end := _end(each.record, nodeid)) is not None),
             own=(*(phase for phase in phases if phase.when not in repeated), *hidden),
-            shares_outcome=any(each.shares_outcome for each in said),
+            shares_outcome=any(each.shares_outcome for each in reports),
             expected=next((phase for phase in phases if phase.outcome in marked), None),
         )
 
@@ -149,32 +149,32 @@ class DriverAccount:
             step: What arrived from the driver; empty if it only tore down, without an error.
         """
         output = gang.put_output_away(nodeid).get(DRIVER, Output())
-        told = _Told.of(step, nodeid)
-        for end in told.settled:
+        reports = _DriverReports.of(step, nodeid)
+        for end in reports.settled:
             self._journal.write(end)
-        lost = next((arrival for arrival in step.arrivals if arrival.observed), None)
-        trouble = told.trouble or (None if lost is None else _as_phase(lost))
-        size = self._sizes.setdefault(nodeid, told.world_size or self._world_size)
-        open_ranks = self._close(nodeid, size, told)
-        at = max((arrival.at for arrival in step.arrivals), default=0.0)
-        bad_rank = any(end.outcome.is_bad and not getattr(end, "consequence", False) for end in told.settled)
-        if trouble is not None and not told.shares_outcome:
+        lost = next((each for each in step.outcomes if each.observed), None)
+        trouble = reports.trouble or (None if lost is None else _as_phase(lost))
+        size = self._sizes.setdefault(nodeid, reports.world_size or self._world_size)
+        open_ranks = self._close(nodeid, size, reports)
+        at = max((each.at for each in step.outcomes), default=0.0)
+        bad_rank = any(end.outcome.is_bad and not getattr(end, "consequence", False) for end in reports.settled)
+        if trouble is not None and not reports.shares_outcome:
             self._report(nodeid, 0, at, _named(trouble, output), is_consequence=bad_rank)
             for rank in sorted(open_ranks - {0}):
                 self._abort(nodeid, rank, at)
-        elif step.arrivals and open_ranks:
-            trouble = trouble or told.without_ranks
+        elif step.outcomes and open_ranks:
+            trouble = trouble or reports.without_ranks
             for rank in sorted(open_ranks):
                 self._report(nodeid, rank, at, _named(trouble, output), is_consequence=False)
         is_bad = bad_rank or (trouble is not None and trouble.outcome.is_bad)
-        outcomes = {end.outcome for end in told.settled}
+        outcomes = {end.outcome for end in reports.settled}
         return is_bad or (disagree(outcomes) and not may_disagree(nodeid, self._mixed_skip))
 
-    def _close(self, nodeid: str, size: int, told: _Told) -> AbstractSet[int]:
+    def _close(self, nodeid: str, size: int, reports: _DriverReports) -> AbstractSet[int]:
         """Return the ranks that have not ended a test, and mark all of them as ended."""
         ranks = self._open.pop(nodeid, set(range(size)))
         self._open[nodeid] = set()
-        return ranks - {rank for end in told.ends for rank in _ranks(end)}
+        return ranks - {rank for end in reports.ends for rank in _ranks(end)}
 
     def _abort(self, nodeid: str, rank: int, at: float) -> None:
         message = f"aborted by {_WHO}, which did not end the test"
@@ -186,12 +186,12 @@ class DriverAccount:
         nodeid: str,
         rank: int,
         at: float,
-        said: tuple[Phase, Output],
+        result: tuple[Phase, Output],
         *,
         is_consequence: bool,
         caused_by: int | None = None,
     ) -> None:
-        phase, output = said
+        phase, output = result
         size = self._sizes[nodeid]
         if phase.outcome is Outcome.PASSED:
             arrived, seconds = (round(at, 6),), (round(phase.duration, 6),)

@@ -38,7 +38,7 @@ def excuse_nothing(_rank: int, _status: int) -> bool:
     return False
 
 
-def _tell_nobody(_world_size: int) -> None:
+def _ignore_release(_world_size: int) -> None:
     """Do nothing: without a supervisor, only the launching process enforces time limits."""
 
 
@@ -73,7 +73,7 @@ class Workplace:
     journal: Journal
     limits: TimeLimits
     show: Callable[[Mapping[int, Output]], None]
-    tell_release: Callable[[int], None] = _tell_nobody
+    tell_release: Callable[[int], None] = _ignore_release
     echo: Echo | None = None
 
 
@@ -99,14 +99,14 @@ class Launch:
             resources.enter_context(linux.adopting_orphans())
             never = JobEnd()
             resources.callback(never.close)
-            self._crew = _muster(workplace, world_size, work)
-            self._gang = _lead(self._crew, workplace.limits, never)
+            self._ranks = _start_ranks(workplace, world_size, work)
+            self._gang = _lead(self._ranks, workplace.limits, never)
             self._resources = resources.pop_all()
 
     @property
     def pids(self) -> Sequence[int]:
         """The process ids of the ranks."""
-        return self._crew.pids
+        return self._ranks.pids
 
     @property
     def last(self) -> LaunchTerms:
@@ -115,11 +115,11 @@ class Launch:
 
     def excused_status(self, rank: int) -> int | None:
         """The exit status of a rank that ended as the test expects; None if it did not."""
-        return self._crew.excused.get(rank)
+        return self._ranks.excused.get(rank)
 
     def exit_status(self, rank: int) -> int | None:
         """The exit status of a rank, negative for a signal; None while it lives."""
-        return self._crew.exit_status(rank)
+        return self._ranks.exit_status(rank)
 
     def wait_for_end(self, rank: int, timeout: float | None) -> None:
         """Wait until the process of a rank has ended; :meth:`wait` tells what that means for the test.
@@ -128,11 +128,11 @@ class Launch:
             rank: The rank.
             timeout: Seconds; None to wait for ever.
         """
-        self._crew.wait_for_end(rank, timeout)
+        self._ranks.wait_for_end(rank, timeout)
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to a rank, if it lives."""
-        self._crew.signal([rank], number)
+        self._ranks.signal([rank], number)
 
     def start(self) -> Step:
         """Wait until each rank is ready for the first test.
@@ -151,8 +151,8 @@ class Launch:
 
     def wait(self, excuse: Excuse = excuse_nothing) -> Step:
         """Wait for one report of each rank, all of which run their only test without a command."""
-        self._crew.excuse, self._crew.nodeid = excuse, self._last.nodeid
-        step = self._supervise(lambda: self._gang.watch(self._patience(self._last), self._last.nodeid))
+        self._ranks.excuse, self._ranks.nodeid = excuse, self._last.nodeid
+        step = self._supervise(lambda: self._gang.watch(self._deadlines(self._last), self._last.nodeid))
         self._record(step)
         return step
 
@@ -160,7 +160,7 @@ class Launch:
         """Have each rank run the test with this index, which both sides know, and wait for all."""
         self.release(terms)
         step = self._supervise(
-            lambda: self._gang.run(RunTest(index=index, nodeid=terms.nodeid, following=None), self._patience(terms))
+            lambda: self._gang.run(RunTest(index=index, nodeid=terms.nodeid, following=None), self._deadlines(terms))
         )
         self._record(step)
         return step
@@ -193,7 +193,7 @@ class Launch:
         self._last = terms
         self._workplace.tell_release(self.world_size)
 
-    def _patience(self, terms: LaunchTerms) -> Deadlines:
+    def _deadlines(self, terms: LaunchTerms) -> Deadlines:
         skip = None if terms.may_disagree else SKIP_GRACES * self._workplace.limits.peer_grace
         return Deadlines(limit=terms.limit, skip=skip)
 
@@ -215,14 +215,13 @@ class Launch:
 
 def _as_consequence(broken_off: Step) -> Step:
     """A step that the launching process aborted: the aborts of its ranks are consequences of its own error."""
-    arrivals = [
-        replace(arrival, consequence=True) if arrival.outcome is Outcome.ABORTED else arrival
-        for arrival in broken_off.arrivals
+    outcomes = [
+        replace(each, consequence=True) if each.outcome is Outcome.ABORTED else each for each in broken_off.outcomes
     ]
-    return replace(broken_off, arrivals=arrivals)
+    return replace(broken_off, outcomes=outcomes)
 
 
-def _muster(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int]) -> "_LaunchedCrew":
+def _start_ranks(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank], int]) -> "_LaunchedRanks":
     mark, parent = secrets.token_hex(8), os.getpid()
 
     def be_rank(rank: int, connection: int, board: int) -> NoReturn:
@@ -242,10 +241,10 @@ def _muster(workplace: Workplace, world_size: int, work: Callable[[LaunchedRank]
         # Python 3.12 warns about forking with threads. The danger is held locks, and a rank takes none of its parent's.
         warnings.simplefilter("ignore", DeprecationWarning)
         processes = fork_ranks(range(world_size), be_rank, workplace.echo)
-    return _LaunchedCrew(processes, workplace.results, f"{_MARK}={mark}", stacks)
+    return _LaunchedRanks(processes, workplace.results, f"{_MARK}={mark}", stacks)
 
 
-class _LaunchedCrew(LocalRanks):
+class _LaunchedRanks(LocalRanks):
     """Ranks of a launcher test: their parent may have other children, and the test may expect certain exits.
 
     Args:
@@ -286,18 +285,18 @@ class _LaunchedCrew(LocalRanks):
             linux.is_readable(process.pidfd, timeout)
 
     def _look_at_end(self, rank: RankProcess) -> Sequence[RankEvent]:
-        return [each for happening in super()._look_at_end(rank) for each in self._with_excuse(happening)]
+        return [each for event in super()._look_at_end(rank) for each in self._with_excuse(event)]
 
-    def _with_excuse(self, happening: RankEvent) -> Sequence[RankEvent]:
-        if isinstance(happening, RankReport) or not self._is_expected(happening):
-            return [happening]
+    def _with_excuse(self, event: RankEvent) -> Sequence[RankEvent]:
+        if isinstance(event, RankReport) or not self._is_expected(event):
+            return [event]
         report = Report(nodeid=self.nodeid, outcome=Outcome.PASSED)
-        return [RankReport(rank=happening.rank, report=report, at=happening.at), happening]
+        return [RankReport(rank=event.rank, report=report, at=event.at), event]
 
-    def _is_expected(self, gone: RankExit) -> bool:
-        if gone.status is None or gone.cut_off or not self.excuse(gone.rank, gone.status):
+    def _is_expected(self, rank_exit: RankExit) -> bool:
+        if rank_exit.status is None or rank_exit.cut_off or not self.excuse(rank_exit.rank, rank_exit.status):
             return False
-        self.excused[gone.rank] = gone.status
+        self.excused[rank_exit.rank] = rank_exit.status
         return True
 
     def _left_by(self, pids: Collection[int]) -> Collection[int]:
@@ -312,18 +311,18 @@ class _LaunchedCrew(LocalRanks):
 class _LaunchedGang(Gang):
     """Ranks that start their only test without a command."""
 
-    def watch(self, patience: Deadlines, nodeid: str) -> Step:
+    def watch(self, deadlines: Deadlines, nodeid: str) -> Step:
         """Wait for one report of each rank on a test."""
-        return self._supervise(patience, nodeid)
+        return self._supervise(deadlines, nodeid)
 
 
-def _lead(crew: _LaunchedCrew, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
+def _lead(ranks: _LaunchedRanks, limits: TimeLimits, end: JobEnd) -> _LaunchedGang:
     try:
         # Always allowed here: the supervisor of this process has its own limits, so a held rank cannot block the job.
-        return _LaunchedGang([crew], limits=limits, end=end, may_be_held=True)
+        return _LaunchedGang([ranks], limits=limits, end=end, may_be_held=True)
     except BaseException:
-        crew.kill(crew.ranks)
-        crew.close()
+        ranks.kill(ranks.ranks)
+        ranks.close()
         raise
 
 

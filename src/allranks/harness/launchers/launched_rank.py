@@ -77,7 +77,7 @@ class LaunchedRank:
         self._pid = getpid()
         self._running: RankTerms | None = None
         self._began = 0.0
-        self._told: Exception | None = None
+        self._reported: Exception | None = None
         self._imports = ImportWatch()
         self._calls = CallCounter(CallBoard(map_board(place.board)), place.world_size)
         rank_setup.announce_to(self._connection)
@@ -87,21 +87,21 @@ class LaunchedRank:
         """Run the set-up before the first test; its errors are this rank's. Returns whether it passed."""
         phase, error = _attempt("setup", body)
         if phase.outcome is not Outcome.PASSED:
-            self._tell("", phase, error)
+            self._report("", phase, error)
         self._conclude("", phase)
         return phase.outcome is Outcome.PASSED
 
     def run(self, terms: RankTerms, body: Callable[[], object]) -> Outcome:
         """Run one test to its end."""
-        self._running, self._told, self._began = terms, None, _now()
+        self._running, self._reported, self._began = terms, None, _now()
         rank_setup.now_running(terms.nodeid)
         # The launching process has set the test up: after this phase, a hang of this rank is one in the call.
-        self._tell(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
+        self._report(terms.nodeid, Phase(when="setup", outcome=Outcome.PASSED, duration=0.0), None)
         os.environ["ALLRANKS_SEED"] = str(terms.seed)
         seed_everything(terms.seed)
         phase, error = _attempt("call", body)
-        if error is None or error is not self._told:
-            self._tell(terms.nodeid, phase, error)
+        if error is None or error is not self._reported:
+            self._report(terms.nodeid, phase, error)
         self._conclude(terms.nodeid, phase)
         return phase.outcome
 
@@ -109,16 +109,16 @@ class LaunchedRank:
         """Report at once that the running test has failed, before it cleans up."""
         if self._running is None:
             return
-        self._told = error
+        self._reported = error
         phase = _ended_by(error, "call", _now() - self._began)
         flush_output()
-        self._tell(self._running.nodeid, phase, error)
+        self._report(self._running.nodeid, phase, error)
 
     def end(self, body: Callable[[], object]) -> None:
         """Run the teardown after the last test; its errors are this rank's."""
         phase, error = _attempt("teardown", body)
         if phase.outcome.is_bad:
-            self._tell("", phase, error)
+            self._report("", phase, error)
         self._conclude("", phase)
 
     def commands(self) -> Iterator[RunTest | End]:
@@ -126,7 +126,7 @@ class LaunchedRank:
         while (command := self._connection.command()) is not None:
             yield command
 
-    def _tell(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
+    def _report(self, nodeid: str, phase: Phase, error: BaseException | None) -> None:
         has_waited = is_symptom(error) or (error is not None and self._calls.has_waited_in_vain)
         self._connection.report(
             Report(nodeid=nodeid, outcome=phase.outcome, phases=(phase,), goes_on=True, is_symptom=has_waited)

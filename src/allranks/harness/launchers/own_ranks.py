@@ -51,41 +51,41 @@ def raise_for(step: Step, *, may_disagree: bool) -> None:
     __tracebackhide__ = True
     if step.leader is not None:
         raise RankFailureError("\n".join(_account(step, step.leader)))
-    outcomes = {arrival.outcome for arrival in step.arrivals}
+    outcomes = {each.outcome for each in step.outcomes}
     if outcomes == {Outcome.XFAILED}:
-        pytest.xfail(step.arrivals[0].message)
-    skipped = [arrival for arrival in step.arrivals if arrival.outcome is Outcome.SKIPPED]
-    if skipped and len(skipped) == len(step.arrivals):
+        pytest.xfail(step.outcomes[0].message)
+    skipped = [each for each in step.outcomes if each.outcome is Outcome.SKIPPED]
+    if skipped and len(skipped) == len(step.outcomes):
         raise RankSkip(skipped[0].message)
     if skipped and not may_disagree:
-        raise RankFailureError(_disagreement(step.arrivals))
+        raise RankFailureError(_disagreement(step.outcomes))
 
 
 def _account(step: Step, leader: StepOutcome) -> Iterator[str]:
     yield _headline(leader)
     yield from (f"    {line}" for line in _text(leader, step).splitlines())
-    for arrival in sorted(step.arrivals, key=lambda each: each.rank):
-        if arrival is not leader and arrival.rank != leader.rank:
-            yield _headline(arrival)
+    for outcome in sorted(step.outcomes, key=lambda each: each.rank):
+        if outcome is not leader and outcome.rank != leader.rank:
+            yield _headline(outcome)
 
 
-def _headline(arrival: StepOutcome) -> str:
-    name = f"rank {arrival.rank}"
-    if arrival.observed and arrival.message.startswith(f"{name} "):
-        return arrival.message
-    if arrival.outcome is Outcome.ABORTED:
-        return f"{name} was {arrival.message}"
-    said = f": {arrival.message}" if arrival.message else ""
-    after = " in consequence" if arrival.consequence else ""
-    return f"{name} {arrival.outcome.replace('_', ' ')}{after}{said}"
+def _headline(outcome: StepOutcome) -> str:
+    name = f"rank {outcome.rank}"
+    if outcome.observed and outcome.message.startswith(f"{name} "):
+        return outcome.message
+    if outcome.outcome is Outcome.ABORTED:
+        return f"{name} was {outcome.message}"
+    message = f": {outcome.message}" if outcome.message else ""
+    after = " in consequence" if outcome.consequence else ""
+    return f"{name} {outcome.outcome.replace('_', ' ')}{after}{message}"
 
 
-def _text(arrival: StepOutcome, step: Step) -> str:
+def _text(outcome: StepOutcome, step: Step) -> str:
     """A rank's traceback, or its stacks."""
-    if arrival.observed:
-        return "\n".join(_above_the_fork(arrival.text))
-    phases = step.phases.get(arrival.rank, ())
-    return overall(phases).text if phases else arrival.text
+    if outcome.observed:
+        return "\n".join(_above_the_fork(outcome.text))
+    phases = step.phases.get(outcome.rank, ())
+    return overall(phases).text if phases else outcome.text
 
 
 def _above_the_fork(stacks: str) -> Iterator[str]:
@@ -98,8 +98,8 @@ def _above_the_fork(stacks: str) -> Iterator[str]:
             yield line
 
 
-def _disagreement(arrivals: Sequence[StepOutcome]) -> str:
-    lines = [_headline(arrival) for arrival in sorted(arrivals, key=lambda each: each.rank)]
+def _disagreement(outcomes: Sequence[StepOutcome]) -> str:
+    lines = [_headline(outcome) for outcome in sorted(outcomes, key=lambda each: each.rank)]
     return "\n".join(("ranks disagree: some skipped and others did not", *lines))
 
 

@@ -31,7 +31,7 @@ _PIECES = 16
 _NONCE_BYTES = 32
 
 
-class WireError(Exception):
+class ConnectionLostError(Exception):
     """The connection is lost; the message is a predicate of the other side, as in "is gone"."""
 
 
@@ -70,7 +70,7 @@ class NodeConnection:
             timeout: Seconds that sending may take.
 
         Raises:
-            WireError: The other side is gone, or reads no more data.
+            ConnectionLostError: The other side is gone, or reads no more data.
         """
         data = json.dumps(message).encode()
         view = memoryview(_HEADER.pack(len(data)) + data)
@@ -82,14 +82,14 @@ class NodeConnection:
                 self._wait_for_room(deadline)
             except OSError as error:
                 msg = "is gone"
-                raise WireError(msg) from error
+                raise ConnectionLostError(msg) from error
 
     def _wait_for_room(self, deadline: float) -> None:
         events = selectors.EVENT_WRITE if self.ended else selectors.EVENT_WRITE | selectors.EVENT_READ
         ready = self._select(events, deadline)
         if not ready:
             msg = "takes nothing any more"
-            raise WireError(msg)
+            raise ConnectionLostError(msg)
         if ready & selectors.EVENT_READ:
             self._pull()
 
@@ -194,8 +194,8 @@ def make_proof(token: str, role: str, node: int, *nonces: str) -> str:
         node: The follower's node.
         nonces: The leader's nonce and the follower's.
     """
-    said = json.dumps([role, node, *nonces]).encode()
-    return hmac.new(token.encode(), said, "sha256").hexdigest()
+    signed = json.dumps([role, node, *nonces]).encode()
+    return hmac.new(token.encode(), signed, "sha256").hexdigest()
 
 
 def is_proof(given: object, token: str, role: str, node: int, *nonces: str) -> bool:

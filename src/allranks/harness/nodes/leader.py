@@ -19,7 +19,7 @@ from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, RankHa
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
 from allranks.harness.linux import Timer
-from allranks.harness.nodes.connection import Message, NodeConnection, WireError
+from allranks.harness.nodes.connection import ConnectionLostError, Message, NodeConnection
 from allranks.harness.nodes.node import CollectionDigest, CollectionFailure, NodeLostError, Orders, difference
 from allranks.harness.nodes.node_rendezvous import NodesError
 from allranks.typed_json import build, told
@@ -33,17 +33,17 @@ class FollowerLink:
 
     Args:
         node: The node.
-        wire: The authenticated connection to its agent.
+        connection: The authenticated connection to its agent.
         silence: Seconds that the agent may take to answer.
 
     Attributes:
         lost: Why the agent is lost, as in "is gone"; empty as long as it answers.
     """
 
-    def __init__(self, node: int, wire: NodeConnection, silence: float) -> None:
+    def __init__(self, node: int, connection: NodeConnection, silence: float) -> None:
         self.node = node
         self.lost = ""
-        self._wire = wire
+        self._connection = connection
         self._silence = silence
         self._timer = Timer(silence / _BEATS)
         # Signals messages that arrived during a send or a wait: no selector reports those again.
@@ -54,64 +54,64 @@ class FollowerLink:
     @property
     def descriptors(self) -> tuple[int, ...]:
         """At least one of these is readable when :meth:`take` has something to do."""
-        return self._wire.fileno(), self._timer.fileno(), self._bell
+        return self._connection.fileno(), self._timer.fileno(), self._bell
 
     def fileno(self) -> int:
-        """Readable when :meth:`hear` has something to do."""
-        return self._wire.fileno()
+        """Readable when :meth:`receive` has something to do."""
+        return self._connection.fileno()
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message; does nothing if the agent is lost."""
         if self.lost:
             return
         try:
-            self._wire.send(message, self._silence)
-        except WireError as error:
+            self._connection.send(message, self._silence)
+        except ConnectionLostError as error:
             self._lose(str(error))
         self._ring()
 
     def ask(self, message: Message) -> Message | None:
         """Send a message and wait for its answer; None if the agent is lost."""
-        self.tell(message)
+        self.send(message)
         deadline = time.monotonic() + self._silence
         while not self.lost:
-            answers = [heard["answer"] for heard in self.hear() if "answer" in heard]
+            answers = [message["answer"] for message in self.receive() if "answer" in message]
             if answers:
                 self._ring()
                 return dict(answers[0])
-            if not self.lost and not self._wire.wait(deadline):
+            if not self.lost and not self._connection.wait(deadline):
                 self._lose("does not answer")
         return None
 
-    def hear(self) -> list[Message]:
+    def receive(self) -> list[Message]:
         """The messages that have arrived; rank events are also kept for :meth:`take`."""
         if self.lost:
             return []
-        heard = self._wire.receive()
-        if heard:
+        messages = self._connection.receive()
+        if messages:
             self._asked = None
-        self._unread += [message for message in heard if "happening" in message]
-        failure = next((message["failed"] for message in heard if "failed" in message), "")
-        if failure or self._wire.ended:
-            self._lose(failure or self._wire.ended)
-        return heard
+        self._unread += [message for message in messages if "event" in message]
+        failure = next((message["failed"] for message in messages if "failed" in message), "")
+        if failure or self._connection.ended:
+            self._lose(failure or self._connection.ended)
+        return messages
 
     def take(self) -> list[Message]:
         """The rank events since the last call; pings the agent when the timer has expired."""
         has_gone_off = self._timer.has_gone_off()
         with suppress(BlockingIOError):
             os.eventfd_read(self._bell)
-        self.hear()
+        self.receive()
         if has_gone_off:
             self._beat()
-        happenings, self._unread = self._unread, []
-        return happenings
+        events, self._unread = self._unread, []
+        return events
 
     def _beat(self) -> None:
         now = time.monotonic()
         if self._asked is None:
             self._asked = now
-            self.tell({"do": "ping"})
+            self.send({"do": "ping"})
         elif now - self._asked > self._silence:
             self._lose("does not answer")
 
@@ -119,11 +119,11 @@ class FollowerLink:
         if not self.lost:
             self.lost = why
             # An agent that was only slow must not continue alone.
-            self._wire.end()
+            self._connection.end()
             self._ring()
 
     def _ring(self) -> None:
-        if self._unread or self._wire.has_message or self.lost:
+        if self._unread or self._connection.has_message or self.lost:
             os.eventfd_write(self._bell, 1)
 
 
@@ -139,13 +139,13 @@ class RemoteNode:
         self._link = link
         self._ranks = ranks
 
-    def muster(self, orders: Orders) -> "RemoteRanks":
-        """See :meth:`allranks.harness.nodes.node.Node.muster`.
+    def start_ranks(self, orders: Orders) -> "RemoteRanks":
+        """See :meth:`allranks.harness.nodes.node.Node.start_ranks`.
 
         Raises:
             NodeLostError: The agent no longer answers.
         """
-        answer = self._link.ask({"do": "muster", "orders": asdict(orders)})
+        answer = self._link.ask({"do": "start_ranks", "orders": asdict(orders)})
         if answer is None:
             raise NodeLostError(self._link.node, self._link.lost)
         if "error" in answer:
@@ -186,9 +186,9 @@ class RemoteRanks:
             selector.register(descriptor, selectors.EVENT_READ, look)
 
     def _look(self) -> Sequence[RankEvent]:
-        happenings = [_happening(message["happening"]) for message in self._link.take()]
-        self._alive -= {happening.rank for happening in happenings if isinstance(happening, RankExit)}
-        return [*happenings, *self._losses()]
+        events = [_event_of(message["event"]) for message in self._link.take()]
+        self._alive -= {event.rank for event in events if isinstance(event, RankExit)}
+        return [*events, *self._losses()]
 
     def _losses(self) -> Iterator[RankExit]:
         if not self._link.lost:
@@ -207,22 +207,22 @@ class RemoteRanks:
 
     def send(self, command: RunTest | End) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.send`."""
-        self._link.tell({"do": "send", "command": [type(command).__name__, told(command)]})
+        self._link.send({"do": "send", "command": [type(command).__name__, told(command)]})
 
     def signal(self, ranks: Collection[int], number: int) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.signal`."""
         if ranks:
-            self._link.tell({"do": "signal", "ranks": list(ranks), "number": int(number)})
+            self._link.send({"do": "signal", "ranks": list(ranks), "number": int(number)})
 
     def freeze_descendants(self, ranks: Collection[int]) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.freeze_descendants`."""
         if ranks:
-            self._link.tell({"do": "freeze_descendants", "ranks": list(ranks)})
+            self._link.send({"do": "freeze_descendants", "ranks": list(ranks)})
 
     def kill(self, ranks: Collection[int]) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.kill`."""
         if ranks:
-            self._link.tell({"do": "kill", "ranks": list(ranks)})
+            self._link.send({"do": "kill", "ranks": list(ranks)})
 
     def find(self, ranks: Collection[int]) -> Mapping[int, RankHang]:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.find`."""
@@ -250,7 +250,7 @@ class RemoteRanks:
         return [KilledOrphan(**process) for process in answer["left"]]
 
 
-def _happening(fields: Message) -> RankEvent:
+def _event_of(fields: Message) -> RankEvent:
     """A follower's rank event, stamped with the leader's time: a single clock must order all events."""
     rank, now = int(fields["rank"]), time.time()
     if "report" in fields:
@@ -264,12 +264,14 @@ class Leader:
 
     Args:
         config: The job.
-        wires: The connection to each follower, by node.
+        connections: The connection to each follower, by node.
     """
 
-    def __init__(self, config: AgentConfig, wires: Mapping[int, NodeConnection]) -> None:
+    def __init__(self, config: AgentConfig, connections: Mapping[int, NodeConnection]) -> None:
         self._config = config
-        self._links = [FollowerLink(node, wire, config.limits.silence) for node, wire in sorted(wires.items())]
+        self._links = [
+            FollowerLink(node, connection, config.limits.silence) for node, connection in sorted(connections.items())
+        ]
 
     def compare(self, own: CollectionDigest) -> list[CollectionFailure]:
         """Wait until the others have collected, too, and check that they have collected the same tests.
@@ -280,13 +282,13 @@ class Leader:
         Raises:
             NodesError: They have collected different tests, or did not finish in time.
         """
-        rolls = _Rolls(self._links, self._config.limits).call()
+        digests = _Digests(self._links, self._config.limits).call()
         failures = [
             CollectionFailure(nodeid=failure.nodeid, text=f"On node {node}: {failure.text}")
-            for node, roll in rolls.items()
-            for failure in roll.failures
+            for node, digest in digests.items()
+            for failure in digest.failures
         ]
-        differences = [difference(own, roll, node) for node, roll in rolls.items()]
+        differences = [difference(own, digest, node) for node, digest in digests.items()]
         if not failures and any(differences):
             raise NodesError("\n".join(filter(None, differences)))
         return failures
@@ -309,13 +311,13 @@ class Leader:
                 raise NodeLostError(link.node, link.lost)
 
 
-class _Rolls:
+class _Digests:
     """Waits for the collection digest of each follower."""
 
     def __init__(self, links: Sequence[FollowerLink], limits: TimeLimits) -> None:
         self._limit = limits.assembly
         self._absent = {link.node: link for link in links}
-        self._rolls: dict[int, CollectionDigest] = {}
+        self._digests: dict[int, CollectionDigest] = {}
 
     def call(self) -> Mapping[int, CollectionDigest]:
         deadline = time.monotonic() + self._limit
@@ -324,21 +326,21 @@ class _Rolls:
                 selector.register(link, selectors.EVENT_READ)
             while self._absent and (remaining := deadline - time.monotonic()) > 0:
                 for key, _ in selector.select(remaining):
-                    if isinstance(key.fileobj, FollowerLink) and self._hear(key.fileobj):
+                    if isinstance(key.fileobj, FollowerLink) and self._receive(key.fileobj):
                         selector.unregister(key.fileobj)
         if self._absent:
             msg = f"The agent of node {min(self._absent)} has not collected its tests within {self._limit:g} s."
             raise NodesError(msg)
-        return {node: self._rolls[node] for node in sorted(self._rolls)}
+        return {node: self._digests[node] for node in sorted(self._digests)}
 
-    def _hear(self, link: FollowerLink) -> bool:
+    def _receive(self, link: FollowerLink) -> bool:
         """Read a follower's messages; returns whether its collection digest was among them."""
-        rolls = [heard["roll"] for heard in link.hear() if "roll" in heard]
-        if not rolls and link.lost:
+        digests = [message["digest"] for message in link.receive() if "digest" in message]
+        if not digests and link.lost:
             msg = f"The agent of node {link.node} {link.lost}: it ended before it had collected its tests."
             raise NodesError(msg)
-        for roll in rolls[:1]:
+        for digest in digests[:1]:
             # An agent whose collection failed sends its digest again as it ends.
-            self._rolls[link.node] = CollectionDigest.from_message(roll)
+            self._digests[link.node] = CollectionDigest.from_message(digest)
             del self._absent[link.node]
-        return bool(rolls)
+        return bool(digests)

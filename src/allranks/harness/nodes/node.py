@@ -61,7 +61,7 @@ def difference(leader: CollectionDigest, other: CollectionDigest, node: int) -> 
         if ours != theirs:
             return f"Node 0 has {word} {ours}, and node {node} has {word} {theirs}."
     if leader.lacks != other.lacks:
-        here, there = (roll.lacks or "nothing is lacking" for roll in (leader, other))
+        here, there = (digest.lacks or "nothing is lacking" for digest in (leader, other))
         return f"The nodes have different hardware; node 0: {here}; node {node}: {there}."
     return "" if leader.tests == other.tests else _difference_of_tests(leader.tests, other.tests, node)
 
@@ -127,7 +127,7 @@ class NodeLostError(Exception):
 class Node(Protocol):
     """Starts the ranks of each gang that belong to one node."""
 
-    def muster(self, orders: Orders) -> Ranks:
+    def start_ranks(self, orders: Orders) -> Ranks:
         """Start this node's ranks of a gang.
 
         Raises:
@@ -136,20 +136,20 @@ class Node(Protocol):
         """
 
 
-def muster_all(nodes: Iterable[Node], orders: Orders) -> list[Ranks]:
+def start_gang(nodes: Iterable[Node], orders: Orders) -> list[Ranks]:
     """Start the ranks of a gang on all nodes.
 
     Raises:
         OSError: One node cannot start its ranks; no rank is left on any.
         NodeLostError: One node is lost; no rank is left on the others.
     """
-    crews: list[Ranks] = []
+    started: list[Ranks] = []
     try:
         for node in nodes:
-            crews.append(node.muster(orders))  # noqa: PERF401 - if one fails, those started before it must be ended
+            started.append(node.start_ranks(orders))  # noqa: PERF401 - if one fails, those started before it must be ended
     except (OSError, NodeLostError):
-        for crew in crews:
-            crew.kill(crew.ranks)
-            crew.close()
+        for node_ranks in started:
+            node_ranks.kill(node_ranks.ranks)
+            node_ranks.close()
         raise
-    return crews
+    return started

@@ -10,9 +10,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from allranks.harness.config import AgentConfig, NodeConfig
-from allranks.harness.nodes.connection import Message, NodeConnection, WireError, is_proof, make_nonce, make_proof
+from allranks.harness.nodes.connection import (
+    ConnectionLostError,
+    Message,
+    NodeConnection,
+    is_proof,
+    make_nonce,
+    make_proof,
+)
 
-GREETING_PATIENCE = 5.0
+PROOF_TIMEOUT = 5.0
 """Seconds that a client gets for its proof."""
 
 _MOST_STRANGERS = 64
@@ -35,7 +42,7 @@ class NodesError(Exception):
 class _Stranger:
     """A connected client that has not proven itself yet."""
 
-    wire: NodeConnection
+    connection: NodeConnection
     nonce: str
     deadline: float
 
@@ -80,9 +87,9 @@ class NodeRendezvous:
         finally:
             self._close()
         if self._absent:
-            for wire in self._met.values():
-                wire.close()
-            raise _absent(self._absent, limit)
+            for connection in self._met.values():
+                connection.close()
+            raise _absent(self._absent, self._post, limit)
         return self._met
 
     def _look(self, remaining: float) -> None:
@@ -92,68 +99,68 @@ class NodeRendezvous:
             if key.data is None:
                 self._open()
             else:
-                self._hear(key.data)
-        for stranger in self._late():
+                self._receive(key.data)
+        for stranger in self._expired():
             self._turn_away(stranger)
 
-    def _late(self) -> list[_Stranger]:
+    def _expired(self) -> list[_Stranger]:
         now = time.monotonic()
         return [stranger for stranger in self._strangers if stranger.deadline <= now]
 
     def _open(self) -> None:
         """Accept a client and send it a nonce; if too many are unproven, drop the oldest."""
         try:
-            connection, _ = self._listener.accept()
+            client, _ = self._listener.accept()
         except OSError:
             # The client has disconnected already.
             return
-        stranger = _Stranger(NodeConnection(connection), make_nonce(), time.monotonic() + GREETING_PATIENCE)
+        stranger = _Stranger(NodeConnection(client), make_nonce(), time.monotonic() + PROOF_TIMEOUT)
         self._strangers.append(stranger)
-        self._selector.register(stranger.wire, selectors.EVENT_READ, stranger)
-        if self._say(stranger, {"nonce": stranger.nonce}) and len(self._strangers) > _MOST_STRANGERS:
+        self._selector.register(stranger.connection, selectors.EVENT_READ, stranger)
+        if self._send(stranger, {"nonce": stranger.nonce}) and len(self._strangers) > _MOST_STRANGERS:
             self._turn_away(self._strangers[0])
 
-    def _say(self, stranger: _Stranger, message: Message) -> bool:
+    def _send(self, stranger: _Stranger, message: Message) -> bool:
         try:
-            stranger.wire.send(message, 0.0)
-        except WireError:
+            stranger.connection.send(message, 0.0)
+        except ConnectionLostError:
             self._turn_away(stranger)
             return False
         return True
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _receive(self, stranger: _Stranger) -> None:
         if stranger not in self._strangers:
             return
-        for said in stranger.wire.receive()[:1]:
-            node, nonce = said.get("node"), said.get("nonce")
-            if isinstance(node, int) and isinstance(nonce, str) and self._is_awaited(stranger, node, nonce, said):
+        for message in stranger.connection.receive()[:1]:
+            node, nonce = message.get("node"), message.get("nonce")
+            if isinstance(node, int) and isinstance(nonce, str) and self._is_awaited(stranger, node, nonce, message):
                 proof = make_proof(self._post.token, "leader", node, stranger.nonce, nonce)
-                if self._say(stranger, {"proof": proof}):
+                if self._send(stranger, {"proof": proof}):
                     self._meet(stranger, node)
             else:
                 self._turn_away(stranger)
             return
-        if stranger.wire.ended:
+        if stranger.connection.ended:
             self._turn_away(stranger)
 
-    def _is_awaited(self, stranger: _Stranger, node: int, nonce: str, said: Message) -> bool:
-        known = is_proof(said.get("proof"), self._post.token, "follower", node, stranger.nonce, nonce)
+    def _is_awaited(self, stranger: _Stranger, node: int, nonce: str, message: Message) -> bool:
+        known = is_proof(message.get("proof"), self._post.token, "follower", node, stranger.nonce, nonce)
         return known and node in self._absent
 
     def _meet(self, stranger: _Stranger, node: int) -> None:
         self._forget(stranger)
-        stranger.wire.trust()
+        stranger.connection.trust()
         self._absent.discard(node)
-        self._met[node] = stranger.wire
+        self._met[node] = stranger.connection
 
     def _turn_away(self, stranger: _Stranger) -> None:
         if stranger in self._strangers:
             self._forget(stranger)
-            stranger.wire.close()
+            stranger.connection.close()
 
     def _forget(self, stranger: _Stranger) -> None:
         self._strangers.remove(stranger)
-        self._selector.unregister(stranger.wire)
+        self._selector.unregister(stranger.connection)
 
     def _close(self) -> None:
         for stranger in [*self._strangers]:
@@ -182,9 +189,12 @@ def _addresses(post: NodeConfig, flags: int) -> Iterator[tuple[int, int, int, st
     return iter(found)  # type: ignore[arg-type]
 
 
-def _absent(nodes: Collection[int], limit: float) -> NodesError:
-    who = f"agent of node {min(nodes)} has" if len(nodes) == 1 else f"agents of nodes {_listed(nodes)} have"
-    return NodesError(f"The {who} not come within {limit:g} s.")
+def _absent(nodes: Collection[int], post: NodeConfig, limit: float) -> NodesError:
+    agents = f"agent of node {min(nodes)}" if len(nodes) == 1 else f"agents of nodes {_listed(nodes)}"
+    return NodesError(
+        f"The {agents} did not connect within {limit:g} s. "
+        f"Check that every agent runs and can reach {post.leader}:{post.port}."
+    )
 
 
 def _listed(nodes: Collection[int]) -> str:
@@ -202,14 +212,14 @@ def reach(post: NodeConfig, limit: float) -> NodeConnection:
         NodesError: The leader did not open its port in time, or one of the two does not have the token.
     """
     deadline = time.monotonic() + limit
-    wire = NodeConnection(_connect(post, deadline, limit))
+    connection = NodeConnection(_connect(post, deadline, limit))
     try:
-        _greet(wire, post, deadline)
+        _greet(connection, post, deadline)
     except NodesError:
-        wire.close()
+        connection.close()
         raise
-    wire.trust()
-    return wire
+    connection.trust()
+    return connection
 
 
 def _connect(post: NodeConfig, deadline: float, limit: float) -> socket.socket:
@@ -221,33 +231,39 @@ def _connect(post: NodeConfig, deadline: float, limit: float) -> socket.socket:
             # Poll: another host gets no signal when the leader opens its port.
             time.sleep(min(pause, remaining))
             pause = min(2 * pause, _LAST_RETRY)
-    msg = f"The leading agent has not come within {limit:g} s: nobody listens at {post.leader}:{post.port}."
+    msg = (
+        f"The leading agent could not be reached at {post.leader}:{post.port} within {limit:g} s. "
+        "Check that it runs, and that this node can reach that port."
+    )
     raise NodesError(msg)
 
 
-def _greet(wire: NodeConnection, post: NodeConfig, deadline: float) -> None:
-    theirs, mine = str(_answer(wire, deadline).get("nonce")), make_nonce()
+def _greet(connection: NodeConnection, post: NodeConfig, deadline: float) -> None:
+    theirs, mine = str(_answer(connection, deadline).get("nonce")), make_nonce()
     proof = make_proof(post.token, "follower", post.node, theirs, mine)
     try:
-        wire.send({"node": post.node, "nonce": mine, "proof": proof}, max(0.0, deadline - time.monotonic()))
-    except WireError as error:
+        connection.send({"node": post.node, "nonce": mine, "proof": proof}, max(0.0, deadline - time.monotonic()))
+    except ConnectionLostError as error:
         raise _turned_away() from error
-    if not is_proof(_answer(wire, deadline).get("proof"), post.token, "leader", post.node, theirs, mine):
-        msg = "Whoever listens at the leading agent's port does not know the job's token."
+    if not is_proof(_answer(connection, deadline).get("proof"), post.token, "leader", post.node, theirs, mine):
+        msg = (
+            f"The process that listens at {post.leader}:{post.port} is not the leading agent of this job: it does "
+            "not have the job's token. Stop it, and run the job again."
+        )
         raise NodesError(msg)
 
 
-def _answer(wire: NodeConnection, deadline: float) -> Message:
-    while not wire.ended:
-        if messages := wire.receive():
+def _answer(connection: NodeConnection, deadline: float) -> Message:
+    while not connection.ended:
+        if messages := connection.receive():
             return messages[0]
-        if not wire.wait(deadline):
+        if not connection.wait(deadline):
             break
     raise _turned_away()
 
 
 def _turned_away() -> NodesError:
-    return NodesError("The leading agent has not let this one in.")
+    return NodesError("The leading agent rejected the connection of this agent.")
 
 
 def meet(config: AgentConfig) -> dict[int, NodeConnection]:

@@ -70,7 +70,7 @@ _now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 """A clock that no test changes: tools that freeze or patch time look for the functions of the module ``time``."""
 
 
-_MOST_UNTOLD = 10
+_MOST_UNREPORTED = 10
 """Maximum number of unreported phases; a test has three, unless a plugin adds some."""
 
 
@@ -120,7 +120,7 @@ class _Rank:
         self._pid = getpid()
         self._nodeid = ""
         self._phases: list[Phase] = []
-        self._untold: list[Phase] = []
+        self._unreported: list[Phase] = []
         self._phase_began = _now()
         self._is_condemned = False
         self._errors: dict[str, BaseException] = {}
@@ -130,7 +130,7 @@ class _Rank:
         self._board = CallBoard(map_board(assignment.board))
         self._calls = CallCounter(self._board)
         session.config.pluginmanager.register(self, "allranks-rank")
-        rank_setup.announce_to(self._connection, self._take_untold)
+        rank_setup.announce_to(self._connection, self._take_unreported)
         debugging.be_rank(assignment.rank)
 
     def run(self) -> None:
@@ -220,7 +220,7 @@ class _Rank:
         return Report(
             nodeid=self._nodeid,
             outcome=deciding.outcome,
-            phases=self._take_untold(),
+            phases=self._take_unreported(),
             early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
             changed=tuple(changed),
             is_spoilt=not is_whole,
@@ -236,7 +236,7 @@ class _Rank:
         save_coverage()
         flush_output()
         outcome = overall(self._phases).outcome if self._phases else Outcome.PASSED
-        return Report(outcome=outcome, phases=self._take_untold(), imported=self._imports.take())
+        return Report(outcome=outcome, phases=self._take_unreported(), imported=self._imports.take())
 
     def _tear_down_fixtures(self) -> None:
         """Tear down fixtures of wider scope: they remain if the last test was not known to be the gang's last."""
@@ -252,24 +252,24 @@ class _Rank:
     def _add_phase(self, phase: Phase, error: BaseException | None, *, may_be_peers: bool = False) -> None:
         """Report a phase at once, because peers may be waiting; a plain pass can wait for the next report."""
         self._phases.append(phase)
-        self._untold.append(phase)
+        self._unreported.append(phase)
         self._board.enter(following(phase))
         self._phase_began = _now()
-        if phase.is_plain and len(self._untold) < _MOST_UNTOLD:
+        if phase.is_plain and len(self._unreported) < _MOST_UNREPORTED:
             return
         if phase.outcome.is_bad:
             flush_output()
         waited = error is not None and self._calls.has_waited_in_vain
         has_waited = may_be_peers or is_symptom(error) or waited
-        phases = self._take_untold()
+        phases = self._take_unreported()
         self._connection.report(
             Report(nodeid=self._nodeid, outcome=phase.outcome, phases=phases, goes_on=True, is_symptom=has_waited)
         )
 
-    def _take_untold(self) -> tuple[Phase, ...]:
+    def _take_unreported(self) -> tuple[Phase, ...]:
         """Return the unreported phases, and mark them as reported."""
-        untold, self._untold = self._untold, []
-        return tuple(untold)
+        unreported, self._unreported = self._unreported, []
+        return tuple(unreported)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:

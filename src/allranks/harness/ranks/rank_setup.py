@@ -140,7 +140,7 @@ def exit_announced(status: int) -> NoReturn:
     _exit(status)
 
 
-ADOPTION_PATIENCE = 5.0
+ADOPTION_TIMEOUT = 5.0
 """Seconds for the process that forked a rank to end: then the rank's parent is its former grandparent."""
 
 
@@ -184,7 +184,7 @@ def leave(status: int) -> NoReturn:
 
 def _die_with(parent: int) -> None:
     """Die when the parent does; the intermediate process that forked this one ends first, and must not count."""
-    deadline = time.monotonic() + ADOPTION_PATIENCE
+    deadline = time.monotonic() + ADOPTION_TIMEOUT
     while os.getppid() != parent and time.monotonic() < deadline:
         time.sleep(0.0005)
     linux.die_with_parent()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from allranks.harness.evidence import size_of
 
-PATIENCE = 2.5
+RECORDING_TIMEOUT = 2.5
 """Seconds for a rank to check its pipe, which it does once a second, and to write its recording."""
 
 _LOOK_AGAIN = 0.05
@@ -68,13 +68,13 @@ class FlightRecorder:
         """
         return [self._file(rank) for rank in ranks if _poke(Path(f"{self._pipe_prefix}{rank}.pipe"))]
 
-    def wait(self, files: Iterable[Path], patience: float = PATIENCE) -> list[Path]:
-        """Wait up to `patience` seconds until the requested files are complete; return those that have content.
+    def wait(self, files: Iterable[Path], timeout: float = RECORDING_TIMEOUT) -> list[Path]:
+        """Wait up to `timeout` seconds until the requested files are complete; return those that have content.
 
         torch does not signal the end of a file, so a file counts as complete when it has not grown for a moment.
         """
         wanted = list(files)
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while wanted and time.monotonic() < deadline and not all(_has_settled(file) for file in wanted):
             time.sleep(_LOOK_AGAIN)
         return [file for file in wanted if size_of(file) > 0]

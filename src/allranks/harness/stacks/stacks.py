@@ -30,7 +30,7 @@ NATIVE = ("--native",)
 PYTHON = ("--nonblocking",)
 """Python frames only, of a process in any state."""
 
-PATIENCE = 2.5
+VIEW_TIMEOUT = 2.5
 """Seconds for all ranks together; measured with torch's CPU libraries: 0.7 to 1.2 s of one core for each rank."""
 
 _NAME_LIMIT = 200
@@ -56,19 +56,19 @@ def find_py_spy() -> str | None:
     return shutil.which("py-spy") or (str(beside) if beside.is_file() else None)
 
 
-def look(program: str, pids: Mapping[int, int], mode: Sequence[str], patience: float = PATIENCE) -> dict[int, View]:
+def look(program: str, pids: Mapping[int, int], mode: Sequence[str], timeout: float = VIEW_TIMEOUT) -> dict[int, View]:
     """Run py-spy on several processes at the same time.
 
     Args:
         program: py-spy's path.
         pids: The process id of each rank.
         mode: :data:`NATIVE` or :data:`PYTHON`.
-        patience: Seconds for all of them together; a py-spy that is not done by then is killed.
+        timeout: Seconds for all of them together; a py-spy that is not done by then is killed.
 
     Returns:
         A view for each rank; nothing is raised, because a missing stack must not cost a verdict.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     running: dict[int, subprocess.Popen[str] | OSError] = {
         rank: _start(program, pid, mode) for rank, pid in pids.items()
     }
@@ -139,10 +139,10 @@ STACKS_SIGNAL = signal.SIGRTMAX - 1
 _MOST = 64 << 20
 """Bytes that one stack file may grow to."""
 
-_PATIENCE = 0.5
+_TIMEOUT = 0.5
 _LONGEST = 1.0  # with 2 s, the verdict on a fork bomb came 3 s later
 _QUIET = 0.25
-_LAST_PATIENCE = 1.0
+_LAST_TIMEOUT = 1.0
 _END_OF_STACKS = re.compile(r"(?: in (?:<module>|_run_module_as_main)|^  \.\.\.)\n\Z", re.MULTILINE)
 """The outermost frame of the oldest thread, which is written last, or the mark of omitted frames."""
 
@@ -209,7 +209,7 @@ def _look(pids: Mapping[int, int], stopped: AbstractSet[int], silent: AbstractSe
         return {}
     views = look(program, {rank: pids[rank] for rank in pids if rank not in stopped}, NATIVE)
     left = {rank: pids[rank] for rank in silent if rank not in views or not views[rank].stacks}
-    return {**views, **look(program, left, PYTHON, _LAST_PATIENCE)}
+    return {**views, **look(program, left, PYTHON, _LAST_TIMEOUT)}
 
 
 def _append(file: StackFile, view: View) -> str:
@@ -239,7 +239,7 @@ def wait_for_stacks(files: Mapping[int, StackFile], pids: Mapping[int, int]) -> 
             continue
         if all(map(_END_OF_STACKS.search, added.values())):
             break
-        is_over = now > changed + (_QUIET if all(added.values()) else _PATIENCE)
+        is_over = now > changed + (_QUIET if all(added.values()) else _TIMEOUT)
         if is_over and not any(linux.is_coming(pids[rank], STACKS_SIGNAL) for rank in files):
             break
     return before
