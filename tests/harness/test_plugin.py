@@ -52,6 +52,10 @@ SUITE = """
             if self.rank == 1:
                 time.sleep(1000)  # rank 1 hangs here
 
+        @pytest.mark.time_limit()
+        def test_limit_without_a_number(self):
+            pass
+
         def test_skips_with_torchs_reason(self):
             sys.exit(77)
 
@@ -129,6 +133,7 @@ def plain(tmp_path_factory):
         ("TestMine.test_segfaults_while_rank_0_passes", "failure"),
         ("TestMine.test_rank_1_skips_while_rank_0_passes", "failure"),
         ("TestMine.test_hangs_after_the_peer_passed", "failure"),
+        ("TestMine.test_limit_without_a_number", "failure"),
         ("TestMine.test_skips_with_torchs_reason", "skipped"),
         ("TestClass.test_a_leaves_something", "passed"),
         ("TestClass.test_b_finds_it", "passed"),
@@ -155,3 +160,9 @@ def test_an_error_says_what_the_ranks_came_to(plain, test, words):
 
 def test_a_skip_has_torchs_own_reason(plain):
     assert plain.message("TestMine.test_skips_with_torchs_reason") == "Need at least 2 CUDA devices"
+
+
+def test_a_limit_that_is_no_number_is_named(plain):
+    assert "time_limit() makes no sense: it takes one number of seconds" in plain.text(
+        "TestMine.test_limit_without_a_number"
+    )

@@ -104,12 +104,22 @@ def _isolation(item: pytest.Item) -> str | None:
 
 def _time_limit(item: pytest.Item) -> float | None:
     marker = item.get_closest_marker("time_limit")
-    if marker is None:
-        return None
+    try:
+        return None if marker is None else seconds_of(marker)
+    except ValueError as error:
+        raise MarkerError(item.nodeid, str(error)) from None
+
+
+def seconds_of(marker: pytest.Mark) -> float:
+    """The argument of a ``time_limit``.
+
+    Raises:
+        ValueError: It has another number of arguments, or one that is no number of seconds.
+    """
     if len(marker.args) == 1 and not marker.kwargs and _is_number(marker.args[0]) and 0 < marker.args[0] <= _LONGEST:
         return float(marker.args[0])
     msg = f"time_limit{marker.args} makes no sense: it takes one number of seconds, more than 0 and up to {_LONGEST:,}"
-    raise MarkerError(item.nodeid, msg)
+    raise ValueError(msg)
 
 
 def _is_number(value: object) -> bool:

@@ -86,7 +86,12 @@ def _time_limit(case: unittest.TestCase) -> float | None:
     """The value of ``@pytest.mark.time_limit(seconds)`` on the test or its class, read without a plugin."""
     test = getattr(type(case), case._testMethodName, None)  # noqa: SLF001 - unittest gives the name nowhere else
     marks = [*getattr(test, "pytestmark", ()), *_as_list(getattr(type(case), "pytestmark", ()))]
-    return next((float(mark.args[0]) for mark in marks if mark.name == "time_limit"), None)
+    limits = [mark for mark in marks if mark.name == "time_limit"]
+    if not limits:
+        return None
+    from allranks.harness.collection.marker_options import seconds_of  # noqa: PLC0415 - where there are marks, pytest is
+
+    return seconds_of(limits[0])
 
 
 def _as_list(marks: object) -> list[object]:
