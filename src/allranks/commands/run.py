@@ -113,7 +113,7 @@ def _add_repetition(parser: argparse.ArgumentParser) -> None:
         type=number,
         default=0,
         metavar="N",
-        help="retry the failed tests of a job, up to N times; a later pass is reported as flaky",
+        help="retry what failed of a job, up to N times; a later pass is reported as flaky",
     )
     parser.add_argument(
         "--shuffle",
