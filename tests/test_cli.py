@@ -113,6 +113,6 @@ def test_a_bug_of_ours_is_told_without_a_traceback(allranks, monkeypatch):
     monkeypatch.setattr("allranks.schedule.run_jobs.run", fail)
     code, _, err = allranks("run")
     assert code == 4
-    assert err.startswith("allranks: error: allranks broke down: AttributeError: no such thing\n")
+    assert err.startswith("allranks: error: allranks crashed: AttributeError: no such thing\n")
     assert "Traceback" not in err
     assert "--debug" in err

@@ -42,7 +42,7 @@ def test_a_host_where_all_is_well_has_no_problem(tmp_path):
 def test_a_driver_without_a_gpu_is_a_problem(tmp_path):
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     (tmp_path / "proc/driver/nvidia/version").touch()
-    assert "(NVML) has no GPU" in problems(examine_gpus(Inventory(), tmp_path))["GPUs"].text
+    assert "(NVML) reports no GPU" in problems(examine_gpus(Inventory(), tmp_path))["GPUs"].text
 
 
 @pytest.mark.usefixtures("locks")
@@ -65,7 +65,7 @@ def test_a_card_without_a_driver_is_a_problem_and_named(tmp_path):
         (device / "class").write_text(f"{kind}\n")
     (tmp_path / "sys/bus/pci/devices/0000:03:00.0").mkdir()
     [problem] = problems(examine_gpus(Inventory(), tmp_path)).values()
-    assert "(0000:01:00.0), and no driver" in problem.text
+    assert "(0000:01:00.0), but no driver" in problem.text
     assert "Install NVIDIA's driver" in problem.remedy
 
 
@@ -114,7 +114,7 @@ def test_a_disk_that_is_nearly_full_is_a_problem_where_images_and_results_are(tm
     monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 30))
     assert not problems(examine_folders(tmp_path / "not/yet", tmp_path))
     assert not problems(examine_images(tmp_path, Inventory()))
-    assert "Make room for 24 GiB" in problems(examine_images(tmp_path, NVIDIA))["images"].remedy
+    assert "Free 24 GiB" in problems(examine_images(tmp_path, NVIDIA))["images"].remedy
     assert not list(examine_images(None, NVIDIA))
     monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     found = problems(examine_folders(tmp_path / "not/yet", tmp_path))
@@ -133,7 +133,7 @@ def dead_run(monkeypatch):
 @pytest.mark.usefixtures("locks", "dead_run")
 def test_what_a_dead_run_has_left_is_named(tmp_path):
     found = problems(examine("process", "none", tmp_path))
-    assert found == {"remains": Finding("remains", "process 7 is of a run that is dead", "Run: allranks clean")}
+    assert found == {"remains": Finding("remains", "process 7 belongs to a dead run", "Run: allranks clean")}
 
 
 @pytest.mark.usefixtures("locks")

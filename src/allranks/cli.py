@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _as_bug(error: Exception) -> AllranksError:
     return AllranksError(
-        f"allranks broke down: {type(error).__name__}: {error}",
-        why="This is a bug of allranks.",
-        remedy="Please report it, with what the same command prints after `allranks --debug`.",
+        f"allranks crashed: {type(error).__name__}: {error}",
+        why="This is a bug in allranks.",
+        remedy="Please report it, with the output of the same command under `allranks --debug`.",
     )
 
 
@@ -66,7 +66,7 @@ def _complain(error: AllranksError, *, debug: bool) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="allranks", description=allranks.__doc__)
     parser.add_argument("--version", action="version", version=f"allranks {allranks.__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error too")
+    parser.add_argument("--debug", action="store_true", help="also show the traceback of an error")
     commands = parser.add_subparsers(
         title="commands",
         required=True,
@@ -75,14 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     plan.add(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
     run.add(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
     build.add(commands.add_parser("build", help="build the images of cells, for this machine or for others"))
-    merge.add(commands.add_parser("merge", help="make one report of results, from this machine or from many"))
-    merge.add_report(commands.add_parser("report", help="make the report of the newest run again, and show it"))
+    merge.add(commands.add_parser("merge", help="merge the results of one machine or of many into one report"))
+    merge.add_report(commands.add_parser("report", help="rebuild the report of the newest run, and show it"))
     host_state.add_leases(
         commands.add_parser("leases", help="show which run and which job holds each GPU of this host")
     )
     images.add(commands.add_parser("images", help="show the images that runs have built, and remove old ones"))
-    host_state.add_doctor(
-        commands.add_parser("doctor", help="see whether this host can run jobs, and what is to be done")
-    )
+    host_state.add_doctor(commands.add_parser("doctor", help="check whether this host can run jobs, and suggest fixes"))
     host_state.add_clean(commands.add_parser("clean", help="remove what dead runs left behind on this host"))
     return parser

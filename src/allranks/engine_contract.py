@@ -2,7 +2,7 @@
 
 ::
 
-    pytest.register_assert_rewrite("allranks.engine_contract")  # in conftest.py, so that failures say what was wrong
+    pytest.register_assert_rewrite("allranks.engine_contract")  # in conftest.py, so that failures show the difference
 
     class TestMyEngine(EngineContract):
         @pytest.fixture
@@ -226,7 +226,7 @@ class EngineContract:
     def test_of_results_too_large_or_with_names_of_the_hosts_all_else_is_there(
         self, engine: Engine, tiny: JobSpec, results: Path
     ) -> None:
-        """What a job leaves cannot fill this host's disk, nor pass for allranks' own files."""
+        """A job's results can neither fill this host's disk nor pass for allranks' own files."""
         (tiny.code / "suite" / TESTS).write_text(GREEDY)
         heard = Heard()
         with engine.start(tiny) as job:
@@ -276,7 +276,7 @@ class EngineContract:
         assert (results / "agent.log").exists()
 
     def test_a_job_told_to_end_while_somebody_waits_for_it_ends_soon(self, engine: Engine, endless: JobSpec) -> None:
-        """And what it had reported before stays."""
+        """Its earlier reports are kept."""
         with engine.start(endless) as job:
             heard = HeardOnce(lambda: threading.Thread(target=job.hang_up).start())
             job.go()
@@ -292,6 +292,6 @@ class EngineContract:
         assert engine.remains() == []
 
     def test_the_engines_time_limit_ends_a_job(self, engine: Engine, tiny: JobSpec) -> None:
-        """Whatever its agent does."""
+        """Regardless of its agent's behaviour."""
         with engine.start(replace(tiny, resources=replace(tiny.resources, seconds=0.5))) as job:
             assert job.wait(Heard()).timed_out

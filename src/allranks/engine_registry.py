@@ -30,7 +30,7 @@ def is_engine(name: str) -> bool:
 
 
 def load_engine(name: str) -> object:
-    """What is registered under that name: an :class:`~allranks.engine.kind.EngineKind`.
+    """The engine registered under that name: an :class:`~allranks.engine.kind.EngineKind`.
 
     Raises:
         EngineError: There is none, or its package cannot be imported.

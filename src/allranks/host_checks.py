@@ -44,7 +44,7 @@ def examine(engine: str, mode: GpuMode, results: Path) -> Iterator[Finding]:
 def _examine_engine(name: str, wanted: str, inventory: Inventory) -> Iterator[Finding]:
     """Check an engine that a run would use; processes always, since any run may have left some."""
     if name not in {wanted, "process"} and wanted != AUTO:
-        yield Finding(name, f"not looked for: the engine is to be {wanted}")
+        yield Finding(name, f"not checked: the requested engine is {wanted}")
         return
     try:
         kind = engine_kind(name)
@@ -53,7 +53,7 @@ def _examine_engine(name: str, wanted: str, inventory: Inventory) -> Iterator[Fi
         yield Finding(name, f"{error.what} {error.why}", error.remedy)
         return
     if why_not:
-        yield Finding(name, f"not looked for: {why_not}")
+        yield Finding(name, f"not checked: {why_not}")
     else:
         yield from kind.examine(inventory)
 
@@ -69,10 +69,10 @@ def examine_gpus(inventory: Inventory, root: Path = _ROOT) -> Iterator[Finding]:
     if gpus:
         yield Finding("GPUs", f"{len(gpus)} ({inventory.driver}): {', '.join(map(inventory.name_of, gpus))}")
     elif (root / "proc/driver/nvidia/version").exists():
-        text = "NVIDIA's driver is loaded, and its management library (NVML) has no GPU"
-        yield Finding("GPUs", text, "Run nvidia-smi, and do what it says: mostly a restart.")
+        text = "NVIDIA's driver is loaded, but its management library (NVML) reports no GPU"
+        yield Finding("GPUs", text, "Run nvidia-smi and follow its advice, usually a restart.")
     elif cards := list(nvidia_cards(root)):
-        text = f"there is one of NVIDIA's ({', '.join(cards)}), and no driver"
+        text = f"an NVIDIA GPU is present ({', '.join(cards)}), but no driver"
         yield Finding("GPUs", text, "Install NVIDIA's driver, and restart the host.")
     else:
         yield Finding("GPUs", "none: tests that need some are skipped")
@@ -114,4 +114,4 @@ def _room(subject: str, folder: Path, wanted: int, remedy: str = "") -> Finding:
     text = f"{free / _GIB:.1f} GiB are free in {folder}"
     if free >= wanted:
         return Finding(subject, text)
-    return Finding(subject, text, remedy or f"Make room: {wanted / _GIB:.1f} GiB are the least.")
+    return Finding(subject, text, remedy or f"Free some space: {wanted / _GIB:.1f} GiB are the minimum.")

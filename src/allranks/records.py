@@ -356,18 +356,18 @@ def decode(line: bytes) -> Record:
         RecordError: The line is not a record of this version.
     """
     if len(line) > LINE_LIMIT:
-        msg = f"has {len(line)} bytes, and no record has more than {LINE_LIMIT}"
+        msg = f"has {len(line)} bytes, over the limit of {LINE_LIMIT}"
         raise RecordError(msg)
     try:
         value = loads(line)
     except (ValueError, RecursionError) as error:
-        msg = "is no JSON"
+        msg = "is not JSON"
         raise RecordError(msg) from error
     if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)):
-        msg = "is no record: a name and an object"
+        msg = "is not a record: a name and an object"
         raise RecordError(msg)
     kind = _KINDS.get(value[0])
     if kind is None:
-        msg = f"is of a kind that this version does not know: {value[0][:40]!r}"
+        msg = f"is of an unknown kind: {value[0][:40]!r}"
         raise RecordError(msg)
     return build(kind, value[1])

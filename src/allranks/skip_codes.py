@@ -77,7 +77,7 @@ _SANDCASTLE_LINE = re.compile(r"^Skipping \S.* on sandcastle for (?:the )?follow
 
 
 def reason(code: SkipCode) -> str:
-    """One clause that says why a rank with this code skipped."""
+    """One clause with the reason for a skip with this code."""
     return _REASONS[code]
 
 
@@ -111,7 +111,7 @@ def kind_of_exit(status: int) -> SkipKind:
     if status in set(SkipCode):
         return kind(SkipCode(status))
     if status <= 0 or (skip := installed_skips().get(status)) is None:
-        msg = f"exit status {status} is no skip: ask reason_of_exit first"
+        msg = f"exit status {status} is not a skip: call reason_of_exit first"
         raise ValueError(msg)
     return SkipKind.HARDWARE if skip.is_for_want_of_devices else SkipKind.ENVIRONMENT
 

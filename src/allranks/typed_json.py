@@ -13,7 +13,7 @@ _Read = Callable[[Any], Any]
 
 
 class RecordError(ValueError):
-    """A line is not a record of this version; the message gives the reason, as in "is no JSON"."""
+    """A line is not a record of this version; the message gives the reason, as in "is not JSON"."""
 
 
 def build(kind: type[T], told: object) -> T:

@@ -41,8 +41,8 @@ def repository(tmp_path, monkeypatch):
     ("options", "said"),
     [
         (["--push"], "has no registry to push to"),
-        (["--registry", "ghcr.io/o/r"], "nothing tells them"),
-        (["--plan-file", "plan.json", "--where", "backend=gloo"], "which cells and suites are meant"),
+        (["--registry", "ghcr.io/o/r"], "other machines read the address of an image"),
+        (["--plan-file", "plan.json", "--where", "backend=gloo"], "already names its cells and suites"),
         (["--plan-file", "none.json"], "none.json cannot be read"),
     ],
 )
@@ -53,7 +53,7 @@ def test_options_that_contradict_each_other_are_usage_errors(options, said, caps
 
 def test_the_process_engine_has_no_images_to_pass_on_and_says_so(repository, capsys):
     assert main(["build", "--engine", "process", "--export", "images"]) == 0
-    assert "engine: process (asked for), which runs no images" in capsys.readouterr().out
+    assert "engine: process (asked for), which uses no images" in capsys.readouterr().out
     assert json.loads((repository / "images" / "images.json").read_text())["images"] == []
 
 

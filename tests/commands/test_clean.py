@@ -27,5 +27,5 @@ def test_clean_names_what_it_left_alone_and_why(allranks, monkeypatch):
     removed, left = out.splitlines()
     assert removed == "removed process 1"
     assert left.startswith(
-        "left alone: process 2, volume x. Their runs belong to another host or to another name space"
+        "not removed: process 2, volume x. Their runs belong to another host or to another namespace"
     )

@@ -12,7 +12,11 @@ def test_what_limits_a_removal_is_refused_without_one(allranks, option):
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [("--older-than=14y", "is no age"), ("--older-than=14", "is no age"), ("--keep-size=40d", "is no size")],
+    [
+        ("--older-than=14y", "is not a valid age"),
+        ("--older-than=14", "is not a valid age"),
+        ("--keep-size=40d", "is not a valid size"),
+    ],
 )
 def test_an_age_or_a_size_that_is_none_is_told(allranks, option, said):
     code, _, err = allranks("images", "--prune", option)

@@ -373,7 +373,7 @@ def test_what_passes_when_tried_again_is_good_and_flaky(launch, scratch, tmp_pat
     done = launch(scratch(FLAKY.format(once=str(tmp_path / "once"))), "--engine", "process", "--retries", "1")
     assert done.code == 0, done.output
     assert set(done.cases) == {"test_good", "test_passes_the_second_time"}
-    assert "1 test again (1 of 1)" in done.output
+    assert "retrying 1 test (1 of 1)" in done.output
     assert "1 flaky test(s)" in done.output
 
 

@@ -86,12 +86,12 @@ def test_output_that_is_no_text_is_readable_all_the_same():
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b'["Notice",{"text":', "is no JSON"),
-        (b'{"event":["x"],"at":1}', "is no record: a name and an object"),
+        (b'["Notice",{"text":', "is not JSON"),
+        (b'{"event":["x"],"at":1}', "is not a record: a name and an object"),
         (b'["Notice",{"text":5}]', "has '5' as text of Notice"),
-        (b'["Telegram",{}]', "is of a kind that this version does not know: 'Telegram'"),
-        (b"", "is no JSON"),
-        (b"[" * 100_000, "is no JSON"),
+        (b'["Telegram",{}]', "is of an unknown kind: 'Telegram'"),
+        (b"", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
     ],
 )
 def test_what_claims_to_be_a_record_and_is_none_says_where_it_is_and_why(line, why):

@@ -113,7 +113,7 @@ def test_a_container_that_somebody_removes_while_its_job_runs_is_told_so(fake, s
     client = fake(wait=gone, inspect=gone)
     with engine_of(client).start(spec) as job:
         client.daemon.close()
-        with pytest.raises(EngineError, match="somebody has removed it") as raised:
+        with pytest.raises(EngineError, match="it was removed while the job ran") as raised:
             job.wait(ignore)
     assert "No such container" in raised.value.why
 
@@ -195,7 +195,7 @@ def test_a_container_whose_output_is_damaged_is_still_seen_to_end_with_its_files
         client.daemon.sendall(frame(1, b"\x1enonsense\n"))
         end_agent(client, status=1)
         assert job.wait(lambda *each: said.append(each)).status == 1
-    assert said == [(0, Damage("record 1, from byte 0 on, is no JSON"))]
+    assert said == [(0, Damage("record 1, from byte 0 on, is not JSON"))]
 
 
 def test_stopping_ends_the_agents_input_and_waits_for_its_end(fake, spec):
@@ -277,7 +277,7 @@ def test_the_end_of_the_agent_is_told_by_its_keeper_and_its_files_are_still_ther
     assert "wait" not in client.names
 
 
-OUTSIDE = "Somebody killed or stopped it (docker kill, docker stop), or its daemon ended."
+OUTSIDE = "It was killed or stopped from outside (docker kill, docker stop), or its daemon ended."
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ OUTSIDE = "Somebody killed or stopped it (docker kill, docker stop), or its daem
         ({"ExitCode": 143}, "was killed (SIGTERM)", OUTSIDE),
         ({"ExitCode": 255}, "was killed (signal 127)", OUTSIDE),
         ({"ExitCode": 3}, "ended before its agent did", "Its exit status is 3."),
-        ({"ExitCode": None}, "ended before its agent did", "Nobody knows how."),
+        ({"ExitCode": None}, "ended before its agent did", "Its exit status is unknown."),
     ],
     ids=str,
 )
@@ -318,7 +318,7 @@ def test_results_that_are_no_archive_are_an_error(fake, spec, tmp_path):
     ("state", "what"),
     [
         ({"Paused": True, "Running": True}, "was paused (docker pause) until its time was up, and its files are lost"),
-        ({"Running": True}, "did not end when it was told to, and its files are lost"),
+        ({"Running": True}, "did not end on request, and its files are lost"),
     ],
     ids=str,
 )

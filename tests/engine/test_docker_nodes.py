@@ -152,7 +152,8 @@ def test_a_container_that_is_removed_by_hand_is_an_error_that_names_its_node(fak
         say(client, FIRST, MET)
         say(client, SECOND)
         with pytest.raises(
-            EngineError, match="The container of node 1 of gloo-w2-g0-env/tiny is gone: somebody has removed it"
+            EngineError,
+            match="The container of node 1 of gloo-w2-g0-env/tiny is gone: it was removed while the job ran",
         ):
             job.wait(ignore)
     assert client.names[-5:] == REMOVED

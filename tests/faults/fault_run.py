@@ -289,7 +289,7 @@ def _of_run(fault: Fault, seen: Seen) -> Iterator[str]:
     yield from (f"left behind: {each}" for each in seen.left)
     said = " ".join(seen.said.split())  # long notes are wrapped
     yield from (f"the command did not say {word!r}" for word in fault.says if word not in said)
-    if "This is a bug of allranks" in seen.said:
+    if "This is a bug in allranks" in seen.said:
         yield "the command broke down"
 
 

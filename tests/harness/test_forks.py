@@ -176,7 +176,7 @@ def test_a_fork_server_that_the_kernel_killed_for_want_of_memory_says_so(start_s
     [
         ('control.sendall(b"hello\\n")', "tells a line that is no JSON"),
         ('tell("Program", {"tests": 3})', "tells a line that has '3' as tests of Program"),
-        ('tell("StartGang", {})', "tells a line that is of a kind that this version does not know"),
+        ('tell("StartGang", {})', "tells a line that is of an unknown kind"),
     ],
 )
 def test_what_makes_no_sense_is_a_fork_server_error(start_server, end, program, why):

@@ -125,12 +125,12 @@ def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
     [
         (b"hello", "is no JSON"),
         (b"[" * 100_000, "is no JSON"),
-        (b"{}", "is no record"),
+        (b"{}", "is not a record"),
         (b'["Program", []]', "has no object as its Program"),
         (b'["Forked", {"pids": ["1"]}]', "as pids of Forked"),
         (b'["Program", {"terms": [{}]}]', "lacks gang of ItemOptions"),
         (b'["SessionEnded", {}]', "lacks status of SessionEnded"),
-        (b'["StartGang", {"ranks": [0], "gang": 1}]', "does not know: 'StartGang'"),
+        (b'["StartGang", {"ranks": [0], "gang": 1}]', "is of an unknown kind: 'StartGang'"),
     ],
 )
 def test_the_error_says_why_a_line_is_no_reply(line, why):

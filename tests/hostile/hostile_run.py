@@ -309,7 +309,7 @@ def _of_run(seen: Seen) -> Iterator[str]:
     """What is wrong with the run as a whole."""
     if seen.exit_code not in BAD_ENDS:
         yield f"exit code {seen.exit_code}" if seen.exit_code != -signal.SIGKILL else "it never ended"
-    if "bug of allranks" in seen.said:
+    if "bug in allranks" in seen.said:
         yield "the command broke down"
     if any(line.startswith("Traceback (most recent call last)") for line in seen.said.splitlines()):
         yield "the command printed a traceback"

@@ -61,7 +61,7 @@ def test_a_test_that_its_jobs_end_kept_from_running_is_right():
     [
         ({"exit_code": 0}, "exit code 0"),
         ({"exit_code": -9}, "it never ended"),
-        ({"said": "This is a bug of allranks"}, "broke down"),
+        ({"said": "This is a bug in allranks"}, "broke down"),
         ({"said": "x\nTraceback (most recent call last):\n"}, "traceback"),
         ({"said": "x\nFORGED"}, "a line of the terminal"),
         ({"left": ("process 7",)}, "left behind: process 7"),

@@ -147,7 +147,7 @@ def test_an_interrupted_build_leaves_nothing(daemon, site):
 def test_a_layer_for_which_there_is_no_room_is_not_begun(daemon, site, monkeypatch, tmp_path):
     daemon.root = str(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=0))
-    with pytest.raises(ImageError, match="no room to build the layer torch"):
+    with pytest.raises(ImageError, match="not enough space to build the layer torch"):
         build_layers(RECIPE, BASE, site)
     assert daemon.builds == []
 

@@ -127,7 +127,7 @@ def test_what_a_run_has_come_to_need_stays_with_all_that_it_lies_on(name, progre
     with shared(image_lock(name)):
         assert list(remove(api, [cpu, layer, image("other", diffs=("base", "x"))], progress)) != []
     assert api.removed == ["allranks/other:1"]
-    assert progress == ["kept allranks/cpu:1: a run or build needs it by now"]
+    assert progress == ["kept allranks/cpu:1: a run or build needs it now"]
 
 
 def test_what_the_daemon_refuses_stays_and_is_told(progress):

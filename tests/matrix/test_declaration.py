@@ -219,8 +219,18 @@ def load_edited(load_text, document):
         ('reason = "a GPU for each rank"', "", "matrix.toml:6: matrix.exclude: the key reason is missing", "reason ="),
         ("set = {", "sets = {", "matrix.toml:27: env.sets: there is no such key", "Did you mean 'set'?"),
         # axes
-        ('"gloo", "nccl"]', '"gloo", "ncll"]', "matrix.toml:3: matrix.backend: 'ncll' is no backend", "'nccl'?"),
-        ('"gloo", "nccl"]', '"gloo", "NCCL"]', "matrix.toml:3: matrix.backend: 'NCCL' is no backend", "'nccl'?"),
+        (
+            '"gloo", "nccl"]',
+            '"gloo", "ncll"]',
+            "matrix.toml:3: matrix.backend: 'ncll' is not a supported backend",
+            "'nccl'?",
+        ),
+        (
+            '"gloo", "nccl"]',
+            '"gloo", "NCCL"]',
+            "matrix.toml:3: matrix.backend: 'NCCL' is not a supported backend",
+            "'nccl'?",
+        ),
         ('"gloo", "nccl"]', '"gloo", "zoom"]', "matrix.toml:3: matrix.backend: 'zoom'", "custom_backends"),
         ('"gloo", "nccl"]', '"gloo", 1]', "matrix.toml:3: matrix.backend: 1 is not a name", '["gloo"]'),
         ("['mine']", "['Mine']", "matrix.toml:2: matrix.custom_backends: 'Mine' cannot be", "small letter"),
@@ -239,7 +249,12 @@ def load_edited(load_text, document):
         ("[1, 2]", "[true]", "matrix.toml:4: matrix.world_size: true is not a whole number", "whole number"),
         ("[1, 2]", "[[1]]", "matrix.toml:4: matrix.world_size: a list is not a whole number", "whole number"),
         ("[0, 1, 2]", "[-1]", "matrix.toml:5: matrix.gpu_count: -1 is out of range", "from 0 to"),
-        ("[0, 1, 2]", "[0]\ninit_method = 'udp'", "matrix.toml:6: matrix.init_method: 'udp' is no init", "'tcp'"),
+        (
+            "[0, 1, 2]",
+            "[0]\ninit_method = 'udp'",
+            "matrix.toml:6: matrix.init_method: 'udp' is not a supported init",
+            "'tcp'",
+        ),
         ("[0, 1, 2]", "[0, 1, 2]\nnodes = [0]", "matrix.toml:6: matrix.nodes: 0 is out of range", "from 1 to"),
         # conditions
         (
@@ -301,7 +316,7 @@ def load_edited(load_text, document):
             "[suites",
         ),
         # images
-        ('torch = "2.13.0"', "", "matrix.toml:17: images.cpu: nothing says which torch", "torch ="),
+        ('torch = "2.13.0"', "", "matrix.toml:17: images.cpu: the torch version of the image is unknown", "torch ="),
         ('torch = "2.13.0"', 'torch = ">=2"', "matrix.toml:19: images.cpu.torch: '>=2' is not one exact", '"2.13.0"'),
         ('torch = "2.13.0"', "torch = 2.13", "matrix.toml:19: images.cpu.torch: 2.13 is not a string", 'torch = "'),
         (
@@ -344,10 +359,14 @@ def test_mistake_names_file_line_key_and_remedy(load_edited, old, new, start, re
     [
         ("[policy]\nskip = 'fail'", "matrix.toml:29: policy.skip: 'fail' is none of", "Known: 'skip', 'pass'."),
         ("[limits]\ntest = 'long'", "matrix.toml:29: limits.test: 'long' is not a number of seconds", "test = 120.0"),
-        ("[limits]\ntest = 0", "matrix.toml:29: limits.test: 0 is no time to wait", "above 0"),
-        ("[limits]\njob = nan", "matrix.toml:29: limits.job: nan is no time to wait", "above 0"),
-        ("[limits]\ntest = 30", "matrix.toml:29: limits.test: process_group (60 s) does not end", "below test"),
-        ("[limits]\ntest = 3600", "matrix.toml:29: limits.test: test (3600 s) does not end before job", "below job"),
+        ("[limits]\ntest = 0", "matrix.toml:29: limits.test: 0 is not a valid time", "above 0"),
+        ("[limits]\njob = nan", "matrix.toml:29: limits.job: nan is not a valid time", "above 0"),
+        (
+            "[limits]\ntest = 30",
+            "matrix.toml:29: limits.test: process_group (60 s) is not below test (30 s)",
+            "below test",
+        ),
+        ("[limits]\ntest = 3600", "matrix.toml:29: limits.test: test (3600 s) is not below job", "below job"),
         ("[limits]\nmemory_mib = 0.5", "matrix.toml:29: limits.memory_mib: 0.5 is not a whole number", "at least 1"),
         ("[process]\npython = ''", "matrix.toml:29: process.python: is blank", "leave it out"),
         ("[process]\nphyton = 'x'", "matrix.toml:29: process.phyton: there is no such key", "'python'"),
@@ -395,7 +414,7 @@ def test_what_cannot_be_a_debian_package_is_an_error_before_any_shell_sees_it(lo
 
 def test_a_finished_image_gets_no_debian_packages(load_text):
     text = AXES_LINES + REST.replace('torch = "2.13.0"', 'image = "x:1"') + 'apt = ["libnuma1"]\n'
-    with pytest.raises(MatrixError, match="taken as it is"):
+    with pytest.raises(MatrixError, match="used as it is"):
         load_text(text)
 
 

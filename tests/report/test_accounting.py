@@ -242,7 +242,7 @@ def test_results_that_nobody_planned_are_merged_and_said(run_folder):
     run_folder.both("gloo-w2-g0-tcp/collectives", {A: "failed"})
     merged = judged(run_folder)
     assert merged.counts.failed == 1
-    assert merged.notes == ("gloo-w2-g0-tcp / collectives: has results, and is not in the plan.",)
+    assert merged.notes == ("gloo-w2-g0-tcp / collectives: has results, but is not in the plan.",)
 
 
 def test_without_a_manifest_the_union_is_expected_of_every_rank(run_folder):
@@ -299,7 +299,7 @@ def test_a_record_of_another_world_size_than_the_cell_is_an_error(run_folder):
     run_folder.both(JOB, {A: "passed"}, world_size=1)
     run_folder.rank(JOB, 1, {A: "passed"}).unlink()
     trouble = only_suite(judged(run_folder)).tests[0]
-    assert trouble.verdict.message == "job.json says that there are 1 ranks, and the cell has 2."
+    assert trouble.verdict.message == "job.json records 1 ranks, but the cell has 2."
     assert code(judged(run_folder)) is ExitCode.UNACCOUNTED
 
 

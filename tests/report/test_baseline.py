@@ -118,9 +118,9 @@ def test_only_suites_in_which_all_is_well_renew_the_baseline():
 )
 def test_a_file_that_is_no_baseline_is_one_clear_error(tmp_path, content):
     (tmp_path / "b.json").write_text(content)
-    with pytest.raises(UsageError, match="is no baseline"):
+    with pytest.raises(UsageError, match="is not a baseline"):
         read_baseline(tmp_path / "b.json")
-    with pytest.raises(UsageError, match="is no baseline"):
+    with pytest.raises(UsageError, match="is not a baseline"):
         update_baseline(tmp_path / "b.json", [])
     assert (tmp_path / "b.json").read_text() == content
 

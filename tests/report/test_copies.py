@@ -26,7 +26,7 @@ def test_a_copy_of_a_ranks_file_beside_it_counts_once_and_is_said(run_folder):
     shutil.copy(folder / "rank-0.xml", folder / "rank-0 (1).xml")
     bad, merged, code = judged(run_folder.path)
     assert (bad, code) == ([], ExitCode.OK)
-    assert "rank-0.xml says the same as rank-0 (1).xml, and counts once." in merged.notes[0]
+    assert "rank-0.xml duplicates rank-0 (1).xml, and is counted once." in merged.notes[0]
 
 
 def test_two_files_of_one_rank_that_differ_are_an_error(run_folder):
@@ -59,7 +59,7 @@ def test_results_of_another_run_are_an_error_that_names_both(run_folder):
     run_folder.manifest(JOB)
     run_folder.both(JOB, {A: "passed"}, spec={"run_id": "r2"})
     bad, _, code = judged(run_folder.path)
-    assert bad == [("run", "These results are of the run r2, and the others of r1: two runs are mixed.")]
+    assert bad == [("run", "These results are from the run r2, the others from r1: two runs are mixed.")]
     assert code is ExitCode.UNACCOUNTED
 
 
@@ -90,7 +90,7 @@ def test_a_job_folder_that_is_a_link_out_of_the_folder_is_not_read(run_folder, t
     shutil.move(folder, tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
     bad, _, code = judged(run_folder.path)
-    assert bad[0] == ("job", "job.json leads out of the results folder: it is not read.")
+    assert bad[0] == ("job", "job.json points out of the results folder: it is not read.")
     assert code is ExitCode.UNACCOUNTED
 
 

@@ -54,9 +54,9 @@ def outcomes(file):
         ('skipped="1"', GOOD, "skipped=1, and has skipped=0"),
         ('skip="1"', GOOD, "skip=1"),
         ('skips="1"', GOOD, "skips=1"),
-        ('status="failed"', GOOD, 'says status="failed", and no test in it went wrong'),
-        ('result="odd"', GOOD, 'says result="odd"'),
-        ('status="skipped"', GOOD, 'says status="skipped", and tests in it ran'),
+        ('status="failed"', GOOD, 'reports status="failed", but no test in it went wrong'),
+        ('result="odd"', GOOD, 'reports result="odd"'),
+        ('status="skipped"', GOOD, 'reports status="skipped", but tests in it ran'),
     ],
 )  # fmt: skip
 def test_what_a_suite_declares_and_does_not_have_is_a_contradiction(read, attributes, inside, says):
@@ -249,4 +249,4 @@ def test_every_word_is_an_outcome_or_unknown(word):
 
 def test_a_testcase_in_another_one_hides_no_failure(read):
     case = f'<testcase name="x"><failure message="m"/>{GOOD}</testcase>'
-    assert "a testcase stands in another one" in read(suite("", case)).problem
+    assert "a testcase is nested in another one" in read(suite("", case)).problem

@@ -77,7 +77,7 @@ def test_shards_that_did_not_split_alike_are_an_error_in_each_of_them(two_shards
     merged, code = two_shards(share(1), share(2, split="0ther"))
     for suite in suites_of(merged):
         [trouble] = [test for test in suite.tests if test.name == "split"]
-        assert "The shards rpc@1of2, rpc@2of2 did not split rpc alike" in trouble.verdict.message
+        assert "The shards rpc@1of2, rpc@2of2 split rpc differently" in trouble.verdict.message
     assert code is ExitCode.UNACCOUNTED
 
 
@@ -99,7 +99,7 @@ def test_a_shard_without_tests_is_no_error_and_is_said(run_folder):
     run_folder.both(TWO, {}, share=share(2))
     merged, code = judged(run_folder)
     assert suites_of(merged)[1].tests == ()
-    assert merged.notes == (f"{CELL} / rpc@2of2: nothing to run: every test of it (1) is another shard's.",)
+    assert merged.notes == (f"{CELL} / rpc@2of2: nothing to run: every test (1) is in another shard.",)
     assert code is ExitCode.OK
 
 

@@ -204,11 +204,11 @@ def test_rule_2_the_message_stays_short_however_many_peers_were_stopped():
 def test_rule_2_without_times_the_worst_leads_and_the_text_says_so():
     judged = verdict(ranks("failed", "crashed", "crashed"), PLAIN)
     assert (judged.kind, judged.leading) == (VerdictKind.ERROR, 1)
-    assert "no times" in judged.text
+    assert "No times" in judged.text
 
 
 def test_rule_2_one_bad_rank_without_a_time_needs_no_caveat():
-    assert "no times" not in verdict(ranks("passed", "failed"), PLAIN).text
+    assert "No times" not in verdict(ranks("passed", "failed"), PLAIN).text
 
 
 def test_rule_2_where_only_some_have_times_no_order_is_claimed():

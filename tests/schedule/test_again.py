@@ -190,7 +190,7 @@ def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(dispatcher, e
 def test_a_folder_of_another_name_is_not_gone_on_with(tmp_path, pair):
     folder = open_run(tmp_path, "r1", pair, Manifest(), 7)
     folder.path.rename(tmp_path / "copy")
-    with pytest.raises(UsageError, match="is not its own folder"):
+    with pytest.raises(UsageError, match="holds the run r1 under another name"):
         earlier_run(tmp_path, "copy")
 
 
@@ -271,11 +271,11 @@ def test_a_run_says_what_it_had_planned_and_with_which_arguments(tmp_path, jobs)
     assert earlier.own(list(jobs.values())) == [one, two]
     assert earlier.arguments_of([one], ()) == earlier.arguments_of([one], ("-k", "x")) == ("-k", "x")
     assert earlier.arguments_of([two], ()) == ()
-    with pytest.raises(UsageError, match="different arguments"):
+    with pytest.raises(UsageError, match="different pytest arguments"):
         earlier.arguments_of([one, two], ())
-    with pytest.raises(UsageError, match="had other arguments for pytest: -k x"):
+    with pytest.raises(UsageError, match="had other pytest arguments: -k x"):
         earlier.arguments_of([one], ("-k", "y"))
-    with pytest.raises(UsageError, match=f"had planned {TWO}/tiny, and the matrix has no such job"):
+    with pytest.raises(UsageError, match=f"had planned {TWO}/tiny, which the matrix no longer has"):
         earlier.refuse_lost([one])
 
 

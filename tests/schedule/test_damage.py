@@ -144,7 +144,7 @@ def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path
         (attempt / JOURNAL).unlink()
     merged = merge(tmp_path / "results" / "r1", environ={})
     assert exit_code(merged, nothing_ran_allowed=False) == 3
-    assert f"rank-{rank}.xml is not what allranks has written by that name" in merged.junit.read_text()
+    assert f"rank-{rank}.xml is not the file that allranks wrote" in merged.junit.read_text()
 
 
 edits = st.one_of(

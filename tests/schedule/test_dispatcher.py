@@ -123,8 +123,8 @@ def test_a_gpu_that_is_sick_is_leased_no_more_and_its_job_runs_elsewhere(dispatc
     engine.acts["wait", FIRST] = lambda: engine.records.update({FIRST: WELL})
     dispatcher([jobs[FIRST]], gpus=("GPU-a", "GPU-b"), retries=1).run([jobs[FIRST]])
     assert engine.specs[FIRST][0].gpus == ("GPU-b",)
-    assert f"{FIRST}/tiny: the whole job again (1 of 1)" in lines
-    assert "GPU 0 (GPU-a) is sick: no job of this run gets it any more" in lines
+    assert f"{FIRST}/tiny: retrying the whole job (1 of 1)" in lines
+    assert "GPU 0 (GPU-a) is sick: this run gives it to no other job" in lines
 
 
 def test_without_retries_the_job_has_an_error_of_the_infrastructure_and_others_go_on(dispatcher, engine, jobs, records):
@@ -476,7 +476,7 @@ def test_the_user_is_told_where_each_job_runs_and_what_came_of_it(dispatcher, pa
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (Damage("record 3, from byte 70 on, is no JSON"), "record 3, from byte 70 on, is no JSON"),
+        (Damage("record 3, from byte 70 on, is not JSON"), "record 3, from byte 70 on, is not JSON"),
         (failed("u"), "'u', which it has not collected"),
         (replace(PASSED, ranks=(1,)), "rank 1 in 't', in a world of 1 ranks"),
         (BEGUN, "a second Begun"),
@@ -490,7 +490,10 @@ def test_a_job_that_contradicts_itself_is_ended_alone_and_what_it_said_before_st
     engine.endless.add(ONE)
     dispatcher(pair).run(pair)
     error = records()[ONE]["error"]
-    assert (error["kind"], error["what"].startswith("What the job reports cannot be true")) == ("agent", True)
+    assert (error["kind"], error["what"].startswith("The job reported something impossible and was stopped")) == (
+        "agent",
+        True,
+    )
     assert why in error["why"]
     assert journal_of(attempt_of(tmp_path))[1:] == [BEGUN, COLLECTED, failed("t", message="no")]
     assert records()[TWO]["error"] is None
@@ -505,7 +508,7 @@ def test_a_record_after_the_last_one_is_a_contradiction_though_all_was_done(disp
 def test_a_journal_has_an_end(dispatcher, pair, records, monkeypatch):
     monkeypatch.setattr("allranks.schedule.attempt_runner.MOST_BYTES", 200)
     dispatcher(pair[:1]).run(pair[:1])
-    assert "and no job's has more than 200" in records()[ONE]["error"]["why"]
+    assert "over the limit of 200" in records()[ONE]["error"]["why"]
 
 
 def test_a_run_whose_time_is_over_ends_in_order_and_says_so_of_each_job(dispatcher, engine, pair, records, lines):
@@ -513,7 +516,7 @@ def test_a_run_whose_time_is_over_ends_in_order_and_says_so_of_each_job(dispatch
     dispatcher(pair, most=1, seconds=0.2).run(pair)
     errors = {cell: record["error"] for cell, record in records().items()}
     assert [errors[cell]["kind"] for cell in (ONE, TWO)] == ["stopped", "stopped"]
-    assert errors[TWO]["what"] == "Not run to its end: the run's limit of 0.2 s is over."
+    assert errors[TWO]["what"] == "Not completed: the run's limit of 0.2 s is over."
     assert "the run's limit of 0.2 s is over, and ends it" in lines
     assert f"go {TWO}" not in engine.log
 

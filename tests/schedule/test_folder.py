@@ -195,7 +195,7 @@ def test_sessions_of_one_nox_run_different_jobs_at_once_and_one_job_after_the_ot
         process.stdin.close()
 
     take("nox", ONE, say=say)
-    assert lines == [f"waiting for {ONE}/tiny: another session of this nox runs it"]
+    assert lines == [f"waiting for {ONE}/tiny: another session of this nox command runs it"]
 
 
 def test_a_party_of_its_own_is_who_has_no_nox(monkeypatch):

@@ -122,7 +122,7 @@ def test_gpus_of_the_host_are_counted(matrix, lines, monkeypatch):
 def test_what_dead_runs_left_is_removed_and_named(matrix, lines, monkeypatch):
     monkeypatch.setattr(host_processes, "ProcessEngine", lambda _: FakeEngine("process", ["process 12"]))
     choose_host("process", matrix, lines)
-    assert lines[1:] == ["removed process 12, which a dead run had left"]
+    assert lines[1:] == ["removed process 12, left by a dead run"]
 
 
 def test_cleaning_up_covers_processes_always_and_containers_where_a_daemon_answers(monkeypatch):

@@ -143,7 +143,7 @@ def test_a_death_for_want_of_memory_says_so_first():
 
 
 def test_a_death_that_nobody_saw_is_told_as_that():
-    assert "nobody knows how" in job_error([], JobExit(status=None)).what
+    assert "with unknown status" in job_error([], JobExit(status=None)).what
 
 
 def test_a_failure_of_the_engine_keeps_its_three_sentences():

@@ -76,10 +76,10 @@ def test_without_the_drivers_library_there_are_no_gpus():
         (FakeNvml([], init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "cannot be initialised", "Driver Not Loaded"),
         (
             FakeNvml([device("a"), device("b", errors={"HandleByIndex": pynvml.NVML_ERROR_GPU_IS_LOST})]),
-            "cannot say what GPU 1 of 2 is",
+            "cannot identify GPU 1 of 2",
             "GPU is lost",
         ),
-        (FakeNvml([device("a", errors={"UUID": 999})]), "cannot say what GPU 0 of 1 is", "Unknown Error"),
+        (FakeNvml([device("a", errors={"UUID": 999})]), "cannot identify GPU 0 of 1", "Unknown Error"),
     ],
 )
 def test_an_error_of_nvml_is_one_of_the_infrastructure_that_says_what(nvml, what, why):
@@ -103,7 +103,7 @@ def test_a_library_that_never_answers_does_not_hold_up_the_run():
 ASK = "from allranks.engine.gpus import nvidia_gpus; print([gpu.uuid for gpu in nvidia_gpus()])"
 
 
-@pytest.mark.parametrize(("lost", "told"), [(0, "['GPU-a', 'MIG-x']"), (1, "cannot say what GPU 2 of 3 is")])
+@pytest.mark.parametrize(("lost", "told"), [(0, "['GPU-a', 'MIG-x']"), (1, "cannot identify GPU 2 of 3")])
 def test_nvidias_bindings_ask_a_drivers_library(tmp_path, lost, told):
     compiler = shutil.which("cc")
     if compiler is None:

@@ -11,9 +11,9 @@ ONE = Again(tests=("b",), base=2)
 def test_a_retry_runs_what_is_left_and_says_so():
     policy = RetryPolicy(2, {})
     assert policy.selection("job") is WHOLE
-    assert policy.retry("job", SOME) == "2 tests again (1 of 2)"
+    assert policy.retry("job", SOME) == "retrying 2 tests (1 of 2)"
     assert policy.selection("job") is SOME
-    assert policy.retry("job", ONE) == "1 test again (2 of 2)"
+    assert policy.retry("job", ONE) == "retrying 1 test (2 of 2)"
     assert policy.selection("job") is ONE
 
 
@@ -30,14 +30,14 @@ def test_without_retries_there_is_none():
 
 def test_each_job_has_retries_of_its_own():
     policy = RetryPolicy(1, {})
-    assert policy.retry("job", SOME) == policy.retry("other", SOME) == "2 tests again (1 of 1)"
+    assert policy.retry("job", SOME) == policy.retry("other", SOME) == "retrying 2 tests (1 of 1)"
 
 
 def test_infrastructure_errors_use_up_no_retries_for_tests():
     policy = RetryPolicy(1, {})
-    assert policy.retry("job", WHOLE, "infrastructure") == "the whole job again (1 of 1)"
+    assert policy.retry("job", WHOLE, "infrastructure") == "retrying the whole job (1 of 1)"
     assert policy.retry("job", WHOLE, "infrastructure") is None
-    assert policy.retry("job", SOME) == "2 tests again (1 of 1)"
+    assert policy.retry("job", SOME) == "retrying 2 tests (1 of 1)"
 
 
 @pytest.mark.parametrize("kind", ["collection", "usage"])

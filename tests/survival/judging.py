@@ -20,7 +20,7 @@ Ranks = dict[int, str]
 
 _CRASHED = (
     "Traceback (most recent call last)",
-    "This is a bug of allranks",
+    "This is a bug in allranks",
     "Exception in thread",
     "Exception ignored",
 )

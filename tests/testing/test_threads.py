@@ -294,7 +294,7 @@ def test_ranks_cannot_have_ranks_of_their_own():
 @pytest.mark.parametrize("module", [None, types.ModuleType("empty")], ids=["no module", "another module"])
 def test_a_torch_without_the_threaded_group_is_one_clear_error(monkeypatch, module):
     monkeypatch.setitem(sys.modules, "torch.testing._internal.distributed.multi_threaded_pg", module)
-    with pytest.raises(ThreadedWorldError, match=r"^torch \S+ has no process group for threads that allranks knows"):
+    with pytest.raises(ThreadedWorldError, match=r"^torch \S+ has no process group for threads that allranks supports"):
         threaded_world(2).__enter__()
 
 

@@ -198,7 +198,7 @@ def test_an_artifact_that_never_came_closes_it(again):
     lost = again(change=lambda run: run.service.lose(f"*-results-*-{OTHER}-*"))
     assert lost.results[f"run {OTHER}"] == "success"
     assert lost.results["report"] == lost.results["gate"] == "failure"
-    assert "it was planned, and has not started or was lost" in lost.job("report").summary
+    assert "it was planned, but did not start or was lost" in lost.job("report").summary
     assert "- exit code of the merged report: 3 where it must be 0" in gate_of(lost).summary
 
 
@@ -228,4 +228,4 @@ def test_results_of_an_earlier_plan_stand_in_for_nothing(again):
 
     renewed = again(change=plan_anew)
     assert renewed.results["gate"] == "failure"
-    assert renewed.job("report").summary.count("has not started or was lost") == 2
+    assert renewed.job("report").summary.count("did not start or was lost") == 2

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``allranks build``."""
     add_selection(parser)
-    meaning = "the images of all jobs of this plan, in the place of those of the selected cells"
+    meaning = "build the images of all jobs of this plan, instead of those of the selected cells"
     parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     add_engine(parser)
     _add_destination(parser)
@@ -38,13 +38,11 @@ def _add_destination(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--registry",
         metavar="NAME",
-        help="with --export: what this registry has (ghcr.io/owner/repository) is not built, and taken from there",
+        help="with --export: images that this registry (ghcr.io/owner/repository) has are taken from it, not built",
     )
-    parser.add_argument("--without-gpus", action="store_true", help="only those that a job without GPUs runs in")
-    parser.add_argument("--push", action="store_true", help="what it does not have is pushed to it")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the names, with the key of what goes in, and stop"
-    )
+    parser.add_argument("--without-gpus", action="store_true", help="only the images of jobs without GPUs")
+    parser.add_argument("--push", action="store_true", help="push missing images to it")
+    parser.add_argument("--dry-run", action="store_true", help="print the names and the keys of the contents, and stop")
 
 
 def _build(options: argparse.Namespace) -> ExitCode:
@@ -59,8 +57,8 @@ def _jobs_to_build_for(expansion: Expansion, options: argparse.Namespace) -> Seq
     if options.plan_file is None:
         return chosen_jobs(expansion, options)
     if options.cells or options.where or options.suite:
-        msg = "A plan file says already which cells and suites are meant."
-        raise UsageError(msg, remedy="Leave away cells, --where and --suite, or --plan-file.")
+        msg = "A plan file already names its cells and suites."
+        raise UsageError(msg, remedy="Drop cells, --where and --suite, or drop --plan-file.")
     return planned_jobs(expansion, options.plan_file)
 
 
@@ -74,7 +72,7 @@ def _build_for(jobs: Iterable[Job], root: Path, options: argparse.Namespace) -> 
     engine, why = choose_engine(options.engine)
     client = engine.image_daemon
     if client is None:
-        say(f"engine: {engine.name} ({why}), which runs no images")
+        say(f"engine: {engine.name} ({why}), which uses no images")
         if options.export:
             _write_empty(options.export)
         return
@@ -84,7 +82,7 @@ def _build_for(jobs: Iterable[Job], root: Path, options: argparse.Namespace) -> 
 
 def _check(options: argparse.Namespace) -> None:
     if options.registry and not options.export:
-        what = "--registry says where other machines find an image, and nothing tells them."
+        what = "--registry needs --export: other machines read the address of an image from the exported folder."
         raise UsageError(what, remedy="Add --export DIR, and give that folder to `allranks run --images DIR`.")
     if options.push and not options.registry:
         msg = "--push has no registry to push to."

@@ -51,7 +51,7 @@ def _leases(_options: argparse.Namespace) -> ExitCode:
 
 def _held_by(holder: "Holder") -> str:
     if not holder.run_id:
-        return "held, and nobody knows by whom"
+        return "held by an unknown process"
     began = datetime.fromtimestamp(holder.since, UTC).isoformat(sep=" ", timespec="seconds")
     return f"held by {holder.job_id} of run {holder.run_id} (process {holder.pid}) since {began}"
 
@@ -69,10 +69,10 @@ def _clean(_options: argparse.Namespace) -> ExitCode:
     for name in removed:
         say(f"removed {name}")
     if not removed:
-        say("nothing to remove: every run on this host has an owner, or left nothing behind")
+        say("nothing to remove: every run on this host is alive or left nothing behind")
     if unjudged := [name for engine in there for name in engine.unjudged()]:
         say(
-            f"left alone: {', '.join(unjudged)}. Their runs belong to another host or to another name space of this "
-            "one, so they may be alive: run `allranks clean` there, or remove these by hand if you know better."
+            f"not removed: {', '.join(unjudged)}. Their runs belong to another host or to another namespace of this "
+            "one, and may be alive. Run `allranks clean` there, or remove these by hand if their runs have ended."
         )
     return ExitCode.OK

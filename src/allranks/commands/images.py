@@ -22,12 +22,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--older-than",
         type=_age,
         metavar="AGE",
-        help="those that nobody has used for so long: 14d, 12h (default of --prune without --keep-size: 14d)",
+        help="only those unused for this long: 14d, 12h (default of --prune without --keep-size: 14d)",
     )
-    parser.add_argument(
-        "--keep-size", type=_size, metavar="SIZE", help="as many as it takes for the rest to fit into SIZE: 40GB, 0"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
+    parser.add_argument("--keep-size", type=_size, metavar="SIZE", help="remove until the rest fits into SIZE: 40GB, 0")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
     parser.set_defaults(command=_images)
 
 
@@ -40,8 +38,8 @@ def _images(options: argparse.Namespace) -> ExitCode:
         act = stock.preview if options.dry_run else stock.prune
         act(limits, say)
     elif options.dry_run or limits != StockLimits():
-        msg = "--older-than, --keep-size and --dry-run are about what --prune removes."
-        raise UsageError(msg, remedy="Add --prune, or leave them away to see all images.")
+        msg = "--older-than, --keep-size and --dry-run apply to --prune only."
+        raise UsageError(msg, remedy="Add --prune, or drop them to see all images.")
     else:
         stock.show(say)
     return ExitCode.OK
@@ -62,6 +60,6 @@ def _measured(text: str, units: Mapping[str, float], what: str, example: str) ->
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip(), re.ASCII | re.IGNORECASE)
     factor = units.get(match[2].lower()) if match else None
     if match is None or factor is None or (not match[2] and float(match[1])):
-        msg = f"{text!r} is no {what}: take {example}"
+        msg = f"{text!r} is not a valid {what}: write {example}"
         raise argparse.ArgumentTypeError(msg)
     return float(match[1]) * factor

@@ -28,7 +28,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``allranks report``."""
     newest = Path(os.environ.get(RESULTS_VARIABLE) or "results", "latest")
     parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="DIR", default=newest, help=f"as of merge (default: {newest})"
+        "folder", nargs="?", type=Path, metavar="DIR", default=newest, help=f"same as for merge (default: {newest})"
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     _add_form(parser)
@@ -38,15 +38,17 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def _add_form(parser: argparse.ArgumentParser) -> None:
     """Declare how results are read and how the report is written."""
     parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="fewer executed tests than it has are an error")
-    parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="renew this file by what executed")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="fail where fewer tests executed than this file records"
+    )
+    parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="record the executed tests in this file")
     parser.add_argument(
         "--cell-in-classname",
         dest="classname",
         action="store_const",
         const="cell",
         default="pytest",
-        help="begin class names in junit.xml with cell and suite, for clients that know tests by class and name alone",
+        help="begin class names in junit.xml with cell and suite, for clients that ignore suites",
     )
     parser.add_argument(
         "--strict-xsd",
@@ -54,11 +56,11 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
         action="store_const",
         const="narrow",
         default="wide",
-        help="write junit.xml as the schemas of Jenkins and of Surefire both have it: one suite, cells in class names",
+        help="write junit.xml as the schemas of Jenkins and Surefire both accept it: one suite, cells in class names",
     )
-    meaning = "renew this file by what tests took, for even shards (default: none)"
+    meaning = "update this file with the durations of tests, for even shards (default: none)"
     parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
-    parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
+    parser.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
 
 
 def _merge(options: argparse.Namespace) -> ExitCode:

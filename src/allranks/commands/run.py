@@ -44,7 +44,7 @@ Say = Callable[[str], None]
 def add_images(parser: argparse.ArgumentParser) -> None:
     """Declare the option for prebuilt images."""
     parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="take the images that `allranks build --export DIR` put there"
+        "--images", type=Path, metavar="DIR", help="use the images that `allranks build --export DIR` wrote"
     )
 
 
@@ -83,12 +83,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_images(parser)
     add_results(parser)
     parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
-    meaning = "file of what tests took, for even shards (default: the one that the matrix file names)"
+    meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
     parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
     parser.add_argument(
         "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
     )
-    parser.add_argument("--gpus", metavar="0,2-3", help="only these GPUs, by number or id (default: all of the host's)")
+    parser.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
     add_gpu_mode(parser)
     parser.add_argument(
         "--pdb-rank",
@@ -97,29 +97,29 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="stop rank N of one job in pdb, on this terminal, where it fails or calls breakpoint(); without limits",
     )
     _add_repetition(parser)
-    meaning = "the plan of a CI's machines, of which --pack names this one's part"
+    meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
     parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
-    parser.add_argument("--pack", metavar="PACK", help="run this part of the plan, as its entry of the job matrix says")
-    parser.add_argument("--dry-run", action="store_true", help="print the requests to the engine and stop")
-    parser.add_argument("--allow-nothing-ran", action="store_true", help="no executed test is no error (exit code 5)")
+    parser.add_argument("--pack", metavar="PACK", help="run this pack of the plan, as the CI's job matrix names it")
+    parser.add_argument("--dry-run", action="store_true", help="print the engine requests and stop")
+    parser.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
     parser.set_defaults(command=_run)
 
 
 def _add_repetition(parser: argparse.ArgumentParser) -> None:
     """Declare the options for repeating tests and for their order."""
-    parser.add_argument("--fail-fast", action="store_true", help="end the run with the first job that is not good")
+    parser.add_argument("--fail-fast", action="store_true", help="end the run at the first job that is not good")
     parser.add_argument(
         "--retries",
         type=number,
         default=0,
         metavar="N",
-        help="try what failed of a job again, up to N times: a pass after that is reported as flaky",
+        help="retry what failed of a job, up to N times; a later pass is reported as flaky",
     )
     parser.add_argument(
         "--shuffle",
         type=number,
         metavar="SEED",
-        help="draw the order of jobs and tests by this number (default: the order of the files)",
+        help="shuffle jobs and tests with this seed (default: the order of the files)",
     )
     goes_on = parser.add_mutually_exclusive_group()
     goes_on.add_argument(
@@ -127,14 +127,14 @@ def _add_repetition(parser: argparse.ArgumentParser) -> None:
         dest="wanted",
         action="store_const",
         const="missing",
-        help=f"go on with the newest run (or ${RUN_ID_VARIABLE}): what has no result yet",
+        help=f"resume the newest run (or ${RUN_ID_VARIABLE}): run what has no result yet",
     )
     goes_on.add_argument(
         "--rerun-failed",
         dest="wanted",
         action="store_const",
         const="failed",
-        help="go on with it: what failed, and what has no result yet",
+        help="resume it: run what failed and what has no result yet",
     )
 
 
@@ -169,9 +169,9 @@ def _prepare_debugging(expansion: Expansion, options: argparse.Namespace) -> Exp
     rank: int = options.pdb_rank
     if options.engine == "docker" or options.plan_file or options.pack or options.wanted:
         msg = "--pdb-rank cannot be used here: only a process of this host can open this terminal."
-        raise UsageError(msg, remedy="Take --engine process, and no --plan-file, --pack, --resume or --rerun-failed.")
+        raise UsageError(msg, remedy="Use --engine process, and no --plan-file, --pack, --resume or --rerun-failed.")
     if not _terminal():
-        msg = "--pdb-rank needs a terminal, and standard input or output is none."
+        msg = "--pdb-rank needs a terminal, and standard input or output is not one."
         raise UsageError(msg, remedy="Run it by hand, without pipes; or attach debugpy: see docs/pytest.md.")
     jobs = chosen_jobs(expansion, options)
     if len(jobs) > 1:
@@ -213,11 +213,11 @@ def _run_pack(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
 def _refuse_beside_a_pack(options: argparse.Namespace) -> None:
     if not (options.plan_file and options.pack):
         given, absent = ("--plan-file", "--pack") if options.plan_file else ("--pack", "--plan-file")
-        msg = f"{given} is there without {absent}."
+        msg = f"{given} needs {absent}."
         raise UsageError(msg, remedy="Write --plan-file plan.json --pack PACK, with a pack of that plan.")
     if options.cells or options.where or options.suite or options.wanted:
-        msg = "A pack of a plan is run as it is: it cannot be selected from, nor gone on with."
-        raise UsageError(msg, remedy="Leave away cells, --where, --suite, --resume and --rerun-failed, or --pack.")
+        msg = "A pack of a plan runs as planned: it can be neither narrowed nor resumed."
+        raise UsageError(msg, remedy="Drop cells, --where, --suite, --resume and --rerun-failed, or drop --pack.")
 
 
 def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
@@ -231,11 +231,11 @@ def _go_on(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     cells, suites = selected_cells(expansion, options), options.suite or earlier.suites
     jobs = earlier.own(plan(expansion.matrix, cells, suites))
     if not jobs:
-        msg = f"The run {earlier.run_id} had planned none of these cells and suites."
-        raise UsageError(msg, remedy="Leave them away, to go on with all that it had planned.")
+        msg = f"The run {earlier.run_id} planned none of these cells and suites."
+        raise UsageError(msg, remedy="Drop them to resume everything that it planned.")
     options.pytest_args = earlier.arguments_of(jobs, options.pytest_args)
     left = earlier.left(jobs, options.wanted)
-    say(f"going on with the run {earlier.run_id}: {len(left)} of its {len(jobs)} jobs have something left to do")
+    say(f"resuming run {earlier.run_id}: {len(left)} of its {len(jobs)} jobs are unfinished")
     if options.dry_run:
         return _show_requests(expansion, [job for job in jobs if job.id in left], options)
     return _run_jobs(expansion, jobs, options, _PartOf(run_id=earlier.run_id, going_on=(earlier.setting, left)))
@@ -322,6 +322,6 @@ def _count(text: str) -> int:
         argparse.ArgumentTypeError: The text is not a number from 1.
     """
     if not text.isdecimal() or int(text) < 1:
-        msg = f"{text!r} is no number of jobs: take 1 or more"
+        msg = f"{text!r} is not a number of jobs: give 1 or more"
         raise argparse.ArgumentTypeError(msg)
     return int(text)

@@ -55,7 +55,7 @@ class Damage:
     """Bytes of a stream that begin like a record but are none.
 
     Attributes:
-        what: Where they are and why, as in "record 3, from byte 512 on, is no JSON".
+        what: Where they are and why, as in "record 3, from byte 512 on, is not JSON".
     """
 
     what: str

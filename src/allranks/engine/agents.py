@@ -120,7 +120,7 @@ def bring_home(folders: Sequence[Path], results: Path, each: int = RESULTS_BYTES
 
     Raises:
         OSError: Something cannot be copied; everything else has been.
-        EngineError: Something was left out; all that fits is there.
+        EngineError: Something was left out; all that fits was unpacked.
     """
     intake = Intake(results, each * len(folders))
     errors: list[OSError] = []
@@ -284,7 +284,7 @@ class JobOfAgents(Generic[A]):
         )
 
     def _is_over(self) -> bool:
-        """True if the leader has ended, or waits in vain for an agent that ended before the two met."""
+        """True if the leader has ended, or waits for an agent that ended before the two connected."""
         return self._leader.has_ended or (
             not self._have_met and any(follower.has_ended for follower in self._followers)
         )
@@ -310,7 +310,7 @@ class JobOfAgents(Generic[A]):
             agent.end(deadline + self._held_up)
 
     def close(self) -> None:
-        """Release what this object itself holds."""
+        """Release the resources of this object."""
         os.close(self._bell)
 
     def _read_until(self, is_over: Callable[[], bool], deadline: Callable[[], float], sink: RecordSink) -> bool:

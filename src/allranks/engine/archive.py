@@ -1,4 +1,4 @@
-"""Tar archives: what goes into a job, and what comes out of it."""
+"""Tar archives: the files of a job, and its results."""
 
 import io
 import tarfile
@@ -136,8 +136,8 @@ def unpack(pieces: Iterable[bytes], into: Path, most: int = RESULTS_BYTES) -> No
         most: How many bytes its files may have; see :class:`allranks.engine.intake.Intake`.
 
     Raises:
-        tarfile.TarError: It is damaged, or an entry would leave the folder; what came before it is unpacked.
-        EngineError: Something was left out; all that fits is there.
+        tarfile.TarError: It is damaged, or an entry would leave the folder; the entries before it are unpacked.
+        EngineError: Something was left out; all that fits was unpacked.
         OSError: The folder cannot be written.
     """
     source, intake = _Source(pieces), Intake(into, most)
@@ -197,7 +197,7 @@ def _pax_records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _number(digits: bytes) -> int:
     if not (digits.isdigit() and len(digits) <= _MOST_DIGITS):
-        msg = f"{digits[:_MOST_DIGITS]!r} is no number"
+        msg = f"{digits[:_MOST_DIGITS]!r} is not a number"
         raise tarfile.ReadError(msg)
     return int(digits)
 

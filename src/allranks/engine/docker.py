@@ -78,7 +78,7 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
         client = docker.DockerClient(version="auto", timeout=timeout, **settings)
     except FAILURES as error:
         if isinstance(error, PermissionError):
-            msg, remedy = "You may not use Docker.", "Join the group docker"
+            msg, remedy = "This user may not use Docker.", "Join the group docker"
         else:
             msg, remedy = "No Docker daemon answers.", "Start one (scripts/docker-engine does on Debian)"
         raise EngineError(msg, why=str(error), remedy=f"{remedy}, or use --engine process.") from error
@@ -114,7 +114,7 @@ class DockerEngine:
 
     @cached_property
     def _daemon(self) -> Daemon:
-        with as_engine_error("The daemon does not say what its host has."):
+        with as_engine_error("The daemon does not report the resources of its host."):
             return Daemon.of_info(self._client.info())
 
     @contextmanager
@@ -147,7 +147,7 @@ class DockerEngine:
             return job_archive(specs, self._package)
         except OSError as error:
             msg = f"The files of {spec.job_id} cannot be read."
-            remedy = "Let this user read all of the suite's folder, or leave such files out of it."
+            remedy = "Make the suite's folder readable for this user, or move such files out of it."
             raise EngineError(msg, why=str(error), remedy=remedy) from error
 
     def _make_network(self, spec: JobSpec, stack: ExitStack) -> None:
@@ -266,7 +266,7 @@ def _insist(remove: Callable[[], object]) -> None:
 
 @contextmanager
 def _undone_without_answer(undo: Callable[[], object]) -> Iterator[None]:
-    """Undo a request to the daemon whose answer never came: it may have been carried out all the same."""
+    """Undo a request to the daemon whose answer never arrived: the daemon may have executed it."""
     try:
         yield
     except APIError:  # an answer, though the SDK derives it from requests' exceptions, too
@@ -311,5 +311,5 @@ def _as_listing_error() -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        msg = "What earlier runs left behind could not be listed."
+        msg = "The leftovers of earlier runs could not be listed."
         raise EngineError(msg, why=str(error), remedy="Check that the Docker daemon runs.") from error

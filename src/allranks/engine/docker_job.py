@@ -103,7 +103,7 @@ class Container:
         return self._ended is not None
 
     def begin(self) -> None:
-        """Let the agent start, now that its files are there."""
+        """Let the agent start, after its files were copied."""
         self._say(b"begin\n")
 
     def go(self) -> None:
@@ -195,8 +195,8 @@ class Container:
             try:
                 found: dict[str, Any] = self._client.inspect_container(self.identifier)
             except NotFound as error:
-                msg = f"{self.title} is gone: somebody has removed it."
-                raise EngineError(msg, why=reason_of(error), remedy="Run what is left: --resume.") from error
+                msg = f"{self.title} is gone: it was removed while the job ran."
+                raise EngineError(msg, why=reason_of(error), remedy="Run the rest with --resume.") from error
         return found
 
     def early_end(self, consequence: str) -> EngineError:
@@ -209,25 +209,25 @@ class Container:
         return EngineError(
             f"{self.title} {what}{consequence}.",
             why=" ".join(filter(None, (why, self._exit.output))),
-            remedy="See `docker events` and the daemon's log. What was heard of its tests is in the report.",
+            remedy="See `docker events` and the daemon's log. The report has what its tests had reported.",
         )
 
     def _cause(self) -> tuple[str, str]:
         """What ended it before its agent did, and further details."""
         how = self._exit
         if how.out_of_memory:
-            return "was killed for want of memory", "All that runs in it may use limits.memory_mib of the matrix file."
+            return "was killed for want of memory", "Its processes share limits.memory_mib of the matrix file."
         if self._was_paused:
             return "was paused (docker pause) until its time was up", "Nothing in it could run, so allranks killed it."
         if self._was_stuck:
-            return "did not end when it was told to", f"It had {agents.STOP_GRACE:g} s; then allranks killed it."
+            return "did not end on request", f"It had {agents.STOP_GRACE:g} s; then allranks killed it."
         if how.status is None:
-            return "ended before its agent did", "Nobody knows how."
+            return "ended before its agent did", "Its exit status is unknown."
         if how.status > _SIGNALLED:
             name = signal_name(how.status - _SIGNALLED)
             return (
                 f"was killed ({name})",
-                "Somebody killed or stopped it (docker kill, docker stop), or its daemon ended.",
+                "It was killed or stopped from outside (docker kill, docker stop), or its daemon ended.",
             )
         return "ended before its agent did", f"Its exit status is {how.status}."
 
@@ -306,7 +306,7 @@ class DockerJob(JobOfAgents[Container]):
             raise errors[0]
 
     def _unpack(self, node: int, folder: Path) -> EngineError | tarfile.TarError | None:
-        """Copy a node's results; return the error, to be raised once those of all nodes are there."""
+        """Copy a node's results; return the error, to be raised after those of all nodes are copied."""
         try:
             with closing(self._archive_of(node)) as pieces:
                 unpack(pieces, folder)
@@ -368,7 +368,7 @@ def reason_of(error: BaseException) -> str:
 def _remedy(why: str) -> str:
     if _NO_ADDRESSES in why:
         return (
-            "Each job on several nodes has a network, and a daemon has addresses for about thirty. Remove those that "
-            "nobody needs (docker network prune), or give it more (default-address-pools in its daemon.json)."
+            "Each job on several nodes has a network, and a daemon has addresses for about thirty. Remove unused ones "
+            "(docker network prune), or give it more (default-address-pools in its daemon.json)."
         )
-    return "See the daemon's log; `allranks clean` removes what may be left."
+    return "See the daemon's log; `allranks clean` removes leftovers."

@@ -115,7 +115,7 @@ def _labels(spec: JobSpec, host: str) -> dict[str, str]:
 
 
 def volume_names(spec: JobSpec) -> tuple[str, ...]:
-    """The names of the volumes that all nodes of a job share: its files, and what its tests write.
+    """The names of the volumes that all nodes of a job share: its files, and the files of its tests.
 
     Nameless ones would go with their container, but not if another client removes it (``docker rm`` leaves them).
     """

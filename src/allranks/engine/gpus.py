@@ -21,7 +21,7 @@ _LIMIT: Final = 60.0
 """Seconds: a first call loads the driver's firmware, a few seconds for each GPU; a sick one may never answer."""
 
 _REMEDY: Final = (
-    "Run nvidia-smi, and do what it says, mostly a restart of the host; or leave GPUs out: --gpu-mode none."
+    "Run nvidia-smi and follow its advice, usually a restart of the host; or exclude GPUs: --gpu-mode none."
 )
 
 # nvml.h, enum nvmlReturn_t.
@@ -147,7 +147,7 @@ def _found(nvml: Nvml) -> Iterator[Gpu]:
     with _as_device_error(nvml, "cannot count GPUs"):
         count = nvml.nvmlDeviceGetCount()
     for number in range(count):
-        with _as_device_error(nvml, f"cannot say what GPU {number} of {count} is"):
+        with _as_device_error(nvml, f"cannot identify GPU {number} of {count}"):
             yield from _gpus_at(nvml, number)
 
 
@@ -157,7 +157,7 @@ def _as_device_error(nvml: Nvml, what: str) -> Iterator[None]:
         yield
     except nvml.NVMLError as error:
         msg = f"NVIDIA's management library (NVML) {what}."
-        raise DeviceError(msg, why=f"It says: {error}.", remedy=_REMEDY) from error
+        raise DeviceError(msg, why=f"It reports: {error}.", remedy=_REMEDY) from error
 
 
 def _gpus_at(nvml: Nvml, number: int) -> Iterator[Gpu]:
@@ -273,7 +273,7 @@ def take_inventory(
         nvml: The library to ask for NVIDIA's; None for the host's own.
 
     Raises:
-        DeviceError: NVIDIA's driver is there, and fails.
+        DeviceError: NVIDIA's driver is installed, and fails.
     """
     if mode == "none":
         return Inventory()

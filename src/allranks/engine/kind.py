@@ -1,4 +1,4 @@
-"""A kind of engine: whether this host has it, what its jobs need, and what the doctor checks."""
+"""A kind of engine: its detection on this host, the needs of its jobs, and the doctor's checks."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -68,7 +68,7 @@ class ConnectedEngine(Protocol):
 
     @property
     def answer(self) -> str:
-        """Why a run may take it, in words, as in "a Docker daemon answers"; empty if there is nothing to say."""
+        """Why a run may take it, in words, as in "a Docker daemon answers"; empty for no reason."""
 
     @property
     def image_daemon(self) -> "DockerClient | None":
@@ -78,7 +78,7 @@ class ConnectedEngine(Protocol):
         """Cores, and MiB of memory, for all jobs at a time.
 
         Raises:
-            EngineError: It does not say.
+            EngineError: The engine does not report it.
         """
 
     def cleaner(self) -> Engine:
@@ -90,7 +90,7 @@ class ConnectedEngine(Protocol):
         Args:
             matrix: The matrix of the run. An engine that others provide finds its own table in ``matrix.engines``.
             progress: Receives lines while environments are made.
-            uses: Until it is closed, what has been made for the run is not removed.
+            uses: Until it is closed, nothing that was made for the run is removed.
 
         Raises:
             AllranksError: Its table is wrong.
@@ -98,7 +98,7 @@ class ConnectedEngine(Protocol):
 
 
 class EngineKind(Protocol):
-    """What is registered under an engine's name (:mod:`allranks.engine_registry`)."""
+    """The entry of an engine in the registry (:mod:`allranks.engine_registry`)."""
 
     @property
     def name(self) -> str:
@@ -115,7 +115,7 @@ class EngineKind(Protocol):
         """
 
     def examine(self, inventory: Inventory) -> Iterator[Finding]:
-        """Check what it needs, for ``allranks doctor``; nothing is started, changed or removed.
+        """Check its needs, for ``allranks doctor``; nothing is started, changed or removed.
 
         Args:
             inventory: The GPUs that its jobs are to use.
@@ -132,7 +132,7 @@ def engine_kind(name: str) -> EngineKind:
 
 
 def choose_engine(name: str) -> tuple[ConnectedEngine, str]:
-    """Connect to an engine; return it and why it is that one.
+    """Connect to an engine; return it and the reason for the choice.
 
     Args:
         name: Its name, or ``auto``.
@@ -187,6 +187,6 @@ def examine_remains(engine: Engine) -> Iterator[Finding]:
         yield Finding("remains", f"{error.what} {error.why}", error.remedy)
         return
     for name in remains:
-        yield Finding("remains", f"{name} is of a run that is dead", "Run: allranks clean")
+        yield Finding("remains", f"{name} belongs to a dead run", "Run: allranks clean")
     if not remains:
-        yield Finding("remains", f"no dead run has left anything ({engine.name})")
+        yield Finding("remains", f"no dead run has leftovers ({engine.name})")

@@ -1,4 +1,4 @@
-"""What a daemon's lists reveal of leftover objects, and what interrupted builds leave.
+"""Leftover objects in a daemon's lists, and leftovers of interrupted builds.
 
 The legacy builder makes an image of every step and a container for every command. A build that fails, or whose client
 goes away, leaves the images of the completed steps: gigabytes, if they hold wheels. All of them, and nothing else,
@@ -61,7 +61,7 @@ def builder_of(reference: str) -> str:
 
 
 def remove_remains(client: APIClient, builder: str) -> None:
-    """Remove what one build has left; the next run finds at its start what cannot be removed now.
+    """Remove the leftovers of one build; the next run removes at its start what cannot be removed now.
 
     Args:
         client: The daemon's API.

@@ -1,4 +1,4 @@
-"""Who owns what is running on this host, told apart from who is dead.
+"""Ownership of running jobs on this host: live owners, told apart from dead ones.
 
 The owner of a run holds a lock (flock(2)) on the run's file for as long as it lives; the kernel releases
 it when the process ends, however it ends. A suspended owner still holds it. Several processes may own a run together,

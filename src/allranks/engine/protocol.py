@@ -29,12 +29,12 @@ class FileCopy:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one job may use, on one node or on all of them.
+    """The resources that one job may use, on one node or on all of them.
 
     Attributes:
         memory_bytes: Memory, without swap.
         shm_bytes: Size of ``/dev/shm``.
-        disk_bytes: What its tests may write to their folders, for engines that can limit that; it is memory as well.
+        disk_bytes: Limit of the files of its tests, for engines that can limit that; they take memory as well.
         pids: Number of processes and threads.
         cpus: How many of its ranks may compute at a time.
         seconds: From the job's turn to its agent's end, including imports and collection if they are not done by then;
@@ -88,8 +88,8 @@ class JobSpec:
         environment: Variables for the agent and its ranks.
         gpus: Identifiers of the GPUs that the job holds; empty for none.
         passthrough: How it is given them.
-        resources: What it may use, on all of its nodes together.
-        node_resources: What it may use on each of several nodes, by that node's ranks; empty for one node.
+        resources: Its limits, on all of its nodes together.
+        node_resources: Its limits on each of several nodes, by that node's ranks; empty for one node.
         seccomp: The filter of system calls in its container: our own list, or the daemon's default.
     """
 
@@ -111,7 +111,7 @@ class JobSpec:
     seccomp: Literal["allranks", "default"] = "allranks"
 
     def resources_on(self, node: int) -> Resources:
-        """What the job may use on one of its nodes."""
+        """The limits of the job on one of its nodes."""
         return self.node_resources[node] if self.node_resources else self.resources
 
     @property
@@ -161,14 +161,14 @@ def ranks_at_once(world_size: int, overlap: int) -> int:
 def resources(
     *, world_size: int, memory_mib: int | None, seconds: float, overlap: int = 1, disk_mib: int = 1024
 ) -> Resources:
-    """The resources of a job, with defaults for what its matrix file leaves open.
+    """The resources of a job, with defaults for keys that its matrix file lacks.
 
     Args:
         world_size: Number of ranks.
         memory_mib: Memory in MiB; None for 2 GiB and 1 GiB more for each rank, or for each test that overlaps.
         seconds: The job's time limit; the agent keeps it, the engine allows up to a minute more.
         overlap: How many of its launcher tests may run at a time.
-        disk_mib: What its tests may write, in MiB.
+        disk_mib: Limit of the files of its tests, in MiB.
     """
     mib = 1 << 20
     ranks = ranks_at_once(world_size, overlap)
@@ -185,7 +185,7 @@ def resources(
 
 
 def total(each: Sequence[Resources]) -> Resources:
-    """What a job may use on all of its nodes together, which run at the same time."""
+    """The limits of a job on all of its nodes together, which run at the same time."""
     return Resources(
         memory_bytes=sum(one.memory_bytes for one in each),
         shm_bytes=sum(one.shm_bytes for one in each),
@@ -263,7 +263,7 @@ class Engine(Protocol):
         """``process`` or ``docker``."""
 
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> AbstractContextManager[RunningJob]:
-        """Start a job; leaving the context removes everything that was made for it, whatever happened.
+        """Start a job; leaving the context removes everything that was made for it, also after errors.
 
         Args:
             spec: The job.

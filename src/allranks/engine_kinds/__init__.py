@@ -1,1 +1,1 @@
-"""The engines that allranks has, each with all that a run and the doctor need to know of it."""
+"""The engines of allranks, each with all that a run and the doctor need of it."""

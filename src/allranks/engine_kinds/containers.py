@@ -62,9 +62,7 @@ class DockerKind:
             try:
                 said: dict[str, Any] = client.info()
             except Exception as error:  # noqa: BLE001 - the SDK's, requests' or urllib3's own
-                yield Finding(
-                    "Docker", f"a daemon is there and does not answer: {error}", "Restart it, and see its log."
-                )
+                yield Finding("Docker", f"the daemon does not answer: {error}", "Restart it, and see its log.")
                 return
             yield from examine_daemon(said, inventory, time.time())
             yield from examine_images(images_folder(said, client.api.base_url), inventory)
@@ -109,7 +107,7 @@ class ConnectedDaemon:
         """Cores and MiB of the host that the daemon is on, which may be another one."""
         from allranks.engine.docker_job import as_engine_error  # noqa: PLC0415 - see _connector
 
-        with as_engine_error("The daemon does not say how large its host is."):
+        with as_engine_error("The daemon does not report the size of its host."):
             said = self.image_daemon.info()
         return int(said["NCPU"]), int(said["MemTotal"]) >> 20
 
@@ -164,7 +162,7 @@ def examine_images(folder: Path | None, inventory: Inventory) -> Iterator[Findin
     """
     if folder is not None:
         free, wanted = shutil.disk_usage(folder).free, _ROOM_FOR_CUDA if inventory.gpus else _ROOM_FOR_IMAGES
-        remedy = "" if free >= wanted else f"Make room for {wanted / _GIB:.0f} GiB: docker system df shows what may go."
+        remedy = "" if free >= wanted else f"Free {wanted / _GIB:.0f} GiB: docker system df shows candidates."
         yield Finding("images", f"{free / _GIB:.1f} GiB are free in {folder}", remedy)
 
 
@@ -176,8 +174,8 @@ def _toolkit(said: Mapping[str, Any], inventory: Inventory) -> Iterator[Finding]
         remedy = "" if is_there else _INSTALL_TOOLKIT
         yield Finding("toolkit", f"NVIDIA's is {'there' if is_there else 'not there'}", remedy)
     elif inventory.driver == "cdi" and _major(version) < _CDI_SINCE:
-        text = f"Docker {version} knows no CDI"
-        yield Finding("CDI", text, f"Install Docker {_CDI_SINCE}, or take --gpu-mode nvidia.")
+        text = f"Docker {version} does not support CDI"
+        yield Finding("CDI", text, f"Install Docker {_CDI_SINCE}, or use --gpu-mode nvidia.")
     elif inventory.driver == "cdi" and not _specifications(said.get("CDISpecDirs") or ()):
         text = f"no specification is in {', '.join(said.get('CDISpecDirs') or ('any folder',))}"
         remedy = "Run: sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml"

@@ -71,7 +71,7 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
     change of code does not rebuild the environment.
 
     Args:
-        image: What the matrix file says about the image.
+        image: The image as the matrix file declares it.
         root: The folder of the matrix file.
         process: ``[process]`` of the matrix file; its interpreter takes precedence.
         progress: Receives lines while something is made.
@@ -89,7 +89,7 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
         raise EngineError(msg, remedy=remedy)
     recipe = recipe_of(image, root=root)
     if recipe.apt:
-        progress(f"image {image.name}: its Debian packages ({', '.join(recipe.apt)}) are this host's to have")
+        progress(f"image {image.name}: its Debian packages ({', '.join(recipe.apt)}) must be installed on this host")
     project = kept_wheel(recipe.project, progress) if recipe.project else None
     index = ("--extra-index-url", recipe.index) if recipe.index else ()
     file = ("--requirement", str(recipe.requirements)) if recipe.requirements else ()

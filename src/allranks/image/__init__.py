@@ -1,6 +1,6 @@
-"""The images that jobs run in: what goes in, whether it is there already, and how it is built.
+"""The images that jobs run in: their content, their lookup, and their build.
 
-:func:`ensure_image` is the entry point. It imports the Docker SDK's errors and whatever a build needs only when
+:func:`ensure_image` is the entry point. It imports the Docker SDK's errors and the needs of a build only when
 they are needed, because the import of this package is part of every command's start-up.
 """
 

@@ -147,7 +147,7 @@ def _digest_of(image: DaemonImage, name: str) -> str:
 def _chosen(name: str, environ: Mapping[str, str]) -> tuple[str, str]:
     override = environ.get(VARIABLE, "")
     if name == DEFAULT and override:
-        return override, f"{VARIABLE} says so"
+        return override, f"{VARIABLE} names it"
     return name, ""
 
 
@@ -160,7 +160,7 @@ def _remedy(chosen: str, reason: str) -> str:
         )
     return (
         f"Without a registry, run scripts/base-image, which makes {LOCAL} from Debian packages, or name a base that "
-        f'this host has: base = "..." in [images.NAME] for everyone, {VARIABLE} for this host.'
+        f'this host has: base = "..." in [images.NAME] for all hosts, {VARIABLE} for this host.'
     )
 
 

@@ -1,4 +1,4 @@
-"""The two ways to have the daemon build, and whether it has room for what is built."""
+"""The two ways to build with the daemon, and the check of its disk space."""
 
 from __future__ import annotations
 
@@ -87,19 +87,19 @@ def check_room(client: DockerClient, layer: str, wheels: Iterable[Path], builder
     Raises:
         ImageError: There is too little.
     """
-    with reported("The daemon could not be asked where it keeps its images.", remedy="Run: allranks doctor"):
+    with reported("The daemon did not report where it keeps its images.", remedy="Run: allranks doctor"):
         folder = images_folder(client.info(), client.api.base_url)
     if folder is None:
         return
     room, free = room_for(wheels, builder), shutil.disk_usage(folder).free
     if free < room.meanwhile:
-        what = f"There is no room to build the layer {layer} of an image."
+        what = f"There is not enough space to build the layer {layer} of an image."
         raise ImageError(
             what,
             why=f"It takes {gigabytes(room.meanwhile)} while it is built, of which {gigabytes(room.lasting)} stay, and "
             f"{folder} has {gigabytes(free)}.",
-            remedy="Free some: `allranks images --prune` removes images that nobody has used lately, and docker system "
-            "df shows what else there is.",
+            remedy="Free some: `allranks images --prune` removes images that were not used lately, and "
+            "docker system df shows the rest.",
         )
 
 
@@ -135,8 +135,8 @@ _LONGEST_LINE = 200
 _NOISE = (" --->", "Removing intermediate container")
 _REMEDY = "Correct what the last line names in [images] of matrix.toml, then run again."
 _DISK_REMEDY = (
-    "Free space where the daemon keeps its images: `allranks images --prune` removes those of allranks that nobody has "
-    "used lately, and docker system df shows what else there is."
+    "Free space where the daemon keeps its images: `allranks images --prune` removes those of allranks that "
+    "were not used lately, and docker system df shows the rest."
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # the legacy builder colours a step's standard error
 _FAILED_STEP = re.compile(r"The command '.*' returned a non-zero code: (\d+)", re.DOTALL)
@@ -313,8 +313,8 @@ def _check_same_daemon(client: DockerClient, request: BuildRequest) -> None:
     if find(client, request.tag) is None:
         raise ImageError(
             _what(request),
-            why="The docker command built it in another daemon than the one that allranks talks to.",
-            remedy="Set DOCKER_HOST to the daemon that both are to use.",
+            why="The docker command built it in another daemon than the one that allranks uses.",
+            remedy="Set DOCKER_HOST to one daemon for both.",
         )
 
 

@@ -46,7 +46,7 @@ def ensure_image(
     files. If two processes need the same image, one of them builds it.
 
     Args:
-        image: What the matrix file says about it.
+        image: The image as the matrix file declares it.
         root: The folder that the matrix file's relative paths start from.
         client: Connection to the daemon.
         progress: Receives lines, without end of line, while something is pulled, resolved or built.
@@ -89,7 +89,7 @@ def _present(client: DockerClient, reference: str) -> BuiltImage | None:
 
 
 def image_reference(image: Image, site: Site) -> str:
-    """The name that an image has, or will have once it is built, with the key of what goes in.
+    """The name that an image has, or will have once it is built, with the key of its content.
 
     Raises:
         ImageError: Its recipe cannot be read, or its base image cannot be obtained.

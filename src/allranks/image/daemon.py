@@ -41,7 +41,7 @@ OURS = "allranks/"
 
 @contextmanager
 def reported(what: str, *, remedy: str) -> Iterator[None]:
-    """Turn what the SDK and its transport raise into an :class:`ImageError`."""
+    """Turn exceptions of the SDK and its transport into an :class:`ImageError`."""
     import docker.errors  # noqa: PLC0415 - 0.1 s that a command which needs no daemon must not pay
     import requests.exceptions  # noqa: PLC0415
 
@@ -61,8 +61,8 @@ def find(client: DockerClient, reference: str) -> Image | None:
     """
     import docker.errors  # noqa: PLC0415
 
-    remedy = "See whether the daemon answers (docker version), then run again."
-    with reported(f"The daemon could not be asked for the image {reference}.", remedy=remedy):
+    remedy = "Check that the daemon answers (docker version), then run again."
+    with reported(f"The daemon could not be queried for the image {reference}.", remedy=remedy):
         try:
             return client.images.get(reference)
         except docker.errors.ImageNotFound:
@@ -95,7 +95,7 @@ def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: st
         client: Connection to the daemon.
         reference: Image with tag or digest; without either the tag is ``latest``.
         progress: Receives a line when the pull starts and when it ends.
-        remedy: What the user can do if the registry does not provide it.
+        remedy: The remedy if the registry does not provide it.
 
     Raises:
         ImageError: The registry cannot be reached, or does not provide this image.

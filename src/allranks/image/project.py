@@ -37,7 +37,7 @@ def without_project(image: Image, root: Path, progress: Progress) -> Image:
 
 
 def project_files(image: Image, root: Path, progress: Progress) -> Path:
-    """A folder with the project as it would be installed; made anew at the first call after a change of its source.
+    """A folder with the project as it would be installed; made again at the first call after a change of its source.
 
     Args:
         image: One whose project is copied.
@@ -61,13 +61,13 @@ def project_files(image: Image, root: Path, progress: Progress) -> Path:
 def _wheel(image: Image, root: Path, progress: Progress) -> Path:
     folder = recipe_of(image, root=root).project
     if folder is None:
-        msg = f"Image {image.name} has no project that could be copied."
+        msg = f"Image {image.name} has no project to copy."
         raise ImageError(msg, remedy=f"Add project to [images.{image.name}], or remove its mode.")
     wheel = kept_wheel(folder, progress)
     if not is_pure(wheel):
         msg = f"The project of image {image.name} cannot be copied into jobs."
-        why = f"{wheel.name} has modules that are compiled, or files for other folders than Python's."
-        raise ImageError(msg, why=why, remedy=f'Write mode = "install" in [images.{image.name}]: it is built into it.')
+        why = f"{wheel.name} has compiled modules, or files outside Python's folders."
+        raise ImageError(msg, why=why, remedy=f'Write mode = "install" in [images.{image.name}] to build it in.')
     return wheel
 
 

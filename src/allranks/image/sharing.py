@@ -33,7 +33,7 @@ LIST_NAME: Final = "images.json"
 SCHEMA: Final = 1
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-_REMEDY: Final = "Make the folder anew (allranks build --export), or leave --images out, to build them here."
+_REMEDY: Final = "Export the folder again (allranks build --export), or drop --images to build here."
 _NAMES_OF_CONTAINERD: Final = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 
 
@@ -77,7 +77,7 @@ def export_images(images: Iterable[Image], shelf: Shelf, site: Site) -> tuple[Po
     """Put images where other machines can get them, and build those that do not exist yet.
 
     Args:
-        images: What the matrix file says about them, each once.
+        images: The images as the matrix file declares them, each once.
         shelf: Where they are put; images of an earlier call that are still right stay.
         site: Where they are built.
 
@@ -193,7 +193,7 @@ def _exported(image: Image, shelf: Shelf, site: Site, kept: Mapping[str, Portabl
 def _portable(entry: Mapping[str, Any]) -> PortableImage:
     image = PortableImage(**{name: str(entry[name]) for name in ("name", "key", "reference", "file")})
     if not _NAME.fullmatch(image.name) or image.file not in ("", f"{image.name}.tar"):
-        msg = f"{image.name!r} with the archive {image.file!r} is none that allranks has written"
+        msg = f"{image.name!r} with the archive {image.file!r} was not written by allranks"
         raise ValueError(msg)
     return image
 
@@ -258,7 +258,7 @@ def _refuse_odd_paths(content: tarfile.TarFile) -> None:
         parents = {parent.as_posix() for parent in PurePosixPath(name).parents}
         is_plain = name in ("", ".", posixpath.normpath(name)) and not name.startswith(("/", ".."))
         if not is_plain or parents & links or ("/" not in name and name in links):
-            msg = f"the path {member.name!r} leads elsewhere than it seems"
+            msg = f"the path {member.name!r} is not a plain path"
             raise ValueError(msg)
 
 
@@ -268,7 +268,7 @@ def _json_of(content: tarfile.TarFile, name: str) -> Any:  # noqa: ANN401 - JSON
     if not found:
         return None
     if len(found) > 1 or not found[0].isfile():
-        msg = f"{name} is there twice, or is no file"
+        msg = f"{name} is there twice, or is not a file"
         raise ValueError(msg)
     file = content.extractfile(found[0])
     return json.load(file) if file else None
@@ -316,7 +316,7 @@ def by_push(registry: str) -> Put:
     return put
 
 
-_LOGIN = "Log in to the registry (docker login) as somebody who may write there, then run again."
+_LOGIN = "Log in to the registry (docker login) with write access, then run again."
 
 
 def _place(registry: str, key: str) -> str:
@@ -326,6 +326,6 @@ def _place(registry: str, key: str) -> str:
 
 def _by_digest(place: str, site: Site) -> str:
     """The immutable name, by digest, of the image that a name means now."""
-    with reported(f"The registry could not be asked for {place}.", remedy=_LOGIN):
+    with reported(f"The registry could not be queried for {place}.", remedy=_LOGIN):
         answer = site.client.api.inspect_distribution(place)  # type: ignore[no-untyped-call]
     return f"{place.rpartition(':')[0]}@{answer['Descriptor']['digest']}"

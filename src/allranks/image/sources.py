@@ -48,7 +48,7 @@ def changed(folder: Path) -> SourceChangedError:
     """The error of a project that has changed during its build."""
     return SourceChangedError(
         f"{folder.name} changed while it was built.",
-        why="What was made of it may be half of the one source and half of the other.",
+        why="The result may mix old files with new ones.",
         remedy="Run again when nothing writes into its folder.",
     )
 
@@ -68,8 +68,8 @@ def while_it_stays(folder: Path, make: Callable[[str], T], progress: Progress) -
         try:
             return make(source_digest(folder))
         except SourceChangedError as error:
-            progress(f"{error.what} Once more.")
-    progress(f"{folder.name} changes with each build: what is made of it now is for this run alone.")
+            progress(f"{error.what} Trying again.")
+    progress(f"{folder.name} changes with each build: this run alone uses the result.")
     return make(f"{_UNKNOWN}{secrets.token_hex(8)}")
 
 

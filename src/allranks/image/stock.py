@@ -1,4 +1,4 @@
-"""The images of allranks in a daemon: their sizes, who needs them, and their removal."""
+"""The images of allranks in a daemon: their sizes, their users, and their removal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LAYER_LABEL = "allranks.layer"
 
 RUN = "a run or build of this host"
-OTHERS = "an image of somebody else"
+OTHERS = "an image that allranks did not build"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def take_stock(client: APIClient, is_needed: Callable[[str], bool]) -> tuple[Sto
     Raises:
         ImageError: The daemon does not answer.
     """
-    with reported("The images could not be listed.", remedy="See whether the daemon answers (docker version)."):
+    with reported("The images could not be listed.", remedy="Check that the daemon answers (docker version)."):
         seen = list(_all_seen(client))
         containers = client.containers(all=True)
     ours = [image for image in seen if image.is_ours]
@@ -213,12 +213,12 @@ def to_remove(stock: Sequence[StoredImage], limits: StockLimits, now: float) -> 
 
 
 def remove(client: APIClient, chosen: Iterable[StoredImage], say: Callable[[str], None]) -> Iterator[StoredImage]:
-    """Remove images that have not come to be needed meanwhile; yield those that are gone.
+    """Remove images that are still unused; yield the removed ones.
 
     Args:
         client: The daemon's API.
         chosen: The images to remove, as :func:`to_remove` orders them.
-        say: Receives a line for each one that stays after all, and why.
+        say: Receives a line for each image that stays, with the reason.
     """
     kept: list[StoredImage] = []
     for image in chosen:
@@ -235,7 +235,7 @@ def _why_kept(client: APIClient, image: StoredImage) -> str:
     """Remove an image, or return why it stays."""
     with ExitStack() as locks:
         if not all(locks.enter_context(alone(image_lock(name))) for name in image.names):
-            return "a run or build needs it by now"
+            return "a run or build needs it now"
         try:
             with reported(f"The image {image.title} could not be removed.", remedy=""):
                 for name in image.names:
@@ -286,7 +286,7 @@ def prune(limits: StockLimits, say: Say) -> None:
         AllranksError: No daemon answers.
     """
     with _daemon() as client:
-        with reported("What dead builds have left could not be listed.", remedy="Run: allranks doctor"):
+        with reported("The leftovers of dead builds could not be listed.", remedy="Run: allranks doctor"):
             for builder in reap_builders(client):
                 say(f"removed the unfinished build of {reference_of(builder)}")
         for image in remove(client, to_remove(_stock(client), _or_usual(limits), time.time()), say):
@@ -294,7 +294,7 @@ def prune(limits: StockLimits, say: Say) -> None:
         left = _stock(client)
     say(f"left: {total(left)}")
     if limits.size is not None and sum(image.own for image in left) > limits.size:
-        say("nothing more can go: `allranks images` says who needs what is left")
+        say("nothing more can be removed: `allranks images` shows what uses the rest")
 
 
 def _or_usual(limits: StockLimits) -> StockLimits:

@@ -165,8 +165,8 @@ def without_configuration() -> dict[str, str]:
 
 
 _REMEDY = (
-    "Check the versions in matrix.toml and what `pip config list` says about this host's package index; "
-    "a package without a wheel for the image can be given through PIP_FIND_LINKS."
+    "Check the versions in matrix.toml and this host's package index (`pip config list`); "
+    "PIP_FIND_LINKS can supply a package that has no wheel for the image."
 )
 
 

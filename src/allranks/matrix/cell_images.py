@@ -39,7 +39,7 @@ def _check_has_torch(table: Table) -> None:
     """Refuses an image that does not name its torch if the cells do not either."""
     if not {"image", "torch", "base"} & table.values.keys():
         remedy = 'Add torch = "2.13.0", or image = "name@sha256:…" for a finished one, or a base that has torch.'
-        raise table.error(name="", what="nothing says which torch the image has", remedy=remedy)
+        raise table.error(name="", what="the torch version of the image is unknown", remedy=remedy)
 
 
 def _image(name: str, table: Table, known: Known) -> Image:
@@ -47,7 +47,7 @@ def _image(name: str, table: Table, known: Known) -> Image:
     surplus = [key for key in BUILD_KEYS if key in table]
     if "image" in table and surplus:
         remedy = f"Remove image to have one built, or remove {listed(surplus)}."
-        raise table.error(surplus[0], "a finished image is taken as it is, and nothing is built into it", remedy)
+        raise table.error(surplus[0], "a finished image is used as it is, and nothing is built into it", remedy)
     requirements, project = (table.text(key, None) for key in ("requirements", "project"))
     return Image(
         name=name,
@@ -86,7 +86,7 @@ def _debian_packages(table: Table) -> tuple[str, ...]:
 def _project_mode(table: Table) -> ProjectMode:
     if "mode" in table and "project" not in table:
         remedy = 'Name the folder of your project (project = "."), or remove mode.'
-        raise table.error(name="mode", what="there is no project that it could be of", remedy=remedy)
+        raise table.error(name="mode", what="there is no project for it", remedy=remedy)
     return table.choice("mode", PROJECT_MODES, Image.mode)
 
 
@@ -121,7 +121,7 @@ def _with_torch(image: Image, matrix: Matrix, cell: Cell) -> Image:
     if comparable("torch", image.torch) != comparable("torch", cell.torch):
         where = place(matrix.path, image.line, f"images.{image.name}")
         what = f"{where}: the cell {cell.id} would run in an image with torch {image.torch}."
-        remedy = f"""Leave torch away, to have an image for each version, or add when = "torch == '{image.torch}'"."""
+        remedy = f"""Drop torch to have an image for each version, or add when = "torch == '{image.torch}'"."""
         raise MatrixError(what, remedy=remedy)
     return image
 

@@ -130,7 +130,7 @@ def _matrix(file: Table) -> Matrix:
 
 
 def _engines(table: Table) -> dict[str, Mapping[str, object]]:
-    """What is for engines that other packages add, which may be installed elsewhere alone."""
+    """The tables of engines from other packages, which may be installed only on other machines."""
     for name in OWN_ENGINES:
         if name in table:
             raise table.error(name=name, what="this engine is allranks' own", remedy=f"Write [{name}].")
@@ -180,7 +180,7 @@ def _axis_value(table: Table, axis: str, value: object, backends: tuple[str, ...
         raise table.error(axis, f"{shown(value)} is not a name", f'Write {axis} = ["{known[0]}"].')
     if value not in known:
         custom = " A backend of your own goes into matrix.custom_backends." if axis == "backend" else ""
-        what = f"{shown(value)} is no {axis.replace('_', ' ')} that allranks knows"
+        what = f"{shown(value)} is not a supported {axis.replace('_', ' ')}"
         raise table.error(axis, what, did_you_mean(value, known) + custom)
     return value
 
@@ -286,7 +286,7 @@ def _baseline(table: Table) -> Path | None:
         return None
     path = table.relative_path("baseline", text)
     if not exists(table.path.parent / path):
-        remedy = f"Make it of a good run: allranks merge results/latest --update-baseline {text}"
+        remedy = f"Create it from a good run: allranks merge results/latest --update-baseline {text}"
         raise table.error(name="baseline", what=f"there is no file {shown(text)}", remedy=remedy)
     return path
 
@@ -317,7 +317,7 @@ def _default_limits(test: str) -> Limits:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= LARGEST_NUMBER:
-        msg = f"The environment variable {TEST_LIMIT_VARIABLE} is {test!r}, which is no time to wait."
+        msg = f"The environment variable {TEST_LIMIT_VARIABLE} is {test!r}, which is not a valid time."
         raise UsageError(msg, remedy="Set it to a number of seconds above 0, or unset it.")
     process_group, job = min(Limits.process_group, seconds / 2), max(Limits.job, seconds * 2)
     return Limits(process_group=process_group, test=seconds, job=job)
@@ -328,7 +328,7 @@ def _check_nesting(table: Table, limits: Limits) -> None:
     for inner, outer in (("process_group", "test"), ("test", "job")):
         inside, around = getattr(limits, inner), getattr(limits, outer)
         if inside >= around:
-            what = f"{inner} ({inside:g} s) does not end before {outer} ({around:g} s)"
+            what = f"{inner} ({inside:g} s) is not below {outer} ({around:g} s)"
             remedy = f"The limits nest, process_group < test < job: set {inner} below {outer}, or raise {outer}."
             raise table.error(outer if outer in table else inner, what, remedy)
 

@@ -51,7 +51,7 @@ class Expansion:
     """A matrix, expanded.
 
     Attributes:
-        matrix: What was expanded.
+        matrix: The expanded matrix.
         cells: Every cell, in the order of the axes and of their values; the included ones last.
         dropped: The other combinations of the axes, each under the first rule that applies to it, in the file's order.
     """
@@ -87,7 +87,7 @@ def expand(matrix: Matrix) -> Expansion:
     cells = (*kept, *(include.cell for include in matrix.includes))
     if not cells:
         why = f"The excludes drop all {size} combinations of the axes."
-        raise _matrix_error(matrix, "no cell is left", "Take away an exclude, or add a value to an axis.", why)
+        raise _matrix_error(matrix, "no cell is left", "Remove an exclude, or add a value to an axis.", why)
     return Expansion(matrix, cells, dropped)
 
 

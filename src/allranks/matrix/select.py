@@ -205,7 +205,7 @@ def _check_values(expansion: Expansion, axis: str, values: Iterable[AxisValue]) 
     known = dict.fromkeys(expansion.matrix.axes[axis])
     known |= dict.fromkeys(include.cell.axes()[axis] for include in expansion.matrix.includes)
     if set(known) == {NO_TORCH} and set(values) != {NO_TORCH}:
-        remedy = f'Leave it away, or add {axis} = ["2.13.0", "2.14.1"] to [matrix].'
+        remedy = f'Drop it, or add {axis} = ["2.13.0", "2.14.1"] to [matrix].'
         raise UsageError(what=f"This matrix has no axis {axis}.", remedy=remedy)
     for value in values:
         if value not in known:
@@ -223,7 +223,7 @@ def _none_left(expansion: Expansion, wanted: Wanted) -> UsageError:
     """Why no cell has these values, although each is on its axis: the rules that dropped those points."""
     rules = [rule for rule, cells in expansion.dropped.items() if any(_fits(cell, wanted) for cell in cells)]
     if not rules:
-        why = "No included cell has these values together, and they are on no point of the axes."
+        why = "No included cell has these values together, and the axes do not cover them."
         return UsageError(f"The matrix does not have {_asked(wanted)}.", why=why, remedy=LIST_CELLS)
     why = " ".join(_described(expansion, rule) for rule in rules)
     remedy = "Ask for another cell (`allranks plan` lists them), or change that rule."

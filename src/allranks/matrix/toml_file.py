@@ -140,7 +140,7 @@ class Table:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.mistyped(name, "a number of seconds", f"{name} = {default}")
         if not 0 < value <= LARGEST_NUMBER:
-            raise self.error(name, f"{shown(value)} is no time to wait", "Write a number of seconds above 0.")
+            raise self.error(name, f"{shown(value)} is not a valid time", "Write a number of seconds above 0.")
         return float(value)
 
     def strings(self, name: str) -> dict[str, str]:
@@ -266,7 +266,9 @@ def _parse(path: Path, text: str) -> dict[str, object]:
 
 def _malformed(path: Path, line: int, why: str) -> MatrixError:
     what = f"{_label(path)}:{line}: this is not valid TOML."
-    return MatrixError(what, why=f"The parser says: {why}.", remedy="See https://toml.io for how values are written.")
+    return MatrixError(
+        what, why=f"The parser reports: {why}.", remedy="See https://toml.io for how values are written."
+    )
 
 
 # The line of each key, which the standard library's parser does not report. It has already accepted the text.

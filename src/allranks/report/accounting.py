@@ -105,8 +105,8 @@ def _torn_suites(attempts: Sequence[Attempt]) -> dict[tuple[str, str], str]:
             splits.setdefault((attempt.cell, share.suite, share.count), {})[attempt.suite] = share.split
     return {
         (cell, name): (
-            f"The shards {', '.join(sorted(digests))} did not split {suite} alike: tests may have run twice, or not at "
-            "all.\nThey collected different tests, or went by different durations.\n"
+            f"The shards {', '.join(sorted(digests))} split {suite} differently: tests may have run twice, or not at "
+            "all.\nThey collected different tests, or used different durations.\n"
             "Run them in one run, or give all of them the same file of durations."
         )
         for (cell, suite, _), digests in splits.items()
@@ -123,7 +123,7 @@ def damaged_manifest(problems: Sequence[str]) -> CellSuite:
 
 
 def _of_absent_job(job: PlannedJob, cells: Mapping[str, Mapping[str, str | int]]) -> CellSuite:
-    problem = "The job left no results: it was planned, and has not started or was lost."
+    problem = "The job left no results: it was planned, but did not start or was lost."
     return CellSuite(
         cell=job.cell,
         suite=job.suite,
@@ -163,7 +163,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
 
 def _note_on_base(attempt: Attempt) -> Iterator[str]:
     if attempt.base:
-        yield f"attempt {attempt.number} ran a part of the job again; what it did not run is of {attempt.base.folder}"
+        yield f"attempt {attempt.number} ran a part of the job again; the rest is from {attempt.base.folder}"
 
 
 def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Iterator[TestVerdict]:
@@ -173,7 +173,7 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
         yield trouble("split", text, ExitCode.UNACCOUNTED)
     if attempt.record and not attempt.record.error and any(file.is_unfinished for file in files):
         yield trouble(
-            "job", f"{JOURNAL} does not say that the job has finished, as job.json does.", ExitCode.UNACCOUNTED
+            "job", f"{JOURNAL} does not record that the job has finished, but job.json does.", ExitCode.UNACCOUNTED
         )
     yield from _troubles_of_files(files)
     yield from _troubles_of_changes(attempt)
@@ -186,9 +186,13 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
 
 def _troubles_of_changes(attempt: Attempt) -> Iterator[TestVerdict]:
     for path in attempt.changed:
-        text = f"{path.name} is not what allranks has written by that name, as job.json tells by its digest."
-        which = f"What {JOURNAL} says counts." if path not in attempt.files and attempt.files else "It was read."
-        yield trouble(path.name, f"{text}\n{which} Put back what was there.", ExitCode.UNACCOUNTED)
+        text = f"{path.name} is not the file that allranks wrote: its digest differs from the one in job.json."
+        which = (
+            f"The records of {JOURNAL} count instead."
+            if path not in attempt.files and attempt.files
+            else "It was read."
+        )
+        yield trouble(path.name, f"{text}\n{which} Restore the original file.", ExitCode.UNACCOUNTED)
 
 
 def _troubles_of_files(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
@@ -230,7 +234,7 @@ def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict
     elif record is None and ((attempt.cell, attempt.suite) in known.planned or _has_journal(attempt)):
         yield trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
     elif record and attempt.world_size not in {None, record.world_size}:
-        text = f"job.json says that there are {record.world_size} ranks, and the cell has {attempt.world_size}."
+        text = f"job.json records {record.world_size} ranks, but the cell has {attempt.world_size}."
         yield trouble("job", text, ExitCode.UNACCOUNTED)
     yield from _troubles_of_mixture(attempt, known.run_id)
     if record and record.error:
@@ -248,7 +252,7 @@ def _troubles_of_mixture(attempt: Attempt, run_id: str) -> Iterator[TestVerdict]
     """Errors for results of another run, in the place of this run's results or beside them."""
     record, remedy = attempt.record, "Merge each run in a folder of its own."
     if record and record.run_id and record.run_id != run_id:
-        text = f"These results are of the run {record.run_id}, and the others of {run_id}: two runs are mixed."
+        text = f"These results are from the run {record.run_id}, the others from {run_id}: two runs are mixed."
         yield trouble("run", f"{text}\n{remedy}", ExitCode.UNACCOUNTED)
     elif attempt.mixed:
         text = f"There are results of this job of the run {' and '.join(attempt.mixed)} too: they do not count."

@@ -46,8 +46,8 @@ class BaselineWatch:
             return job
         text = (
             f"{sum(executed.values())} tests executed, and the baseline has {wanted}.\n"
-            "They are skipped now, or gone.\n"
-            "Find out why; if it is meant, renew the baseline: allranks merge FOLDER --update-baseline FILE"
+            "They are skipped now, or no longer exist.\n"
+            "Find out why; if it is intended, update the baseline: allranks merge FOLDER --update-baseline FILE"
         )
         return replace(job, tests=(trouble("baseline", text, ExitCode.TESTS_FAILED), *job.tests))
 
@@ -61,9 +61,9 @@ def read_baseline(path: Path) -> Baseline:
     try:
         return parse_baseline(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        msg = f"{path} is no baseline."
+        msg = f"{path} is not a baseline."
         why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        remedy = "Make one of a good run: allranks merge results/latest --update-baseline FILE"
+        remedy = "Create one from a good run: allranks merge results/latest --update-baseline FILE"
         raise UsageError(msg, why=f"{why}.", remedy=remedy) from error
 
 
@@ -85,7 +85,7 @@ def parse_baseline(document: Mapping[str, Any]) -> Baseline:
 
 def _count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        msg = f"{value!r} is no number of tests"
+        msg = f"{value!r} is not a number of tests"
         raise ValueError(msg)
     return value
 
@@ -115,7 +115,7 @@ def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
         keep(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
     except OSError as error:
         msg = f"The baseline {path} cannot be written."
-        raise ResultsError(msg, why=f"{error.strerror}.", remedy="Name a file in a folder that is there.") from error
+        raise ResultsError(msg, why=f"{error.strerror}.", remedy="Name a file in an existing folder.") from error
 
 
 def _is_good(row: SuiteRow) -> bool:

@@ -199,7 +199,7 @@ def _said(attributes: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple
         outcome = yes if word.lower() in _YES else no if word.lower() in _NO else outcome_of(word)
         words = f'{name}="{word[:_SHOWN]}"'
         if outcome is None:
-            yield Outcome.ERRORED, f"{words} is not known, so nothing says that the test passed"
+            yield Outcome.ERRORED, f"{words} is unknown, so the test is not known to have passed"
         else:
             yield outcome, words
 
@@ -306,9 +306,9 @@ class Declarations:
             self.contradiction(f"a suite declares {declared}, and has {has}")
         for outcome, words in _said(suite.attributes, _SUITE_ATTRIBUTES):
             if outcome.is_bad and not (found["errors"] or found["failures"]):
-                self.contradiction(f"a suite says {words}, and no test in it went wrong")
+                self.contradiction(f"a suite reports {words}, but no test in it went wrong")
             if outcome is Outcome.SKIPPED and found["tests"] > found["skipped"]:
-                self.contradiction(f"a suite says {words}, and tests in it ran")
+                self.contradiction(f"a suite reports {words}, but tests in it ran")
 
     def _so_far(self, tests: int) -> Counter[str]:
         found = Counter(self._found)

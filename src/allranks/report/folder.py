@@ -23,7 +23,7 @@ NARROW_NAME: Final = "allranks: every job"
 _MARKS: Final = (f'<testsuites name="{WIDE_NAME}"'.encode(), f'<testsuite name="{NARROW_NAME}"'.encode())
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
 _CELL_ID: Final = re.compile(r"\w+-w([0-9]{1,5})-g[0-9]+-[a-z]+(-n[0-9]+)?(-t[\w.+]+)?")
-_LEADS_OUT: Final = "{} leads out of the results folder: it is not read."
+_LEADS_OUT: Final = "{} points out of the results folder: it is not read."
 _T = TypeVar("_T")
 
 
@@ -130,7 +130,7 @@ def _on_its_base(attempt: Attempt, before: Sequence[Attempt]) -> Attempt:
     base = next((other for other in before if other.number == number), None)
     if base is None or base.record is None or base.problem:
         why = "is gone" if base is None else base.problem or "has no job.json"
-        said = f"attempt-{number}, with which this attempt goes on, {why}: the tests that passed in it are not known."
+        said = f"attempt-{number}, which this attempt continues, {why}: the tests that passed in it are not known."
         return replace(attempt, base=base, problem=said)
     return replace(attempt, base=base)
 
@@ -257,7 +257,7 @@ def _read_json(path: Path, build: Callable[[Fields], _T]) -> tuple[_T | None, st
             return None, f"{path.name} was written by a newer allranks (schema {schema}): merge with that one."
         return build(fields), ""
     except FileNotFoundError:
-        return (None, f"{path.name} is a link that leads nowhere.") if special(path) else (None, "")
+        return (None, f"{path.name} is a broken link.") if special(path) else (None, "")
     except OSError as error:
         return None, f"{path.name} cannot be read: {error.strerror}."
     except (ValueError, RecursionError) as error:

@@ -50,7 +50,7 @@ def told_apart(items: Sequence[T], is_copy: Callable[[T, T], bool]) -> tuple[lis
 def without_copies(files: Sequence[RankFile]) -> tuple[list[RankFile], tuple[str, ...]]:
     """The files without those that have exactly the same content as another, and a note on each one left out."""
     kept, copies = told_apart(files, _is_same_file)
-    notes = (f"{file.path.name} says the same as {same.path.name}, and counts once" for file, same in copies)
+    notes = (f"{file.path.name} duplicates {same.path.name}, and is counted once" for file, same in copies)
     return kept, tuple(notes)
 
 
@@ -73,7 +73,7 @@ def contradictions(files: Sequence[RankFile]) -> Iterator[tuple[int, str]]:
     for rank, names in by_rank.items():
         if len(names) > 1:
             text = f"{' and '.join(names)} are both of rank {rank}, and differ: the worse outcome of each test counts."
-            yield rank, f"{text}\nLeave one of them in the folder."
+            yield rank, f"{text}\nKeep one of them in the folder."
 
 
 class CopyWatch:
@@ -193,8 +193,8 @@ def _nobodys(root: Path, loose: Sequence[Path]) -> Iterator[str]:
     if loose:
         places = ", ".join(path.relative_to(root).as_posix() for path in loose[:3])
         yield (
-            f"{places}{f' and {len(loose) - 3} more' if len(loose) > 3 else ''}: "
-            "results of ranks that lie in no job's folder, so they were not read.\n"
+            f"{places}{f' and {len(loose) - 3} more' if len(loose) > 3 else ''}: results of ranks "
+            "outside any job's folder, so they were not read.\n"
             "Keep the folder cells/ of each machine whole when you gather them, or merge these on their own."
         )
 
@@ -237,8 +237,8 @@ def _disagreements(plans: Sequence[_Plan]) -> Iterator[str]:
     for plan in plans[1:]:
         if _rules(plan.manifest) != _rules(plans[0].manifest):
             yield (
-                f"{plan.file} and {plans[0].file} have different policies: they are of different matrix files.\n"
-                f"That of {plans[0].file} was applied. Run all parts from one commit."
+                f"{plan.file} and {plans[0].file} have different policies: they come from different matrix files.\n"
+                f"The policy of {plans[0].file} was applied. Run all parts from one commit."
             )
 
 
@@ -292,7 +292,7 @@ def _renumbered(attempt: Attempt, numbers: Mapping[str, int]) -> Attempt:
 def _without_copies(attempts: Sequence[_Found]) -> tuple[list[_Found], tuple[str, ...]]:
     """The attempts without duplicates, and a note on each duplicate."""
     kept, copies = told_apart(attempts, _is_same_attempt)
-    notes = (f"{one.attempt.folder} is a copy of {same.attempt.folder}, and counts once" for one, same in copies)
+    notes = (f"{one.attempt.folder} is a copy of {same.attempt.folder}, and is counted once" for one, same in copies)
     return kept, tuple(notes)
 
 

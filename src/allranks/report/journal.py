@@ -1,4 +1,4 @@
-"""Reads the journal of an attempt at a job: what all ranks came to, in one pass.
+"""Reads the journal of an attempt at a job: the outcomes of all ranks, in one pass.
 
 Of several records of one test and rank the first bad one counts, and a later good one never improves it. A record
 about a rank whose node is lost gives way to any record from that node itself.
@@ -138,7 +138,7 @@ class _JournalReader:
             RecordError: It is implausible.
         """
         if (self._job is None) != isinstance(record, JobStarted):
-            msg = "is not the record that a journal begins with" if self._job is None else "begins another journal"
+            msg = "is not the first record of a journal" if self._job is None else "begins another journal"
             raise RecordError(msg)
         match record:
             case JobStarted():

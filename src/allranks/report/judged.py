@@ -274,9 +274,9 @@ class MergedRun:
             if suite.all_deselected:
                 yield f"{suite.name}: the selection left out all {suite.deselected} tests."
             if suite.is_empty_share and suite.share:
-                yield f"{suite.name}: nothing to run: every test of it ({suite.share.elsewhere}) is another shard's."
+                yield f"{suite.name}: nothing to run: every test ({suite.share.elsewhere}) is in another shard."
             if self.planned is not None and suite.id not in self.planned:
-                yield f"{suite.name}: has results, and is not in the plan."
+                yield f"{suite.name}: has results, but is not in the plan."
             yield from (f"{suite.name}: {note}." for note in suite.notes)
             if suite.xpassed:
                 yield f"{suite.name}: expected to fail, and passed: {_listed(suite.xpassed)}."

@@ -236,7 +236,7 @@ def has_not_run(test: TestVerdict) -> bool:
 
 def _left_out(test: TestVerdict, attempt: Attempt) -> TestVerdict:
     """A test that neither an attempt nor the one it continues has run."""
-    message = f"{test.verdict.message}, and attempt {attempt.number}, which went on with it, did not run it either"
+    message = f"{test.verdict.message}, and attempt {attempt.number}, which continued it, did not run it either"
     return replace(
         test,
         verdict=Verdict(

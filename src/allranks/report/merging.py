@@ -49,7 +49,7 @@ class ReportWriter(Protocol):
         """Take a job with its tests, which are dropped after it."""
 
     def finish(self, run: MergedRun) -> None:
-        """Write what is left: all jobs have been added, and allranks' own reports are written."""
+        """Write the rest: all jobs have been added, and allranks' own reports are written."""
 
 
 ReportFormat = Callable[[Path], ReportWriter]
@@ -57,7 +57,7 @@ ReportFormat = Callable[[Path], ReportWriter]
 
 
 class _Added:
-    """The writer of another package: whatever it raises, all other reports are written first.
+    """The writer of another package: all other reports are written first, even if it raises.
 
     Args:
         point: Its entry point.
@@ -79,7 +79,7 @@ class _Added:
         except Exception as error:  # noqa: BLE001 - of code that is not ours
             self._writer = None
             msg = f"The report {self._point.name} could not be written ({self._point.value})."
-            remedy = "Repair or remove the package that adds it, and merge again: all other reports are there."
+            remedy = "Repair or remove the package that adds it, and merge again: all other reports are written."
             self.error = ResultsError(msg, why=f"{type(error).__name__}: {error}", remedy=remedy)
 
     def add(self, suite: CellSuite) -> None:

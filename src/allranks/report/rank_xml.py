@@ -113,7 +113,7 @@ class _Reader:
         def start(tag: str, attributes: Mapping[str, str]) -> None:
             nonlocal case
             if case is not None and tag in cases:
-                self.declared.contradiction("a testcase stands in another one")
+                self.declared.contradiction("a testcase is nested in another one")
             if tag == "testcase":
                 case, self._more = attributes, None
             elif tag == marker:
@@ -354,13 +354,13 @@ def _rank(properties: Mapping[str, str], path: Path) -> int | None:
 def _implausible(reader: _Reader, rank: int | None) -> str:
     """Why the file's rank or world size is implausible: each missing rank would get a result; empty if it is not."""
     if rank is not None and rank >= MOST_RANKS:
-        return f"claims to be rank {rank}: no run has as many"
+        return f"claims to be rank {rank}: no run has that many"
     size = whole_number(reader.properties.get("allranks.world_size")) or 0
     if size > MOST_RANKS:
         del reader.properties["allranks.world_size"]
     else:
         size = reader.claimed_world
-    return f"claims a world of {size} ranks: no run has as many" if size else ""
+    return f"claims a world of {size} ranks: no run has that many" if size else ""
 
 
 def _folded(file: RankFile) -> RankFile:

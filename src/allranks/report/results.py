@@ -148,7 +148,7 @@ class TestVerdict:
     """One testcase of the report: a test in a cell, or an error of its job that belongs to no test.
 
     Attributes:
-        ranks: The rank results behind the verdict, by rank, including those that never came back.
+        ranks: The rank results behind the verdict, by rank, including missing ones.
         earlier: Earlier attempts in which the test went wrong, oldest first.
         slowest: Seconds of the slowest rank, if known without checking each.
     """

@@ -117,7 +117,7 @@ def _skip_but_pass(merged: MergedRun) -> Iterator[str]:
 
 def _flaky(merged: MergedRun) -> Iterator[str]:
     if count := merged.counts.flaky:
-        yield f"{count} flaky test(s): they went wrong in an earlier attempt, and then did not."
+        yield f"{count} flaky test(s): they went wrong in an earlier attempt, but not in the last."
 
 
 LISTED: Final = 50
@@ -231,7 +231,7 @@ def _notes(merged: MergedRun) -> Iterator[str]:
     if merged.counts.skip_but_pass:
         yield f"- {merged.counts.skip_but_pass} environment skip(s) counted as passed."
     if merged.counts.flaky:
-        yield f"- {merged.counts.flaky} flaky test(s): they went wrong in an earlier attempt, and then did not."
+        yield f"- {merged.counts.flaky} flaky test(s): they went wrong in an earlier attempt, but not in the last."
 
 
 def _escaped(text: str) -> str:

@@ -134,7 +134,7 @@ def verdict(results: Iterable[RankResult], setting: VerdictPolicy) -> Verdict:
     """Apply the first matching rule to the outcomes of one test's ranks.
 
     Args:
-        results: One for each rank that the test should have run on; those that never came back as ``missing``.
+        results: One for each rank that the test should have run on; those without a result as ``missing``.
             Several of one rank are folded into the worst; but whether ranks skipped or ran is decided over all of
             them, lest one of them hide a disagreement.
         setting: How skips are read.
@@ -179,7 +179,7 @@ _LONG: Final = 1.0
 
 _SHOWN_STOPPED: Final = 3
 
-_NO_TIMES: Final = "There are no times to tell which rank went first: the worst outcome leads, then the lowest rank."
+_NO_TIMES: Final = "No times show which rank went wrong first: the worst outcome leads, then the lowest rank."
 
 
 def _one_for_each_rank(results: Iterable[RankResult]) -> tuple[RankResult, ...]:
@@ -229,7 +229,7 @@ def _leading_outcome(ranks: Sequence[RankResult], _: VerdictPolicy) -> Verdict |
 
 
 def _long_done(ranks: Sequence[RankResult], lead: RankResult) -> str:
-    """The ranks that had ended the test long before: a rank that left early is often why its peers waited in vain."""
+    """The ranks that had ended the test long before: a rank that left early often caused its peers' time-out."""
     ended = [
         (rank.rank, lead.at - rank.at)
         for rank in ranks

@@ -1,1 +1,1 @@
-"""Which job runs when, on which GPUs, and what is written down about it."""
+"""The order of jobs, their GPUs, and the records of their runs."""

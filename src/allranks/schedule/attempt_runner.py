@@ -59,7 +59,7 @@ class AttemptRunner:
         self.pool = GpuPool(self.host.gpus, self.folder.run_id)
 
     def room_of(self, job: Job) -> Capacity:
-        """What a job takes: no GPUs if the host has too few, since all its tests will be skipped."""
+        """The demand of a job: no GPUs if the host has too few, since all its tests will be skipped."""
         gpus = job.cell.gpu_count
         return room_of(self.matrix, job, gpus=gpus if gpus <= len(self.host.gpus) else 0)
 
@@ -266,12 +266,12 @@ def _write(attempt: JobAttempt, journal: JournalWriter, record: Record) -> None:
         remedy = "Free space where the results folder is, then go on: allranks run --resume."
         attempt.break_off(JobError(kind="infrastructure", what=what, why="The job was stopped.", remedy=remedy))
     if journal.size > MOST_BYTES:
-        why = f"Its journal has {journal.size} bytes, and no job's has more than {MOST_BYTES}."
+        why = f"Its journal has {journal.size} bytes, over the limit of {MOST_BYTES}."
         attempt.break_off(_not_believed(why))
 
 
 def _not_believed(why: str) -> JobError:
-    what = "What the job reports cannot be true, and the job was stopped; what it had reported before stands."
+    what = "The job reported something impossible and was stopped; its earlier reports count."
     remedy = "See agent.log in the job's results folder: something in the job may write to its agent's output."
     return JobError(kind="agent", what=what, why=why, remedy=remedy)
 

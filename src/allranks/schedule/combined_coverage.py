@@ -30,7 +30,7 @@ _FIND: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec('c
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageOptions:
-    """What the arguments for pytest-cov ask for.
+    """The reports that the arguments for pytest-cov request.
 
     Attributes:
         config: Coverage's configuration file; empty for the one that it finds.
@@ -92,7 +92,7 @@ def combine(
         return
     interpreter = next((each for each in (sys.executable, matrix.process.python) if each and _has_coverage(each)), None)
     if interpreter is None:
-        say(f"coverage: each job's data is in its folder {COVERAGE!r}. To have it combined: pip install coverage")
+        say(f"coverage: each job's data is in its folder {COVERAGE!r}. To combine it: pip install coverage")
         return
     wishes = wishes_of([*(argument for job in jobs for argument in job.suite.pytest_args), *arguments])
     try:
@@ -106,7 +106,7 @@ def combine(
     if done.returncode == 0:
         say(f"coverage over all jobs and ranks, in {DATA}:\n{done.stdout.rstrip()}\n")
     else:
-        why = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
+        why = (done.stderr.strip().splitlines() or ["it gives no reason"])[-1]
         say(f"coverage: the data of the jobs could not be combined: {why}")
 
 

@@ -54,7 +54,7 @@ class Dispatcher:
 
         Args:
             jobs: What to run.
-            selections: What is left to do of a job, by its id; all other jobs run whole.
+            selections: The remaining part of a job, by its id; all other jobs run whole.
 
         Raises:
             KeyboardInterrupt: The user interrupted the run; the jobs that were running have their records.
@@ -188,7 +188,7 @@ class Dispatcher:
         """End the run if its time is over: if it were ended from outside later, there would be no report."""
         if time.monotonic() >= self._deadline and (self._backlog or self._active):
             over = f"the run's limit of {self._policy.seconds:g} s is over"
-            self._stop(f"Not run to its end: {over}.", f"{over}, and ends it")
+            self._stop(f"Not completed: {over}.", f"{over}, and ends it")
 
     def _remove(self, attempt: JobAttempt, error: BaseException | None = None) -> None:
         """Remove a closed job; raise the error of its thread."""
@@ -197,7 +197,7 @@ class Dispatcher:
         sick = self._pool.sick_among(attempt.lease.gpus)
         self._capacity = self._capacity.minus(Capacity(gpus=len(sick)))
         for gpu in sick:
-            self._live.say(f"{self._host.name_of(gpu)} is sick: no job of this run gets it any more")
+            self._live.say(f"{self._host.name_of(gpu)} is sick: this run gives it to no other job")
         if self._stopped is not None:
             self._attempts.record_unstarted(attempt.task, attempt.job, self._stopped)
         elif attempt.left is not None:
@@ -214,14 +214,14 @@ class Dispatcher:
                 self._backlog.add(task)
                 continue
             names = ", ".join(map(self._host.name_of, sick))
-            what = f"It needs {task.room.gpus} GPUs, and {well} of this host's are well: {names} is sick."
+            what = f"It needs {task.room.gpus} GPUs, and {well} GPUs of this host are well: {names} is sick."
             why = JobError(kind="infrastructure", what=what, remedy="Repair it, and go on: allranks run --resume.")
             job = self._jobs[task.number]
             self._attempts.record_unstarted(task, job, why)
             self._live.job_ended(job.id, Tests(), 0.0, why)
 
     def _retry(self, attempt: JobAttempt, left: Again) -> None:
-        """Retry what is left of a job if it may; else the job is not good."""
+        """Retry the rest of a job if allowed; else the job is not good."""
         job_id, error = attempt.job.id, attempt.error
         retry = self._retries.retry(job_id, left, error.kind if error else "") if attempt.spec else None
         if retry is not None:
@@ -229,13 +229,13 @@ class Dispatcher:
             self._live.job_is(job_id, "waiting")
             self._live.say(f"{job_id}: {retry}")
         elif self._policy.fail_fast:
-            what = f"Not run to its end: --fail-fast ended the run when {job_id} was not good."
+            what = f"Not completed: --fail-fast ended the run when {job_id} was not good."
             self._stop(what, f"{job_id} is not good, and --fail-fast ends the run")
 
     def _stop(self, what: str, line: str) -> None:
         """Cancel the running jobs, and record for each waiting one why it did not run."""
         self._deadline = math.inf
-        self._stopped = JobError(kind="stopped", what=what, remedy="Go on with it: allranks run --resume.")
+        self._stopped = JobError(kind="stopped", what=what, remedy="Resume it: allranks run --resume.")
         self._live.say(line)
         for attempt in self._active:
             attempt.cancel(self._stopped)

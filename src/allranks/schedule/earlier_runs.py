@@ -1,4 +1,4 @@
-"""What a run takes from earlier runs: caches, durations, and what they left to do.
+"""The inputs of a run from earlier runs: caches, durations, and unfinished jobs.
 
 All shards of a suite in a cell make the same split only if all of them collect the same tests and use the same
 durations. The first shards change both, so the run keeps copies in its own folder, also for sessions that join it. It
@@ -129,7 +129,7 @@ def take_snapshot(
 
     Args:
         folder: The run's folder.
-        jobs: What is to run; without shards nothing is kept, since durations then only help to pack suites.
+        jobs: The jobs to run; without shards nothing is kept, since durations then only help to pack suites.
         durations: The file of durations.
         say: Prints one line.
         known: Durations for shards instead of that file: the same on every machine of a plan.
@@ -223,8 +223,8 @@ class EarlierRun:
         there = {(job.cell.id, job.name) for job in jobs}
         lost = next((place for place in self.arguments if place not in there), None)
         if lost:
-            msg = f"The run {self.run_id} had planned {'/'.join(lost)}, and the matrix has no such job any more."
-            raise UsageError(msg, remedy="Name the cells that are to go on, or begin a new run.")
+            msg = f"The run {self.run_id} had planned {'/'.join(lost)}, which the matrix no longer has."
+            raise UsageError(msg, remedy="Name the cells to resume, or start a new run.")
 
     def arguments_of(self, jobs: Sequence[Job], given: tuple[str, ...]) -> tuple[str, ...]:
         """The pytest arguments that all of these jobs had.
@@ -238,16 +238,16 @@ class EarlierRun:
         """
         found = {self.arguments[job.cell.id, job.name] for job in jobs}
         if len(found) > 1:
-            msg = f"The jobs of the run {self.run_id} had different arguments for pytest."
-            raise UsageError(msg, remedy="Name the cells of one kind.")
+            msg = f"The jobs of the run {self.run_id} had different pytest arguments."
+            raise UsageError(msg, remedy="Name cells that had the same arguments.")
         before = next(iter(found), ())
         if given and given != before:
-            msg = f"The run {self.run_id} had other arguments for pytest: {shlex.join(before) or 'none'}."
-            raise UsageError(msg, remedy="Leave them away to go on with it, or begin a new run.")
+            msg = f"The run {self.run_id} had other pytest arguments: {shlex.join(before) or 'none'}."
+            raise UsageError(msg, remedy="Drop yours to resume it, or start a new run.")
         return before
 
     def left(self, jobs: Sequence[Job], wanted: Wanted) -> dict[str, Again]:
-        """What has to run again of each job, by id; jobs that are done are left out."""
+        """The part of each job to run again, by id; finished jobs are left out."""
         left = {job.id: to_run_again(newest_attempt(self.folder, job), self.setting, wanted) for job in jobs}
         return {job_id: again for job_id, again in left.items() if again}
 
@@ -271,11 +271,11 @@ def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
     folder = named.resolve()
     manifest, problem = read_manifest(folder, folder)
     if problem:
-        msg = f"{named / 'run.json'} cannot be read, so nobody knows what the run had planned."
-        raise UsageError(msg, why=problem, remedy="Begin a new run.")
+        msg = f"{named / 'run.json'} cannot be read, so the plan of the run is unknown."
+        raise UsageError(msg, why=problem, remedy="Start a new run.")
     if manifest is None:
-        msg = f"There is no run to go on with: {named} has no run.json."
-        raise UsageError(msg, remedy="Name the folder of all runs with --results, or begin a run.")
+        msg = f"There is no run to resume: {named} has no run.json."
+        raise UsageError(msg, remedy="Name the folder of all runs with --results, or start a run.")
     found = EarlierRun(
         run_id=manifest.run_id,
         folder=folder,
@@ -283,8 +283,8 @@ def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
         setting=VerdictPolicy(skip=manifest.policy.skip or "skip", mixed_skip=manifest.policy.mixed_skip),
     )
     if found.folder != (results / found.run_id).resolve():
-        msg = f"{named} holds the run {found.run_id}, and is not its own folder: new results would go elsewhere."
-        raise UsageError(msg, remedy=f"Put it back to {results / found.run_id}.")
+        msg = f"{named} holds the run {found.run_id} under another name: new results would go elsewhere."
+        raise UsageError(msg, remedy=f"Move it back to {results / found.run_id}.")
     if not is_dead(found.run_id):
         msg = f"The run {found.run_id} has not ended yet."
         raise UsageError(msg, remedy="Wait for it, or end it with Ctrl-C where it runs.")

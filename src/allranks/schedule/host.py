@@ -73,7 +73,7 @@ def choose_host(
     Args:
         engine: The name of the requested engine, or ``auto``.
         matrix: Defines what jobs need.
-        say: Receives a line that names the engine, and why.
+        say: Receives a line that names the engine and the reason.
         inventory: The GPUs that jobs may use; None for all of this host's.
         uses: Until it is closed, the images of the run's jobs are not removed.
 
@@ -86,7 +86,7 @@ def choose_host(
     say(f"engine: {connected.name} ({why}); GPUs: {len(gpus) or 'none'}")
     chosen, make = connected.engine_for(matrix, say, uses)
     for name in chosen.reap():
-        say(f"removed {name}, which a dead run had left")
+        say(f"removed {name}, left by a dead run")
     cores, memory = connected.capacity()
     return Host(
         engine=chosen,

@@ -30,15 +30,15 @@ class JobAttempt:
     On standby its agent imports torch and collects; while it closes, its results are copied and recorded.
 
     Attributes:
-        task: What it takes of the host.
+        task: Its demand on the host.
         folder: Where its results go.
         again: Which part of the job it runs.
         lease: Its GPUs, until it is closed.
         spec: The request to the engine; None if it could not be made, for the reason in `error`.
         running: None if the job has not been started, or could not be.
-        facts: What the job has reported about itself.
+        facts: The job's reports about itself.
         fault: Why its further reports are ignored.
-        cancelled: Why it was told to end; None if it was not.
+        cancelled: The reason for its cancellation; None without one.
         began: When it left standby, on the monotonic clock.
         started: When it left standby, in seconds since the epoch.
         rank_files: Digests of its rank XML.
@@ -70,7 +70,7 @@ class JobAttempt:
 
     @property
     def held(self) -> Capacity:
-        """What it holds of the host: cores only while it runs."""
+        """Its share of the host: cores only while it runs."""
         return self.task.room if self.state == "running" else self.task.room._replace(cores=0)
 
     def release(self) -> None:

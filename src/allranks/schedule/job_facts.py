@@ -43,9 +43,7 @@ _UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROF
 _SEE_THE_AGENT = "See agent.log in the job's results folder."
 _SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's results folder."
 _BETTER_PYTHON = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
-_OTHER_TORCH = (
-    "Let the cell's image, or the interpreter of process.python, have the torch that the cell is named after."
-)
+_OTHER_TORCH = "Install the torch that the cell is named after in its image, or for the interpreter of process.python."
 
 
 @dataclass(eq=False)
@@ -87,7 +85,7 @@ class JobFacts:
 
     @property
     def is_done(self) -> bool:
-        """Whether the agent had done all its work before it was told to end."""
+        """True if the agent had done all its work before its cancellation."""
         return bool(self._all(Finished)) and not self._all(Interrupted)
 
     @property
@@ -156,7 +154,7 @@ class JobFacts:
     def _timeout(self) -> JobError:
         where = f"after {self._last_test}" if self._last_test else "before the first test ended"
         remedy = "Raise limits.job in the matrix file, or split the suite."
-        return JobError(kind="timeout", what=f"The job's time was up {where}.", remedy=remedy)
+        return JobError(kind="timeout", what=f"The job timed out {where}.", remedy=remedy)
 
 
 def _left_behind(found: Sequence[LeftBehind]) -> list[str]:
@@ -207,11 +205,11 @@ def _agent_failure(failed: AgentFailed) -> JobError:
 def _breakdown(what: str, why: str) -> JobError:
     if full := _UNWRITABLE.search(f"{what}\n{why}"):
         remedy = (
-            "Either its tests have filled its own folders (512 MiB of results, limits.disk_mib of other files), or the "
+            "Either its tests filled the job's folders (512 MiB of results, limits.disk_mib of other files), or the "
             "host's disk is full: free space in TMPDIR, or in Docker's own folder. Then go on: allranks run --resume."
         )
         return JobError(kind="infrastructure", what="The agent could not write.", why=full[0], remedy=remedy)
-    return JobError(kind="agent", what=what, why=why, remedy="Please report this as a bug of allranks.")
+    return JobError(kind="agent", what=what, why=why, remedy="Please report this as a bug in allranks.")
 
 
 def _death(ending: JobExit) -> JobError:
@@ -233,9 +231,9 @@ def _ends_of(ending: JobExit) -> str:
 
 
 def _how(end: NodeExit) -> str:
-    return "nobody knows how" if end.status is None else f"with status {end.status}"
+    return "with unknown status" if end.status is None else f"with status {end.status}"
 
 
 def _memory(end: NodeExit) -> str:
-    words = "The kernel killed it, or a part of it, for want of memory (limits.memory_mib). "
+    words = "The kernel killed it, or one of its processes, for want of memory (limits.memory_mib). "
     return words if end.out_of_memory else ""

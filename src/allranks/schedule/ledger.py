@@ -145,7 +145,7 @@ class Ledger:
             ContradictionError: No honest agent would have reported it.
         """
         if isinstance(said, Damage):
-            _refuse(f"writes what cannot be read: {said.what}.")
+            _refuse(f"writes an unreadable record: {said.what}.")
         self._check_order(node, said)
         if node and not isinstance(said, _NEWS_OF_A_FOLLOWER):
             return False
@@ -192,7 +192,7 @@ class Ledger:
         if said.schema != SCHEMA:
             _refuse(f"writes records of schema {said.schema}, and this allranks reads schema {SCHEMA}.")
         if said.node != node:
-            _refuse(f"says that it is that of node {said.node}.")
+            _refuse(f"identifies itself as that of node {said.node}.")
         self._begun.add(node)
 
     def _count(self, said: Record) -> None:
@@ -206,7 +206,7 @@ class Ledger:
         if self._has_collected:
             _refuse("reports a list of tests after the last one.")
         if len(said.tests) > TESTS_IN_ONE:
-            _refuse(f"names {len(said.tests)} tests in one record, and no record has more than {TESTS_IN_ONE}.")
+            _refuse(f"names {len(said.tests)} tests in one record, over the limit of {TESTS_IN_ONE}.")
         self._collected.update(said.tests)
         if len(self._collected) > MOST_TESTS:
             _refuse(f"has collected more than {MOST_TESTS} tests.")
@@ -247,7 +247,7 @@ class Ledger:
 
     def _add_world(self, nodeid: str, world_size: int) -> None:
         if not 0 < world_size <= MOST_RANKS:
-            _refuse(f"gives {nodeid[:200]!r} {world_size} ranks, and no test has more than {MOST_RANKS}.")
+            _refuse(f"gives {nodeid[:200]!r} {world_size} ranks, over the limit of {MOST_RANKS}.")
         self._world_sizes[nodeid] = world_size
         further = max(0, world_size - self._world_size)
         self._further_ranks += further

@@ -34,7 +34,7 @@ class Pdb:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptOptions:
-    """What one attempt adds to a job.
+    """The additions of one attempt to a job.
 
     Attributes:
         number: From 1.
@@ -107,13 +107,13 @@ def _gpus_to_check(environment: JobEnvironment, attempt: AttemptOptions) -> Iter
 
 
 def room_of(matrix: Matrix, job: Job, *, gpus: int) -> Capacity:
-    """What a job takes of its host: a core for each rank that may run at once, and the memory that it may use."""
+    """The demand of a job on its host: a core for each rank that may run at once, and the memory that it may use."""
     ranks = ranks_at_once(job.cell.world_size, job.suite.overlap)
     return Capacity(gpus=gpus, cores=ranks, memory=total(_resources_of_nodes(matrix, job, 0)).memory_bytes >> 20)
 
 
 def _resources_of_nodes(matrix: Matrix, job: Job, seconds: float) -> tuple[Resources, ...]:
-    """What a job with this time limit may use on each of its nodes, by the ranks that are there."""
+    """The limits of a job with this time limit on each of its nodes, by the ranks there."""
     cell = job.cell
     return tuple(
         resources(

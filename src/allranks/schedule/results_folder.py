@@ -132,7 +132,7 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Held to write what the sessions of a run share."""
+        """Held to write the files that the sessions of a run share."""
         return self.path / _LOCK
 
     def seconds_of(self, job: Job) -> Mapping[str, float]:
@@ -178,7 +178,7 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
     Args:
         results: The folder of all runs.
         run_id: The run; several processes may announce jobs of one run, one after the other.
-        jobs: What is to run.
+        jobs: The jobs to run.
         facts: The rest of the manifest: command, policy, dropped cells.
         seed: The requested seed; None for a random one, or that of the run that is joined.
         pytest_args: The jobs' arguments for pytest, for resuming the run.
@@ -208,7 +208,7 @@ def take_jobs(  # noqa: PLR0913 - each is something else
     Args:
         results: The folder of all runs.
         owned: The run.
-        jobs: What is to run.
+        jobs: The jobs to run.
         say: Prints one line.
         party: The party of this process.
         goes_on: Whether these jobs are resumed, whichever party has run them.
@@ -221,7 +221,7 @@ def take_jobs(  # noqa: PLR0913 - each is something else
     with as_results_error(results):
         path.mkdir(parents=True, exist_ok=True)
         while (busy := _take_or_find_busy(path, owned, jobs, party, goes_on=goes_on)) is not None:
-            say(f"waiting for {busy}: another session of this nox runs it")
+            say(f"waiting for {busy}: another session of this nox command runs it")
             owned.wait_for(busy)
 
 
@@ -261,8 +261,8 @@ def _give_back(owned: OwnedRun, taken: Iterable[str]) -> None:
 def _is_others(job_id: str, run_id: str, how: str) -> UsageError:
     return UsageError(
         f"{job_id} of the run {run_id} {how}.",
-        why="A job belongs to whoever runs it first: attempts of two would pass for retries of one.",
-        remedy=f"Go on with that run when it has ended (--resume, --rerun-failed), or begin another one: unset "
+        why="A job belongs to the process that runs it first: attempts of two would look like retries of one.",
+        remedy=f"Resume that run when it has ended (--resume, --rerun-failed), or start another one: unset "
         f"{RUN_ID_VARIABLE}, or give it another value.",
     )
 

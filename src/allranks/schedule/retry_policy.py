@@ -1,4 +1,4 @@
-"""What runs again: which jobs are tried anew, and which of their tests."""
+"""The selection for retries: jobs, and the tests of each."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -109,7 +109,7 @@ class RetryPolicy:
     Args:
         retries: How often a job may be retried for tests that went wrong. Infrastructure errors have as many of their
             own: a job that had a sick GPU keeps its retries for flaky tests.
-        selections: What the first attempt at a job runs, by the job's id; a job that is not in it runs whole.
+        selections: The tests of the first attempt at a job, by the job's id; a job that is not in it runs whole.
     """
 
     def __init__(self, retries: int, selections: Mapping[str, Again]) -> None:
@@ -118,11 +118,11 @@ class RetryPolicy:
         self._used: Counter[tuple[str, bool]] = Counter()
 
     def selection(self, job_id: str) -> Again:
-        """What the next attempt at a job runs."""
+        """The tests of the next attempt at a job."""
         return self._selections.get(job_id, WHOLE)
 
     def retry(self, job_id: str, left: Again, error_kind: str = "") -> str | None:
-        """Have the next attempt at a job run what is left of it, unless its retries are used up.
+        """Let the next attempt at a job run the rest of it, unless its retries are used up.
 
         Args:
             job_id: The job.
@@ -130,7 +130,7 @@ class RetryPolicy:
             error_kind: The kind of its error as a whole; empty if only tests went wrong.
 
         Returns:
-            The retry in words, such as ``2 tests again (1 of 3)``; None if there is none.
+            The retry in words, such as ``retrying 2 tests (1 of 3)``; None if there is none.
         """
         budget = (job_id, error_kind == "infrastructure")
         if error_kind in _NEVER_RETRIED or self._used[budget] >= self._retries:
@@ -139,4 +139,4 @@ class RetryPolicy:
         self._selections[job_id] = left
         count = 0 if left.tests is None else len(left.tests)
         what = f"{count} test{'s' if count > 1 else ''}" if count else "the whole job"
-        return f"{what} again ({self._used[budget]} of {self._retries})"
+        return f"retrying {what} ({self._used[budget]} of {self._retries})"

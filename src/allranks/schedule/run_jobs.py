@@ -68,7 +68,7 @@ class RunOptions:
         durations: The file of durations; None for the one that the matrix names.
         known: Durations for its shards; None for those in the file of durations.
         policy: How its jobs follow each other.
-        left: What is left of the jobs of a resumed run, by id; None for a new run.
+        left: The remaining parts of the jobs of a resumed run, by id; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
         gpu_mode: Whose GPUs, and how containers are given them.
         planned_gpus: How many GPUs this machine must have, since a plan has chosen it for jobs that need them.
@@ -96,7 +96,7 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
 
     Args:
         expansion: The matrix that the jobs come from, with what was dropped from it.
-        jobs: What to run, in order; for a resumed run, all whose results are shown.
+        jobs: The jobs to run, in order; for a resumed run, all whose results are shown.
         options: How to run it.
         say: Prints one line.
 
@@ -150,14 +150,14 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
     """Refuse a machine without its planned GPUs: jobs would skip all their tests, which run on no other machine."""
     there = len(inventory.gpus)
     if there < planned:
-        what = f"The plan has a job with {planned} GPUs for this machine, and allranks finds {there}."
-        why = "All of its tests would be skipped, and nobody would see that they were to run."
+        what = f"The plan has a job with {planned} GPUs for this machine, but allranks finds {there}."
+        why = "All of its tests would be skipped unnoticed."
         remedy = "See `allranks doctor` on this machine, or correct gpus of its [[runners]] in the matrix file."
         raise DeviceError(what, why=why, remedy=remedy)
 
 
 def _remove_remains() -> None:
-    """Reap what a killed process has left of the resumed run, before we own that run and it counts as alive."""
+    """Reap a killed process's leftovers of the resumed run, before we own that run and it counts as alive."""
     for engine in cleaners():
         engine.reap()
 

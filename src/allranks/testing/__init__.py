@@ -1,4 +1,4 @@
-"""What the author of a distributed suite imports: skips, test cases, stores and types.
+"""The imports of a distributed suite: skips, test cases, stores and types.
 
 Names are imported on first use, so that the orchestrator can read :mod:`allranks.skip_codes` without torch, and pytest
 can rewrite :mod:`allranks.testing.fixtures` before any module imports it.

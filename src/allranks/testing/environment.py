@@ -85,7 +85,7 @@ def rank_to_gpus(world_size: int, backend: str | None = None, *, gpus_per_rank: 
         ValueError: ``world_size`` or ``gpus_per_rank`` is less than 1.
     """
     if world_size < 1 or (gpus_per_rank is not None and gpus_per_rank < 1):
-        msg = f"{world_size} ranks with {gpus_per_rank} GPUs each cannot be: give numbers from 1"
+        msg = f"{world_size} ranks with {gpus_per_rank} GPUs each are impossible: give numbers from 1"
         raise ValueError(msg)
     present = _accelerator_count()
     each = gpus_per_rank if gpus_per_rank is not None else max(present // world_size, 1)

@@ -1,4 +1,4 @@
-"""Our markers: each requirement by its own name, and what they say about a test."""
+"""Our markers: each requirement by its own name, and their values for a test."""
 
 import inspect
 from collections.abc import Callable, Iterator

@@ -140,7 +140,7 @@ def _logging_data(model: DistributedDataParallel) -> Mapping[str, object]:
     # DDP has no public access to its log; this method has existed since torch 1.8.
     read = getattr(model, "_get_ddp_logging_data", None)
     if read is None:
-        msg = "this torch's DistributedDataParallel keeps no log that can be read: _get_ddp_logging_data is gone"
+        msg = "this torch's DistributedDataParallel has no readable log: _get_ddp_logging_data is missing"
         raise RuntimeError(msg)
     return cast("Mapping[str, object]", read())
 

@@ -148,7 +148,7 @@ class MultiProcessTestCase(LauncherTestCase):
 
     @property
     def destroy_pg_upon_exit(self) -> bool:
-        """Whether a rank whose test passed destroys its process groups before it ends. Override it to change that."""
+        """True if a rank that passed destroys its process groups before it ends. Override it to change that."""
         return True
 
     @property
@@ -207,7 +207,7 @@ class MultiProcessTestCase(LauncherTestCase):
         """Run one test in this rank, then its clean-ups, and destroy any process group that is left.
 
         Raises:
-            Exception: What the test raises.
+            Exception: The exception of the test.
         """
         self._run_and_clean_up(test_name, parent_pipe.tell)
         parent_pipe.has_run = True
@@ -322,8 +322,8 @@ class MultiProcContinuousTest(LauncherTestCase):
         ranks = kept_by(type(self))
         if ranks is None:
             msg = (
-                f"no rank is there for {self.id()}\n"
-                "A test of this class runs in ranks alone, and super().setUp(), which starts them, was not called.\n"
+                f"there are no ranks for {self.id()}\n"
+                "A test of this class runs only in ranks, and super().setUp(), which starts them, was not called.\n"
                 "Call super().setUp() first in setUp."
             )
             raise RuntimeError(msg)

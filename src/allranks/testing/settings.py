@@ -105,7 +105,7 @@ def with_dist_debug_levels(levels: Sequence[DebugLevelName]) -> Callable[[Callab
     for level in levels:
         _check(level)
     if not levels:
-        msg = f"a test under no debug level would not run at all: name some of {', '.join(_LEVELS)}"
+        msg = f"a test needs at least one debug level: name some of {', '.join(_LEVELS)}"
         raise ValueError(msg)
 
     def decorate(test: Callable[P, R]) -> Callable[P, R]:
@@ -135,5 +135,5 @@ def _run_under(level: DebugLevelName, run: Callable[[], R]) -> R:
 
 def _check(level: str) -> None:
     if level not in _LEVELS:
-        msg = f"{level!r} is no debug level of torch.distributed: name one of {', '.join(_LEVELS)}"
+        msg = f"{level!r} is not a debug level of torch.distributed: name one of {', '.join(_LEVELS)}"
         raise ValueError(msg)

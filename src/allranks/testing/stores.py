@@ -47,8 +47,9 @@ def create_tcp_store(  # noqa: PLR0913 - those of torch's helper, by the same na
         raise ValueError(msg)
     if port == 0 and world_size > 1 and wait_for_workers:
         msg = (
-            f"a master that waits for {world_size - 1} clients, on a port that it chooses itself, would wait in vain: "
-            "take the port from reserved_port(), or pass wait_for_workers=False and tell the clients store.port"
+            f"a master that waits for {world_size - 1} clients, on a port that it chooses itself, "
+            "would wait in vain: get the port from reserved_port(), or pass wait_for_workers=False and tell the "
+            "clients store.port"
         )
         raise ValueError(msg)
     return TCPStore(

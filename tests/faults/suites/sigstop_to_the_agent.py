@@ -15,7 +15,7 @@ FAULT = {
     "ranks": ["missing", "missing"],
     "words": ["nothing came back"],
     "exit_code": 3,
-    "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["time was up"]}},
+    "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["timed out"]}},
     "seconds": 38,
 }
 

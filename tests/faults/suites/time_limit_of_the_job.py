@@ -13,7 +13,7 @@ FAULT = {
     "leading": 1,
     "ranks": ["aborted", "timed_out"],
     "words": ["the job's time limit of 12 s was reached"],
-    "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["The job's time was up"]}},
+    "others": {"test_after": "not run", "job": {"verdict": ("error", "job"), "words": ["The job timed out"]}},
     "seconds": 15,
 }
 

@@ -184,7 +184,7 @@ def test_a_job_whose_own_limit_does_not_fit_is_an_error_that_names_it():
 
 def test_jobs_that_need_more_machines_than_there_may_be_are_an_error():
     matrix = small_matrix(runners=(rule(minutes=60),), limits=Limits(job=1200))
-    with pytest.raises(UsageError, match=r"entries of the job matrix are needed, and there may be 3") as caught:
+    with pytest.raises(UsageError, match=r"entries of the job matrix are needed, over the limit of 3") as caught:
         divided(matrix, known(matrix, 1200), PackOptions(most=3))
     assert "--where" in caught.value.remedy
 
@@ -193,7 +193,7 @@ def test_more_kinds_of_machines_than_entries_are_an_error():
     other = RunnerRule(when=parse_condition("world_size == 2"), labels=("b",), line=2)
     matrix = small_matrix(runners=(other, rule()))
     matrix = Matrix(**{**matrix.__dict__, "axes": {**matrix.axes, "world_size": (1, 2)}})
-    with pytest.raises(UsageError, match=r"2 entries .* may be 1"):
+    with pytest.raises(UsageError, match=r"2 entries .* limit of 1"):
         divided(matrix, {}, PackOptions(most=1))
 
 

@@ -112,7 +112,7 @@ def test_a_code_that_either_table_has_is_a_skip(status, words, of_kind):
 @pytest.mark.parametrize("status", [-11, -9, 0, 1, 2, 10, 71, 90, 97, 255, 74 - 256])
 def test_a_status_that_no_table_has_is_no_skip(status):
     assert reason_of_exit(status) is None
-    with pytest.raises(ValueError, match=f"exit status {status} is no skip"):
+    with pytest.raises(ValueError, match=f"exit status {status} is not a skip"):
         kind_of_exit(status)
 
 

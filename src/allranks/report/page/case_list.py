@@ -282,7 +282,7 @@ def _ranks(ranks: Sequence[RankResult], leading: int | None, room: _Room) -> dic
 
 
 def _alike(ranks: Sequence[RankResult]) -> Iterator[list[RankResult]]:
-    """The ranks that are bad or have output, grouped by what they report."""
+    """The ranks that are bad or have output, grouped by their reports."""
     groups: dict[tuple[str, ...], list[RankResult]] = {}
     for rank in ranks:
         said = (rank.message, rank.text, rank.stdout, rank.stderr)

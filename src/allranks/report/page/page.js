@@ -267,7 +267,7 @@
     const { p, f, n, a } = run.blames[number];
     return el("p", { class: "blame" }, el("b", {}, "Fails exactly where "), code(p),
       `: in ${f} of ${f} such cells, and passes in ${n} of ${n} others.`,
-      a.length ? [" These cells do not tell it from ", ...a.flatMap((text, at) => [at ? ", " : "", code(text)]), "."] : null);
+      a.length ? [" These cells cannot separate it from ", ...a.flatMap((text, at) => [at ? ", " : "", code(text)]), "."] : null);
   }
 
   // Head, matrix, failures

@@ -27,7 +27,7 @@ MOST_GROUPS: Final = 2000
 """Distinct failures; the rest form one more group, so that memory is bounded."""
 
 _MESSAGE: Final = 300
-_OTHERS: Final = "Other messages: there are more different ones than this page tells apart"
+_OTHERS: Final = "Other messages: more distinct ones than this page separates"
 
 _VARYING: Final = re.compile(
     r"""

@@ -27,7 +27,7 @@ class PackOptions:
 
     Attributes:
         most: The most packs.
-        minutes: What a pack should take.
+        minutes: The intended duration of a pack.
     """
 
     most: int = MOST_ENTRIES
@@ -50,7 +50,7 @@ GUESSED_SLACK: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class PackLimits:
-    """What a pack may take.
+    """The limits of a pack.
 
     Attributes:
         run: Seconds until allranks itself ends the run, in an orderly way.
@@ -79,7 +79,7 @@ def pack_limits(tasks: Sequence[Task], total: Capacity, own_limit: float) -> Pac
 
     Args:
         tasks: The pack's jobs, at least one, with the seconds that are set aside for each.
-        total: What its machine has.
+        total: The resources of its machine.
         own_limit: The longest limit that a job of the pack has, in seconds.
     """
     last_begins = packed_seconds(tasks, total) - min(task.seconds for task in tasks)
@@ -97,7 +97,7 @@ class PackGroup:
         image: Name of the image that they run in.
         engine: Their engine; None if unspecified.
         total: What such a machine has.
-        tasks: The jobs, by their numbers among all that are planned, with what they are expected to take.
+        tasks: The jobs, by their numbers among all that are planned, with their expected durations.
         allowed: Seconds that are set aside for each, by its number.
         own_limit: The longest limit that one of them has, in seconds.
     """
@@ -157,7 +157,7 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
 
 
 def _room(matrix: Matrix, job: Job, known: dict[tuple[int, int, int], Capacity]) -> Capacity:
-    """What a job takes of a machine, cached by kind; without memory, since that of a machine is unknown."""
+    """The demand of a job on a machine, cached by kind; without memory, since that of a machine is unknown."""
     kind = job.cell.world_size, job.cell.gpu_count, job.suite.overlap
     if kind not in known:
         known[kind] = room_of(matrix, job, gpus=job.cell.gpu_count)._replace(memory=0)
@@ -173,7 +173,7 @@ def _refuse_what_never_fits(group: PackGroup, longest: Job) -> None:
     needs, most = group.limits_of(group.tasks[:1]).job_minutes, minutes_of(group.rule)
     if needs > most:
         what = f"The job {longest.id} does not fit into the {most} minutes that it gets on {group.rule.runs_on}."
-        why = f"Its own limit is {group.own_limit:g} s, and with what is around it that makes {needs} minutes."
+        why = f"Its own limit is {group.own_limit:g} s; with the time around it, that makes {needs} minutes."
         raise UsageError(what, why=why, remedy="Lower limits.job, or send the cell to machines with more minutes.")
 
 
@@ -183,7 +183,7 @@ LONGEST_IMAGE: Final = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Pack:
-    """What one machine runs.
+    """The jobs of one machine.
 
     Attributes:
         slug: Its name, valid for files and artifacts: ``cuda-g4-03of12``.
@@ -207,7 +207,7 @@ class Pack:
 
     @property
     def group(self) -> tuple[RunnerRule, str, str | None]:
-        """What it shares with the other packs that its jobs could have been in."""
+        """The traits that it shares with other packs that could have had its jobs."""
         return self.rule, self.image, self.engine
 
 
@@ -286,7 +286,7 @@ def _needed(group: PackGroup, parts: Sequence[_PackPart]) -> int:
 
 
 def _too_many(works: Sequence[Work], most: int) -> UsageError:
-    what = f"{sum(work.least for work in works)} entries of the job matrix are needed, and there may be {most}."
+    what = f"{sum(work.least for work in works)} entries of the job matrix are needed, over the limit of {most}."
     why = f"There are {len(works)} combinations of runner rule and image, and each pack has to end within its minutes."
     return UsageError(what, why=why, remedy="Allow more entries or minutes, or plan a part of the cells with --where.")
 

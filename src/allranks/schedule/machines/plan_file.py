@@ -75,7 +75,7 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return [name for name in dict.fromkeys((*one, *other)) if one.get(name) != other.get(name)]
 
 
-_AGAIN: Final = "Take the plan file that was made together with the pack: both come out of one `allranks plan`."
+_AGAIN: Final = "Use the plan file of the `allranks plan` that made the pack."
 _PACK: Final = re.compile(r"(?P<slug>[^@]+)(@(?P<digest>[0-9a-f]+))?")
 
 
@@ -108,7 +108,7 @@ class PlanFile:
         pytest_args: The arguments of each job for pytest.
         durations: What tests had taken when the plan was made, for the suites that are split.
         digest: The digest of its jobs and packs.
-        declaration: Digests of what the matrix file declared.
+        declaration: Digests of the parts of the matrix file.
         made: Which version of allranks made it, and when.
         packs: By slug.
     """
@@ -190,7 +190,7 @@ def read_plan(path: Path) -> PlanFile:
         made = (str(document["allranks"]), str(document["started"]))
         if document["schema"] > SCHEMA:
             why = f"It was made by allranks {made[0]}."
-            msg = f"{path} is of a newer version of allranks."
+            msg = f"{path} was written by a newer version of allranks."
             raise UsageError(msg, why=why, remedy="Use that version here, too.")
         plan, said = _plan_file(path, document, made), _digest(document)
     except OSError as error:
@@ -198,11 +198,11 @@ def read_plan(path: Path) -> PlanFile:
         remedy = "Make one: allranks plan --format github --plan-file plan.json"
         raise UsageError(msg, why=f"{error.strerror or error}.", remedy=remedy) from error
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        msg = f"{path} is no plan file of allranks, or is damaged."
+        msg = f"{path} is not a plan file of allranks, or is damaged."
         raise UsageError(msg, why=f"{type(error).__name__}: {error}.", remedy=_AGAIN) from error
     if said != plan.digest:
         msg = f"{path} has been changed since it was made."
-        raise UsageError(msg, why=f"It says that its digest is {plan.digest}, and that is {said}.", remedy=_AGAIN)
+        raise UsageError(msg, why=f"It records the digest {plan.digest}, but its content has {said}.", remedy=_AGAIN)
     return plan
 
 
@@ -231,7 +231,7 @@ def _plan_file(path: Path, document: Mapping[str, Any], made: tuple[str, str]) -
 
 
 def _digest(document: Mapping[str, Any]) -> str:
-    """A digest of what runs where, regardless of the time and the run of the plan."""
+    """A digest of the jobs of each machine, regardless of the time and the run of the plan."""
     plan = {name: value for name, value in document["plan"].items() if name != "digest"}
     return digest([document["allranks"], document["policy"], document["cells"], document["jobs"], plan])
 
@@ -271,7 +271,7 @@ def _refuse_another_matrix(plan: PlanFile, matrix: Matrix) -> None:
         msg = f"{plan.path} was made by allranks {plan.made[0]}, and this is {here}."
         raise UsageError(msg, remedy="Install one version on all machines.")
     if parts := differences(plan.declaration, declaration_digests(matrix)):
-        msg = f"{matrix.path.name} is not the matrix file that {plan.path} was made of: they differ in {listed(parts)}."
+        msg = f"{matrix.path.name} is not the matrix file of {plan.path}: they differ in {listed(parts)}."
         why = "Limits may differ by environment variables, too." if "limits" in parts else ""
         raise UsageError(msg, why=why, remedy="Check out the same commit on all machines.")
 

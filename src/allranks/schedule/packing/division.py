@@ -25,7 +25,7 @@ class Work:
     """The total work of the hosts of one kind.
 
     Attributes:
-        seconds: What one host would take for all of it.
+        seconds: The duration of all of it on one host.
         longest: Seconds of its longest task.
         tasks: How many there are, and so the most hosts that have something to do.
         least: The fewest hosts.

@@ -1,4 +1,4 @@
-"""What a job takes, what a host has, and how long jobs are expected to run."""
+"""The demand of a job, the resources of a host, and the expected durations of jobs."""
 
 import heapq
 from collections.abc import Iterable, Sequence
@@ -47,7 +47,7 @@ class Task:
 
     Attributes:
         number: Identifies it for its creator.
-        room: What it takes while it runs.
+        room: Its demand while it runs.
         seconds: How long it is expected to run.
     """
 
@@ -85,7 +85,7 @@ GUESS: Final = 60.0
 
 
 class Expected(NamedTuple):
-    """What a job is expected to take.
+    """The expected duration of a job.
 
     Attributes:
         is_measured: Whether its tests have been measured, under its backend.

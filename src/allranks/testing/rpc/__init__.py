@@ -1,1 +1,1 @@
-"""RPC in tests: a world for the time of a test, and waiting for what its peers do."""
+"""RPC in tests: a world for the time of a test, and waits for its peers."""

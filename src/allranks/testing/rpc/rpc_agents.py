@@ -116,7 +116,7 @@ class FaultyTensorPipe:
         # The import registers the backend.
         module = importlib.import_module("torch.distributed.rpc._testing")
         if not module.is_available():
-            msg = "this torch is built without the faulty RPC agent: skip the test, or take a build that has it"
+            msg = "this torch is built without the faulty RPC agent: skip the test, or use a build that has it"
             raise RuntimeError(msg)
         return rpc.backend_registry.BackendType[_FAULTY]
 
@@ -185,7 +185,7 @@ class TensorPipeRpcAgentTestFixture:
 
     @property
     def rpc_agent(self) -> RpcAgent:
-        """What the tests run over."""
+        """The transport of the tests."""
         return TensorPipe()
 
     @property
@@ -220,7 +220,7 @@ class FaultyRpcAgentTestFixture(TensorPipeRpcAgentTestFixture):
 
     @property
     def rpc_agent(self) -> RpcAgent:
-        """What the tests run over."""
+        """The transport of the tests."""
         return FaultyTensorPipe(messages_to_fail=self.messages_to_fail, messages_to_delay=self.messages_to_delay)
 
     def setup_fault_injection(

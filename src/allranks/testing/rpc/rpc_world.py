@@ -79,7 +79,7 @@ def _variables_of_torchrun() -> str:
     lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if lacking:
         msg = (
-            f"the RPC workers have no place to meet: {' and '.join(lacking)} not set, and no agent of allranks started "
+            f"the RPC workers have no rendezvous: {' and '.join(lacking)} not set, and no agent of allranks started "
             "them. Run the suite with `allranks run` or torchrun, or pass init_method= to with_rpc."
         )
         raise NoMeetingPointError(msg)

@@ -1,1 +1,1 @@
-"""Skips that say what the surroundings lack, by the exit codes of torch's own harness."""
+"""Skips that report missing requirements, by the exit codes of torch's own harness."""

@@ -1,4 +1,4 @@
-"""Skips that name, by torch's exit code, what the surroundings lack.
+"""Skips that report, by torch's exit code, a missing requirement.
 
 A :class:`Requirement` can be used in three ways. It is checked only in the rank and only when its test runs, never
 while the suite is imported::

@@ -19,7 +19,7 @@ class JoinLimits:
     Attributes:
         total: For a whole test.
         settling: After a rank failed, for its peers to end by themselves, as they do if all fail alike.
-        grace: The same after a rank skipped; also for every rank to end once it was told to.
+        grace: The same after a rank skipped; also for every rank to end after a request.
     """
 
     total: float

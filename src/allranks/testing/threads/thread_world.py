@@ -122,7 +122,7 @@ def _backend() -> ModuleType:
 
 
 def _lacking(why: str) -> ThreadedWorldError:
-    msg = f"torch {torch.__version__} has no process group for threads that allranks knows: {why}"
+    msg = f"torch {torch.__version__} has no process group for threads that allranks supports: {why}"
     return ThreadedWorldError(msg)
 
 

@@ -9,7 +9,7 @@ FAULT = {
     "words": ["the job's time limit"],
     "others": {
         "test_after": "not run",
-        "job": {"verdict": ("error", "job"), "words": ["The job's time was up"]},
+        "job": {"verdict": ("error", "job"), "words": ["The job timed out"]},
     },
     "seconds": 60,
 }

@@ -4,7 +4,7 @@ import os
 
 TRUTH = {"tests": {"test_attack": ["honest", "bad"]}}
 
-WORDS = b"Traceback (most recent call last):\nFORGED\nAllRanksError: a bug of allranks\n\x1b[31m" * 10_000
+WORDS = b"Traceback (most recent call last):\nFORGED\nAllRanksError: a bug in allranks\n\x1b[31m" * 10_000
 
 
 def test_attack(rank):
