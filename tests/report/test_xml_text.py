@@ -14,7 +14,8 @@ def test_any_text_can_be_written_as_xml_and_parsed_again(text: str):
     element = ET.Element("x", said=readable(text))
     element.text = readable(text)
     parsed = ET.fromstring(ET.tostring(element, encoding="utf-8"))  # noqa: S314 - our own document
-    assert (parsed.text or "").replace("\r\n", "\n") == readable(text).replace("\r\n", "\n")
+    # A parser turns every end of a line into a line feed (XML 1.0, section 2.11).
+    assert (parsed.text or "") == readable(text).replace("\r\n", "\n").replace("\r", "\n")
 
 
 @pytest.mark.parametrize(
