@@ -38,7 +38,7 @@ def load_engine(name: str) -> object:
     point = EntryPoint(name, OWN_ENGINES[name], GROUP) if name in OWN_ENGINES else _added(name)
     try:
         found: object = point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         msg = f"The engine {name} cannot be loaded ({point.value})."
         why = f"{type(error).__name__}: {error}"
         raise EngineError(msg, why=why, remedy="Repair or remove the package that adds it.") from error

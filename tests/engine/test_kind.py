@@ -82,6 +82,15 @@ def test_an_engine_whose_package_is_broken_is_an_error_that_names_it(others):
         choose_engine("far")
 
 
+def test_an_engine_whose_import_leaves_ends_no_run(others, tmp_path, monkeypatch):
+    others(leaves=FarKind())
+    monkeypatch.delitem(sys.modules, "far_away")
+    (tmp_path / "far_away.py").write_text("raise SystemExit(0)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EngineError, match="SystemExit: 0"):
+        engine_kind("leaves")
+
+
 def test_clean_goes_on_where_an_engine_is_broken_or_not_here(others):
     others(broken=None, far=FarKind())
     assert [engine.name for engine in cleaners()] == ["process", "far"]

@@ -25,6 +25,11 @@ class Counts:
         self._path.write_text(f"{run.run_id}: {', '.join(self._jobs)}; {run.junit.name} is there: {run.junit.exists()}")
 
 
+class LeavesAtTheEnd(Counts):
+    def finish(self, _run):
+        sys.exit(0)
+
+
 class FailsAtAJob(Counts):
     def add(self, suite):
         msg = f"no {suite.row.id}"
@@ -66,6 +71,13 @@ def test_one_that_fails_is_an_error_after_all_others_have_been_written(results, 
     assert raised.value.why == "LookupError: no gloo-w2-g0-env/unit"
     for name in ("junit.xml", "report.html", "report.json", "summary.md", "counts.txt"):
         assert (results.path / name).exists()
+
+
+def test_one_that_leaves_with_status_0_ends_no_run(results, formats):
+    formats(leaves=LeavesAtTheEnd)
+    with pytest.raises(ResultsError) as raised:
+        merge(results.path)
+    assert raised.value.why == "SystemExit: 0"
 
 
 def test_one_that_cannot_be_imported_is_an_error_that_names_it(results, formats):

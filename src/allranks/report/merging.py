@@ -76,7 +76,7 @@ class _Added:
     def _kept(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - of code that is not ours
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - of code that is not ours
             self._writer = None
             msg = f"The report {self._point.name} could not be written ({self._point.value})."
             remedy = "Repair or remove the package that adds it, and merge again: all other reports are written."
