@@ -17,9 +17,11 @@ from allranks.engine import ownership
 from allranks.engine.docker import connect
 from allranks.engine.ownership import own_run
 from allranks.engine.package import package_folder
-from allranks.engine.protocol import JobSpec, resources
+from allranks.engine.protocol import JobSpec
 from allranks.errors import EngineError
-from allranks.harness.config import AgentConfig, TimeLimits
+from allranks.harness.config import AgentConfig
+
+pytest.register_assert_rewrite("allranks.engine_contract")
 
 # A busy machine is not a failing test: nothing here is judged by its time.
 settings.register_profile("allranks", deadline=None)
@@ -143,32 +145,15 @@ def owned_run(run_id: str) -> Iterator[str]:
 @pytest.fixture
 def make_spec(tmp_path: Path, owned_run: str) -> MakeSpec:
     """``make_spec(path="suite", world_size=2, ...)``: a job over gloo, of a run that is owned."""
-    agent = AgentConfig(
-        cell="gloo-w2-g0-env",
-        suite="tiny",
-        path="suite",
-        backend="gloo",
-        world_size=2,
-        gpu_count=0,
-        init_method="env",
-        isolation="job",
-        limits=TimeLimits(process_group=20, test=15, job=60, peer_grace=1),
-        seed=1,
-    )
-    spec = JobSpec(
-        run_id=owned_run,
-        job_id="gloo-w2-g0-env/tiny",
-        attempt=1,
-        agent=agent,
-        code=tmp_path / "code",
-        resources=resources(world_size=2, memory_mib=None, seconds=60),
-    )
+    from allranks.engine_contract import job_of_two_ranks
+
+    spec = job_of_two_ranks(owned_run, tmp_path / "code")
 
     def make(**changes: object) -> JobSpec:
         fields = AgentConfig.__dataclass_fields__
         own = {name: value for name, value in changes.items() if name in fields}
         rest = {name: value for name, value in changes.items() if name not in fields}
-        return replace(spec, agent=replace(agent, **own), **rest)
+        return replace(spec, agent=replace(spec.agent, **own), **rest)
 
     return make
 

@@ -136,6 +136,7 @@ class HeardOnce(Heard):
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()
         self._act = act
+        self._has_acted = False
 
     def __call__(self, node: int, told: object) -> None:
         """Keep it, and act."""
@@ -144,11 +145,48 @@ class HeardOnce(Heard):
             self._has_acted = True
             self._act()
 
-    _has_acted = False
-
 
 ENDED: Final = {("test_that_ends", rank): "passed" for rank in (0, 1)}
 """What is good of the endless suite if it is ended in its second test."""
+
+
+def job_of_two_ranks(run_id: str, code: Path) -> JobSpec:
+    """A job over gloo, without an environment and without files.
+
+    Args:
+        run_id: Its run.
+        code: The folder that its suite will be in.
+    """
+    agent = AgentConfig(
+        cell="gloo-w2-g0-env",
+        suite="tiny",
+        path="suite",
+        backend="gloo",
+        world_size=2,
+        gpu_count=0,
+        init_method="env",
+        isolation="job",
+        limits=TimeLimits(process_group=20, test=15, job=60, peer_grace=1),
+        seed=1,
+    )
+    return JobSpec(
+        run_id=run_id,
+        job_id="gloo-w2-g0-env/tiny",
+        attempt=1,
+        agent=agent,
+        code=code,
+        resources=resources(world_size=2, memory_mib=None, seconds=60),
+    )
+
+
+def with_small_suite(spec: JobSpec) -> JobSpec:
+    """Write the small suite into the job's code; return the job with these files and its variable."""
+    (spec.code / "suite").mkdir(parents=True, exist_ok=True)
+    (spec.code / "suite" / TESTS).write_text(SUITE)
+    (spec.code / "suite" / "data.txt").write_text("data")
+    (spec.code / "shared.txt").write_text("shared")
+    files = tuple(FileCopy(source=spec.code / name, target=Path(name)) for name in ("suite", "shared.txt"))
+    return replace(spec, files=files, environment={"COLOUR": "blue"})
 
 
 class EngineContract:
@@ -158,26 +196,9 @@ class EngineContract:
     def spec(self, tmp_path: Path, environment: JobEnvironment) -> Iterator[JobSpec]:
         """A job of the small suite, of a run that this process owns."""
         run_id = f"contract-{uuid.uuid4().hex[:10]}"
-        agent = AgentConfig(
-            cell="gloo-w2-g0-env",
-            suite="tiny",
-            path="suite",
-            backend="gloo",
-            world_size=2,
-            gpu_count=0,
-            init_method="env",
-            isolation="job",
-            limits=TimeLimits(process_group=20, test=15, job=60, peer_grace=1),
-            seed=1,
-        )
         with own_run(run_id):
-            yield JobSpec(
-                run_id=run_id,
-                job_id="gloo-w2-g0-env/tiny",
-                attempt=1,
-                agent=agent,
-                code=tmp_path / "code",
-                resources=resources(world_size=2, memory_mib=None, seconds=60),
+            yield replace(
+                job_of_two_ranks(run_id, tmp_path / "code"),
                 image=environment.image,
                 python=environment.python,
                 python_path=environment.python_path,
@@ -186,12 +207,7 @@ class EngineContract:
     @pytest.fixture
     def tiny(self, spec: JobSpec) -> JobSpec:
         """The job with its files."""
-        (spec.code / "suite").mkdir(parents=True, exist_ok=True)
-        (spec.code / "suite" / TESTS).write_text(SUITE)
-        (spec.code / "suite" / "data.txt").write_text("data")
-        (spec.code / "shared.txt").write_text("shared")
-        files = tuple(FileCopy(source=spec.code / name, target=Path(name)) for name in ("suite", "shared.txt"))
-        return replace(spec, files=files, environment={"COLOUR": "blue"})
+        return with_small_suite(spec)
 
     @pytest.fixture
     def endless(self, tiny: JobSpec) -> JobSpec:

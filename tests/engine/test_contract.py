@@ -17,7 +17,7 @@ from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_files, package_folder
 from allranks.engine.process import ProcessEngine
 from allranks.engine.protocol import Engine, FileCopy, JobSpec, Passthrough
-from allranks.engine_contract import ENDLESS, SUITE, EngineContract, Heard, HeardOnce
+from allranks.engine_contract import ENDLESS, EngineContract, Heard, HeardOnce, with_small_suite
 from allranks.errors import EngineError
 from allranks.image import ensure_image
 from allranks.matrix.model import Image
@@ -100,16 +100,7 @@ def packages(tmp_path_factory):
 
 @pytest.fixture(params=["process", pytest.param("docker", marks=pytest.mark.docker)])
 def bench(request, packages, make_spec, tmp_path):
-    code = tmp_path / "code"
-    (code / "suite").mkdir(parents=True)
-    (code / "suite" / "test_tiny.py").write_text(SUITE)
-    (code / "suite" / "data.txt").write_text("data")
-    (code / "shared.txt").write_text("shared")
-    spec = make_spec(
-        code=code,
-        environment={"COLOUR": "blue"},
-        files=tuple(FileCopy(source=code / name, target=Path(name)) for name in ("suite", "shared.txt")),
-    )
+    spec = with_small_suite(make_spec())
     if request.param == "docker":
         client = request.getfixturevalue("docker_client")
         image = Image(name="cpu", torch="2.13.0", packages=("numpy", "expecttest"))
@@ -118,7 +109,7 @@ def bench(request, packages, make_spec, tmp_path):
             name="docker",
             make=lambda *beside: DockerEngine(client, (*package_files(), *beside)),
             spec=replace(spec, image=reference),
-            package=code,
+            package=spec.code,
         )
     if find_spec("torch") is None:
         pytest.skip("the Python of the tests has no torch")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from allranks.image.daemon import Site
     from allranks.image.sharing import Shelf
 
-# The Docker SDK and the modules that need it are imported late: see schedule/host.py.
+# The Docker SDK and the modules that need it are imported late: see engine_kinds/containers.py.
 
 
 def add(parser: argparse.ArgumentParser) -> None:

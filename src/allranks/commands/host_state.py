@@ -21,7 +21,6 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> ExitCode:
-
     from allranks.host_checks import examine  # noqa: PLC0415 - no plan needs it
 
     problems = 0

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-# The Docker SDK and the modules that need it are imported late: see schedule/host.py.
+# The Docker SDK and the modules that need it are imported late: see engine_kinds/containers.py.
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """The GPUs of this host, as NVML or the system lists them, and as containers get them.
 
-NVIDIA's are those that NVML names (:mod:`allranks.engine.gpus`); AMD's are in the kernel's topology (amdgpu's
+NVIDIA's are those that NVML names; AMD's are in the kernel's topology (amdgpu's
 ``/sys/class/kfd``). Those of a remote daemon cannot be listed from here: ``ALLRANKS_GPUS`` names them.
 """
 

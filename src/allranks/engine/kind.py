@@ -159,9 +159,9 @@ def choose_engine(name: str) -> tuple[ConnectedEngine, str]:
 
 
 def _reason(error: EngineError) -> str:
-    what = error.what.rstrip(".")
+    what = error.what[:1].lower() + error.what[1:].rstrip(".")
     why = error.why.partition("\n")[0][:120]
-    return f"{what[:1].lower()}{what[1:]}: {why}" if why else f"{what[:1].lower()}{what[1:]}"
+    return f"{what}: {why}" if why else what
 
 
 def cleaners(*, beside: str = "") -> list[Engine]:

@@ -211,7 +211,7 @@ class Supervision:
             self._fail(f"The process that imports the suite {error}.", self._log(), FailureKind.SUITE)
             return 1
         except JobLimitError:
-            where = server.whereabouts().removeprefix("; it is in ")
+            where = server.whereabouts()
             text = f"The suite was not collected when the job's time was up{f'; that was in {where}' if where else ''}."
             self._write(CollectionFailed(text=text))
             self._stream.write(JobTimedOut(limit=self._config.limits.job))

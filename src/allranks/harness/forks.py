@@ -22,6 +22,7 @@ from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.evidence import is_full
 from allranks.harness.gangs.local_ranks import LocalRanks, stack_files
 from allranks.harness.gangs.rank_process import ConnectionEnds, Echo, RankProcess, open_ends
+from allranks.harness.gangs.step_outcome import was_in
 from allranks.harness.job_end import JobEnd
 from allranks.harness.launchers.driver_account import DRIVER, driver_folder
 from allranks.harness.nodes.node import Orders
@@ -129,8 +130,8 @@ class ForkServer:
             end.check()
             left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
             if left < 0:
-                msg = f"does not answer{self.whereabouts()}"
-                raise ForkServerError(msg)
+                where = self.whereabouts()
+                raise ForkServerError("does not answer" + (f"; it is in {where}" if where else ""))
             with selectors.DefaultSelector() as selector:
                 for source in (self._control, end):
                     selector.register(source, selectors.EVENT_READ)
@@ -222,16 +223,15 @@ class ForkServer:
         if status is None:
             return "does not end"
         if status < 0:
-            where = innermost(self._stacks.added())
-            return f"was {linux.killed(-status, self._killed_for_memory)}{f'; it was in {where}' if where else ''}"
+            how = linux.killed(-status, for_memory=linux.is_memory_kill(status, self._killed_for_memory))
+            return f"was {how}{was_in(self._stacks.added())}"
         return f"ended with exit status {status}"
 
     def whereabouts(self) -> str:
-        """Its current frame, in words, as in "; it is in file:line in name"; empty if unknown."""
+        """Its current frame, as in "file:line in name"; empty if unknown."""
         with suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, STACKS_SIGNAL)
-            where = innermost(wait_for_stacks({0: self._stacks}, {0: self.pid}).get(0, ""))
-            return f"; it is in {where}" if where else ""
+            return innermost(wait_for_stacks({0: self._stacks}, {0: self.pid}).get(0, ""))
         return ""
 
     def close(self) -> int | None:

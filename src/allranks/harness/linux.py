@@ -18,8 +18,6 @@ _PR_SET_PTRACER = 0x59616D61
 _MADV_COLLAPSE = 25
 _HUGE_PAGE = 2 << 20
 
-KILLED_FOR_MEMORY = "killed for want of memory (SIGKILL, by the kernel)"
-
 
 def _prctl(option: int, argument: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
@@ -250,11 +248,14 @@ def killed_for_memory() -> int:
     return max(map(_oom_kills, _memory_files()), default=0)
 
 
-def killed(number: int, memory_kills: int) -> str:
-    """In words, how a signal ended a process: for want of memory, if there have been more such kills than these."""
-    if number == signal.SIGKILL and killed_for_memory() > memory_kills:
-        return KILLED_FOR_MEMORY
-    return f"killed by {signal_name(number)}"
+def is_memory_kill(status: int | None, memory_kills: int) -> bool:
+    """Whether the kernel ended a process for want of memory: SIGKILL, and more such kills than these before it."""
+    return status == -signal.SIGKILL and killed_for_memory() > memory_kills
+
+
+def killed(number: int, *, for_memory: bool) -> str:
+    """In words, how a signal ended a process."""
+    return "killed for want of memory (SIGKILL, by the kernel)" if for_memory else f"killed by {signal_name(number)}"
 
 
 def _memory_files() -> list[Path]:

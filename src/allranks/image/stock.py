@@ -14,7 +14,7 @@ from allranks.engine.leftovers import reap_builders, reference_of
 from allranks.engine.ownership import alone, image_lock, is_held
 from allranks.errors import ImageError
 from allranks.image.builders import gigabytes
-from allranks.image.daemon import OURS, reported
+from allranks.image.daemon import OURS, Progress, reported
 from allranks.image.layers import REPOSITORY
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def to_remove(stock: Sequence[StoredImage], limits: StockLimits, now: float) -> 
     return tuple(chosen)
 
 
-def remove(client: APIClient, chosen: Iterable[StoredImage], say: Callable[[str], None]) -> Iterator[StoredImage]:
+def remove(client: APIClient, chosen: Iterable[StoredImage], say: Progress) -> Iterator[StoredImage]:
     """Remove images that are still unused; yield the removed ones.
 
     Args:
@@ -245,13 +245,11 @@ def _why_kept(client: APIClient, image: StoredImage) -> str:
     return ""
 
 
-Say = Callable[[str], None]
-
 USUAL_AGE: Final = 14 * 86_400.0
 """Seconds that an image may stay unused if no limit is given."""
 
 
-def show(say: Say) -> None:
+def show(say: Progress) -> None:
     """Print every image of allranks, and their total size.
 
     Raises:
@@ -261,7 +259,7 @@ def show(say: Say) -> None:
         say(render(_stock(client), time.time()))
 
 
-def preview(limits: StockLimits, say: Say) -> None:
+def preview(limits: StockLimits, say: Progress) -> None:
     """Print what :func:`prune` would remove.
 
     Raises:
@@ -275,7 +273,7 @@ def preview(limits: StockLimits, say: Say) -> None:
     say(f"would stay: {total([image for image in stock if image not in chosen])}")
 
 
-def prune(limits: StockLimits, say: Say) -> None:
+def prune(limits: StockLimits, say: Progress) -> None:
     """Remove images, least recently used first, and the leftovers of dead builds.
 
     Args:

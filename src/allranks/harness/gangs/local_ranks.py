@@ -2,7 +2,6 @@
 
 import contextlib
 import selectors
-import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -243,7 +242,7 @@ class LocalRanks:
             at=time.time(),
             cut_off=cut_off,
             lost="" if status is not None else "its tracer took its exit status",
-            for_want_of_memory=status == -signal.SIGKILL and linux.killed_for_memory() > self._killed_for_memory,
+            for_want_of_memory=linux.is_memory_kill(status, self._killed_for_memory),
             stacks=self._stacks[rank.number].added(),
             output=rank.glance(),
         )

@@ -303,10 +303,8 @@ def describe_end(rank_exit: RankExit) -> str:
         return f"is lost: {rank_exit.lost}"
     if rank_exit.cut_off:
         return f"{rank_exit.cut_off} and was killed"
-    if rank_exit.for_want_of_memory:
-        return f"was {linux.KILLED_FOR_MEMORY}"
     if rank_exit.status < 0:
-        return f"was killed by {linux.signal_name(-rank_exit.status)}"
+        return f"was {linux.killed(-rank_exit.status, for_memory=rank_exit.for_want_of_memory)}"
     return f"left with exit code {rank_exit.status} in mid-test"
 
 
