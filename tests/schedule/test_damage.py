@@ -133,6 +133,10 @@ def test_one_damaged_byte_betters_nothing_and_is_no_other_jobs_business(green, c
     assert [place for place, is_green in enumerate(greens) if is_green] == []
 
 
+def test_a_stream_without_a_list_of_tests_is_not_green(green):
+    assert green([stream_of(BEGUN, FINISHED), WHOLE]) == [False, True]
+
+
 @pytest.mark.parametrize("has_journal", [True, False])
 @pytest.mark.parametrize("rank", [0, 7])
 def test_rank_xml_that_was_changed_contradicts_what_was_recorded(green, tmp_path, rank, has_journal):

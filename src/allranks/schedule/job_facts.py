@@ -42,6 +42,7 @@ _UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROF
 
 _SEE_THE_AGENT = "See agent.log in the job's results folder."
 _SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's results folder."
+_NO_LIST = "The agent finished, and has not told which tests it collected."
 _BETTER_PYTHON = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
 _OTHER_TORCH = "Install the torch that the cell is named after in its image, or for the interpreter of process.python."
 
@@ -130,18 +131,16 @@ class JobFacts:
 
     def error(self, ending: JobExit) -> JobError | None:
         """What went wrong with the job as a whole; None if its agent did all its work."""
-        if (early := self._error_before_tests()) is not None:
+        if (early := self._error_before_tests() or self._error_of_agents(ending)) is not None:
             return early
-        if (apart := self._first(NodesFailed) or self._first(NodeLost)) is not None:
-            return JobError(kind="agent", what=apart.message, why=_ends_of(ending), remedy=_SEE_THE_OTHER_AGENTS)
-        if (failed := self._first(AgentFailed)) is not None:
-            return _agent_failure(failed)
         # A run that was stopped may see a job's end later than the job's time was up.
         has_ended_itself = self._all(Finished) and not self._all(Interrupted)
         if self._all(JobTimedOut) or (ending.timed_out and not has_ended_itself):
             return self._timeout()
         if self._all(Interrupted):
             return JobError(kind="interrupted", what="The job was interrupted.")
+        if self._all(Finished) and self.collected is None:
+            return JobError(kind="agent", what=_NO_LIST, remedy=_SEE_THE_AGENT)
         return None if self._all(Finished) else _death(ending)
 
     def _error_before_tests(self) -> JobError | None:
@@ -150,6 +149,12 @@ class JobFacts:
         if broken := self._all(CollectionFailed):
             return _collection_error(broken)
         return None
+
+    def _error_of_agents(self, ending: JobExit) -> JobError | None:
+        if (apart := self._first(NodesFailed) or self._first(NodeLost)) is not None:
+            return JobError(kind="agent", what=apart.message, why=_ends_of(ending), remedy=_SEE_THE_OTHER_AGENTS)
+        failed = self._first(AgentFailed)
+        return _agent_failure(failed) if failed is not None else None
 
     def _timeout(self) -> JobError:
         where = f"after {self._last_test}" if self._last_test else "before the first test ended"
