@@ -122,11 +122,12 @@ def test_the_process_group_is_the_default_one(pytester):
     pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
 
 
-def test_without_a_default_group_the_error_says_what_to_do(pytester):
+def test_without_a_default_group_the_error_says_what_to_do(pytester, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_GANG", "1")
     pytester.makepyfile("def test_it(process_group): pass")
     result = pytester.runpytest_inprocess(*PLUGIN)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*there is no default process group*", "*allranks run*"])
+    result.stdout.fnmatch_lines(["*there is no default process group*", "*no_process_group*"])
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -274,9 +274,17 @@ def test_under_a_plain_pytest_they_all_serve_a_world_of_one(pytester):
     pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
 
 
-def test_ranks_without_an_agent_have_no_folder_to_share_and_are_told_so(pytester, cell):
-    cell(RANK=0, WORLD_SIZE=2)
+def test_a_rank_without_an_agent_whose_peer_does_not_come_is_told_so(pytester, cell):
+    cell(RANK=0, WORLD_SIZE=2, ALLRANKS_RENDEZVOUS_TIMEOUT=1)
     pytester.makepyfile("def test_it(shared_tmp_path): pass")
     result = pytester.runpytest_inprocess(*PLUGIN)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*2 ranks of this world have no folder that they share*", "*allranks run*"])
+    result.stdout.fnmatch_lines(["*the ranks did not meet within 1 s: nothing came from rank 1*"])
+
+
+def test_ranks_on_several_nodes_have_no_folder_to_share_and_are_told_so(pytester, cell):
+    cell(RANK=0, WORLD_SIZE=2, LOCAL_WORLD_SIZE=1)
+    pytester.makepyfile("def test_it(shared_tmp_path): pass")
+    result = pytester.runpytest_inprocess(*PLUGIN)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*2 ranks of this world are on several nodes*", "*Set ALLRANKS_SHARED*"])

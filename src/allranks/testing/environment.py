@@ -1,16 +1,16 @@
 """The environment of a rank process: its place in the world, and its GPUs.
 
-The agent sets these variables for each rank that it forks. Under a plain pytest none is set, and the process is the
-only rank of a world of one, over gloo.
+The agent sets these variables for each rank that it forks; torchrun, srun and mpirun set theirs. Where none is set, the
+process is the only rank of a world of one, over gloo.
 """
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
-
-import torch
+from types import MappingProxyType
+from typing import Final, Self
 
 from allranks import skip_codes
 from allranks.testing.skips.requirement import skip
@@ -30,6 +30,7 @@ class RankEnvironment:
         gpu_count: The number of GPUs of the cell, over all of its nodes.
         gang: Number of this rank's gang in its job, from 1; 0 without an agent.
         shared: The gang's own folder, the same for all of its ranks; None without an agent.
+        launcher: What started this rank, in words.
     """
 
     rank: int
@@ -41,24 +42,87 @@ class RankEnvironment:
     gpu_count: int
     gang: int = 0
     shared: Path | None = None
+    launcher: str = field(default="", compare=False)
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Self:
-        """Read the variables that the agent, or torchrun, set for this process."""
-        rank = int(environ.get("RANK", "0"))
-        world_size = int(environ.get("WORLD_SIZE", "1"))
+        """Read the variables that the agent, torchrun, srun or mpirun set for this process.
+
+        Raises:
+            LauncherError: They contradict each other.
+        """
+        launcher, names = _launcher(environ)
+        rank = _number(environ, names[0], 0)
+        world_size = _number(environ, names[1], 1)
+        if not rank < world_size:
+            msg = f"{names[0]} is {rank}, and {names[1]} is {world_size}: ranks count from 0, and are fewer"
+            raise LauncherError(msg)
         shared = environ.get("ALLRANKS_SHARED")
         return cls(
             rank=rank,
             world_size=world_size,
-            local_rank=int(environ.get("LOCAL_RANK", rank)),
-            local_world_size=int(environ.get("LOCAL_WORLD_SIZE", world_size)),
+            local_rank=_number(environ, names[2], rank),
+            local_world_size=_of_slurm_node(environ) or _number(environ, names[3], world_size),
             backend=environ.get("BACKEND", "gloo").lower(),
             init_method=environ.get("INIT_METHOD", "env"),
-            gpu_count=int(environ.get("ALLRANKS_GPU_COUNT", "0")),
-            gang=int(environ.get("ALLRANKS_GANG", "0")),
+            gpu_count=_number(environ, "ALLRANKS_GPU_COUNT", 0),
+            gang=_number(environ, "ALLRANKS_GANG", 0),
             shared=Path(shared) if shared else None,
+            launcher=launcher,
         )
+
+
+class LauncherError(ValueError):
+    """The variables that describe this rank contradict each other; the message names them."""
+
+
+_LAUNCHERS: Final = MappingProxyType(
+    {
+        "the environment": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+        "mpirun": (
+            *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+            *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ),
+        "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    }
+)
+"""By launcher, the variables of a rank: its number, the world size, and both on its own node."""
+
+
+def _launcher(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """What started this rank, and its variables; a SLURM step of a single task starts no ranks."""
+    own = _LAUNCHERS["the environment"]
+    if own[0] in environ or own[1] in environ:
+        return "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "the environment", own
+    for launcher, names in _LAUNCHERS.items():
+        if environ.get(names[0]) and environ.get(names[1], "1") != "1":
+            return launcher, names
+    return "the environment", own
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, "")
+    if text and not (text.isdecimal() and text.isascii()):
+        msg = f"{name} is {text!r}, which is not a number from 0"
+        raise LauncherError(msg)
+    return int(text) if text else default
+
+
+_TASKS: Final = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def _of_slurm_node(environ: Mapping[str, str]) -> int | None:
+    """The ranks of this node as SLURM's ``2(x3),1`` has it: two on each of three nodes, and one on the fourth."""
+    if _launcher(environ)[0] != "srun":
+        return None
+    counts = [
+        int(tasks)
+        for tasks, times in _TASKS.findall(environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+        for _ in range(int(times or 1))
+    ]
+    node = _number(environ, "SLURM_NODEID", 0)
+    return counts[node] if node < len(counts) else None
 
 
 ONE_RANK_EACH = frozenset({"nccl", "ucc", "xccl", "hccl"})
@@ -108,4 +172,6 @@ def _skip_for_want_of(needed: int, present: int) -> None:
 
 def _accelerator_count() -> int:
     """The number of visible accelerators; does not initialise CUDA, so that forks can still use it."""
+    import torch
+
     return int(torch.cuda.device_count() or torch.xpu.device_count())

@@ -1,6 +1,6 @@
-"""A pytest plugin: the fixtures of a rank test, and the seed of each rank.
+"""A pytest plugin: the fixtures and markers of a rank test, and the seed of each rank.
 
-The agent registers it with ``-p allranks.testing.fixtures``, which also works in a plain pytest.
+Every pytest loads it where allranks is installed, so it imports torch only when a fixture needs it.
 """
 
 import hashlib
@@ -10,19 +10,22 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
 from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.markers import WrongMarkerError, marker_lines, requirements_of_item
+from allranks.testing.plain_world import PlainWorld
 from allranks.testing.shared_files import FileBarrier, FolderOfGang, FolderOfTest, put_up, read_when_up, remove
 from allranks.testing.skips.requirement import skip
 from allranks.testing.stores import open_store
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
 
 def seed_of(nodeid: str, environ: Mapping[str, str] = os.environ) -> int:
@@ -31,22 +34,25 @@ def seed_of(nodeid: str, environ: Mapping[str, str] = os.environ) -> int:
     return int(told) if told is not None else zlib.crc32(nodeid.encode("utf-8", "surrogatepass"))
 
 
-def generator_of_rank(seed: int, rank: int) -> torch.Generator:
+def generator_of_rank(seed: int, rank: int) -> "torch.Generator":
     """A CPU generator with numbers that differ from those of all other ranks and tests."""
+    import torch
+
     digest = hashlib.blake2b(f"{seed} {rank}".encode(), digest_size=8).digest()
     # At most 63 bits: manual_seed takes a signed number.
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
 _TESTS_RUN = pytest.StashKey[int]()
-_LAST_STORE = pytest.StashKey[TCPStore]()
+_LAST_STORE = pytest.StashKey["TCPStore"]()
 _LAST_FOLDER = pytest.StashKey[FolderOfTest]()
+_WORLD = pytest.StashKey[PlainWorld]()
 
 
 class SubgroupMaker(Protocol):
     """The type of the ``subgroup`` fixture."""
 
-    def __call__(self, ranks: Sequence[int], *, timeout: timedelta | None = None) -> dist.ProcessGroup:
+    def __call__(self, ranks: Sequence[int], *, timeout: timedelta | None = None) -> "dist.ProcessGroup":
         """Create a group of ``ranks``, over the cell's backend.
 
         Every rank of the default group must make the same call, member or not, as with
@@ -59,6 +65,18 @@ class SubgroupMaker(Protocol):
         Returns:
             The group; ``torch.distributed.GroupMember.NON_GROUP_MEMBER`` on ranks outside of it.
         """
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options of ``pytest --ranks``, for jobs too: a configuration file may have one in its addopts."""
+    group = parser.getgroup("ranks", "tests on several ranks")
+    meaning = "run each test on N ranks of this host, in lockstep, as one cell of allranks"
+    group.addoption("--ranks", type=int, metavar="N", help=meaning)
+    group.addoption("--ranks-backend", default="gloo", metavar="NAME", help="their backend (default: gloo)")
+    meaning = "time limit of a test (default: 120)"
+    group.addoption("--ranks-timeout", type=float, default=120.0, metavar="SECONDS", help=meaning)
+    meaning = "stop rank N in pdb, on this terminal, where it fails or calls breakpoint(); without limits"
+    group.addoption("--pdb-rank", type=int, metavar="N", help=meaning)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,6 +99,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             requirement.check()
     except WrongMarkerError as error:
         pytest.fail(str(error), pytrace=False)
+    if _WORLD in item.config.stash and item.get_closest_marker("no_process_group"):
+        item.config.stash[_WORLD].leave()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave the world that this process itself has joined."""
+    if _WORLD in config.stash:
+        config.stash[_WORLD].close()
 
 
 @pytest.fixture(scope="session")
@@ -120,8 +146,10 @@ def init_method(rank_environment: RankEnvironment) -> str:
 
 
 @pytest.fixture(scope="session")
-def device(rank_environment: RankEnvironment) -> torch.device:
+def device(rank_environment: RankEnvironment) -> "torch.device":
     """The device for this rank's tensors: its own GPU in a cell that has GPUs or runs NCCL, else the CPU."""
+    import torch
+
     if rank_environment.backend != "nccl" and rank_environment.gpu_count == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -129,27 +157,44 @@ def device(rank_environment: RankEnvironment) -> torch.device:
     return torch.device("cuda", rank_environment.local_rank % torch.cuda.device_count())
 
 
+@pytest.fixture(scope="session")
+def _plain_world(request: pytest.FixtureRequest, rank_environment: RankEnvironment) -> PlainWorld | None:
+    """The world of ranks that allranks did not start; None under an agent, which makes gangs."""
+    if rank_environment.gang:
+        return None
+    world = request.config.stash[_WORLD] = PlainWorld(rank_environment)
+    return world
+
+
 @pytest.fixture
-def process_group() -> dist.ProcessGroup:
-    """The default process group, which the agent created before the first test."""
+def process_group(_plain_world: PlainWorld | None) -> "dist.ProcessGroup":
+    """The default process group, which the agent created before the first test; without an agent, this fixture does."""
+    if _plain_world is not None:
+        return _plain_world.join()
+    from torch import distributed as dist
+
     group = dist.group.WORLD
     if group is None:
         msg = (
             "there is no default process group\n"
-            "The agent makes it before the first test, and this process was started by something else, or the test "
-            "before this one destroyed it.\n"
-            "Run the suite with `allranks run`, or call torch.distributed.init_process_group in a fixture of your own."
+            "The agent makes it before the first test, and the test is marked no_process_group, or the test before "
+            "this one destroyed the group.\n"
+            "Remove the marker, or call torch.distributed.init_process_group in a fixture of your own."
         )
         raise RuntimeError(msg)
     return group
 
 
 @pytest.fixture
-def subgroup() -> Iterator[SubgroupMaker]:
+def subgroup(_plain_world: PlainWorld | None) -> Iterator[SubgroupMaker]:
     """Creates subgroups of the default group, and destroys them when the test ends."""
+    from torch import distributed as dist
+
+    if _plain_world is not None:
+        _plain_world.join()
     made: list[dist.ProcessGroup] = []
 
-    def make(ranks: Sequence[int], *, timeout: timedelta | None = None) -> dist.ProcessGroup:
+    def make(ranks: Sequence[int], *, timeout: timedelta | None = None) -> "dist.ProcessGroup":
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timeout)
         # Else the first connected rank could destroy the group while its peers still connect, which then fails (gloo).
         dist.barrier()
@@ -163,18 +208,16 @@ def subgroup() -> Iterator[SubgroupMaker]:
 
 
 @pytest.fixture(scope="session")
-def _gang_folder(rank_environment: RankEnvironment, tmp_path_factory: pytest.TempPathFactory) -> FolderOfGang:
-    """The folder that this rank's gang shares; a temporary one in a world of one."""
+def _gang_folder(
+    rank_environment: RankEnvironment, _plain_world: PlainWorld | None, tmp_path_factory: pytest.TempPathFactory
+) -> FolderOfGang:
+    """The folder that this rank's gang shares; without an agent, rank 0 makes a temporary one."""
     if rank_environment.shared is not None:
         return FolderOfGang(rank_environment.shared)
-    if rank_environment.world_size == 1:
-        return FolderOfGang(tmp_path_factory.mktemp("gang"))
-    msg = (
-        f"the {rank_environment.world_size} ranks of this world have no folder that they share\n"
-        "The agent makes one for each gang (ALLRANKS_SHARED), and these ranks were started by something else.\n"
-        "Run the suite with `allranks run`."
-    )
-    raise RuntimeError(msg)
+    if _plain_world is None:
+        msg = "the agent names no folder that the ranks of its gang share (ALLRANKS_SHARED)"
+        raise RuntimeError(msg)
+    return FolderOfGang(_plain_world.shared_folder(lambda: tmp_path_factory.mktemp("gang")))
 
 
 @pytest.fixture
@@ -221,7 +264,7 @@ def broadcast_file(_test_folder: FolderOfTest, rank: int) -> Path:
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest, rank_environment: RankEnvironment, _test_folder: FolderOfTest) -> TCPStore:
+def store(request: pytest.FixtureRequest, rank_environment: RankEnvironment, _test_folder: FolderOfTest) -> "TCPStore":
     """A new, empty store over all ranks, served by rank 0; it needs no process group."""
     opened = open_store(rank_environment, _test_folder.of_notices / "store")
     # The server must outlive the test on the slowest rank, and rank 0 does not know about that before its next test
@@ -237,6 +280,6 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def rank_generator(seed: int, rank: int) -> torch.Generator:
+def rank_generator(seed: int, rank: int) -> "torch.Generator":
     """A CPU generator seeded by the test's seed and the rank: each rank draws different numbers."""
     return generator_of_rank(seed, rank)

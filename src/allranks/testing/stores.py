@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
+from typing import TYPE_CHECKING
 
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.shared_files import DEFAULT_TIMEOUT, put_up, read_when_up
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
 
 _FIVE_MINUTES = timedelta(minutes=5)
 
@@ -23,7 +25,7 @@ def create_tcp_store(  # noqa: PLR0913 - those of torch's helper, by the same na
     wait_for_workers: bool = True,
     use_libuv: bool = True,
     port: int = 0,
-) -> TCPStore:
+) -> "TCPStore":
     """Create a store, or join one.
 
     A master without a port gets one from the kernel when it binds, so no other process can take it first; it is in
@@ -42,6 +44,8 @@ def create_tcp_store(  # noqa: PLR0913 - those of torch's helper, by the same na
         ValueError: A client has no port; or a master would wait for clients that cannot know its port.
         torch.distributed.DistError: The port is taken, or the master or some workers did not come in time.
     """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
+
     if port == 0 and not is_master:
         msg = "a client must know the port of its master: pass port="
         raise ValueError(msg)
@@ -82,7 +86,7 @@ def reserved_port() -> Iterator[int]:
 _TIMEOUT = timedelta(seconds=DEFAULT_TIMEOUT)
 
 
-def open_store(environment: RankEnvironment, notice: Path) -> TCPStore:
+def open_store(environment: RankEnvironment, notice: Path) -> "TCPStore":
     """Open a store that rank 0 serves and every rank uses.
 
     The kernel chooses the port when rank 0 binds it, and rank 0 publishes it in a file.
@@ -94,6 +98,8 @@ def open_store(environment: RankEnvironment, notice: Path) -> TCPStore:
     Raises:
         PeerTimeoutError: Rank 0 did not open the store in time.
     """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not exported for mypy
+
     if environment.rank == 0:
         host = host_of(environment)
         store = TCPStore(host, 0, environment.world_size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)

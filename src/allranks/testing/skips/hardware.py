@@ -2,8 +2,6 @@
 
 import itertools
 
-import torch
-
 from allranks import skip_codes
 from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
@@ -51,6 +49,8 @@ skip_if_odd_world_size = Requirement(_check_even_world_size)
 
 
 def _check_gpus(n: int) -> None:
+    import torch
+
     if not torch.cuda.is_available():
         skip(SkipCode.NO_CUDA)
     if torch.cuda.device_count() < n:
@@ -82,6 +82,8 @@ def require_gpus_or_none(n: int) -> Requirement:
     at_least_one(n, "GPUs")
 
     def check() -> None:
+        import torch
+
         if torch.cuda.is_available():
             _check_gpus(n)
 
@@ -97,6 +99,8 @@ def require_accelerators(n: int) -> Requirement:
     at_least_one(n, "accelerators")
 
     def check() -> None:
+        import torch
+
         # torch.accelerator exists since torch 2.6; in older versions, count CUDA devices only.
         accelerator = getattr(torch, "accelerator", torch.cuda)
         count = int(accelerator.device_count()) if accelerator.is_available() else 0
@@ -113,6 +117,8 @@ require_accelerator = require_accelerators(1)
 
 
 def _check_peer_access() -> None:
+    import torch
+
     _check_gpus(2)
     for one, other in itertools.permutations(range(torch.cuda.device_count()), 2):
         if not torch.cuda.can_device_access_peer(one, other):
@@ -128,6 +134,8 @@ def require_compute_capability(major: int, minor: int = 0) -> Requirement:
     at_least_one(major, "generations")
 
     def check() -> None:
+        import torch
+
         _check_gpus(1)
         _check_not_rocm()
         found = min(torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
@@ -138,6 +146,8 @@ def require_compute_capability(major: int, minor: int = 0) -> Requirement:
 
 
 def _check_not_rocm() -> None:
+    import torch
+
     if torch.version.hip is not None:
         skip(SkipCode.ROCM, f"this torch is built for ROCm {torch.version.hip}")
 
@@ -150,6 +160,8 @@ def skip_if_rocm_arch(*names: str) -> Requirement:
     """The test does not apply to AMD GPUs of these architectures, such as ``gfx906`` (code 78)."""
 
     def check() -> None:
+        import torch
+
         if torch.version.hip is None or not torch.cuda.is_available():
             return
         # Chip features follow the name: gfx90a:sramecc+:xnack-
@@ -165,6 +177,8 @@ def skip_if_rocm_older(major: int, minor: int = 0) -> Requirement:
     at_least_one(major, "versions")
 
     def check() -> None:
+        import torch
+
         version = torch.version.hip
         if version is not None and _numbers(version) < (major, minor):
             skip(SkipCode.ROCM, f"ROCm {version} is older than {major}.{minor}")

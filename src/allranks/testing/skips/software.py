@@ -4,9 +4,6 @@ import importlib
 import sys
 from collections.abc import Callable, Collection
 
-import torch
-import torch.distributed as dist
-
 from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.skips.requirement import Requirement, skip
@@ -83,7 +80,13 @@ def require_backend_available(*names: str) -> Requirement:
     """
     _check_names(names)
     words = f"this torch has no {' and no '.join(names)}"
-    return _skip_where(lambda: not any(map(dist.is_backend_available, names)), SkipCode.BACKEND_UNAVAILABLE, words)
+
+    def is_missing() -> bool:
+        from torch.distributed import is_backend_available
+
+        return not any(map(is_backend_available, names))
+
+    return _skip_where(is_missing, SkipCode.BACKEND_UNAVAILABLE, words)
 
 
 def require_backend_in(*names: str) -> Requirement:
@@ -117,7 +120,13 @@ require_mpi = require_backend_available("mpi")
 """The test needs a torch built with MPI (code 72)."""
 
 
-require_nccl = _skip_where(lambda: not dist.is_nccl_available(), SkipCode.NO_NCCL)
+def _has_no_nccl() -> bool:
+    from torch.distributed import is_nccl_available
+
+    return not is_nccl_available()
+
+
+require_nccl = _skip_where(_has_no_nccl, SkipCode.NO_NCCL)
 """The test needs a torch built with NCCL (code 76)."""
 
 
@@ -147,6 +156,8 @@ def skip_nccl_versions(first: Version, fixed: Version) -> Requirement:
 def _on_nccl_version(is_good: Callable[[Version], bool], words: str) -> Requirement:
     def check() -> None:
         require_nccl.check()
+        import torch
+
         found: Version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         if not is_good(found):
             skip(SkipCode.GENERIC, f"this torch has NCCL {_dotted(found)}, and {words}")
