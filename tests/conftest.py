@@ -184,3 +184,13 @@ def allranks(capsys: pytest.CaptureFixture[str]) -> Allranks:
         return (code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def plugins():
+    """The folder that `nox -s tests` installs other people's plugins into: our own tests must not load them."""
+    folder = os.environ.get("ALLRANKS_TEST_PLUGINS")
+    if not folder:
+        pytest.skip("ALLRANKS_TEST_PLUGINS names no folder of plugins; nox -s tests makes one")
+    assert Path(folder).is_dir()
+    return folder

@@ -1,5 +1,8 @@
 """pytest as its users know it, inside ranks: each of these drives a real agent."""
 
+import os
+import sys
+
 import pytest
 
 from allranks.records import AgentFailed, CollectionFailed, FailureKind, Notice
@@ -320,6 +323,25 @@ def test_an_option_that_cannot_be_had_is_refused_in_a_sentence(start_agent, argu
     assert failure.kind is FailureKind.USAGE
     assert failure.message.startswith(words)
     assert not agent.all(CollectionFailed)
+    assert agent.cases(0) == {}
+
+
+def test_the_plugin_of_an_installed_allranks_does_nothing_in_a_job(run_agent):
+    arguments = ("--ranks=3", "--pdb-rank=7")
+    agent = run_agent(ONE, pytest_args=arguments, world_size=2)
+    assert agent.outcomes("test_one") == ("passed", "passed")
+
+
+def test_another_version_of_allranks_in_the_jobs_python_is_an_error(start_command, tmp_path):
+    installed = tmp_path / "site" / "allranks-9.9.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: allranks\nVersion: 9.9\n")
+    path = os.pathsep.join([str(installed.parent), *sys.path])
+    agent = start_command(ONE, world_size=1, environment={"PYTHONPATH": path}).go()
+    assert agent.wait() == 1
+    [failure] = agent.all(AgentFailed)
+    assert failure.kind is FailureKind.USAGE
+    assert failure.message.startswith("allranks 9.9 is installed in the job's Python, and allranks ")
     assert agent.cases(0) == {}
 
 

@@ -7,13 +7,14 @@ about a rank whose node is lost gives way to any record from that node itself.
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
 from allranks.outcomes import Outcome
 from allranks.records import (
+    JOURNAL,
     LINE_LIMIT,
     MOST_RANKS,
     SCHEMA,
@@ -340,6 +341,18 @@ def read_journal(path: Path, texts: dict[str, str] | None = None) -> list[RankFi
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
     return reader.files(problem)
+
+
+def read_records(records: Iterable[Record]) -> list[RankFile]:
+    """The results of each rank that some records of one job report; the first is :class:`JobStarted`.
+
+    Raises:
+        RecordError: One is implausible.
+    """
+    reader = _JournalReader(Path(JOURNAL), {})
+    for record in records:
+        reader.take(record)
+    return reader.files("")
 
 
 def _read(reader: _JournalReader, file: BinaryIO) -> str:

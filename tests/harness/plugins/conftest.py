@@ -1,18 +1,7 @@
 import os
 import sys
-from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def plugins():
-    """The folder that `nox -s tests` installs other people's plugins into: our own tests must not load them."""
-    folder = os.environ.get("ALLRANKS_TEST_PLUGINS")
-    if not folder:
-        pytest.skip("ALLRANKS_TEST_PLUGINS names no folder of plugins; nox -s tests makes one")
-    assert Path(folder).is_dir()
-    return folder
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ import shlex
 import sys
 import traceback
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 from _pytest.capture import CaptureManager
 
+import allranks
 from allranks.harness import linux
 from allranks.harness.collection.coverage import Measurement
 from allranks.harness.collection.expected_failures import ExpectedFailuresError, expect_failures
@@ -56,9 +59,8 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
         folders: Its folders.
         supervisor: The supervisor of this process.
     """
-    if not (folders.code / config.path).exists():
-        # pytest would collect everything below the code folder.
-        supervisor.write(CollectionFailed(text=f"There is no {config.path} in the code of this job."))
+    if (why_not := _obstacle(config, folders)) is not None:
+        supervisor.write(why_not)
         return None
     plugin = ServerPlugin(config, folders, supervisor)
     # Paths on the command line are relative to the code folder; tests run in the shared folder.
@@ -83,6 +85,19 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
         supervisor.write(AgentFailed(message=message, text=shorten(_log(folders)), kind=FailureKind.SUITE))
         return None
     return SessionEnded(status=int(code), changed=plugin.changed_status)
+
+
+def _obstacle(config: AgentConfig, folders: Folders) -> AgentFailed | CollectionFailed | None:
+    """Why pytest is not to start: there is no suite, or another version of our plugin would be loaded."""
+    if not (folders.code / config.path).exists():
+        # pytest would collect everything below the code folder.
+        return CollectionFailed(text=f"There is no {config.path} in the code of this job.")
+    with suppress(PackageNotFoundError):
+        if (installed := version("allranks")) != allranks.__version__:
+            both = f"allranks {installed} is installed in the job's Python, and allranks {allranks.__version__}"
+            remedy = "Install the same version in both places, or leave it out of the job's packages."
+            return AgentFailed(message=f"{both} runs the job. {remedy}", kind=FailureKind.USAGE)
+    return None
 
 
 def _log(folders: Folders) -> str:

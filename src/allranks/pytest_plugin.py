@@ -1,0 +1,64 @@
+"""What every pytest loads where allranks is installed: fixtures, markers and ``--ranks N``.
+
+It imports as little as possible, since most sessions have nothing to do with ranks. Inside a job it does nothing.
+"""
+
+import importlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+IN_A_JOB = "ALLRANKS_GPU_COUNT"
+"""A variable that every job has."""
+
+_FIXTURES = "allranks.testing.fixtures"
+
+# Read during the import: later, pytest captures the standard streams.
+_TERMINAL = os.ttyname(0) if os.isatty(0) and os.isatty(1) else ""
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Load the fixtures, unless the agent has done so. ``pytest_plugins`` would warn in a pytest within a pytest."""
+    if not pluginmanager.has_plugin(_FIXTURES):
+        pluginmanager.register(importlib.import_module(_FIXTURES), _FIXTURES)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Take over the tests of the session if they are to run on several ranks.
+
+    Raises:
+        pytest.UsageError: An option cannot be combined with ``--ranks``.
+    """
+    if config.option.ranks is None or IN_A_JOB in os.environ:
+        return
+    if (why := next(_obstacles(config), None)) is not None:
+        raise pytest.UsageError(why)
+    from allranks.ranks_option.ranks_session import RanksSession  # noqa: PLC0415 - see above
+
+    config.pluginmanager.register(RanksSession(config, _TERMINAL), "allranks-ranks")
+
+
+def _obstacles(config: pytest.Config) -> Iterator[str]:
+    option = config.option
+    if option.ranks < 1:
+        yield f"--ranks {option.ranks}: give a number of ranks from 1"
+    if getattr(option, "numprocesses", None) or getattr(option, "tx", None):
+        yield "--ranks and -n of pytest-xdist both say which processes run a test: use one of them"
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        yield (
+            f"--ranks starts ranks, and this process is one of {os.environ['WORLD_SIZE']} (WORLD_SIZE): "
+            "run pytest under the launcher without --ranks, or --ranks without the launcher"
+        )
+    rank = option.pdb_rank
+    if rank is not None and not 0 <= rank < option.ranks:
+        yield f"--pdb-rank {rank}: there are the ranks 0 to {option.ranks - 1}"
+    if rank is not None and not _TERMINAL:
+        yield "--pdb-rank needs a terminal, and standard input or output is not one"
+    from allranks.harness.refusals import REFUSED  # noqa: PLC0415 - see above
+
+    for flag, refusal in REFUSED.items():
+        if getattr(option, refusal.option, False):
+            instead = "Use --pdb-rank N." if refusal.option in {"usepdb", "trace"} else refusal.remedy
+            yield f"{flag} {refusal.why} {instead}"

@@ -1,0 +1,185 @@
+"""The session of ``pytest --ranks N``: pytest selects and reports tests, a job runs them."""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from allranks.engine.gpus import take_inventory
+from allranks.engine.kind import JobEnvironment
+from allranks.engine.ownership import own_run
+from allranks.engine_kinds.host_processes import ConnectedProcesses
+from allranks.errors import AllranksError
+from allranks.harness.config import COVERAGE
+from allranks.matrix.model import Cell, Image, Job, Limits, Matrix, Suite
+from allranks.ranks_option.verdict_reports import VerdictReporter
+from allranks.report.folder import read_attempts_at
+from allranks.report.judging import read_ranks, settled
+from allranks.report.run_files import JobError, Manifest
+from allranks.schedule.attempt_runner import AttemptRunner
+from allranks.schedule.earlier_runs import setting_of
+from allranks.schedule.host import Host
+from allranks.schedule.packing.estimate import Task
+from allranks.schedule.request import Pdb
+from allranks.schedule.results_folder import new_run_id, open_run
+from allranks.schedule.retry_policy import Again, RunPolicy
+
+_NO_LIMIT: Final = 1e6
+"""Seconds: eleven days, within the range of the kernel's timers."""
+
+_SUITE: Final = "pytest"
+
+_OF_THIS_PROCESS: Final = {
+    **dict.fromkeys(("--ranks", "--ranks-backend", "--ranks-timeout", "--pdb-rank"), True),
+    **dict.fromkeys(("--junit-xml", "--junitxml", "--report-log", "--html", "--pastebin"), True),
+    **dict.fromkeys(("--rootdir", "-c", "--config-file", "-n", "--numprocesses", "--dist"), True),
+    **dict.fromkeys(("--cov-report", "--cov-fail-under", "--color"), True),
+}
+"""Options that concern the session that reports, and whether a value follows."""
+
+_REPORTERS: Final = ("vscode_pytest", "teamcity.pytest_plugin")
+"""Plugins by which editors watch a session: each rank would report to them, too."""
+
+
+class RanksSession:
+    """Runs the selected tests of a pytest session on ranks.
+
+    Args:
+        config: pytest's configuration.
+        terminal: The path of the terminal, for a debugger; empty for none.
+    """
+
+    def __init__(self, config: pytest.Config, terminal: str) -> None:
+        option = config.option
+        self._config = config
+        self._ranks: int = option.ranks
+        self._cell = Cell(
+            backend=option.ranks_backend.lower(),
+            world_size=option.ranks,
+            gpu_count=option.ranks if option.ranks_backend.lower() == "nccl" else 0,
+            init_method="env",
+        )
+        self._pdb = Pdb(rank=option.pdb_rank, terminal=terminal) if option.pdb_rank is not None else None
+        self._error: JobError | None = None
+        self._kept: Path | None = None
+
+    def pytest_report_header(self) -> str:
+        """Name the ranks."""
+        return f"ranks: {self._ranks} over {self._cell.backend}"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Run all tests in one job, and report each as it ends."""
+        option = session.config.option
+        if option.collectonly or (session.testsfailed and not option.continue_on_collection_errors):
+            return None  # pytest itself lists the tests, or ends the session
+        if session.items:
+            self._run(session)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        return True
+
+    def _run(self, session: pytest.Session) -> None:
+        results = self._kept = Path(tempfile.mkdtemp(prefix="allranks-ranks-"))
+        reporter = VerdictReporter(session, self._cell.world_size)
+        try:
+            self._run_job(session, results, reporter)
+        except AllranksError as error:
+            self._error = JobError.from_exception(error)
+        reporter.report_the_rest(self._error)
+        if self._error is not None and not reporter.has_bad:
+            session.testsfailed += 1
+        if self._error is None and not reporter.has_bad:
+            shutil.rmtree(results, ignore_errors=True)
+            self._kept = None
+
+    def _run_job(self, session: pytest.Session, results: Path, reporter: VerdictReporter) -> None:
+        matrix, job = self._matrix(), self._job()
+        inventory, here = take_inventory(), ConnectedProcesses()
+        cores, memory = here.capacity()
+        host = Host(
+            engine=here.cleaner(),
+            gpus=inventory.gpus,
+            cores=cores,
+            memory=memory,
+            environment_of=lambda _: JobEnvironment(python=sys.executable, python_path=self._import_folders()),
+            inventory=inventory,
+        )
+        run_id, setting = new_run_id(), setting_of(matrix)
+        with own_run(run_id), ExitStack() as undo:
+            folder = open_run(results, run_id, [job], Manifest(), None)
+            policy = RunPolicy(judges=setting, pdb=self._pdb)
+            runner = AttemptRunner(matrix, host, folder, reporter, self._arguments(session), policy)
+            again = Again(tests=tuple(item.nodeid for item in session.items))
+            attempt = runner.prepare(Task(0, runner.room_of(job), 0.0), job, again, undo)
+            if attempt is None:
+                msg = f"{self._ranks} GPUs are needed, and other runs hold them."
+                raise AllranksError(msg, remedy="Wait for them: `allranks leases` shows who has them.")
+            attempt.release()
+            runner.run(attempt, lambda: None)
+            self._error = attempt.error
+            [*_, newest] = read_attempts_at(folder.path, job.cell.id, job.name)
+            reporter.settle(settled(newest, read_ranks(newest.files), setting))
+            self._share_coverage(attempt.folder / COVERAGE / "data")
+
+    def _matrix(self) -> Matrix:
+        seconds = _NO_LIMIT if self._pdb else self._config.option.ranks_timeout
+        limits = Limits(process_group=_NO_LIMIT if self._pdb else seconds / 2, test=seconds, job=_NO_LIMIT)
+        return Matrix(path=self._config.rootpath / "matrix.toml", axes={}, limits=limits)
+
+    def _job(self) -> Job:
+        suite = Suite(name=_SUITE, path=Path())
+        return Job(cell=self._cell, suite=suite, image=Image(name="here"), environment={})
+
+    def _import_folders(self) -> tuple[Path, ...]:
+        """The folder in which pytest was started, if it can import from there (``python -m pytest``)."""
+        here = self._config.invocation_params.dir
+        return (here,) if {"", str(here)} & set(sys.path) else ()
+
+    def _arguments(self, session: pytest.Session) -> tuple[str, ...]:
+        """The arguments of this session, as those of a session that runs the modules of the selected tests."""
+        config = session.config
+        modules = dict.fromkeys(str(item.path) for item in session.items)
+        configuration = ("-c", str(config.inipath)) if config.inipath else ()
+        quiet = ("--cov-report=", "--cov-fail-under=0") if config.pluginmanager.has_plugin("_cov") else ()
+        own = _without_reports(config.invocation_params.args, config.option.file_or_dir)
+        return (*configuration, *own, *quiet, *modules)
+
+    def _share_coverage(self, data: Path) -> None:
+        """Put the ranks' data beside that of this process, which pytest-cov combines, reports and judges."""
+        plugin: Any = self._config.pluginmanager.get_plugin("_cov")
+        controller = getattr(plugin, "cov_controller", None)
+        if controller is not None and data.exists():
+            beside = Path(controller.cov.config.data_file).absolute()
+            shutil.copy(data, beside.with_name(f"{beside.name}.allranks-{os.getpid()}"))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:  # noqa: ANN401 - pytest does not export its type
+        """Show what went wrong with the job as a whole, and where the ranks' own files are."""
+        if self._error is not None:
+            terminalreporter.section("ranks", red=True)
+            terminalreporter.line("\n".join(filter(None, (self._error.what, self._error.why, self._error.remedy))))
+        if self._kept is not None:
+            terminalreporter.line(f"logs and stacks of the ranks: {self._kept / 'latest'}")
+
+
+def _without_reports(arguments: Sequence[str], paths: Sequence[str]) -> Iterator[str]:
+    """The arguments without those that select tests by path or concern the reporting session alone."""
+    left, given = list(paths), iter(arguments)
+    for argument in given:
+        flag, equals, _ = argument.partition("=")
+        if flag in _OF_THIS_PROCESS:
+            if not equals:
+                next(given, None)
+        elif argument == "-p":
+            if (plugin := next(given, "")) not in _REPORTERS:
+                yield from ("-p", plugin)
+        elif argument in left:
+            left.remove(argument)
+        else:
+            yield argument

@@ -1,0 +1,172 @@
+"""Verdicts over ranks as pytest's own reports: one test, one report, however many ranks ran it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal
+
+import pytest
+
+from allranks.outcomes import shorten
+from allranks.records import SCHEMA, Finished, JobStarted, Passed, Printed, RankEnded, Record, TestStarted
+from allranks.report.folder import Attempt
+from allranks.report.journal import read_records
+from allranks.report.judging import judge
+from allranks.report.results import XPASS, TestVerdict, VerdictKind, VerdictRule, compact
+from allranks.report.run_files import JobError
+from allranks.report.verdict import VerdictPolicy
+from allranks.schedule.log_lines import LiveView
+from allranks.schedule.progress import Tests
+from allranks.xml_text import xml_id
+
+_NO_RESULT: Final = "no rank reported this test"
+
+When = Literal["setup", "call", "teardown"]
+
+
+class VerdictReporter(LiveView):
+    """Takes a job's records as they come, and reports each test when all its ranks have ended it.
+
+    A test is judged by the rules of the report. When the job has ended, its journal is judged as a whole: what was
+    reported as good before, and is not, is reported once more.
+
+    Args:
+        session: pytest's session.
+        world_size: The number of ranks.
+
+    Attributes:
+        has_bad: Whether any report was bad.
+    """
+
+    def __init__(self, session: pytest.Session, world_size: int) -> None:
+        self._terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+        super().__init__(self._say)
+        self._hook = session.config.hook
+        self._prints = session.config.getoption("capture") == "no"
+        self._items = {xml_id(item.nodeid): item for item in session.items}
+        self._start = JobStarted(schema=SCHEMA, run_id="", cell="", suite="", attempt=1, world_size=world_size)
+        self._records: dict[str, list[Record]] = {}
+        self._good: dict[str, bool] = {}
+        self.has_bad = False
+
+    def _say(self, line: str) -> None:
+        if self._prints and self._terminal is not None:
+            self._terminal.ensure_newline()
+            self._terminal.write_line(line)
+
+    def job_started(self, job_id: str, where: str) -> None:
+        """See :meth:`LiveView.job_started <allranks.schedule.log_lines.LiveView.job_started>`; the header says it."""
+
+    def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
+        """See :meth:`LiveView.job_ended <allranks.schedule.log_lines.LiveView.job_ended>`; the summary says it."""
+
+    def take(self, job_id: str, record: Record) -> None:
+        """Take in a record; report the tests that have ended when the next one starts."""
+        match record:
+            case Printed():
+                super().take(job_id, record)
+            case TestStarted():
+                self._report_ended(running=record.nodeid)
+                self._records.setdefault(record.nodeid, []).append(record)
+            case Passed() | RankEnded():
+                self._records.setdefault(record.nodeid, []).append(record)
+
+    def _report_ended(self, running: str) -> None:
+        for nodeid in [nodeid for nodeid in self._records if nodeid != running]:
+            files = read_records([self._start, *self._records[nodeid], Finished(status=0)])
+            attempt = Attempt(cell="", suite="", files=(), world_size=self._start.world_size)
+            for test in judge(attempt, files, VerdictPolicy()):
+                if test.verdict.rule is not VerdictRule.UNACCOUNTED:  # some ranks may still be in it
+                    del self._records[nodeid]
+                    self._report(test)
+
+    def settle(self, tests: Iterable[TestVerdict]) -> None:
+        """Report the tests that have not been reported, or not rightly.
+
+        Args:
+            tests: All tests of the job, judged by its journal.
+        """
+        for test in tests:
+            was_good = self._good.get(test.nodeid)
+            is_not_run = test.verdict.rule is VerdictRule.JOB
+            if (was_good is None and not is_not_run) or (was_good and test.verdict.is_bad):
+                self._report(test)
+
+    def report_the_rest(self, error: JobError | None) -> None:
+        """Report the tests without any result, if the job went wrong: no test may be missing unnoticed.
+
+        Args:
+            error: What went wrong with the job; None if it did all its work.
+        """
+        if error is None:
+            return
+        for nodeid, item in self._items.items():
+            if nodeid not in self._good:
+                self._log(item, [_report(item, "setup", "failed", longrepr=f"{_NO_RESULT}: {error.what}")])
+                self.has_bad = True
+
+    def _report(self, test: TestVerdict) -> None:
+        item = self._items.get(test.nodeid)
+        if item is None:  # a module that skips as a whole: pytest has reported it when it collected
+            return
+        self._good[test.nodeid] = not test.verdict.is_bad
+        self.has_bad = self.has_bad or test.verdict.is_bad
+        self._log(item, list(_reports(item, test)))
+
+    def _log(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
+        self._hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in reports:
+            self._hook.pytest_runtest_logreport(report=report)
+        self._hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+
+
+def _reports(item: pytest.Item, test: TestVerdict) -> Iterator[pytest.TestReport]:
+    """The reports of the phases of a test, as if one process had run it."""
+    verdict = test.verdict
+    bad = _phase_of(test) if verdict.is_bad else ""
+    if bad == "setup":
+        yield _report(item, "setup", "failed", longrepr=_text(test), sections=_sections(test))
+    else:
+        yield _report(item, "setup", "passed")
+        call = _report(item, "call", "passed", duration=test.time)
+        if bad == "call":
+            call.outcome, call.longrepr, call.sections = "failed", _text(test), _sections(test)
+        elif verdict.reason == "pytest.xfail":
+            call.outcome, call.wasxfail = "skipped", verdict.message
+        elif verdict.kind is VerdictKind.SKIPPED:
+            path, line, _ = item.location
+            call.outcome, call.longrepr = "skipped", (path, (line or 0) + 1, f"Skipped: {verdict.message}")
+        elif verdict.reason == XPASS:
+            call.wasxfail = ""
+        yield call
+    ranks = [("ranks", compact(test.ranks))]
+    if bad == "teardown":
+        yield _report(item, "teardown", "failed", longrepr=_text(test), sections=_sections(test), user_properties=ranks)
+    else:
+        yield _report(item, "teardown", "passed", user_properties=ranks)
+
+
+def _phase_of(test: TestVerdict) -> When:
+    """The phase in which the leading rank went wrong; a crash or a hang is in the test itself, as far as is known."""
+    leading = next((rank for rank in test.ranks if rank.rank == test.verdict.leading), None)
+    match leading.phase if leading else "":
+        case "setup" | "teardown" as phase:
+            return phase
+        case _:
+            return "call"
+
+
+def _report(item: pytest.Item, when: When, outcome: Literal["passed", "failed"], **more: Any) -> pytest.TestReport:  # noqa: ANN401
+    keywords: dict[str, Literal[1]] = dict.fromkeys(item.keywords, 1)
+    given = {"longrepr": None, "duration": 0.0, **more}
+    return pytest.TestReport(item.nodeid, item.location, keywords, outcome, when=when, **given)
+
+
+def _text(test: TestVerdict) -> str:
+    verdict = test.verdict
+    return shorten("\n\n".join(filter(None, (verdict.message, verdict.text))))
+
+
+def _sections(test: TestVerdict) -> list[tuple[str, str]]:
+    """What the leading rank printed."""
+    leading = next((rank for rank in test.ranks if rank.rank == test.verdict.leading), None)
+    printed = (("stdout", leading.stdout), ("stderr", leading.stderr)) if leading else ()
+    return [(f"Captured {name} of rank {test.verdict.leading}", text) for name, text in printed if text]

@@ -1,0 +1,252 @@
+"""``pytest --ranks N``: plain pytest sessions, whose tests run on ranks."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+CELL = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "ALLRANKS_", "TORCHELASTIC", "SLURM_", "OMPI_", "PMI", "BACKEND")
+
+HEAD = """
+import os
+import pytest
+import torch
+import torch.distributed as dist
+"""
+
+OUTCOMES = (
+    HEAD
+    + """
+def test_sum(process_group, rank, world_size):
+    tensor = torch.full((1,), float(rank))
+    dist.all_reduce(tensor)
+    assert tensor.item() == sum(range(world_size))
+
+@pytest.fixture
+def broken(rank):
+    if rank == 1:
+        raise LookupError("no such thing")
+
+@pytest.fixture
+def spoilt(rank):
+    yield
+    assert rank == 0, "left behind"
+
+def test_fails_on_one(rank):
+    print("printed by", rank)
+    assert rank == 0, "only the second"
+
+def test_fixture(broken): pass
+
+def test_spoilt(spoilt): pass
+
+def test_skips(): pytest.skip("not today")
+
+@pytest.mark.xfail(reason="known")
+def test_expected(): assert 0
+
+@pytest.mark.xfail
+def test_unexpected(): pass
+
+def test_crashes(rank):
+    if rank == 1:
+        os._exit(3)
+    dist.barrier()
+
+def test_disagrees(rank):
+    if rank == 1:
+        pytest.skip("not here")
+
+@pytest.mark.require_world_size(4)
+def test_of_four(): pass
+
+def test_hangs(rank):
+    if rank == 0:
+        dist.barrier()
+    import time
+    time.sleep(99)
+
+def test_last(): pass
+"""
+)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(CELL)}
+    return {**clean, "TMPDIR": str(tmp_path / "tmp"), "PYTEST_ADDOPTS": "-p no:hypothesispytest"}
+
+
+@pytest.fixture
+def session(tmp_path, environment):
+    """``session("-k", "x", file=text, ...)``: runs pytest; returns its exit status and what it printed."""
+    (tmp_path / "tmp").mkdir()
+
+    def run(*arguments, folder=".", variables=(), **files):
+        for name, text in files.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        command = [sys.executable, "-m", "pytest", *arguments]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path / folder,
+            env={**environment, **dict(variables)},
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def left_behind(folder):
+    return sorted(path.name for path in (folder / "tmp").glob("allranks*"))
+
+
+def test_each_test_has_one_outcome_over_all_ranks(session, tmp_path):
+    status, output = session(
+        "--ranks=2", "--ranks-timeout=4", "-v", "-rA", "--junit-xml=out.xml", "--tb=short", test_it=OUTCOMES
+    )
+    assert status == 1
+    told = dict(re.findall(r"^test_it.py::(test_\w+) (\w+)", output, re.MULTILINE))
+    assert told == {
+        "test_sum": "PASSED",
+        "test_fails_on_one": "FAILED",
+        "test_fixture": "ERROR",
+        "test_spoilt": "ERROR",
+        "test_skips": "SKIPPED",
+        "test_expected": "XFAIL",
+        "test_unexpected": "XPASS",
+        "test_crashes": "FAILED",
+        "test_disagrees": "FAILED",
+        "test_of_four": "SKIPPED",
+        "test_hangs": "FAILED",
+        "test_last": "PASSED",
+    }
+    assert "ranks: 2 over gloo" in output
+    assert "rank 1 failed: AssertionError: only the second" in output
+    assert re.search(r"Captured stdout of rank 1 -+\nprinted by 1", output)
+    assert "ERROR at teardown of test_spoilt" in output
+    assert "rank 1 left with exit code 3 in mid-test" in output
+    assert "ranks disagree: 0 passed; 1 skipped" in output
+    assert re.search(r"rank 1 .*time.*\n(.*\n)*.*test_it.py", output)
+    assert "4 failed, 3 passed, 2 skipped, 1 xfailed, 1 xpassed, 2 errors" in output
+    cases = {case.get("name"): case for case in ET.parse(tmp_path / "out.xml").iter("testcase")}  # noqa: S314 - our own
+    assert cases.keys() == told.keys()
+    assert cases["test_fails_on_one"].find("properties/property").get("value") == "0:passed 1:failed"
+    folder = re.search(r"logs and stacks of the ranks: (\S+)", output)[1]
+    assert list(Path(folder).glob("cells/*/*/attempt-1/rank-1.log"))
+
+
+GREEN = (
+    HEAD
+    + """
+import helper
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_helper(rank, number):
+    assert helper.both(rank) == rank + 1
+
+def test_other(): raise AssertionError("not selected")
+"""
+)
+HELPER = """
+def both(rank):
+    if rank == 0:
+        return 1
+    return 2
+"""
+
+
+def test_a_selection_by_id_in_a_folder_below_runs_alone_and_leaves_nothing(session, tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --ranks=2 --import-mode=importlib\npythonpath = .")
+    (tmp_path / "below" / "test_it.py").write_text(GREEN)
+    status, output = session("test_it.py::test_helper[2]", folder="below", helper=HELPER)
+    assert status == 0, output
+    assert "1 passed" in output
+    assert left_behind(tmp_path) == []
+    status, output = session("below", "-k", "helper", "-s")
+    assert status == 0, output
+    assert "2 passed, 1 deselected" in output
+
+
+def test_a_failure_ends_the_session_where_asked_and_is_the_last_failed(session):
+    suite = "import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test_it(rank, n): assert (rank, n) != (1, 1)"
+    status, output = session("--ranks=2", "-x", test_it=suite)
+    assert status == 1
+    assert "stopping after 1 failures" in output
+    assert "1 failed, 1 passed" in output
+    status, output = session("--ranks=2", "--lf")
+    assert status == 1
+    assert "run-last-failure" in output
+    assert "1 failed in" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "words"),
+    [
+        (("-n", "2"), {}, "-n of pytest-xdist"),
+        (("--pdb",), {}, "--pdb cannot be used.*Use --pdb-rank N."),
+        (("--pdb-rank=1",), {}, "--pdb-rank needs a terminal"),
+        (("--pdb-rank=2",), {}, "there are the ranks 0 to 1"),
+        (("--ranks=0",), {}, "give a number of ranks from 1"),
+        ((), {"RANK": "0", "WORLD_SIZE": "2"}, r"this process is one of 2 \(WORLD_SIZE\)"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_combined_is_a_usage_error(session, arguments, variables, words):
+    status, output = session("--ranks=2", *arguments, variables=variables, test_it="def test_it(): pass")
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert re.search(words, output)
+    assert "Traceback" not in output
+
+
+def test_a_job_that_breaks_down_leaves_no_test_without_a_report(session):
+    suite = """
+import os, threading
+if "ALLRANKS_GPU_COUNT" in os.environ:  # in the job, not where it was selected
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+def test_one(): pass
+def test_two(): pass
+"""
+    status, output = session("--ranks=2", test_it=suite)
+    assert status == 1
+    assert "2 errors" in output
+    assert "no rank reported this test: test_it.py cannot be collected." in output
+    assert "starts the thread" in output
+
+
+def test_a_module_that_cannot_be_imported_ends_the_session_before_any_rank(session):
+    status, output = session("--ranks=2", test_it="import nothing_of_the_kind")
+    assert status == pytest.ExitCode.INTERRUPTED
+    assert "1 error during collection" in output
+
+
+ENDLESS = """
+import pathlib, time
+def test_it(rank):
+    pathlib.Path(__file__).with_name(f"r{rank}").touch()
+    time.sleep(99)
+"""
+
+
+def test_an_interrupt_ends_the_ranks(tmp_path, session, environment):
+    session("--co", test_it=ENDLESS)
+    command = [sys.executable, "-m", "pytest", "--ranks=2"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "r1").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, output
+    assert "KeyboardInterrupt" in output
+    assert [name for name in left_behind(tmp_path) if name.startswith("allranks-job-")] == []
