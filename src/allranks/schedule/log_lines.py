@@ -55,7 +55,7 @@ class LiveView:
             match record:
                 case Printed():
                     whose = f"{job_id}: " if len(self._running) > 1 else ""
-                    self.say(f"{whose}[rank {record.rank}] {record.line}")
+                    self.say(f"{whose}[rank {record.rank}] {_last_version(record.line)}")
                 case RankEnded() if record.outcome.is_bad and job_id not in self._has_failed:
                     self._has_failed.add(job_id)
                     self.say(f"{job_id}: first failure: {failure_of(record)}")
@@ -68,6 +68,11 @@ class LiveView:
             for text in (error.why, error.remedy) if error else ():
                 for line in _last_lines(text):
                     self.say(f"    {line}")
+
+
+def _last_version(line: str) -> str:
+    """A line that carriage returns overwrite, as a terminal shows it in the end: a progress bar."""
+    return next((part for part in reversed(line.split("\r")) if part), "")
 
 
 def failure_of(ended: RankEnded) -> str:
@@ -140,7 +145,7 @@ class ActionsView(LiveView):
         with self._lock:
             lines = self._output.setdefault(job_id, [])
             if len(lines) < _KEPT:
-                lines.append(f"[rank {record.rank}] {record.line}")
+                lines.append(f"[rank {record.rank}] {_last_version(record.line)}")
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
         """See :meth:`LiveView.job_ended <allranks.schedule.log_lines.LiveView.job_ended>`."""
