@@ -16,6 +16,7 @@ from allranks.records import Printed, RankEnded, Record
 from allranks.report.judged import Failure
 from allranks.report.run_files import JobError
 from allranks.schedule.progress import State, Tests
+from allranks.xml_text import file_of
 
 _LINES = 12
 _SHOWN = 160  # characters of a message: one or two lines of a terminal
@@ -165,10 +166,9 @@ class ActionsView(LiveView):
 
 def annotation(failure: Failure) -> str:
     """The command that has GitHub show a failure with the workflow run, and beside the file that it is in."""
-    file, _, rest = failure.nodeid.partition("::")
     said = {"title": f"{failure.place}: {failure.nodeid}"}
-    if rest and file.endswith(".py"):
-        said["file"] = file
+    if file := file_of(failure.nodeid):
+        said |= {"file": file} | ({"line": str(failure.line)} if failure.line else {})
     properties = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in said.items())
     alike = f" (and {failure.alike} more like it)" if failure.alike else ""
     return f"::error {properties}::{_escaped(failure.message + alike)}"

@@ -12,6 +12,7 @@ from allranks.report.page.case_list import Details, Index, files_of_ranks, folde
 from allranks.report.page.page import GENERATOR, Groups, Sample, Static, document, message_of
 from allranks.report.results import PassedRanks, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.untrusted import fresh, head
+from allranks.tracebacks import folded
 from allranks.xml_text import cut, first_line, readable
 
 MOST_REASONS: Final = 1000
@@ -24,6 +25,9 @@ _SAMPLE: Final = 1500
 _SLOWEST: Final = 50
 _REASON: Final = 200
 _OTHER_REASONS: Final = "other reasons"
+TEST: Final = "{}"
+"""In the command that runs a test again, the script puts the test's node id in the place of this word."""
+
 _LETTERS: Final = {VerdictKind.FAILURE: "F", VerdictKind.ERROR: "E", VerdictKind.SKIPPED: "S", VerdictKind.PASSED: "P"}
 
 
@@ -143,7 +147,7 @@ class PageWriter:
                 nodeid=key.nodeid,
                 kind=test.verdict.kind,
                 message=message,
-                text=cut(readable(test.verdict.text), _SAMPLE),
+                text=cut(folded(readable(test.verdict.text)), _SAMPLE),
                 is_of_job=test.verdict.rule is VerdictRule.JOB,
             )
         same = self._groups.groups[group].message == message
@@ -207,7 +211,7 @@ class PageWriter:
             ],
             "time": round(counts.time if row.elapsed is None else row.elapsed, 3),
             "ranks": self._usual.get(number, ""),
-            "runs": bool(row.engine or row.axes),
+            "again": [list(map(readable, row.again(nodeid))) for nodeid in ("", TEST)],
             "out": self._index.left_out.get(number, 0),
             "engine": readable(row.engine),
             "image": readable(row.image),
