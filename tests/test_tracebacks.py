@@ -165,6 +165,12 @@ def test_the_line_is_the_one_in_the_tests_own_file(text, line):
     assert line_in(text, FILE) == line
 
 
+def test_of_several_lines_in_the_tests_own_file_the_innermost_counts():
+    outer = DUMP.replace("line 16 in test_x", f'line 16 in test_x\n  File "/repo/{FILE}", line 99 in outer')
+    assert line_in(outer, FILE) == 16
+    assert line_in(f"{LONG}\n\n/repo/{FILE}:20: ValueError", FILE) == 20
+
+
 def test_a_line_of_another_file_or_of_a_message_is_none():
     assert line_in('  File "/repo/other_suite/test_a.py", line 3, in x', FILE) is None
     assert line_in(f'E   File "/{FILE}", line 3, in x', FILE) is None
@@ -204,9 +210,9 @@ def test_any_text_can_be_read_and_loses_nothing_but_frames_of_tools(text):
         'Current thread 0x (most recent call first):\n  File "a", line 1 in a\n',
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("around", ["{}", '  File "{}', "E   {}", "/repo/suite/test_a.py:{}", "  +{}"])
+@pytest.mark.parametrize("around", ["{}", '  File "{}', "/repo/suite/test_a.py:{}"])
 def test_no_text_takes_more_than_linear_time(piece, around):
-    text = around.format(piece * (200_000 // len(piece)))
+    text = around.format(piece * (100_000 // len(piece)))
     began = time.process_time()
     folded(text), excerpt(text, FILE, "x"), line_in(text + FILE, FILE)
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 3

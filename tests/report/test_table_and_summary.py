@@ -2,12 +2,19 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
-from allranks.report.judged import JobSummary, Share
+from allranks.outcomes import Outcome
+from allranks.report.judged import CellSuite, JobSummary, MergedRun, Share
 from allranks.report.merging import merge
+from allranks.report.results import RankResult, TestVerdict
 from allranks.report.summary import WIDTH, render_summary, render_table, seconds
+from allranks.report.verdict import VerdictPolicy, verdict
 
 ENV, TCP = "gloo-w2-g0-env/collectives", "gloo-w2-g0-tcp/collectives"
 
@@ -169,6 +176,7 @@ def test_the_first_failures_alone_have_tracebacks_and_commands(with_traceback):
     merged = with_traceback(TRACE, count=30)
     assert render_table(merged).count("    again: ") == render_table(merged).count("suite/t.py:31 in test_b") == 5
     assert render_summary(merged).count("suite/t.py:31 in test_b") == 20
+    assert sum(bool(failure.traceback) for failure in merged.suites[0].failures) == 20
 
 
 def test_no_test_ends_the_fence_that_its_traceback_is_in(with_traceback):
@@ -206,3 +214,35 @@ def test_one_test_of_a_shard_runs_again_in_the_whole_suite():
     )
     assert job.again("t.py::x") == ["allranks", "run", "c", "--suite", "s", "--seed", "0", "--", "t.py::x"]
     assert job.again() == ["allranks", "run", "c", "--suite", "s@2of4", "--seed", "0"]
+
+
+breakers = st.sampled_from(
+    [
+        "```", "````", "~~~", "\n", "\n\n", "\r", "</details>", "<script>", "# head", "- item", "  ", "    ", "| a |",
+        "E   ", ">   ", "\n/repo/t.py:3: in x\n", "\n/repo/t.py:3: Error\n", '  File "/repo/t.py", line 3, in x\n',
+        "\t", "\x0b", "\u2028", "\x85", "[a](b)", "<!--", "&amp;", "$x$", "@me", "*", "`", "---",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(breakers | st.text(max_size=5), max_size=20).map("".join), st.lists(breakers, max_size=4).map("".join))
+def test_whatever_a_test_says_the_summary_has_the_same_structure(text, name):
+    suite = CellSuite(cell="c", suite="s", engine="process", tests=(case(f"suite/t.py::test_{name}", text),))
+    run = MergedRun(folder=Path(), junit=Path(), page=Path(), summary=Path(), run_id="r", suites=(suite.row,))
+    tokens = MarkdownIt("commonmark").enable("table").parse(render_summary(run))
+    kinds = [token.type for token in tokens if token.level == 0 and token.nesting >= 0]
+    assert kinds == ["heading_open", "bullet_list_open", "table_open"]
+    inside = [token.type for token in tokens if token.level == 2 and token.nesting >= 0]
+    assert inside[0] == "paragraph_open"
+    assert set(inside[1:]) <= {"fence", "tr_open"}
+    inline = [child for token in tokens for child in token.children or ()]
+    assert {child.content for child in inline if child.type == "html_inline"} == {"<br>"}
+    fences = [token.content for token in tokens if token.type == "fence"]
+    assert fences[-1].startswith("allranks run c --suite s -- ")
+
+
+def case(nodeid, text):
+    result = RankResult(nodeid=nodeid, classname="", name="t", rank=0, outcome=Outcome.FAILED, text=text, at=1.0)
+    return TestVerdict(
+        nodeid=nodeid, classname="", name="t", verdict=verdict([result], VerdictPolicy()), ranks=(result,)
+    )
