@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, Failure, MergedRun, SuiteRow
-from allranks.report.untrusted import fresh
+from allranks.report.untrusted import write_whole
 from allranks.xml_text import printable, readable
 
 WIDTH: Final = 100
@@ -146,12 +146,7 @@ def write_summary(merged: MergedRun) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    unfinished = fresh(merged.summary.with_name(f".{merged.summary.name}.unfinished"))
-    try:
-        unfinished.write_text(render_summary(merged), encoding="utf-8")
-        unfinished.replace(merged.summary)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(merged.summary, render_summary(merged))
 
 
 def render_summary(merged: MergedRun) -> str:
@@ -246,10 +241,7 @@ def _figures(counts: Counts, time: float) -> str:
 def _notes(merged: MergedRun) -> Iterator[str]:
     yield ""
     yield from (f"- {_escaped(note)}" for note in merged.notes)
-    if merged.counts.skip_but_pass:
-        yield f"- {merged.counts.skip_but_pass} environment skip(s) counted as passed."
-    if merged.counts.flaky:
-        yield f"- {merged.counts.flaky} flaky test(s): they went wrong in an earlier attempt, but not in the last."
+    yield from (f"- {note}" for note in (*_skip_but_pass(merged), *_flaky(merged)))
 
 
 def _escaped(text: str) -> str:

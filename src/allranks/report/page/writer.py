@@ -11,7 +11,7 @@ from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.page.case_list import Details, Index, files_of_ranks, folder_to_link
 from allranks.report.page.page import GENERATOR, Groups, Sample, Static, document, message_of
 from allranks.report.results import PassedRanks, TestVerdict, VerdictKind, VerdictRule, compact
-from allranks.report.untrusted import fresh, head
+from allranks.report.untrusted import head, write_whole
 from allranks.tracebacks import folded
 from allranks.xml_text import cut, first_line, readable
 
@@ -93,13 +93,7 @@ class PageWriter:
             reasons=tuple((reason.text, reason.skipped, reason.passed) for reason in self._histogram),
             listed=self._listed(merged),
         )
-        text = document(static, self._index.finish(rest), self._details.chunks)
-        unfinished = fresh(self._path.with_name(f".{self._path.name}.unfinished"))
-        try:
-            unfinished.write_text(text, encoding="utf-8", newline="\n")
-            unfinished.replace(self._path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(self._path, document(static, self._index.finish(rest), self._details.chunks))
 
     def _add_passed(self, job: int, cell: int, key: CaseKey, test: TestVerdict) -> None:
         # Only PassedRanks define a job's usual ranks: a test with more to report may be an exception.
