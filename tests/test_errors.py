@@ -27,3 +27,9 @@ def test_the_order_of_exit_codes_is_that_of_the_design():
 
 def test_no_exit_code_is_good():
     assert strongest(set()) is ExitCode.OK
+
+
+def test_no_cause_gives_orders_to_the_terminal():
+    assert AllranksError("It broke.", why="\x1b[2J\x9bm \x1b[31mred\x1b[0m").told == (
+        "allranks: error: It broke.\n  �m \x1b[31mred\x1b[0m"
+    )

@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from enum import IntEnum
 from typing import ClassVar
 
+from allranks.xml_text import for_terminal
+
 
 class ExitCode(IntEnum):
     """The exit codes of ``allranks run``. :data:`PRECEDENCE` orders them."""
@@ -65,7 +67,7 @@ class AllranksError(Exception):
     def told(self) -> str:
         """The sentences as they are printed on standard error."""
         first, *rest = self.text.splitlines()
-        return "\n".join([f"allranks: error: {first}", *(f"  {line}" for line in rest)])
+        return for_terminal("\n".join([f"allranks: error: {first}", *(f"  {line}" for line in rest)]))
 
 
 class UsageError(AllranksError):

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final, TypeVar
 
@@ -23,6 +24,29 @@ def split_nodeid(nodeid: str) -> tuple[str, str]:
         return "", module
     *classes, name = names
     return ".".join((module, *classes)), name + bracket + parameters
+
+
+def file_of(nodeid: str) -> str:
+    """The file that defines a test, as its node id names it; empty if that names none."""
+    file, _, rest = nodeid.partition("::")
+    return file if rest and file.endswith(".py") else ""
+
+
+def command(words: Iterable[str]) -> str:
+    """A command line as bash reads it, with characters that a terminal would obey escaped."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    return f"$'{''.join(map(_escaped, word))}'"
+
+
+def _escaped(sign: str) -> str:
+    if sign in "\\'":
+        return f"\\{sign}"
+    return sign if sign.isprintable() else f"\\U{ord(sign):08x}"
 
 
 def legal(text: str) -> str:
@@ -53,7 +77,10 @@ _PLAIN: Final = re.compile(r"[ !#-%'-;=?-~]*").fullmatch
 _ESCAPED: Final = re.compile(r"[&<>\r]").search
 _CLEAN: Final = re.compile(r"[ -~\n\t]*").fullmatch
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+_RESETS: Final = ("\x1b[0m", "\x1b[m")
 
 _IN_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#13;"})
 _IN_ATTRIBUTE = {**_IN_TEXT, **str.maketrans({'"': "&quot;", "\n": "&#10;", "\t": "&#9;"})}
@@ -74,6 +101,29 @@ def remembered(function: Callable[[str], _T]) -> Callable[[str], _T]:
 def readable(text: str) -> str:
     """``text`` without terminal escape sequences, and legal in XML."""
     return text if _CLEAN(text) else legal(_ANSI.sub("", text))
+
+
+def printable(text: str) -> str:
+    """``text`` on one line, without control characters."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else " " if sign.isspace() else "�" for sign in text)
+
+
+def for_terminal(text: str) -> str:
+    """``text`` with nothing that a terminal obeys but colours, ends of lines and tabs."""
+    return text if _CLEAN(text) else "\n".join(map(_shown_line, text.split("\n")))
+
+
+def _shown_line(line: str) -> str:
+    colours = list(_COLOUR.finditer(line))
+    starts, ends = [0, *(each.end() for each in colours)], [*(each.start() for each in colours), len(line)]
+    between = [
+        "\t".join(map(printable, _ANSI.sub("", line[a:b]).split("\t"))) for a, b in zip(starts, ends, strict=True)
+    ]
+    shown = "".join(part for pair in zip(between, [*(each[0] for each in colours), ""], strict=True) for part in pair)
+    # What comes after the line keeps its own colour.
+    return f"{shown}\x1b[0m" if colours and colours[-1][0] not in _RESETS else shown
 
 
 @remembered

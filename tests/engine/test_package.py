@@ -1,3 +1,4 @@
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
         "outcomes.py",
         "records.py",
         "skip_codes.py",
+        "tracebacks.py",
         "typed_json.py",
         "xml_text.py",
         "harness",
@@ -33,6 +35,20 @@ def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
     )
     assert targets == {Path("allranks", name) for name in names}
     assert all(copy.source.exists() for copy in package_files())
+
+
+def test_what_is_copied_imports_nothing_of_allranks_that_is_not():
+    copies = {copy.source for copy in package_files()}
+    files = {path for copy in copies for path in (copy.rglob("*.py") if copy.is_dir() else [copy])}
+    rooms = {copy.stem for copy in copies} - {"__init__"}
+    imports = {
+        (path.name, node.module)
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("allranks.")
+    }
+    assert len(imports) > 100
+    assert {(name, module) for name, module in imports if module.split(".")[1] not in rooms} == set()
 
 
 def test_a_package_alone_in_its_folder_is_found_there(installed, tmp_path):

@@ -7,6 +7,7 @@ import junitparser
 import pytest
 
 from allranks.report.judged import MergedRun
+from allranks.report.junit_case import JUnitForm
 from allranks.report.merging import merge
 
 ENV, TCP = "gloo-w2-g0-env/collectives", "gloo-w2-g0-tcp/collectives"
@@ -157,3 +158,17 @@ def test_the_file_is_as_readable_as_any_other_of_the_user(merged: MergedRun, tmp
     other = tmp_path / "other"
     other.touch()
     assert merged.junit.stat().st_mode == other.stat().st_mode
+
+
+def test_a_bad_test_names_its_file_and_the_line_that_went_wrong(run_folder):
+    text = "/repo/a/test_a.py:31: in test_x\n    helper()\n/repo/a/helpers.py:2: ValueError"
+    said = {"outcome": "failed", "message": "no", "text": text}
+    run_folder.manifest(ENV)
+    run_folder.both(
+        ENV, {"a/test_a.py::test_x": said, "a/test_a.py::test_y": "failed", "a/test_a.py::test_z": "passed"}
+    )
+    found = cases(merge(run_folder.path, environ={}))
+    places = {name: (case._elem.get("file"), case._elem.get("line")) for name, case in found.items()}
+    assert places == {"test_x": ("a/test_a.py", "31"), "test_y": ("a/test_a.py", None), "test_z": (None, None)}
+    found = cases(merge(run_folder.path, environ={}, junit_form=JUnitForm(schema="narrow")))
+    assert {case._elem.get("file") for case in found.values()} == {None}

@@ -145,7 +145,7 @@ def test_a_file_is_one_that_other_programs_read(tmp_path):
         "suite.test_a", "test_a", "suite.test_b.TestB", "test_b[x-1]",
     )  # fmt: skip
     assert (failure.result[0].message, failure.system_out, failure.system_err) == ('no & "no"\n<no>', "out", "err")
-    assert failure.result[0].text == "line\r\n#x1B[31mred"
+    assert failure.result[0].text == "line\r\nred"
 
 
 texts = st.text(max_size=12)

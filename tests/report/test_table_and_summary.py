@@ -2,11 +2,19 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
+from allranks.outcomes import Outcome
+from allranks.report.judged import CellSuite, JobSummary, MergedRun, Share
 from allranks.report.merging import merge
+from allranks.report.results import RankResult, TestVerdict
 from allranks.report.summary import WIDTH, render_summary, render_table, seconds
+from allranks.report.verdict import VerdictPolicy, verdict
 
 ENV, TCP = "gloo-w2-g0-env/collectives", "gloo-w2-g0-tcp/collectives"
 
@@ -48,12 +56,15 @@ def test_failures_of_a_suite_that_say_the_same_are_listed_once(run_folder):
     assert "and 12 more tests of it with this message" in text
 
 
-def test_no_line_is_wider_than_the_table(run_folder):
+def test_no_line_is_wider_than_the_table_but_a_command_that_is_there_to_be_copied(run_folder):
     job = f"{'c' * 60}/{'s' * 60}"
     run_folder.manifest(job)
     run_folder.both(job, {f"t.py::test_{'n' * 200}": {"outcome": "failed", "message": "m" * 300}}, started=0.0)
     text = render_table(merge(run_folder.path, environ={}))
-    assert max(map(len, text.splitlines())) <= WIDTH
+    *lines, command = text.splitlines()
+    assert command.startswith("    again: allranks run ccc")
+    assert command.endswith(f" -- t.py::test_{'n' * 200}")
+    assert max(map(len, lines)) <= WIDTH
     assert "…" in text
 
 
@@ -128,3 +139,110 @@ def test_flaky_tests_are_said(merged):
     flaky = replace(merged.suites[0], counts=replace(merged.suites[0].counts, flaky=2))
     assert "2 flaky test(s)" in render_table(replace(merged, suites=(flaky,)))
     assert "2 flaky test(s)" in render_summary(replace(merged, suites=(flaky,)))
+
+
+TRACE = """\
+def test_b():
+>       assert total == 6, "```` <b>"
+E       AssertionError: ```` <b>
+
+/repo/suite/t.py:31: AssertionError"""
+
+
+@pytest.fixture
+def with_traceback(run_folder):
+    def make(text, nodeid="suite/t.py::test_b", count=1):
+        run_folder.manifest(ENV)
+        said = {"outcome": "failed", "text": text}
+        tests = {f"{nodeid}{number or ''}": {**said, "message": f"no {number}"} for number in range(count)}
+        run_folder.both(ENV, tests, spec={"agent": {"seed": 7}})
+        return merge(run_folder.path, environ={})
+
+    return make
+
+
+def test_the_table_has_the_end_of_the_traceback_and_a_command(with_traceback):
+    assert render_table(with_traceback(TRACE)).splitlines()[-6:] == [
+        "  FAILURE gloo-w2-g0-env / collectives: suite/t.py::test_b",
+        "    rank 0 failed: no 0",
+        "      suite/t.py:31 in test_b",
+        '          assert total == 6, "```` <b>"',
+        "      AssertionError: ```` <b>",
+        "    again: allranks run gloo-w2-g0-env --suite collectives --seed 7 -- suite/t.py::test_b",
+    ]
+
+
+def test_the_first_failures_alone_have_tracebacks_and_commands(with_traceback):
+    merged = with_traceback(TRACE, count=30)
+    assert render_table(merged).count("    again: ") == render_table(merged).count("suite/t.py:31 in test_b") == 5
+    assert render_summary(merged).count("suite/t.py:31 in test_b") == 20
+    assert sum(bool(failure.traceback) for failure in merged.suites[0].failures) == 20
+
+
+def test_no_test_ends_the_fence_that_its_traceback_is_in(with_traceback):
+    lines = with_traceback(TRACE).summary.read_text().splitlines()
+    start = lines.index("  `````text")
+    end = lines.index("  `````")
+    assert [line for line in lines if "```` <b>" in line] == lines[start + 2 : end]
+    assert lines[end + 2] == "  ```sh"
+
+
+def test_a_command_that_no_one_could_read_is_left_out(with_traceback):
+    merged = with_traceback(TRACE, nodeid=f"suite/t.py::test_{'n' * 5_000}")
+    assert "again: " not in render_table(merged)
+
+
+def test_results_from_elsewhere_have_a_traceback_and_no_command(write_ranks):
+    case = "<testcase classname='a' name='b'><failure message='no'>/repo/a.py:3: ValueError</failure></testcase>"
+    merged = merge(write_ranks("rank-0.xml", [case]), environ={})
+    assert "      /repo/a.py:3" in render_table(merged)
+    assert "again: " not in render_table(merged)
+
+
+def test_what_befell_a_job_is_told_in_its_own_words(run_folder):
+    run_folder.manifest(ENV)
+    error = {"kind": "agent", "what": "It died.", "why": "of hunger", "remedy": "Feed it."}
+    run_folder.job(ENV, error=error)
+    text = render_table(merge(run_folder.path, environ={}))
+    assert "    It died.\n      of hunger\n      Feed it.\n" in text
+    assert "again: allranks run gloo-w2-g0-env --suite collectives" in text
+
+
+def test_one_test_of_a_shard_runs_again_in_the_whole_suite():
+    job = JobSummary(
+        cell="c", suite="s@2of4", axes={"backend": "gloo"}, share=Share(suite="s", number=2, count=4), seed=0
+    )
+    assert job.again("t.py::x") == ["allranks", "run", "c", "--suite", "s", "--seed", "0", "--", "t.py::x"]
+    assert job.again() == ["allranks", "run", "c", "--suite", "s@2of4", "--seed", "0"]
+
+
+breakers = st.sampled_from(
+    [
+        "```", "````", "~~~", "\n", "\n\n", "\r", "</details>", "<script>", "# head", "- item", "  ", "    ", "| a |",
+        "E   ", ">   ", "\n/repo/t.py:3: in x\n", "\n/repo/t.py:3: Error\n", '  File "/repo/t.py", line 3, in x\n',
+        "\t", "\x0b", "\u2028", "\x85", "[a](b)", "<!--", "&amp;", "$x$", "@me", "*", "`", "---",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(breakers | st.text(max_size=5), max_size=20).map("".join), st.lists(breakers, max_size=4).map("".join))
+def test_whatever_a_test_says_the_summary_has_the_same_structure(text, name):
+    suite = CellSuite(cell="c", suite="s", engine="process", tests=(case(f"suite/t.py::test_{name}", text),))
+    run = MergedRun(folder=Path(), junit=Path(), page=Path(), summary=Path(), run_id="r", suites=(suite.row,))
+    tokens = MarkdownIt("commonmark").enable("table").parse(render_summary(run))
+    kinds = [token.type for token in tokens if token.level == 0 and token.nesting >= 0]
+    assert kinds == ["heading_open", "bullet_list_open", "table_open"]
+    inside = [token.type for token in tokens if token.level == 2 and token.nesting >= 0]
+    assert inside[0] == "paragraph_open"
+    assert set(inside[1:]) <= {"fence", "tr_open"}
+    inline = [child for token in tokens for child in token.children or ()]
+    assert {child.content for child in inline if child.type == "html_inline"} == {"<br>"}
+    fences = [token.content for token in tokens if token.type == "fence"]
+    assert fences[-1].startswith("allranks run c --suite s -- ")
+
+
+def case(nodeid, text):
+    result = RankResult(nodeid=nodeid, classname="", name="t", rank=0, outcome=Outcome.FAILED, text=text, at=1.0)
+    return TestVerdict(
+        nodeid=nodeid, classname="", name="t", verdict=verdict([result], VerdictPolicy()), ranks=(result,)
+    )

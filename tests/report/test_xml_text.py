@@ -1,12 +1,14 @@
 """Text that XML can hold and people can read."""
 
+import os
+import subprocess
 from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.xml_text import cut, first_line, readable
+from allranks.xml_text import command, cut, first_line, for_terminal, readable
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=50))
@@ -23,6 +25,7 @@ def test_any_text_can_be_written_as_xml_and_parsed_again(text: str):
     [
         ("\x1b[1;31mred\x1b[0m", "red"),
         ("\x1b]8;;https://example.org\x07link\x1b]8;;\x07", "link"),
+        ("an unfinished \x1b]0;title\nhides no further line", "an unfinished \nhides no further line"),
         ("nul\x00", "nul#x00"),
         ("lone \ud800 surrogate", "lone #xD800 surrogate"),
         ("tab\tnewline\n", "tab\tnewline\n"),
@@ -44,3 +47,32 @@ def test_a_cut_keeps_both_ends(text: str, limit: int):
 def test_the_first_line_is_the_first_that_says_something():
     assert first_line("\n  \n  boom \nmore") == "boom"
     assert first_line(" \n") == ""
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("two\n\tlines", "two\n\tlines"),
+        ("\x1b[31mred\x1b[0m and \x1b[1mbold\x1b[m", "\x1b[31mred\x1b[0m and \x1b[1mbold\x1b[m"),
+        ("\x1b[31mred to the end", "\x1b[31mred to the end\x1b[0m"),
+        ("\x1b[2J\x1b[Hcleared\x1b]0;title\x07", "cleared"),
+        ("\x9b2J \x07 \x08 \x1b \u202e", "�2J � � � �"),
+        ("mine\ryours", "mine yours"),
+        ("\x1b[31\x1b[2Jm", "�[31m"),
+        ("émoji 🎉", "émoji 🎉"),
+    ],
+)
+def test_a_terminal_is_shown_colours_and_obeys_nothing_else(raw: str, shown: str):
+    assert for_terminal(raw) == shown
+
+
+@pytest.mark.parametrize(
+    "word", ["t.py::a[x y]", "it's $HOME `x`", "a\nb", "\x1b[2J", "back\\slash\t'", "ü\u202e", "-p"]
+)
+def test_a_command_is_what_bash_reads_and_no_terminal_obeys(word: str):
+    said = command(["printf", "%s", word])
+    assert said.isprintable()
+    run = subprocess.run(
+        ["/bin/bash", "-c", said], capture_output=True, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
+    )
+    assert run.stdout.decode() == word

@@ -131,6 +131,11 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
     )
 
 
+def test_an_annotation_names_the_line():
+    failure = Failure(place="c / s", nodeid="suite/test_a.py::x", kind=VerdictKind.ERROR, message="no", line=31)
+    assert ",file=suite/test_a.py,line=31::no" in log_lines.annotation(failure)
+
+
 def test_what_befell_a_job_has_no_file():
     failure = Failure(place="c / s", nodeid="allranks::job", kind=VerdictKind.ERROR, message="lost")
     assert log_lines.annotation(failure) == "::error title=c / s%3A allranks%3A%3Ajob::lost"

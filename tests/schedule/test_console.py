@@ -1,12 +1,17 @@
 """Which kind of console a run gets."""
 
 import io
+import re
 
 import pytest
+from scripted_engine import failed
 
+from allranks.records import Printed
 from allranks.report.merging import merge
+from allranks.report.run_files import JobError
 from allranks.schedule.console import ActionsConsole, PlainConsole, console_for, is_streamed
 from allranks.schedule.log_lines import LiveView
+from allranks.schedule.progress import Tests
 from allranks.schedule.terminal import TerminalConsole
 
 XTERM = {"TERM": "xterm-256color"}
@@ -64,3 +69,22 @@ def test_a_run_whose_lines_go_to_a_file_says_what_it_says(lines, tmp_path):
             live.job_is("cell/s", "preparing", (0,))
         console.annotate(merge(tmp_path))
     assert lines == []
+
+
+def test_no_text_of_a_test_gives_orders_to_the_terminal(lines):
+    for environ in ({}, {"GITHUB_ACTIONS": "true"}):
+        with console_for(lines, environ=environ) as console, console.watch(["cell/s"]) as live:
+            live.take("cell/s", failed("t[\x9b2J]", 1, "\x1b]0;owned\x07\x1b[2Jno \x1b[31mred"))
+            live.take("cell/s", Printed(rank=0, line="10 %\r\x1b[Hdone\x08"))
+            live.job_ended("cell/s", Tests(), 1.0, JobError(kind="agent", what="\x1b[2Jlost", why="\x07why"))
+            console.say("\x1b[2Jrow\nrow")
+    shown = "\n".join(lines)
+    assert not re.search(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)", shown)
+    for text in (
+        "first failure: rank 1 failed in t[�2J]: no",
+        "[rank 0] done�",
+        "lost (1.0 s)",
+        "    �why",
+        "row\nrow",
+    ):
+        assert shown.count(text) == 2

@@ -22,6 +22,7 @@ _NEEDED = (
     "outcomes.py",
     "records.py",
     "skip_codes.py",
+    "tracebacks.py",
     "typed_json.py",
     "xml_text.py",
     "harness",

@@ -157,6 +157,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
         ),
         started=record.started if record else None,
         elapsed=record.elapsed if record else None,
+        seed=record.seed if record else None,
         share=record.share if record else None,
     )
 

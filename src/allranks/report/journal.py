@@ -29,7 +29,7 @@ from allranks.records import (
 from allranks.report.results import ABSENT, Key, RankFile, RankResult, Rerun
 from allranks.report.untrusted import duration, open_regular
 from allranks.typed_json import RecordError
-from allranks.xml_text import cut, legal, split_nodeid, xml_id
+from allranks.xml_text import cut, legal, readable, split_nodeid, xml_id
 
 _T = TypeVar("_T")
 
@@ -83,11 +83,11 @@ class _RankColumn:
 def _try(ended: RankEnded | None, seconds: float, at: float) -> Rerun:
     """A rank's result in a try of a test, from its one record of it."""
     if ended is not None:
-        message = legal(ended.message or ended.outcome)
+        message = readable(ended.message or ended.outcome)
         return Rerun(
             outcome=ended.outcome,
             message=message,
-            text=cut(legal(ended.text) or message),
+            text=cut(readable(ended.text) or message),
             at=ended.arrived,
             consequence=ended.consequence,
             caused_by=ended.caused_by,
@@ -302,7 +302,7 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
 
     # As in rank XML, which has no element for an unexpected pass and thus no place for its text.
     told = ended.outcome is not Outcome.XPASSED
-    message = legal(ended.message or ended.outcome)
+    message = readable(ended.message or ended.outcome)
     return RankResult(
         nodeid=key.nodeid,
         classname=key.classname,
@@ -316,10 +316,10 @@ def _result(key: Key, ended: RankEnded, texts: dict[str, str]) -> RankResult:
         skip_code=ended.skip_code,
         phase=legal(ended.phase),
         message=one(cut(message)) if told else "",
-        text=one(cut(legal(ended.text) or message)) if told else "",
+        text=one(cut(readable(ended.text) or message)) if told else "",
         duration=duration(ended.seconds),
-        stdout=one(cut(legal(ended.stdout))),
-        stderr=one(cut(legal(ended.stderr))),
+        stdout=one(cut(readable(ended.stdout))),
+        stderr=one(cut(readable(ended.stderr))),
         world_size=ended.world_size,
     )
 

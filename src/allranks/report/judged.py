@@ -12,13 +12,20 @@ from typing import Final
 
 from allranks.errors import ExitCode, strongest
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
-from allranks.xml_text import cut, first_line
+from allranks.tracebacks import excerpt, line_in
+from allranks.xml_text import command, cut, file_of, first_line
 
 MANIFEST_PLACE: Final = ("run", "manifest")
 """Cell and suite of the suite that reports an unreadable manifest."""
 
 KEPT_FAILURES: Final = 50
 """Distinct failures of a job that its row keeps: as many as the longest list built from rows can show."""
+
+KEPT_TRACEBACKS: Final = 20
+"""Failures of a job whose row has an excerpt of the traceback, too."""
+
+_LONGEST_COMMAND: Final = 2000
+"""Characters: pytest has no limit for a test's parameters, and half a command is none."""
 
 _MESSAGE: Final = 500
 _SHOWN: Final = 4
@@ -79,6 +86,9 @@ class Failure:
         place: ``<cell> / <suite>``.
         message: First line of the verdict's message, cut.
         is_of_job: True if this is an error of the job, and not of one of its tests.
+        traceback: Lines of the leading rank's traceback or stack.
+        line: The line of the test's own file that it leads through last.
+        again: The command that runs the test again in this cell; empty if there is none.
     """
 
     place: str
@@ -87,6 +97,9 @@ class Failure:
     message: str
     is_of_job: bool = False
     alike: int = 0
+    traceback: tuple[str, ...] = ()
+    line: int | None = None
+    again: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +116,7 @@ class JobSummary:
         notes: Sentences about the job, without their full stops.
         started: Seconds since the epoch.
         elapsed: Seconds from the job's start to its end.
+        seed: The number that the seeds of its tests derive from.
     """
 
     cell: str
@@ -118,6 +132,7 @@ class JobSummary:
     started: float | None = None
     elapsed: float | None = None
     share: Share | None = None
+    seed: int | None = None
 
     @property
     def id(self) -> str:
@@ -133,6 +148,18 @@ class JobSummary:
     def whole_suite(self) -> str:
         """The suite's name, without the shard."""
         return self.share.suite if self.share else self.suite
+
+    def again(self, nodeid: str = "") -> list[str]:
+        """The command that runs a test again in this cell, word by word; empty for results from elsewhere.
+
+        Args:
+            nodeid: The test, which may be in another shard when it runs alone; empty for the whole job.
+        """
+        if not (self.engine or self.axes):
+            return []
+        seed = [] if self.seed is None else ["--seed", str(self.seed)]
+        test = ["--", f"./{nodeid}" if nodeid.startswith("-") else nodeid] if nodeid else []
+        return ["allranks", "run", self.cell, "--suite", self.whole_suite if nodeid else self.suite, *seed, *test]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,36 +236,42 @@ class CellSuite(JobSummary):
     @property
     def row(self) -> SuiteRow:
         """The data that the report needs after its tests are written."""
-        failures = self._failures()
-        kept = failures[:KEPT_FAILURES]
+        groups = self._bad_tests()
         return SuiteRow(
             **{each.name: getattr(self, each.name) for each in fields(JobSummary)},
             counts=self.counts,
             executed=self.executed,
             exit_codes=frozenset(test.verdict.exit_code for test in self.tests),
-            failures=tuple(kept),
-            more_failures=sum(1 + failure.alike for failure in failures[KEPT_FAILURES:]),
+            failures=tuple(self._failure(tests, place) for place, tests in enumerate(groups[:KEPT_FAILURES])),
+            more_failures=sum(map(len, groups[KEPT_FAILURES:])),
             xpassed=tuple(test.nodeid for test in self.tests if test.verdict.reason == XPASS)[:KEPT_FAILURES],
         )
 
-    def _failures(self) -> list[Failure]:
+    def _bad_tests(self) -> list[list[TestVerdict]]:
+        """The bad tests, equal ones grouped; errors of the job come first."""
         groups: dict[tuple[VerdictKind, str], list[TestVerdict]] = {}
         for test in self.tests:
             if test.verdict.is_bad:
                 message = cut(first_line(test.verdict.message), _MESSAGE)
                 groups.setdefault((test.verdict.kind, message), []).append(test)
-        found = [
-            Failure(
-                place=self.name,
-                nodeid=tests[0].nodeid,
-                kind=kind,
-                message=message,
-                is_of_job=tests[0].verdict.rule is VerdictRule.JOB,
-                alike=len(tests) - 1,
-            )
-            for (kind, message), tests in groups.items()
-        ]
-        return sorted(found, key=lambda failure: not failure.is_of_job)
+        return sorted(groups.values(), key=lambda tests: tests[0].verdict.rule is not VerdictRule.JOB)
+
+    def _failure(self, tests: Sequence[TestVerdict], place: int) -> Failure:
+        test, verdict, file = tests[0], tests[0].verdict, file_of(tests[0].nodeid)
+        is_of_job = verdict.rule is VerdictRule.JOB
+        text = verdict.text if is_of_job else test.lead.text if test.lead else ""
+        again = command(self.again("" if is_of_job else test.nodeid))
+        return Failure(
+            place=self.name,
+            nodeid=test.nodeid,
+            kind=verdict.kind,
+            message=cut(first_line(verdict.message), _MESSAGE),
+            is_of_job=is_of_job,
+            alike=len(tests) - 1,
+            traceback=excerpt(text, file, verdict.message) if place < KEPT_TRACEBACKS else (),
+            line=line_in(text, file),
+            again=again if len(again) <= _LONGEST_COMMAND else "",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,18 @@ from typing import Final, Literal
 
 from allranks.report.judged import JobSummary
 from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
-from allranks.xml_text import MESSAGE_LIMIT, TEXT_LIMIT, attribute, clean_cut, cut, element_text, readable, remembered
+from allranks.tracebacks import line_in
+from allranks.xml_text import (
+    MESSAGE_LIMIT,
+    TEXT_LIMIT,
+    attribute,
+    clean_cut,
+    cut,
+    element_text,
+    file_of,
+    readable,
+    remembered,
+)
 
 Schema = Literal["wide", "narrow"]
 """``wide``: ``testsuites`` with a suite for each job, and properties everywhere. ``narrow``: one ``testsuite``, with
@@ -189,9 +200,17 @@ def render_case(test: TestVerdict, name: Name, suite: JobSummary, form: JUnitFor
         form: The form of the report.
     """
     classname, own = name
-    start = f'<testcase classname={attribute(classname)} name={attribute(own)} time="{test.time:.6g}">\n'
+    place = _place(test) if form.schema == "wide" and test.verdict.is_bad else ""
+    start = f'<testcase classname={attribute(classname)} name={attribute(own)}{place} time="{test.time:.6g}">\n'
     body = _BODIES[form.schema](test, suite)
     return f"{start}{body}</testcase>\n"
+
+
+def _place(test: TestVerdict) -> str:
+    """Where a bad test is, as clients link to it: its file and the line that its traceback leads through last."""
+    file = file_of(test.nodeid)
+    line = line_in(test.lead.text, file) if test.lead else None
+    return (f" file={attribute(file)}" if file else "") + (f' line="{line}"' if line else "")
 
 
 def properties(said: Iterable[Fact]) -> str:

@@ -5,10 +5,11 @@ for them, or the content that follows them is held in a second file.
 """
 
 import shutil
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from allranks.report.folder import NARROW_NAME, WIDE_NAME
 from allranks.report.junit_case import Fact, is_told, properties, property_line
@@ -97,62 +98,27 @@ class SuiteHead:
         return "" if started is None else datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
 
 
-class JUnitDocument(Protocol):
+class JUnitDocument(ABC):
     """A file that is being written, suite by suite.
 
     Attributes:
         has_cases: True if it has a testcase.
+        size: Bytes that the file would have if it ended here, at most.
     """
-
-    has_cases: bool
-
-    def begin(self, head: SuiteHead) -> None:
-        """Begin a suite."""
-
-    def add(self, case: bytes, kind: VerdictKind, seconds: float) -> None:
-        """Add a testcase to the suite that was begun last."""
-
-    def end(self) -> None:
-        """End that suite."""
-
-    @property
-    def size(self) -> int:
-        """Bytes that the file would have if it ended here."""
-
-    def finish(self) -> None:
-        """Complete the file and close it."""
-
-    def close(self) -> None:
-        """Close open files; the file on disk is a complete document only if it was finished."""
-
-
-class WideDocument:
-    """``testsuites`` with a ``testsuite`` for each job."""
 
     def __init__(self, path: Path) -> None:
         self.has_cases = False
-        self._file = fresh(path).open("wb")
-        self._size = len(_END_OF_SUITE) + len(_END)
+        self.size = 0
+        self._file = fresh(path).open("w+b")
         self._all, self._suite = Tally(), Tally()
-        self._counts: list[tuple[int, Tally]] = []
-        self._write(_HEADER)
-        self._start(f'<testsuites name="{WIDE_NAME}"', self._all, "")
 
-    def _write(self, data: bytes) -> None:
-        self._size += self._file.write(data)
-
-    def _start(self, tag: str, tally: Tally, rest: str) -> None:
-        """Write a start tag with space reserved for counts."""
-        self._write(tag.encode())
-        self._counts.append((self._file.tell(), tally))
-        self._write(b" " * _ROOM + f"{rest}>\n".encode())
-
+    @abstractmethod
     def begin(self, head: SuiteHead) -> None:
         """Begin a suite."""
-        self._suite = Tally()
-        began = f' timestamp="{head.timestamp}"' if head.timestamp else ""
-        self._start(f"<testsuite name={attribute(head.name)}", self._suite, began)
-        self._write(properties(head.facts).encode())
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Complete the file and close it."""
 
     def add(self, case: bytes, kind: VerdictKind, seconds: float) -> None:
         """Add a testcase to the suite that was begun last."""
@@ -163,74 +129,87 @@ class WideDocument:
     def end(self) -> None:
         """End that suite."""
         self._all += self._suite
+
+    def close(self) -> None:
+        """Close open files; the file on disk is a complete document only if it was finished."""
+        self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        self.size += self._file.write(data)
+
+
+class WideDocument(JUnitDocument):
+    """``testsuites`` with a ``testsuite`` for each job."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.size = len(_END_OF_SUITE) + len(_END)
+        self._counts: list[tuple[int, Tally]] = []
+        self._write(_HEADER)
+        self._start(f'<testsuites name="{WIDE_NAME}"', self._all, "")
+
+    def _start(self, tag: str, tally: Tally, rest: str) -> None:
+        """Write a start tag with space reserved for counts."""
+        self._write(tag.encode())
+        self._counts.append((self._file.tell(), tally))
+        self._write(b" " * _ROOM + f"{rest}>\n".encode())
+
+    def begin(self, head: SuiteHead) -> None:
+        """See :class:`JUnitDocument`."""
+        self._suite = Tally()
+        began = f' timestamp="{head.timestamp}"' if head.timestamp else ""
+        self._start(f"<testsuite name={attribute(head.name)}", self._suite, began)
+        self._write(properties(head.facts).encode())
+
+    def end(self) -> None:
+        """See :class:`JUnitDocument`."""
+        super().end()
         self._write(_END_OF_SUITE)
 
-    @property
-    def size(self) -> int:
-        """Bytes that the file would have if it ended here."""
-        return self._size
-
     def finish(self) -> None:
-        """Complete the file and close it."""
+        """See :class:`JUnitDocument`."""
         self._write(_END)
         for place, tally in self._counts:
             self._file.seek(place)
             self._file.write(tally.xml.encode())
         self._file.close()
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
 
-
-class NarrowDocument:
+class NarrowDocument(JUnitDocument):
     """One ``testsuite`` for everything: Surefire's schema has no root above it, and no nested suites.
 
-    The properties of the wide form's suites become properties of the one suite, prefixed with the job's name.
+    The properties of the wide form's suites become properties of the one suite, prefixed with the job's name. They
+    precede the testcases, which are in a second file until all suites are known.
     """
 
     def __init__(self, path: Path) -> None:
-        self.has_cases = False
-        self._path = path
-        self._body_path = path.with_name(f"{path.name}.body")
-        self._body = fresh(self._body_path).open("w+b")
-        self._all, self._suite = Tally(), Tally()
+        self._path, self._body_path = path, path.with_name(f"{path.name}.body")
+        super().__init__(self._body_path)
         self._heads: list[tuple[SuiteHead, Tally]] = []
-        self._size = len(_HEADER) + len(self._start()) + _ROOM + len(_END_OF_SUITE)
+        self.size = len(_HEADER) + len(self._start()) + _ROOM + len(_END_OF_SUITE)
 
     def begin(self, head: SuiteHead) -> None:
-        """Begin a suite."""
+        """See :class:`JUnitDocument`."""
         self._suite = Tally()
         self._heads.append((head, self._suite))
-        self._size += len(self._facts(head, self._suite)) + _ROOM
-
-    def add(self, case: bytes, kind: VerdictKind, seconds: float) -> None:
-        """Add a testcase to the suite that was begun last."""
-        self.has_cases = True
-        self._suite.add(kind, seconds)
-        self._size += len(case)
-        self._body.write(case)
-
-    def end(self) -> None:
-        """End that suite."""
-        self._all += self._suite
-
-    @property
-    def size(self) -> int:
-        """Bytes that the file would have if it ended here, at most."""
-        return self._size
+        self.size += len(self._facts(head, self._suite)) + _ROOM
 
     def finish(self) -> None:
-        """Complete the file and close it."""
-        self._body.seek(0)
+        """See :class:`JUnitDocument`."""
+        self._file.seek(0)
         with fresh(self._path).open("wb") as file:
             file.write(_HEADER + self._start())
             for head, tally in self._heads:
                 file.write(self._facts(head, tally))
             file.write(b"</properties>\n")
-            shutil.copyfileobj(self._body, file)
+            shutil.copyfileobj(self._file, file)
             file.write(_END_OF_SUITE)
         self.close()
+
+    def close(self) -> None:
+        """Close the open file, and remove it: it is a temporary one."""
+        super().close()
+        self._body_path.unlink(missing_ok=True)
 
     def _start(self) -> bytes:
         return f"<testsuite name={attribute(NARROW_NAME)}{self._all.xml}>\n<properties>\n".encode()
@@ -241,8 +220,3 @@ class NarrowDocument:
         facts = (("counts", counts), ("timestamp", head.timestamp), *head.facts)
         job = attribute(head.name)[1:-1]
         return "".join(property_line(f"{job}.{name}", value) for name, value in facts if is_told(value)).encode()
-
-    def close(self) -> None:
-        """Close the open file, and remove the temporary one."""
-        self._body.close()
-        self._body_path.unlink(missing_ok=True)

@@ -164,6 +164,11 @@ class TestVerdict:
     slowest: float | None = None
 
     @property
+    def lead(self) -> RankResult | None:
+        """The result of the rank that the verdict leads with."""
+        return next((rank for rank in self.ranks if rank.rank == self.verdict.leading), None)
+
+    @property
     def is_flaky(self) -> bool:
         """True if the test went wrong in an earlier attempt, but not in the one that counts."""
         return not self.verdict.is_bad and bool(self.earlier)

@@ -189,6 +189,13 @@ class JobRecord:
         """Seconds from its turn to its end; None if the file does not state them."""
         return None if self.started is None or self.finished is None else max(self.finished - self.started, 0.0)
 
+    @property
+    def seed(self) -> int | None:
+        """The number that the seeds of its tests derive from; None if the file does not state it."""
+        agent = (self.spec or {}).get("agent")
+        seed = agent.get("seed") if isinstance(agent, Mapping) else None
+        return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+
     @classmethod
     def read(cls, said: Fields) -> Self:
         """Parse a record from JSON.

@@ -1,18 +1,22 @@
 """A run in short: the table at its end, and ``summary.md`` for the step summary of a CI service."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from allranks.report.judged import Counts, Failure, MergedRun, SuiteRow
-from allranks.report.untrusted import fresh
-from allranks.xml_text import readable
+from allranks.report.judged import KEPT_TRACEBACKS, Counts, Failure, MergedRun, SuiteRow
+from allranks.report.untrusted import write_whole
+from allranks.xml_text import printable, readable
 
 WIDTH: Final = 100
 """Columns that no line of the table exceeds."""
 
 FAILURES: Final = 10
 """Failures that are listed; the report has all of them."""
+
+TRACEBACKS: Final = 5
+"""The first of them, which have the end of the leading rank's traceback, and a command."""
 
 _NUMBERS: Final = ("tests", "passed", "failed", "errors", "skipped", "time")
 _COLUMN: Final = 9
@@ -91,12 +95,16 @@ def _first_failures(merged: MergedRun) -> Iterator[str]:
     if shown:
         yield ""
         yield "First failures:"
-    for failure in shown:
+    for place, failure in enumerate(shown):
         yield shorten(f"  {failure.kind.upper()} {failure.place}: {readable(failure.nodeid)}", WIDTH)
         message = shorten(readable(failure.message), _MESSAGE_LINES * (WIDTH - 8))
         yield from textwrap.wrap(message, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        if place < TRACEBACKS:
+            yield from (shorten(f"      {line}", WIDTH) for line in failure.traceback)
         if failure.alike:
             yield f"    and {failure.alike} more tests of it with this message"
+        if place < TRACEBACKS and failure.again:
+            yield f"    again: {failure.again}"
     if more := left_out(merged, shown):
         yield f"  and {more} more: see {merged.junit.name}"
 
@@ -138,12 +146,7 @@ def write_summary(merged: MergedRun) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    unfinished = fresh(merged.summary.with_name(f".{merged.summary.name}.unfinished"))
-    try:
-        unfinished.write_text(render_summary(merged), encoding="utf-8")
-        unfinished.replace(merged.summary)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_whole(merged.summary, render_summary(merged))
 
 
 def render_summary(merged: MergedRun) -> str:
@@ -175,8 +178,11 @@ def _head(merged: MergedRun) -> Iterator[str]:
 
 def _failures(merged: MergedRun) -> Iterator[str]:
     shown = failures(merged)[:LISTED]
-    for failure in shown:
+    for place, failure in enumerate(shown):
         yield from _failure(failure)
+        if place < KEPT_TRACEBACKS:
+            yield from _fenced("text", failure.traceback)
+            yield from _fenced("sh", [failure.again] if failure.again else [])
     if more := left_out(merged, shown):
         yield f"- and {more} more, in `{merged.junit.name}`"
     if shown:
@@ -187,6 +193,13 @@ def _failure(failure: Failure) -> Iterator[str]:
     place, test = (_escaped(shorten(text, _NAME)) for text in (failure.place, failure.nodeid))
     yield f"- **{failure.kind}** {place}: {test}<br>"
     yield f"  {_escaped(failure.message)}" + (f" (and {failure.alike} more alike)" if failure.alike else "")
+
+
+def _fenced(language: str, lines: Sequence[str]) -> Iterator[str]:
+    """A block of code in a list's item: its fence is longer than any row of backticks in it."""
+    if lines:
+        fence = "`" * max(3, 1 + max(len(row) for row in re.findall("`*", "\n".join(lines))))
+        yield from ("", f"  {fence}{language}", *(f"  {line}" for line in lines), f"  {fence}")
 
 
 def _table(merged: MergedRun) -> Iterator[str]:
@@ -228,12 +241,9 @@ def _figures(counts: Counts, time: float) -> str:
 def _notes(merged: MergedRun) -> Iterator[str]:
     yield ""
     yield from (f"- {_escaped(note)}" for note in merged.notes)
-    if merged.counts.skip_but_pass:
-        yield f"- {merged.counts.skip_but_pass} environment skip(s) counted as passed."
-    if merged.counts.flaky:
-        yield f"- {merged.counts.flaky} flaky test(s): they went wrong in an earlier attempt, but not in the last."
+    yield from (f"- {note}" for note in (*_skip_but_pass(merged), *_flaky(merged)))
 
 
 def _escaped(text: str) -> str:
     """``text`` as one line that Markdown takes literally."""
-    return " ".join(readable(text).split()).translate(_SPECIAL)
+    return printable(" ".join(readable(text).split())).translate(_SPECIAL)

@@ -121,6 +121,20 @@ def fresh(path: Path) -> Path:
     return path
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file of the report, replacing an existing one atomically.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    draft = fresh(path.with_name(f".{path.name}.unfinished"))
+    try:
+        draft.write_text(text, encoding="utf-8", newline="\n")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 MOST: Final = 10**9
 """A bound that no count of tests, jobs or attempts reaches."""
 

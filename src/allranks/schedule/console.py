@@ -11,6 +11,7 @@ from typing import Final, NoReturn, Protocol, TextIO
 from allranks.report.judged import MergedRun
 from allranks.report.summary import failures, left_out
 from allranks.schedule.log_lines import ActionsView, Commands, LiveView, annotation, is_on_actions
+from allranks.xml_text import for_terminal
 
 _CANNOT: Final = frozenset({"", "dumb", "unknown"})
 """Values of ``TERM`` for a terminal that cannot move its cursor."""
@@ -112,7 +113,7 @@ def console_for(
         environ: Names the CI service, and the abilities of the terminal.
         stream: Standard output; None for this process's.
     """
-    stream = sys.stdout if stream is None else stream
+    stream, say = sys.stdout if stream is None else stream, _harmless(say)
     if is_on_actions(environ):
         with _switched_off(Commands(say)) as commands:
             yield ActionsConsole(say, commands)
@@ -120,6 +121,11 @@ def console_for(
         yield _table(say, stream)
     else:
         yield PlainConsole(say)
+
+
+def _harmless(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Print lines without what a terminal would obey: tests choose their names, messages and output."""
+    return lambda line: say(for_terminal(line))
 
 
 def _table(say: Callable[[str], None], stream: TextIO) -> Console:

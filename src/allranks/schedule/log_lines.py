@@ -16,6 +16,7 @@ from allranks.records import Printed, RankEnded, Record
 from allranks.report.judged import Failure
 from allranks.report.run_files import JobError
 from allranks.schedule.progress import State, Tests
+from allranks.xml_text import file_of
 
 _LINES = 12
 _SHOWN = 160  # characters of a message: one or two lines of a terminal
@@ -55,7 +56,7 @@ class LiveView:
             match record:
                 case Printed():
                     whose = f"{job_id}: " if len(self._running) > 1 else ""
-                    self.say(f"{whose}[rank {record.rank}] {record.line}")
+                    self.say(f"{whose}[rank {record.rank}] {_last_version(record.line)}")
                 case RankEnded() if record.outcome.is_bad and job_id not in self._has_failed:
                     self._has_failed.add(job_id)
                     self.say(f"{job_id}: first failure: {failure_of(record)}")
@@ -68,6 +69,11 @@ class LiveView:
             for text in (error.why, error.remedy) if error else ():
                 for line in _last_lines(text):
                     self.say(f"    {line}")
+
+
+def _last_version(line: str) -> str:
+    """A line that carriage returns overwrite, as a terminal shows it in the end: a progress bar."""
+    return next((part for part in reversed(line.split("\r")) if part), "")
 
 
 def failure_of(ended: RankEnded) -> str:
@@ -140,7 +146,7 @@ class ActionsView(LiveView):
         with self._lock:
             lines = self._output.setdefault(job_id, [])
             if len(lines) < _KEPT:
-                lines.append(f"[rank {record.rank}] {record.line}")
+                lines.append(f"[rank {record.rank}] {_last_version(record.line)}")
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
         """See :meth:`LiveView.job_ended <allranks.schedule.log_lines.LiveView.job_ended>`."""
@@ -160,10 +166,9 @@ class ActionsView(LiveView):
 
 def annotation(failure: Failure) -> str:
     """The command that has GitHub show a failure with the workflow run, and beside the file that it is in."""
-    file, _, rest = failure.nodeid.partition("::")
     said = {"title": f"{failure.place}: {failure.nodeid}"}
-    if rest and file.endswith(".py"):
-        said["file"] = file
+    if file := file_of(failure.nodeid):
+        said |= {"file": file} | ({"line": str(failure.line)} if failure.line else {})
     properties = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in said.items())
     alike = f" (and {failure.alike} more like it)" if failure.alike else ""
     return f"::error {properties}::{_escaped(failure.message + alike)}"

@@ -20,6 +20,7 @@ from allranks.report.judged import MergedRun
 from allranks.report.run_files import JobError
 from allranks.schedule.log_lines import LiveView, failure_of
 from allranks.schedule.progress import STATES, Board, Picture, Row, State, Tests, words
+from allranks.xml_text import for_terminal, printable
 
 _GAP: Final = 2
 _LEAST: Final = 20
@@ -105,11 +106,6 @@ def _cut_lines(text: str, width: int) -> list[str]:
     if len(lines) > _FAILURE_LINES:
         lines[_FAILURE_LINES - 1 :] = [f"{set_cell_size(lines[_FAILURE_LINES - 1], width - 1)}…"]
     return lines
-
-
-def printable(text: str) -> str:
-    """The text on one line, without control characters."""
-    return "".join(sign if sign.isprintable() else "�" if not sign.isspace() else " " for sign in text)
 
 
 def _summary(picture: Picture) -> str:
@@ -273,7 +269,7 @@ class _Table:
             if self._is_over.is_set():
                 return False
             with suppress(OSError):  # the terminal is gone: the output is lost, the run goes on
-                self._console.print(Text.from_ansi(line), soft_wrap=True)
+                self._console.print(Text.from_ansi(for_terminal(line)), soft_wrap=True)
             return True
 
     def close(self) -> None:

@@ -255,3 +255,32 @@ def test_shards_of_a_suite_are_one_suite_for_the_evidence(tmp_path: Path, unpack
     ]
     rest = unpacked(write_page(tmp_path, turned))["rest"]
     assert rest["tests"] == {"c": {"0": 0}}
+
+
+STACK = """\
+Current thread 0x00007f (most recent call first):
+  File "/repo/t.py", line 3 in test_hang
+  File "/v/site-packages/_pytest/python.py", line 187 in pytest_pyfunc_call
+  File "/v/site-packages/pluggy/_callers.py", line 53 in _multicall
+  File "/allranks/harness/ranks/rank.py", line 196 in _run_test"""
+
+
+def test_frames_of_tools_are_folded_wherever_a_stack_is_shown(tmp_path: Path, unpacked: Unpacked) -> None:
+    hung = [rank(0, "timed_out", nodeid="t.py::hung", at=1, message="hung", text=STACK)]
+    page = write_page(tmp_path, [job("c", "s", [case("t.py::hung", hung, earlier=[hung])])])
+    [[detail]] = unpacked(page)["chunks"]
+    for text in (detail["r"][0]["t"], detail["a"][0]["t"], page.read_text().partition("<pre>")[2]):
+        assert "line 3 in test_hang" in text
+        assert "[... 3 frames of pytest, pluggy and allranks ...]" in text
+        assert "_multicall" not in text
+
+
+def test_the_page_carries_the_command_in_the_form_that_the_command_line_takes(
+    tmp_path: Path, unpacked: Unpacked
+) -> None:
+    share = Share(suite="s", number=2, count=4)
+    told = unpacked(write_page(tmp_path, [job("c", "s@2of4", [passed("t.py::a")], share=share, seed=7)]))
+    assert told["rest"]["jobs"][0]["again"] == [
+        ["allranks", "run", "c", "--suite", "s@2of4", "--seed", "7"],
+        ["allranks", "run", "c", "--suite", "s", "--seed", "7", "--", "{}"],
+    ]

@@ -149,7 +149,9 @@ def _message(report: pytest.TestReport, outcome: Outcome) -> str:
     if outcome is Outcome.PASSED:
         return ""
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = str(crash.message if crash is not None else report.longreprtext)
+    # A fixture that does not exist has no exception of a test: pytest's text begins with where it was asked for.
+    lookup = getattr(report.longrepr, "errorstring", "")
+    text = str(crash.message if crash is not None else lookup or report.longreprtext)
     return next((line for line in text.splitlines() if line.strip()), "")
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.harness import evidence, linux
+from allranks.tracebacks import OUTSIDE, is_of_tools
 
 NATIVE = ("--native",)
 """Python and native frames; the process is stopped for as long as that takes."""
@@ -148,14 +149,12 @@ _END_OF_STACKS = re.compile(r"(?: in (?:<module>|_run_module_as_main)|^  \.\.\.)
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
 _CURRENT_THREAD = "Current thread 0x"
-_MACHINERY = ("/_pytest/", "/pluggy/", "/allranks/harness/", "-packages/torch/")
 _TESTS_OF_TORCH = "-packages/torch/testing/_internal/distributed/"
 _WAITS = ("-packages/torch/distributed/", "/allranks/harness/ranks/call_counter.py")
 _NATIVE_WAITS = re.compile(r"\b(c10d|gloo|nccl\w*|tensorpipe|torch::distributed)(::|\b)")
 _IMPORTED = "<module>"
 """The name of a frame in a module that is being imported: torch imports some of its modules late, and slowly."""
 
-_OUTSIDE = "Seen from outside by py-spy"
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 
 
@@ -213,7 +212,7 @@ def _look(pids: Mapping[int, int], stopped: AbstractSet[int], silent: AbstractSe
 
 
 def _append(file: StackFile, view: View) -> str:
-    text = f"\n{_OUTSIDE}: {view.trouble}\n" if view.trouble else f"\n{_OUTSIDE}:\n{view.stacks}"
+    text = f"\n{OUTSIDE}: {view.trouble}\n" if view.trouble else f"\n{OUTSIDE}:\n{view.stacks}"
     file.append(text)
     return text
 
@@ -267,14 +266,14 @@ def waits_in_distributed(stacks: str) -> bool:
 
 def _waits_in_native_code(stacks: str) -> bool:
     """Whether py-spy has seen the main thread in torch.distributed's C++ code, above any frame of the user's."""
-    _, _, seen = stacks.rpartition(_OUTSIDE)[2].rpartition(_CURRENT_THREAD)
+    _, _, seen = stacks.rpartition(OUTSIDE)[2].rpartition(_CURRENT_THREAD)
     native = itertools.takewhile(lambda line: not line.startswith('  File "'), seen.splitlines()[1:])
     return any(_NATIVE_WAITS.search(line) for line in native)
 
 
 def _frames(stacks: str) -> Iterator[re.Match[str]]:
     """The Python frames of the thread that counts, innermost first; preferably those that the rank wrote itself."""
-    own, _, outside = stacks.partition(_OUTSIDE)
+    own, _, outside = stacks.partition(OUTSIDE)
     text = own if _FRAME.search(own) else outside
     _, current, of_current = text.rpartition(_CURRENT_THREAD)
     return _FRAME.finditer(of_current if current else text)
@@ -287,6 +286,6 @@ def is_machinery(file: str) -> bool:
     """
     if _TESTS_OF_TORCH in file and file.endswith("_test.py"):
         return False
-    if any(part in file for part in _MACHINERY):
+    if is_of_tools(file) or "-packages/torch/" in file:
         return True
     return file.startswith((_STANDARD_LIBRARY, "<frozen ")) and "-packages/" not in file

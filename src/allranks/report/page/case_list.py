@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 from allranks.report.judged import JobSummary
 from allranks.report.results import EarlierAttempt, PassedRanks, RankResult, TestVerdict, compact, numbers
 from allranks.report.verdict import severity
+from allranks.tracebacks import folded
 from allranks.xml_text import cut, readable
 
 _LEVEL: Final = 6
@@ -263,7 +264,7 @@ class Details:
 def _detail(test: TestVerdict, room: _Room) -> dict[str, Any]:
     said = {
         "m": cut(readable(test.verdict.message), _MESSAGE),
-        "t": "" if test.ranks else cut(readable(test.verdict.text), room.text),
+        "t": "" if test.ranks else cut(folded(readable(test.verdict.text)), room.text),
         "d": [round(rank.duration * 1000) for rank in test.ranks[:_MOST_TIMES]],
         "a": [_attempt(attempt, room) for attempt in test.earlier],
     }
@@ -300,6 +301,7 @@ def _group(ranks: Sequence[RankResult], room: _Room) -> dict[str, Any]:
     rank = ranks[0]
     texts = {"t": (rank.text, room.text), "so": (rank.stdout, room.output), "se": (rank.stderr, room.output)}
     said = {key: readable(text).strip("\n") for key, (text, _) in texts.items()}
+    said["t"] = folded(said["t"])
     was_cut = any(len(said[key]) > limit for key, (_, limit) in texts.items())
     return _without_empty(
         {
@@ -332,7 +334,7 @@ def _attempt(attempt: EarlierAttempt, room: _Room) -> dict[str, Any]:
             "n": attempt.number,
             "k": attempt.verdict.kind.value,
             "m": cut(readable(attempt.verdict.message), _MESSAGE),
-            "t": cut(readable(attempt.verdict.text), room.text),
+            "t": cut(folded(readable(attempt.verdict.text)), room.text),
             "s": compact(attempt.ranks),
         }
     )

@@ -657,13 +657,12 @@
 
   function commandOf(row) {
     const name = row.name.startsWith("-") ? `./${row.name}` : row.name;
-    const which = isOfJob(row) ? [] : ["--", name];
-    return ["allranks", "run", row.job.cell, "--suite", row.job.suite, ...which].map(quoted).join(" ");
+    return row.job.again[isOfJob(row) ? 0 : 1].map((word) => quoted(word === "{}" ? name : word)).join(" ");
   }
 
   function reproduce(row) {
     const copyLink = copier("Copy link to this test", () => location.href.split("#")[0] + address({ ...none(), t: keyOf(row) }));
-    if (!row.job.runs) return [el("p", {}, copyLink)];
+    if (!row.job.again[0].length) return [el("p", {}, copyLink)];
     const command = code(commandOf(row));
     command.id = "command";
     return [el("h3", {}, "Run it again"), el("div", { class: "command" }, command, copier("Copy", () => commandOf(row), command)), el("p", {}, copyLink)];

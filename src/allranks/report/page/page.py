@@ -81,8 +81,7 @@ class Groups:
 
 def message_of(test: TestVerdict) -> str:
     """The message of a bad test's leading rank, in one line; the verdict's if no rank leads."""
-    verdict = test.verdict
-    lead = next((rank for rank in test.ranks if rank.rank == verdict.leading), None)
+    verdict, lead = test.verdict, test.lead
     said = first_line(readable(lead.message)) or first_line(readable(lead.text)) if lead else ""
     return cut(said or first_line(readable(verdict.message)) or verdict.reason, _MESSAGE).replace("\n", " ")
 

@@ -11,7 +11,8 @@ from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.page.case_list import Details, Index, files_of_ranks, folder_to_link
 from allranks.report.page.page import GENERATOR, Groups, Sample, Static, document, message_of
 from allranks.report.results import PassedRanks, TestVerdict, VerdictKind, VerdictRule, compact
-from allranks.report.untrusted import fresh, head
+from allranks.report.untrusted import head, write_whole
+from allranks.tracebacks import folded
 from allranks.xml_text import cut, first_line, readable
 
 MOST_REASONS: Final = 1000
@@ -24,6 +25,9 @@ _SAMPLE: Final = 1500
 _SLOWEST: Final = 50
 _REASON: Final = 200
 _OTHER_REASONS: Final = "other reasons"
+TEST: Final = "{}"
+"""In the command that runs a test again, the script puts the test's node id in the place of this word."""
+
 _LETTERS: Final = {VerdictKind.FAILURE: "F", VerdictKind.ERROR: "E", VerdictKind.SKIPPED: "S", VerdictKind.PASSED: "P"}
 
 
@@ -89,13 +93,7 @@ class PageWriter:
             reasons=tuple((reason.text, reason.skipped, reason.passed) for reason in self._histogram),
             listed=self._listed(merged),
         )
-        text = document(static, self._index.finish(rest), self._details.chunks)
-        unfinished = fresh(self._path.with_name(f".{self._path.name}.unfinished"))
-        try:
-            unfinished.write_text(text, encoding="utf-8", newline="\n")
-            unfinished.replace(self._path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        write_whole(self._path, document(static, self._index.finish(rest), self._details.chunks))
 
     def _add_passed(self, job: int, cell: int, key: CaseKey, test: TestVerdict) -> None:
         # Only PassedRanks define a job's usual ranks: a test with more to report may be an exception.
@@ -143,7 +141,7 @@ class PageWriter:
                 nodeid=key.nodeid,
                 kind=test.verdict.kind,
                 message=message,
-                text=cut(readable(test.verdict.text), _SAMPLE),
+                text=cut(folded(readable(test.verdict.text)), _SAMPLE),
                 is_of_job=test.verdict.rule is VerdictRule.JOB,
             )
         same = self._groups.groups[group].message == message
@@ -207,7 +205,7 @@ class PageWriter:
             ],
             "time": round(counts.time if row.elapsed is None else row.elapsed, 3),
             "ranks": self._usual.get(number, ""),
-            "runs": bool(row.engine or row.axes),
+            "again": [list(map(readable, row.again(nodeid))) for nodeid in ("", TEST)],
             "out": self._index.left_out.get(number, 0),
             "engine": readable(row.engine),
             "image": readable(row.image),
