@@ -129,8 +129,11 @@ class RanksSession:
             self._share_coverage(attempt.folder / COVERAGE / "data")
 
     def _matrix(self) -> Matrix:
-        seconds = _NO_LIMIT if self._pdb else self._config.option.ranks_timeout
-        limits = Limits(process_group=_NO_LIMIT if self._pdb else seconds / 2, test=seconds, job=_NO_LIMIT)
+        if self._pdb or _is_debugged():
+            limits = Limits(process_group=_NO_LIMIT, test=_NO_LIMIT, job=_NO_LIMIT, peer_grace=_NO_LIMIT)
+        else:
+            seconds = self._config.option.ranks_timeout
+            limits = Limits(process_group=seconds / 2, test=seconds, job=_NO_LIMIT)
         return Matrix(path=self._config.rootpath / "matrix.toml", axes={}, limits=limits)
 
     def _job(self) -> Job:
@@ -166,6 +169,12 @@ class RanksSession:
             terminalreporter.line("\n".join(filter(None, (self._error.what, self._error.why, self._error.remedy))))
         if self._kept is not None:
             terminalreporter.line(f"logs and stacks of the ranks: {self._kept / 'latest'}")
+
+
+def _is_debugged() -> bool:
+    """Whether debugpy debugs this process, and so all that it starts: a breakpoint may stop any rank for any time."""
+    pydevd = sys.modules.get("pydevd")
+    return pydevd is not None and pydevd.get_global_debugger() is not None
 
 
 def _without_reports(arguments: Sequence[str], paths: Sequence[str]) -> Iterator[str]:

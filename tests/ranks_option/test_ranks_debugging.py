@@ -1,0 +1,137 @@
+"""A debugger and ``pytest --ranks N``: pdb in one rank, on the terminal of the session."""
+
+import itertools
+import json
+import os
+import pty
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+SUITE = """
+import torch
+import torch.distributed as dist
+
+def test_sum(process_group, rank):
+    tensor = torch.full((1,), float(rank))
+    if rank == 1:
+        breakpoint()
+    dist.all_reduce(tensor)
+    assert tensor.item() == {sum}
+"""
+
+
+@pytest.mark.parametrize(("total", "ending"), [(1, "1 passed"), (5, "1 failed")])
+def test_a_rank_stops_on_the_terminal_of_the_session(tmp_path, total, ending):
+    (tmp_path / "test_it.py").write_text(SUITE.format(sum=total))
+    clean = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "ALLRANKS_GANG"}}
+    environment = {**clean, "TMPDIR": str(tmp_path), "TERM": "dumb"}
+    own, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:hypothesispytest", "--ranks=2", "--pdb-rank=1"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        seen = ""
+        steps = [("(rank 1) ", "p 'rank', rank\n"), ("('rank', 1)", "c\n")]
+        if total != 1:
+            steps.append(("(rank 1) ", "p tensor.item()\n"))  # where it fails
+            steps.append(("1.0", "c\n"))
+        for wanted, typed in (*steps, (ending, "")):
+            while wanted not in seen:
+                assert select.select([own], [], [], 120)[0], seen
+                seen += os.read(own, 4096).decode()
+            seen = seen.partition(wanted)[2]
+            os.write(own, typed.encode())
+        assert process.wait(60) == (total != 1)
+    os.close(own)
+
+
+class Editor:
+    """An editor's side of the debug adapter protocol: one breakpoint in all processes, and each stop goes on.
+
+    Args:
+        port: Where debugpy listens.
+        file: The file of the breakpoint.
+        line: Its line.
+
+    Attributes:
+        stopped: The process ids of sessions in which the breakpoint has stopped a thread; 0 for the first process.
+    """
+
+    def __init__(self, port, file, line):
+        self.stopped = []
+        self._breakpoint = (str(file), line)
+        self._attach(port, 0, {"justMyCode": True, "subProcess": True})
+
+    def _attach(self, port, pid, arguments):
+        threading.Thread(target=self._follow, args=(port, pid, arguments), daemon=True).start()
+
+    def _follow(self, port, pid, arguments):
+        with connect(port) as connection, connection.makefile("rb") as messages:
+            sent = itertools.count(1)
+
+            def send(command, **body):
+                message = {"seq": next(sent), "type": "request", "command": command, "arguments": body}
+                data = json.dumps(message).encode()
+                connection.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(data), data))
+
+            send("initialize", adapterID="test", pathFormat="path", linesStartAt1=True)
+            send("attach", **arguments)
+            while header := messages.readline():
+                messages.readline()
+                message = json.loads(messages.read(int(header.split(b":")[1])))
+                body = message.get("body", {})
+                match message.get("event"):
+                    case "initialized":
+                        file, line = self._breakpoint
+                        send("setBreakpoints", source={"path": file}, breakpoints=[{"line": line}])
+                        send("configurationDone")
+                    case "debugpyAttach":
+                        self._attach(body["connect"]["port"], body["subProcessId"], body)
+                    case "terminated":
+                        return
+                    case "stopped":
+                        self.stopped.append(pid)
+                        send("continue", threadId=body["threadId"])
+
+
+def connect(port):
+    for _ in range(600):
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    raise TimeoutError
+
+
+@pytest.mark.parametrize(("arguments", "stops"), [((), 1), (("--ranks=2", "--ranks-timeout=1"), 2)], ids=str)
+def test_breakpoints_of_an_editor_stop_every_rank(tmp_path, plugins, arguments, stops):
+    file = tmp_path / "test_it.py"
+    file.write_text("import time\n\ndef test_it(rank):\n    at = time.time()\n    assert at\n    time.sleep(2)\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    debugpy = ("-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client")
+    clean = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "ALLRANKS_GANG"}}
+    environment = {**clean, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([plugins, *sys.path])}
+    with (
+        (tmp_path / "output").open("wb") as printed,
+        subprocess.Popen(
+            [sys.executable, *debugpy, "-m", "pytest", "-p", "no:hypothesispytest", f"{file}::test_it", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            stdout=printed,
+        ) as process,
+    ):
+        editor = Editor(port, file, 5)
+        process.wait(timeout=150)
+    output = (tmp_path / "output").read_text()
+    assert process.returncode == 0, output
+    assert "1 passed" in output
+    assert len(editor.stopped) == len(set(editor.stopped)) == stops
+    assert (0 in editor.stopped) == (stops == 1)
