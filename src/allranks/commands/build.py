@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.commands.command_parser import CommandParser, OptionGroup
 from allranks.commands.options import add_engine, add_selection, chosen_jobs, say
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.declaration import load
@@ -20,29 +21,27 @@ if TYPE_CHECKING:
 # The Docker SDK and the modules that need it are imported late: see engine_kinds/containers.py.
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks build``."""
+    parser.usage = "allranks build [CELL ...] [options]"
     add_selection(parser)
+    group = parser.add_argument_group("which of their images")
     meaning = "build the images of all jobs of this plan, instead of those of the selected cells"
-    parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
-    add_engine(parser)
-    _add_destination(parser)
+    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--without-gpus", action="store_true", help="only the images of jobs without GPUs")
+    add_engine(group)
+    _add_destination(parser.add_argument_group("where to put them"))
     parser.set_defaults(command=_build, pytest_args=())
 
 
-def _add_destination(parser: argparse.ArgumentParser) -> None:
+def _add_destination(group: OptionGroup) -> None:
     """Declare the options for the destination of the images; other options select them."""
-    parser.add_argument(
-        "--export", type=Path, metavar="DIR", help="also put them into this folder, for `allranks run --images DIR`"
-    )
-    parser.add_argument(
-        "--registry",
-        metavar="NAME",
-        help="with --export: images that this registry (ghcr.io/owner/repository) has are taken from it, not built",
-    )
-    parser.add_argument("--without-gpus", action="store_true", help="only the images of jobs without GPUs")
-    parser.add_argument("--push", action="store_true", help="push missing images to it")
-    parser.add_argument("--dry-run", action="store_true", help="print the names and the keys of the contents, and stop")
+    meaning = "also put them into this folder, for `allranks run --images DIR`"
+    group.add_argument("--export", type=Path, metavar="DIR", help=meaning)
+    meaning = "with --export: images that this registry (ghcr.io/owner/repository) has are taken from it, not built"
+    group.add_argument("--registry", metavar="NAME", help=meaning)
+    group.add_argument("--push", action="store_true", help="push missing images to it")
+    group.add_argument("--dry-run", action="store_true", help="print the names and the keys of the contents, and stop")
 
 
 def _build(options: argparse.Namespace) -> ExitCode:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.commands.command_parser import CommandParser
 from allranks.commands.options import add_engine, add_gpu_mode, add_results, say
 from allranks.errors import ExitCode
 
@@ -12,11 +13,13 @@ if TYPE_CHECKING:
     from allranks.schedule.gpu_leases import Holder
 
 
-def add_doctor(parser: argparse.ArgumentParser) -> None:
+def add_doctor(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks doctor``."""
-    add_engine(parser)
-    add_gpu_mode(parser)
-    add_results(parser)
+    parser.usage = "allranks doctor [options]"
+    group = parser.add_argument_group("what to check")
+    add_engine(group)
+    add_gpu_mode(group)
+    add_results(group)
     parser.set_defaults(command=_doctor)
 
 
@@ -31,8 +34,9 @@ def _doctor(options: argparse.Namespace) -> ExitCode:
     return ExitCode.INFRASTRUCTURE if problems else ExitCode.OK
 
 
-def add_leases(parser: argparse.ArgumentParser) -> None:
+def add_leases(parser: CommandParser) -> None:
     """Declare ``allranks leases``, which has no arguments."""
+    parser.usage = "allranks leases [options]"
     parser.set_defaults(command=_leases)
 
 
@@ -55,8 +59,9 @@ def _held_by(holder: "Holder") -> str:
     return f"held by {holder.job_id} of run {holder.run_id} (process {holder.pid}) since {began}"
 
 
-def add_clean(parser: argparse.ArgumentParser) -> None:
+def add_clean(parser: CommandParser) -> None:
     """Declare ``allranks clean``, which has no arguments."""
+    parser.usage = "allranks clean [options]"
     parser.set_defaults(command=_clean)
 
 

@@ -4,6 +4,7 @@ import argparse
 import re
 from collections.abc import Mapping
 
+from allranks.commands.command_parser import CommandParser
 from allranks.commands.options import say
 from allranks.errors import ExitCode, UsageError
 
@@ -11,21 +12,17 @@ _SECONDS_IN: Mapping[str, float] = {"": 0, "m": 60, "h": 3600, "d": 86_400, "w":
 _BYTES_IN: Mapping[str, float] = {"": 0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks images``: what to remove, and what to keep."""
-    parser.add_argument(
-        "--prune",
-        action="store_true",
-        help="remove images that no container, run or build needs, the least recently used first",
-    )
-    parser.add_argument(
-        "--older-than",
-        type=_age,
-        metavar="AGE",
-        help="only those unused for this long: 14d, 12h (default of --prune without --keep-size: 14d)",
-    )
-    parser.add_argument("--keep-size", type=_size, metavar="SIZE", help="remove until the rest fits into SIZE: 40GB, 0")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
+    parser.usage = "allranks images [--prune] [options]"
+    group = parser.add_argument_group("removal")
+    meaning = "remove images that no container, run or build needs, the least recently used first"
+    group.add_argument("--prune", action="store_true", help=meaning)
+    meaning = "only those unused for this long: 14d, 12h (default of --prune without --keep-size: 14d)"
+    group.add_argument("--older-than", type=_age, metavar="AGE", help=meaning)
+    meaning = "remove until the rest fits into SIZE: 40GB, 0"
+    group.add_argument("--keep-size", type=_size, metavar="SIZE", help=meaning)
+    group.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
     parser.set_defaults(command=_images)
 
 

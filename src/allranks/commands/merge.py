@@ -5,44 +5,56 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
 from allranks.commands.options import RESULTS_VARIABLE, say
-from allranks.errors import ExitCode
+from allranks.errors import MEANING, ExitCode
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks merge``."""
-    parser.add_argument(
-        "folder",
-        type=Path,
-        metavar="DIR",
-        help="a run's folder, one with parts of a run from several machines, or any with ranks' JUnit XML",
-    )
-    _add_form(parser)
+    parser.usage = "allranks merge DIR [options]"
+    meaning = "a run's folder, one with parts of a run from several machines, or any with ranks' JUnit XML"
+    parser.add_argument_group("what to read").add_argument("folder", type=Path, metavar="DIR", help=meaning)
+    _add_judgement(parser.add_argument_group("the verdict"))
+    _add_form(parser.add_argument_group("what is written"))
     parser.set_defaults(command=_merge)
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
+def add_report(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks report``."""
+    parser.usage = "allranks report [DIR] [options]"
     newest = Path(os.environ.get(RESULTS_VARIABLE) or "results", "latest")
-    parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="DIR", default=newest, help=f"same as for merge (default: {newest})"
-    )
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    _add_form(parser)
+    group = parser.add_argument_group("what to read")
+    meaning = f"same as for merge (default: {newest})"
+    group.add_argument("folder", nargs="?", type=Path, metavar="DIR", default=newest, help=meaning)
+    group.add_argument("--open", action="store_true", help="then open the page in a browser")
+    _add_judgement(parser.add_argument_group("the verdict"))
+    _add_form(parser.add_argument_group("what is written"))
     parser.set_defaults(command=_report)
 
 
-def _add_form(parser: argparse.ArgumentParser) -> None:
-    """Declare how results are read and how the report is written."""
-    parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
-    parser.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="fail where fewer tests executed than this file records"
-    )
-    parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="record the executed tests in this file")
-    parser.add_argument(
+_POLICIES = ("skip", "pass")
+
+
+def _add_judgement(group: OptionGroup) -> None:
+    """Declare how results are read."""
+    meaning = "read environment skips as skips or as passes"
+    group.add_argument("--policy", type=one_of(_POLICIES), choices=_POLICIES, help=meaning)
+    meaning = "fail where fewer tests executed than this file records"
+    group.add_argument("--baseline", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
+
+
+def _add_form(group: OptionGroup) -> None:
+    """Declare what is written beside the report, and in which form that is."""
+    meaning = "record the executed tests in this file"
+    group.add_argument("--update-baseline", type=Path, metavar="FILE", help=meaning)
+    meaning = "update this file with the durations of tests, for even shards (default: none)"
+    group.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+    group.add_argument(
         "--cell-in-classname",
         dest="classname",
         action="store_const",
@@ -50,7 +62,7 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
         default="pytest",
         help="begin class names in junit.xml with cell and suite, for clients that ignore suites",
     )
-    parser.add_argument(
+    group.add_argument(
         "--strict-xsd",
         dest="schema",
         action="store_const",
@@ -58,9 +70,6 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
         default="wide",
         help="write junit.xml as the schemas of Jenkins and Surefire both accept it: one suite, cells in class names",
     )
-    meaning = "update this file with the durations of tests, for even shards (default: none)"
-    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
-    parser.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
 
 
 def _merge(options: argparse.Namespace) -> ExitCode:
@@ -86,7 +95,6 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.summary import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.console import console_for  # noqa: PLC0415
     from allranks.schedule.ledger import complete_dead_runs  # noqa: PLC0415
-    from allranks.schedule.run_jobs import MEANING  # noqa: PLC0415
 
     complete_dead_runs(options.folder)
     meter = Meter()

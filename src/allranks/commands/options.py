@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from allranks.commands.command_parser import CommandParser, OptionGroup, not_among
 from allranks.engine_registry import AUTO, OWN_ENGINES, engine_names
 from allranks.errors import UsageError
 from allranks.matrix.expand import Expansion
@@ -26,39 +27,39 @@ _DIGITS = 18
 _GPU_MODES = ("auto", "nvidia", "cdi", "rocm", "none")
 
 
-def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that select cells and suites."""
-    parser.add_argument(
-        "cells", nargs="*", metavar="CELL", help="a cell's id, or dist(backend='gloo', ...); default: every cell"
-    )
-    parser.add_argument(
+def add_selection(parser: CommandParser) -> None:
+    """Declare what selects cells, suites and tests."""
+    group = parser.add_argument_group("what to run")
+    meaning = "a cell's id, or dist(backend='gloo', ...); default: every cell"
+    group.add_argument("cells", nargs="*", metavar="CELL", help=meaning)
+    group.add_argument(
         "--where", action="append", default=[], metavar="AXIS=VALUE,...", help="cells with these values (a|b: either)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--suite",
         action="append",
         default=[],
         metavar="NAME",
         help="only this suite, or NAME@2of4: one of its shards; repeatable (default: all without `default = false`)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--matrix", type=Path, default=Path(), metavar="PATH", help="matrix.toml, or the folder that holds it"
     )
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
+def add_engine(group: OptionGroup) -> None:
     """Declare the option for where jobs run."""
     meaning = "where to run: docker where a daemon answers, else process; or an engine that a package adds"
-    _add_choice(parser, "engine", ENGINE_VARIABLE, (AUTO, *OWN_ENGINES), meaning, more=engine_names)
+    _add_choice(group, "engine", ENGINE_VARIABLE, (AUTO, *OWN_ENGINES), meaning, more=engine_names)
 
 
-def add_gpu_mode(parser: argparse.ArgumentParser) -> None:
+def add_gpu_mode(group: OptionGroup) -> None:
     """Declare the option for the vendor and mode of GPUs."""
-    _add_choice(parser, "GPU mode", GPU_MODE_VARIABLE, _GPU_MODES, "whose GPUs, and how containers are given them")
+    _add_choice(group, "GPU mode", GPU_MODE_VARIABLE, _GPU_MODES, "whose GPUs, and how containers are given them")
 
 
 def _add_choice(  # noqa: PLR0913 - all but one are always given
-    parser: argparse.ArgumentParser,
+    group: OptionGroup,
     what: str,
     variable: str,
     names: Sequence[str],
@@ -71,11 +72,10 @@ def _add_choice(  # noqa: PLR0913 - all but one are always given
     def named(name: str) -> str:
         # argparse does not check defaults against `choices`, and this one comes from the environment.
         if name not in names and name not in (found := more()):
-            msg = f"{name!r} is no {what}: choose from {', '.join(dict.fromkeys((*names, *found)))}"
-            raise argparse.ArgumentTypeError(msg)
+            raise not_among(list(dict.fromkeys((*names, *found))), name, what)
         return name
 
-    parser.add_argument(
+    group.add_argument(
         f"--{what.lower().replace(' ', '-')}",
         type=named,
         metavar="|".join(names),
@@ -84,9 +84,9 @@ def _add_choice(  # noqa: PLR0913 - all but one are always given
     )
 
 
-def add_results(parser: argparse.ArgumentParser) -> None:
+def add_results(group: OptionGroup) -> None:
     """Declare the option for the results folder."""
-    parser.add_argument(
+    group.add_argument(
         "--results",
         type=Path,
         default=os.environ.get(RESULTS_VARIABLE) or None,

@@ -7,6 +7,7 @@ from itertools import groupby
 from math import prod
 from pathlib import Path
 
+from allranks.commands.command_parser import CommandParser, one_of
 from allranks.commands.options import add_selection, chosen_jobs, number, remark, run_id, say, selected_cells
 from allranks.errors import ExitCode, counted
 from allranks.matrix.axes import AXES, NO_TORCH
@@ -21,13 +22,18 @@ MOST_DROPPED_SHOWN = 200
 """Dropped cells that are named one by one; beyond them a count per rule is more useful than the names."""
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+_FORMATS = ("table", "json", "github")
+
+
+def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks plan``."""
-    add_selection(parser)
-    parser.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
-    meaning = "json is for programs, github the job matrix of a workflow"
-    parser.add_argument("--format", choices=("table", "json", "github"), default="table", help=meaning)
     parser.usage = "allranks plan [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
+    parser.takes_pytest = True
+    add_selection(parser)
+    group = parser.add_argument_group("what to show")
+    group.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
+    meaning = "json is for programs, github the job matrix of a workflow"
+    group.add_argument("--format", type=one_of(_FORMATS), choices=_FORMATS, default="table", help=meaning)
     parser.set_defaults(command=_plan)
     group = parser.add_argument_group("with --format github")
     meaning = "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`"

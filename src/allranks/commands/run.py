@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.commands.command_parser import CommandParser, OptionGroup
 from allranks.commands.options import (
     add_engine,
     add_gpu_mode,
@@ -21,7 +22,7 @@ from allranks.commands.options import (
     say,
     selected_cells,
 )
-from allranks.errors import ExitCode, UsageError
+from allranks.errors import MEANING, ExitCode, UsageError
 from allranks.harness.refusals import REFUSED
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.declaration import load
@@ -41,11 +42,10 @@ Say = Callable[[str], None]
 # The Docker SDK and the modules that need it are imported late: see engine_kinds/containers.py.
 
 
-def add_images(parser: argparse.ArgumentParser) -> None:
+def add_images(group: OptionGroup) -> None:
     """Declare the option for prebuilt images."""
-    parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="use the images that `allranks build --export DIR` wrote"
-    )
+    meaning = "use the images that `allranks build --export DIR` wrote"
+    group.add_argument("--images", type=Path, metavar="DIR", help=meaning)
 
 
 def taking_images(matrix: Matrix, folder: Path, names: Iterable[str], say: Say) -> Matrix:
@@ -75,67 +75,67 @@ _NO_LIMIT = 1e6
 """Seconds: eleven days, longer than anyone debugs a rank, and within the range of the kernel's timers."""
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks run``."""
-    add_selection(parser)
     parser.usage = "allranks run [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
-    add_engine(parser)
-    add_images(parser)
-    add_results(parser)
-    parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
-    meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
-    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
-    parser.add_argument(
-        "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
-    )
-    parser.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
-    add_gpu_mode(parser)
-    parser.add_argument(
+    parser.takes_pytest = True
+    add_selection(parser)
+    _add_place(parser.add_argument_group("where to run"))
+    _add_repetition(parser.add_argument_group("order and repetition"))
+    _add_look(parser.add_argument_group("looking closer"))
+    _add_report(parser.add_argument_group("results"))
+    group = parser.add_argument_group("one of several machines")
+    meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
+    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--pack", metavar="PACK", help="run this pack of the plan, as the CI's job matrix names it")
+    parser.set_defaults(command=_run)
+
+
+def _add_place(group: OptionGroup) -> None:
+    add_engine(group)
+    add_images(group)
+    group.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
+    add_gpu_mode(group)
+    meaning = "at most N jobs at a time (default: as many as there is room for)"
+    group.add_argument("-j", "--jobs", type=_count, metavar="N", help=meaning)
+
+
+def _add_look(group: OptionGroup) -> None:
+    group.add_argument(
         "--pdb-rank",
         type=number,
         metavar="N",
         help="stop rank N of one job in pdb, on this terminal, where it fails or calls breakpoint(); without limits",
     )
-    _add_repetition(parser)
-    meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
-    parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
-    parser.add_argument("--pack", metavar="PACK", help="run this pack of the plan, as the CI's job matrix names it")
-    parser.add_argument("--dry-run", action="store_true", help="print the engine requests and stop")
-    parser.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
-    parser.set_defaults(command=_run)
+    group.add_argument("--dry-run", action="store_true", help="print the engine requests and stop")
 
 
-def _add_repetition(parser: argparse.ArgumentParser) -> None:
+def _add_report(group: OptionGroup) -> None:
+    add_results(group)
+    meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
+    group.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
+
+
+def _add_repetition(group: OptionGroup) -> None:
     """Declare the options for repeating tests and for their order."""
-    parser.add_argument("--fail-fast", action="store_true", help="end the run at the first job that is not good")
-    parser.add_argument(
+    group.add_argument("--fail-fast", action="store_true", help="end the run at the first job that is not good")
+    group.add_argument(
         "--retries",
         type=number,
         default=0,
         metavar="N",
         help="retry what failed of a job, up to N times; a later pass is reported as flaky",
     )
-    parser.add_argument(
-        "--shuffle",
-        type=number,
-        metavar="SEED",
-        help="shuffle jobs and tests with this seed (default: the order of the files)",
-    )
-    goes_on = parser.add_mutually_exclusive_group()
-    goes_on.add_argument(
-        "--resume",
-        dest="wanted",
-        action="store_const",
-        const="missing",
-        help=f"resume the newest run (or ${RUN_ID_VARIABLE}): run what has no result yet",
-    )
-    goes_on.add_argument(
-        "--rerun-failed",
-        dest="wanted",
-        action="store_const",
-        const="failed",
-        help="resume it: run what failed and what has no result yet",
-    )
+    meaning = "seed of every rank of every test (default: a random one, recorded)"
+    group.add_argument("--seed", type=int, metavar="N", help=meaning)
+    meaning = "shuffle jobs and tests with this seed (default: the order of the files)"
+    group.add_argument("--shuffle", type=number, metavar="SEED", help=meaning)
+    goes_on = group.add_mutually_exclusive_group()
+    meaning = f"resume the newest run (or ${RUN_ID_VARIABLE}): run what has no result yet"
+    goes_on.add_argument("--resume", dest="wanted", action="store_const", const="missing", help=meaning)
+    meaning = "resume it: run what failed and what has no result yet"
+    goes_on.add_argument("--rerun-failed", dest="wanted", action="store_const", const="failed", help=meaning)
 
 
 def _refuse_options(pytest_args: Sequence[str]) -> None:
@@ -261,7 +261,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     from allranks.schedule.earlier_runs import setting_of  # noqa: PLC0415
     from allranks.schedule.request import Pdb  # noqa: PLC0415
     from allranks.schedule.retry_policy import RunPolicy  # noqa: PLC0415
-    from allranks.schedule.run_jobs import MEANING, RunOptions, run  # noqa: PLC0415
+    from allranks.schedule.run_jobs import RunOptions, run  # noqa: PLC0415
 
     if options.images and options.engine != "process":
         matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)

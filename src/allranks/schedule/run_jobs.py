@@ -43,17 +43,6 @@ def make_room_for_descriptors(enough: int = ENOUGH) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-MEANING: Mapping[ExitCode, str] = {
-    ExitCode.OK: "all verdicts are good",
-    ExitCode.TESTS_FAILED: "tests failed",
-    ExitCode.USAGE: "the request or the matrix file is wrong",
-    ExitCode.UNACCOUNTED: "a cell or rank is unaccounted for",
-    ExitCode.INFRASTRUCTURE: "the infrastructure failed",
-    ExitCode.NOTHING_RAN: "nothing ran: no test executed",
-    ExitCode.INTERRUPTED: "interrupted",
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """The command line's options for a run.
