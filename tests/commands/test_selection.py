@@ -9,6 +9,9 @@ import pytest
     ("arguments", "cells"),
     [
         (["gloo-w2-g0-env"], ["gloo-w2-g0-env"]),
+        (["gloo"], ["gloo-w1-g0-env", "gloo-w2-g0-env"]),
+        (["gloo-w2"], ["gloo-w2-g0-env"]),
+        (["gloo-w1-g0", "nccl"], ["gloo-w1-g0-env", "nccl-w2-g2-env"]),
         (["dist(backend='gloo')"], ["gloo-w1-g0-env", "gloo-w2-g0-env"]),
         (["--where", "world_size=2"], ["gloo-w2-g0-env", "nccl-w2-g2-env"]),
         (["--where", "backend=gloo", "--where", "world_size=2"], ["gloo-w2-g0-env"]),

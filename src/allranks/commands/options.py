@@ -30,7 +30,7 @@ _GPU_MODES = ("auto", "nvidia", "cdi", "rocm", "none")
 def add_selection(parser: CommandParser) -> None:
     """Declare what selects cells, suites and tests."""
     group = parser.add_argument_group("what to run")
-    meaning = "a cell's id, or dist(backend='gloo', ...); default: every cell"
+    meaning = "a cell's id, the beginning of some (gloo-w2), or dist(backend='gloo', ...); default: every cell"
     group.add_argument("cells", nargs="*", metavar="CELL", help=meaning)
     group.add_argument(
         "--where", action="append", default=[], metavar="AXIS=VALUE,...", help="cells with these values (a|b: either)"
