@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser, OptionGroup
-from allranks.commands.options import add_engine, add_selection, chosen_jobs, say
+from allranks.commands.options import add_engine, add_selection, chosen_jobs, read_request, say
 from allranks.errors import ExitCode, UsageError
-from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job
 
@@ -31,7 +30,7 @@ def add(parser: CommandParser) -> None:
     group.add_argument("--without-gpus", action="store_true", help="only the images of jobs without GPUs")
     add_engine(group)
     _add_destination(parser.add_argument_group("where to put them"))
-    parser.set_defaults(command=_build, pytest_args=())
+    parser.set_defaults(command=_build)
 
 
 def _add_destination(group: OptionGroup) -> None:
@@ -45,7 +44,7 @@ def _add_destination(group: OptionGroup) -> None:
 
 
 def _build(options: argparse.Namespace) -> ExitCode:
-    expansion = load(options.matrix)
+    expansion = read_request(options)
     _build_for(_jobs_to_build_for(expansion, options), expansion.matrix.root, options)
     return ExitCode.OK
 

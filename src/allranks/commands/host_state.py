@@ -2,11 +2,10 @@
 
 import argparse
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser
-from allranks.commands.options import add_engine, add_gpu_mode, add_results, say
+from allranks.commands.options import add_engine, add_gpu_mode, add_results, results_here, say
 from allranks.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def _doctor(options: argparse.Namespace) -> ExitCode:
     from allranks.host_checks import examine  # noqa: PLC0415 - no plan needs it
 
     problems = 0
-    for finding in examine(options.engine, options.gpu_mode, options.results or Path("results")):
+    for finding in examine(options.engine, options.gpu_mode, options.results or results_here()):
         say(finding.line)
         problems += bool(finding.remedy)
     say(f"{problems} problem(s)" if problems else "no problem was found")

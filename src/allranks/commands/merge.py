@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
-from allranks.commands.options import RESULTS_VARIABLE, say
+from allranks.commands.options import RESULTS_VARIABLE, results_here, say
 from allranks.errors import MEANING, ExitCode
 
 if TYPE_CHECKING:
@@ -26,10 +26,11 @@ def add(parser: CommandParser) -> None:
 def add_report(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks report``."""
     parser.usage = "allranks report [DIR] [options]"
-    newest = Path(os.environ.get(RESULTS_VARIABLE) or "results", "latest")
     group = parser.add_argument_group("what to read")
-    meaning = f"same as for merge (default: {newest})"
-    group.add_argument("folder", nargs="?", type=Path, metavar="DIR", default=newest, help=meaning)
+    meaning = (
+        f"same as for merge (default: the newest run in ${RESULTS_VARIABLE}, or in results beside the matrix file)"
+    )
+    group.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=meaning)
     group.add_argument("--open", action="store_true", help="then open the page in a browser")
     _add_judgement(parser.add_argument_group("the verdict"))
     _add_form(parser.add_argument_group("what is written"))
@@ -79,6 +80,8 @@ def _merge(options: argparse.Namespace) -> ExitCode:
 def _report(options: argparse.Namespace) -> ExitCode:
     import webbrowser  # noqa: PLC0415 - its import takes as long as a small plan
 
+    if options.folder is None:
+        options.folder = Path(os.environ.get(RESULTS_VARIABLE) or results_here(), "latest")
     page, code = _merged(options)
     if options.open and not webbrowser.open(page.as_uri()):
         say(f"no browser could be started: open {page}")

@@ -8,11 +8,21 @@ from math import prod
 from pathlib import Path
 
 from allranks.commands.command_parser import CommandParser, one_of
-from allranks.commands.options import add_selection, chosen_jobs, number, remark, run_id, say, selected_cells
+from allranks.commands.options import (
+    add_selection,
+    add_tests,
+    chosen_jobs,
+    chosen_names,
+    number,
+    read_request,
+    remark,
+    run_id,
+    say,
+    selected_cells,
+)
 from allranks.errors import ExitCode, counted
 from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
-from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
@@ -27,9 +37,10 @@ _FORMATS = ("table", "json", "github")
 
 def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks plan``."""
-    parser.usage = "allranks plan [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
+    parser.usage = "allranks plan [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
     parser.takes_pytest = True
     add_selection(parser)
+    add_tests(parser.add_argument_group("which tests, and how (recorded by --plan-file; all jobs are planned)"))
     group = parser.add_argument_group("what to show")
     group.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
     meaning = "json is for programs, github the job matrix of a workflow"
@@ -57,10 +68,10 @@ def add(parser: CommandParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> ExitCode:
-    expansion = load(options.matrix)
+    expansion = read_request(options)
     if options.format == "github":
         return _plan_machines(expansion, options)
-    cells, suites = selected_cells(expansion, options), options.suite or None
+    cells, suites = selected_cells(expansion, options), chosen_names(expansion, options)
     if options.format == "json":
         say(render_json(expansion, cells, suites))
     else:

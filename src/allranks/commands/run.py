@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser, OptionGroup
 from allranks.commands.options import (
+    STOP,
     add_engine,
     add_gpu_mode,
     add_results,
     add_selection,
+    add_tests,
     chosen_jobs,
     number,
+    read_request,
     run_id,
     say,
     selected_cells,
@@ -25,7 +28,6 @@ from allranks.commands.options import (
 from allranks.errors import MEANING, ExitCode, UsageError
 from allranks.harness.refusals import REFUSED
 from allranks.matrix.cell_images import image_for
-from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
@@ -77,9 +79,10 @@ _NO_LIMIT = 1e6
 
 def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks run``."""
-    parser.usage = "allranks run [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
+    parser.usage = "allranks run [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
     parser.takes_pytest = True
     add_selection(parser)
+    add_tests(parser.add_argument_group("which tests, and how (more of pytest's options go behind --)"))
     _add_place(parser.add_argument_group("where to run"))
     _add_repetition(parser.add_argument_group("order and repetition"))
     _add_look(parser.add_argument_group("looking closer"))
@@ -146,8 +149,8 @@ def _refuse_options(pytest_args: Sequence[str]) -> None:
 
 
 def _run(options: argparse.Namespace) -> ExitCode:
+    expansion = read_request(options)
     _refuse_options(options.pytest_args)
-    expansion = load(options.matrix)
     if options.pdb_rank is not None:
         expansion = _prepare_debugging(expansion, options)
     if options.plan_file or options.pack:
@@ -271,7 +274,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     policy = RunPolicy(
         most=options.jobs,
         retries=options.retries,
-        fail_fast=options.fail_fast,
+        fail_fast=options.fail_fast or STOP in options.own_pytest_args,
         shuffle=options.shuffle,
         judges=setting,
         seconds=of.own.pack.limit if of.own else None,
