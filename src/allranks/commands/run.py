@@ -31,7 +31,7 @@ from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
-from allranks.schedule.results_folder import RUN_ID_VARIABLE
+from allranks.schedule.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from allranks.report.verdict import VerdictPolicy
@@ -258,6 +258,39 @@ class _PartOf:
     own: "OwnPart | None" = None
 
 
+_LAUNCHERS = (
+    ("torchrun", "WORLD_SIZE", "RANK"),
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("mpiexec (PMI)", "PMI_SIZE", "PMI_RANK"),
+)
+"""What starts a command several times, and its variables for the number of processes and for that of this one."""
+
+
+def refuse_launched(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several processes of a launcher: each would run everything, in one results folder.
+
+    SLURM's batch script and allocation have no SLURM_STEP_NUM_TASKS: only the tasks of a step do.
+
+    Raises:
+        UsageError: The environment is that of a launcher's process.
+    """
+    found = [
+        (launcher, variable)
+        for launcher, size, rank in _LAUNCHERS
+        for variable, least in ((size, 2), (rank, 1))
+        if (value := environ.get(variable, "")).isdecimal() and int(value) >= least
+    ]
+    if found:
+        launcher = found[0][0]
+        said = ", ".join(f"{variable}={environ[variable]}" for _, variable in found)
+        unset = " ".join(f"-u {variable}" for _, variable in found)
+        msg = f"This is one of several processes that {launcher} or the like has started ({said})."
+        why = "allranks starts the ranks itself; here each process would run everything, into one results folder."
+        remedy = f"Start allranks once, without {launcher}. If it is alone after all: env {unset} allranks run …"
+        raise UsageError(msg, why=why, remedy=remedy)
+
+
 def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
     # A run needs the SDK; a plan does not, and a noxfile's interpreter does not have it.
     from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
@@ -266,6 +299,10 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     from allranks.schedule.retry_policy import RunPolicy  # noqa: PLC0415
     from allranks.schedule.run_jobs import RunOptions, run  # noqa: PLC0415
 
+    # Each process of a launcher may run its own pack of a plan, or other jobs of a run that all of them share by name.
+    is_part = of.own is not None or (RUN_ID_VARIABLE in os.environ and PARTY_VARIABLE not in os.environ)
+    if not is_part:
+        refuse_launched(os.environ)
     if options.images and options.engine != "process":
         matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
         expansion = replace(expansion, matrix=matrix)
