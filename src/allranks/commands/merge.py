@@ -2,15 +2,18 @@
 
 import argparse
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
-from allranks.commands.options import RESULTS_VARIABLE, results_here, say
+from allranks.commands.options import RESULTS_VARIABLE, add_json, remark, results_here, say, say_json
 from allranks.errors import MEANING, ExitCode
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
+    from allranks.report.judged import MergedRun
 
 
 def add(parser: CommandParser) -> None:
@@ -51,6 +54,7 @@ def _add_judgement(group: OptionGroup) -> None:
 
 def _add_form(group: OptionGroup) -> None:
     """Declare what is written beside the report, and in which form that is."""
+    add_json(group)
     meaning = "record the executed tests in this file"
     group.add_argument("--update-baseline", type=Path, metavar="FILE", help=meaning)
     meaning = "update this file with the durations of tests, for even shards (default: none)"
@@ -73,6 +77,36 @@ def _add_form(group: OptionGroup) -> None:
     )
 
 
+def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
+    from allranks.report.summary import failures  # noqa: PLC0415 - see _merged
+
+    return {
+        "exit_code": int(code),
+        "meaning": MEANING[code],
+        "run_id": merged.run_id or None,
+        "policy": merged.policy,
+        "counts": asdict(merged.counts),
+        "jobs": [{"cell": suite.cell, "suite": suite.suite, "counts": asdict(suite.counts)} for suite in merged.suites],
+        "failures": [
+            {
+                "place": each.place,
+                "test": each.nodeid,
+                "kind": each.kind.value,
+                "message": each.message,
+                "alike": each.alike,
+            }
+            for each in failures(merged)
+        ],
+        "notes": merged.notes,
+        "files": {
+            "junit": [str(file.absolute()) for file in merged.junit_files],
+            "page": str(merged.page.absolute()),
+            "summary": str(merged.summary.absolute()),
+            "report": str(merged.page.with_name("report.json").absolute()),
+        },
+    }
+
+
 def _merge(options: argparse.Namespace) -> ExitCode:
     return _merged(options)[1]
 
@@ -84,7 +118,7 @@ def _report(options: argparse.Namespace) -> ExitCode:
         options.folder = Path(os.environ.get(RESULTS_VARIABLE) or results_here(), "latest")
     page, code = _merged(options)
     if options.open and not webbrowser.open(page.as_uri()):
-        say(f"no browser could be started: open {page}")
+        (remark if options.json else say)(f"no browser could be started: open {page}")
     return code
 
 
@@ -109,15 +143,20 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
         junit_form=JUnitForm(schema=options.schema, classname=options.classname),
     )
     if options.durations:
-        keep_durations(options.durations, meter.durations, say)
+        keep_durations(options.durations, meter.durations, remark if options.json else say)
     if options.update_baseline:
         update_baseline(options.update_baseline, merged.suites)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     report = "\n        ".join(map(str, merged.junit_files))
-    with console_for(say) as console:
-        console.say(f"{render_results(merged)}\n\nreport: {report}\npage: {merged.page}")
+    tell = remark if options.json else say
+    with console_for(tell) as console:
+        if not options.json:
+            console.say(f"{render_results(merged)}\n\nreport: {report}\npage: {merged.page}")
         console.annotate(merged)
-    say(f"exit code {code:d}: {MEANING[code]}")
+    if options.json:
+        say_json(**_object(merged, code))
+    else:
+        say(f"exit code {code:d}: {MEANING[code]}")
     return merged.page, code
 
 

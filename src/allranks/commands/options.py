@@ -2,11 +2,13 @@
 
 import argparse
 import errno
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from allranks.commands.command_parser import CommandParser, OptionGroup, not_among
@@ -127,6 +129,22 @@ def results_here() -> Path:
         root = find_matrix(Path.cwd()).parent
         return (Path() if root == Path.cwd() else root) / "results"
     return Path("results")
+
+
+def add_json(group: OptionGroup) -> None:
+    """Declare the option for output that programs read."""
+    meaning = "print one JSON object and nothing else; messages go to standard error (keys: docs/command-line.md)"
+    group.add_argument("--json", action="store_true", help=meaning)
+
+
+def say_json(**document: object) -> None:
+    """Print an object for programs; a change that breaks its readers raises ``schema``."""
+    say(json.dumps({"schema": 1, **document}, indent=2))
+
+
+def moment(seconds: float) -> str:
+    """A time as programs and people read it: ISO 8601 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def number(text: str) -> int:

@@ -45,6 +45,7 @@ def add(parser: CommandParser) -> None:
     group.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
     meaning = "json is for programs, github the job matrix of a workflow"
     group.add_argument("--format", type=one_of(_FORMATS), choices=_FORMATS, default="table", help=meaning)
+    group.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     parser.set_defaults(command=_plan)
     group = parser.add_argument_group("with --format github")
     meaning = "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`"
