@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import allranks
 from allranks.commands import build, host_state, images, merge, plan, run
 from allranks.commands.command_parser import CommandParser
+from allranks.commands.options import painted
 from allranks.errors import AllranksError, ExitCode, UsageError, did_you_mean
 
 
@@ -66,7 +67,8 @@ def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
 def _complain(error: AllranksError, *, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    print(error.told, file=sys.stderr)
+    head, colon, rest = error.told.partition("error:")
+    print(painted(f"{head}{colon}", "red", sys.stderr) + rest, file=sys.stderr)
 
 
 _CAN_FAIL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED})

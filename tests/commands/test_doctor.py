@@ -28,3 +28,9 @@ def test_findings_are_one_object_for_programs(allranks, monkeypatch):
             {"subject": "disk", "state": "full", "remedy": "Make room."},
         ],
     }
+
+
+def test_a_quiet_doctor_names_problems(allranks, monkeypatch):
+    found = [Finding("GPUs", "none"), Finding("disk", "full", "Make room.")]
+    monkeypatch.setattr("allranks.host_checks.examine", lambda *_: found)
+    assert allranks("doctor", "-q")[:2] == (4, "PROBLEM  disk: full\n         -> Make room.\n1 problem(s)\n")

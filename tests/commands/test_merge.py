@@ -57,6 +57,16 @@ def test_annotations_of_a_merge_are_no_part_of_its_object(allranks, ranks, monke
     assert "::error " in err
 
 
+def test_a_quiet_merge_prints_problems_and_the_verdict(allranks, ranks):
+    folder = ranks("", "")
+    assert allranks("merge", str(folder), "-q")[1] == "exit code 0: all verdicts are good\n"
+    (folder / "rank-1.xml").write_text(RANK.format(name="test_x", result='<failure message="no"/>'))
+    _, out, _ = allranks("merge", str(folder), "--quiet")
+    assert out.startswith("First failures:\n  FAILURE ranks / tests: t::test_x\n")
+    assert out.endswith("exit code 1: tests failed\n")
+    assert "passed" not in out
+
+
 def test_merge_puts_the_cell_into_class_names_where_that_is_asked_for(allranks, ranks):
     folder = ranks("", "")
     allranks("merge", str(folder))

@@ -353,3 +353,18 @@ def test_processes_of_a_launcher_may_each_run_a_pack(allranks, runs, monkeypatch
     pack = json.loads(out)["include"][0]["pack"]
     assert allranks("run", "--plan-file", "plan.json", "--pack", pack)[0] == 0
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "detail"),
+    [([], "usual"), (["-q"], "quiet"), (["--quiet"], "quiet"), (["-v"], "verbose"), (["--verbose"], "verbose")],
+)
+def test_a_run_is_told_how_much_to_print(allranks, runs, flags, detail):
+    assert allranks("run", *flags)[0] == 0
+    assert runs[0][1].detail == detail
+
+
+def test_a_run_is_either_quiet_or_verbose(allranks, runs):
+    code, _, err = allranks("run", "-q", "-v")
+    assert (code, runs) == (2, [])
+    assert "not allowed with argument -q" in err

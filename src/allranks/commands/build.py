@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser, OptionGroup
-from allranks.commands.options import add_engine, add_selection, chosen_jobs, read_request, say
+from allranks.commands.options import add_engine, add_quiet, add_selection, chosen_jobs, read_request, say
 from allranks.errors import ExitCode, UsageError
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job
@@ -29,6 +29,7 @@ def add(parser: CommandParser) -> None:
     group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     group.add_argument("--without-gpus", action="store_true", help="only the images of jobs without GPUs")
     add_engine(group)
+    add_quiet(group, "print the finished images alone")
     _add_destination(parser.add_argument_group("where to put them"))
     parser.set_defaults(command=_build)
 
@@ -75,7 +76,13 @@ def _build_for(jobs: Iterable[Job], root: Path, options: argparse.Namespace) -> 
             _write_empty(options.export)
         return
     with closing(client):
-        _build_images(images, Site(client=client, root=root, progress=say), options)
+        _build_images(
+            images, Site(client=client, root=root, progress=_silent if options.detail == "quiet" else say), options
+        )
+
+
+def _silent(_line: str) -> None:
+    """Take a line of progress."""
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -99,7 +106,7 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
 
     if options.dry_run:
         # CI steps parse standard output: nothing else may be on it, such as progress of pulling a base image.
-        silent = replace(site, progress=lambda _line: None)
+        silent = replace(site, progress=_silent)
         for image in images:
             say(f"{image.name} {image_reference(image, silent)}")
     elif options.export:
@@ -107,7 +114,8 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
             say(f"{exported.name}: {exported.reference}{f' in {exported.file}' if exported.file else ''}")
     else:
         for image in images:
-            say(f"{image.name}: {ensure_image(image, root=site.root, client=site.client, progress=say).reference}")
+            built = ensure_image(image, root=site.root, client=site.client, progress=site.progress)
+            say(f"{image.name}: {built.reference}")
 
 
 def _shelf(options: argparse.Namespace) -> "Shelf":

@@ -10,6 +10,7 @@ from allranks.commands.options import (
     add_engine,
     add_gpu_mode,
     add_json,
+    add_quiet,
     add_results,
     moment,
     results_here,
@@ -29,7 +30,9 @@ def add_doctor(parser: CommandParser) -> None:
     add_engine(group)
     add_gpu_mode(group)
     add_results(group)
-    add_json(parser.add_argument_group("output"))
+    group = parser.add_argument_group("output")
+    add_json(group)
+    add_quiet(group, "print problems and their number alone")
     parser.set_defaults(command=_doctor)
 
 
@@ -39,7 +42,7 @@ def _doctor(options: argparse.Namespace) -> ExitCode:
     findings = []
     for finding in examine(options.engine, options.gpu_mode, options.results or results_here()):
         findings.append(finding)
-        if not options.json:
+        if not options.json and (finding.remedy or options.detail != "quiet"):
             say(finding.line)
     problems = sum(bool(finding.remedy) for finding in findings)
     if options.json:

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
-from allranks.commands.options import RESULTS_VARIABLE, add_json, remark, results_here, say, say_json
+from allranks.commands.options import (
+    RESULTS_VARIABLE,
+    add_json,
+    add_quiet,
+    remark,
+    results_here,
+    say,
+    say_json,
+    say_verdict,
+)
 from allranks.errors import MEANING, ExitCode
 
 if TYPE_CHECKING:
@@ -55,6 +64,7 @@ def _add_judgement(group: OptionGroup) -> None:
 def _add_form(group: OptionGroup) -> None:
     """Declare what is written beside the report, and in which form that is."""
     add_json(group)
+    add_quiet(group, "print problems and the verdict alone")
     meaning = "record the executed tests in this file"
     group.add_argument("--update-baseline", type=Path, metavar="FILE", help=meaning)
     meaning = "update this file with the durations of tests, for even shards (default: none)"
@@ -129,6 +139,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.judged import exit_code  # noqa: PLC0415
     from allranks.report.junit_case import JUnitForm  # noqa: PLC0415
     from allranks.report.merging import merge  # noqa: PLC0415
+    from allranks.report.summary import render_problems  # noqa: PLC0415
     from allranks.report.summary import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.console import console_for  # noqa: PLC0415
     from allranks.schedule.ledger import complete_dead_runs  # noqa: PLC0415
@@ -148,15 +159,16 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
         update_baseline(options.update_baseline, merged.suites)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     report = "\n        ".join(map(str, merged.junit_files))
+    tell_of = render_problems if options.detail == "quiet" else render_results
     tell = remark if options.json else say
     with console_for(tell) as console:
-        if not options.json:
-            console.say(f"{render_results(merged)}\n\nreport: {report}\npage: {merged.page}")
+        if not options.json and (told := tell_of(merged)):
+            console.say(f"{told}\n\nreport: {report}\npage: {merged.page}")
         console.annotate(merged)
     if options.json:
         say_json(**_object(merged, code))
     else:
-        say(f"exit code {code:d}: {MEANING[code]}")
+        say_verdict(code)
     return merged.page, code
 
 

@@ -6,14 +6,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal, TextIO
 
 from allranks.commands.command_parser import CommandParser, OptionGroup, not_among
 from allranks.engine_registry import AUTO, OWN_ENGINES, engine_names
-from allranks.errors import MatrixError, UsageError, nearest
+from allranks.errors import MEANING, ExitCode, MatrixError, UsageError, nearest
 from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
@@ -135,6 +136,29 @@ def add_json(group: OptionGroup) -> None:
     """Declare the option for output that programs read."""
     meaning = "print one JSON object and nothing else; messages go to standard error (keys: docs/command-line.md)"
     group.add_argument("--json", action="store_true", help=meaning)
+
+
+def add_quiet(group: OptionGroup, meaning: str) -> None:
+    """Declare ``-q``."""
+    group.add_argument(
+        "-q", "--quiet", dest="detail", action="store_const", const="quiet", default="usual", help=meaning
+    )
+
+
+_COLOURS: Mapping[str, str] = {"red": "\x1b[1;31m", "green": "\x1b[1;32m"}
+
+
+def painted(text: str, colour: Literal["red", "green"], stream: TextIO) -> str:
+    """The text in a colour where the stream shows colours: NO_COLOR forbids them, FORCE_COLOR demands them."""
+    is_terminal = stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
+    if os.environ.get("NO_COLOR") or not (os.environ.get("FORCE_COLOR") or is_terminal):
+        return text
+    return f"{_COLOURS[colour]}{text}\x1b[0m"
+
+
+def say_verdict(code: ExitCode) -> None:
+    """Print the exit code and its meaning, the last line of a run or a merge."""
+    say(painted(f"exit code {code:d}: {MEANING[code]}", "red" if code else "green", sys.stdout))
 
 
 def say_json(**document: object) -> None:

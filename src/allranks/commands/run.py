@@ -15,6 +15,7 @@ from allranks.commands.options import (
     STOP,
     add_engine,
     add_gpu_mode,
+    add_quiet,
     add_results,
     add_selection,
     add_tests,
@@ -23,9 +24,10 @@ from allranks.commands.options import (
     read_request,
     run_id,
     say,
+    say_verdict,
     selected_cells,
 )
-from allranks.errors import MEANING, ExitCode, UsageError
+from allranks.errors import ExitCode, UsageError
 from allranks.harness.refusals import REFUSED
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
@@ -87,6 +89,10 @@ def add(parser: CommandParser) -> None:
     _add_repetition(parser.add_argument_group("order and repetition"))
     _add_look(parser.add_argument_group("looking closer"))
     _add_report(parser.add_argument_group("results"))
+    loudness = parser.add_argument_group("output").add_mutually_exclusive_group()
+    add_quiet(loudness, "print problems and the verdict alone")
+    meaning = "print each job's request, and the evidence of every bad rank: traceback or stacks, and what it printed"
+    loudness.add_argument("-v", "--verbose", dest="detail", action="store_const", const="verbose", help=meaning)
     group = parser.add_argument_group("one of several machines")
     meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
     group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
@@ -331,10 +337,11 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         gpus=options.gpus,
         gpu_mode=options.gpu_mode,
         planned_gpus=max(job.cell.gpu_count for job in jobs) if of.own else 0,
+        detail=options.detail,
         annotate=leave_to_the_merge if of.own else annotate_all,
     )
     code = run(expansion, jobs, run_options, say)
-    say(f"exit code {code:d}: {MEANING[code]}")
+    say_verdict(code)
     return code
 
 
