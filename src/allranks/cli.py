@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 import allranks
-from allranks.commands import build, host_state, images, merge, plan, run
+from allranks.commands import build, completion, host_state, images, merge, plan, run
 from allranks.commands.command_parser import CommandParser
 from allranks.commands.options import painted
 from allranks.errors import AllranksError, ExitCode, UsageError, did_you_mean
@@ -83,6 +83,7 @@ _COMMANDS = (
     ("leases", host_state.add_leases, _CAN_FAIL, "show which run and which job holds each GPU of this host"),
     ("images", images.add, _CAN_FAIL, "show the images that runs have built, and remove old ones"),
     ("doctor", host_state.add_doctor, _CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),
+    ("completion", completion.add, _CAN_FAIL, "print a script with which a shell completes command lines"),
     ("clean", host_state.add_clean, _CAN_FAIL, "remove what dead runs left behind on this host"),
 )
 """The commands: name, the function that declares the arguments, exit codes, and what it does."""
@@ -96,7 +97,7 @@ def _parser() -> CommandParser:
         command = commands.add_parser(name, codes=codes, help=meaning, description=f"{name}: {meaning}.")
         declare(command)
         command.add_general()
-        command.set_defaults(takes_pytest=command.takes_pytest)
+        command.set_defaults(takes_pytest=command.takes_pytest, root=parser)
     parser.add_general(top=True)
     return parser
 
