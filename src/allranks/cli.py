@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse_unknown_command(own)
         options = _parser().parse_args(own)
         if pytest_args and not options.takes_pytest:
-            msg = f"There is nothing for pytest in this command: {shlex.join(pytest_args)}."
-            raise UsageError(msg, remedy="Drop the two dashes and what is behind them.")  # noqa: TRY301
+            msg = f"This command passes no arguments to pytest: {shlex.join(pytest_args)}."
+            raise UsageError(msg, remedy="Drop -- and everything after it.")  # noqa: TRY301
         options.pytest_args = pytest_args
         code: ExitCode = options.command(options)
     except AllranksError as error:

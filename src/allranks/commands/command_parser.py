@@ -76,8 +76,10 @@ class CommandParser(argparse.ArgumentParser):
         begins = [each for each in options if flag.startswith("--") and each.startswith(flag)]
         close = begins[0] if begins else nearest(flag, options, cutoff=0.75)
         hints = [f"Did you mean {close}?"] if close else []
+        if self.prog == "allranks":
+            hints.append(f"Options of a command go after its name: allranks run {word}")
         if self.takes_pytest:
-            hints.append(f"An option of pytest goes behind two dashes: {self.prog} -- {word}")
+            hints.append(f"Options of pytest go after --: {self.prog} -- {word}")
         return UsageError(f"{self.prog} has no option {flag}.", why=" ".join(hints), remedy=self._see_help)
 
     @property

@@ -248,7 +248,7 @@ def _from_root(test: str, root: Path) -> str:
         return test
     there = [each.name for each in (root / file).parent.glob("*")]
     close = nearest(Path(file).name, there)
-    remedy = f"Did you mean {Path(file).with_name(close)}?" if close else "Write it relative to one of these folders."
+    remedy = f"Did you mean {Path(file).with_name(close)}?" if close else "Write a path relative to this folder."
     where = f"{Path.cwd()}, and in {root}" if Path.cwd() != root else str(root)
     raise UsageError(what=f"There is no test file {file}.", why=f"Looked in {where}.", remedy=remedy)
 

@@ -84,7 +84,7 @@ def add(parser: CommandParser) -> None:
     parser.usage = "allranks run [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
     parser.takes_pytest = True
     add_selection(parser)
-    add_tests(parser.add_argument_group("which tests, and how (more of pytest's options go behind --)"))
+    add_tests(parser.add_argument_group("which tests, and how (other pytest options go after --)"))
     _add_place(parser.add_argument_group("where to run"))
     _add_repetition(parser.add_argument_group("order and repetition"))
     _add_look(parser.add_argument_group("looking closer"))
