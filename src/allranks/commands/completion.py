@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from allranks.commands.command_parser import CommandParser, one_of
@@ -52,11 +51,11 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _describe(action: Any, *, files: object, folders: object) -> None:  # noqa: ANN401 - shtab adds an attribute to it
-    """Tell shtab what an argument's values are, as far as its type or metavar says so."""
+    """Tell shtab what an argument's values are, as far as its metavar says so."""
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     if action.dest == "cells":
         action.complete = _CELLS_OR_FILES
-    elif action.type is Path:
+    elif metavar in {"DIR", "FILE", "PATH"}:
         action.complete = folders if metavar == "DIR" else files
     elif "|" in metavar:
         action.choices = metavar.split("|")
