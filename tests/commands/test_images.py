@@ -37,7 +37,7 @@ def test_images_are_one_object_for_programs(allranks, arguments, removed):
         "layer": "torch",
         "size": 2000,
         "own": 1000,
-        "built": "1970-01-01T00:00:00+00:00",
+        "built": None,
         "used": "2603-10-11T11:33:20+00:00",
         "users": ["a container"],
     }
