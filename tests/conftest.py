@@ -70,7 +70,8 @@ def package_for_children() -> Iterator[None]:
     """Let processes that tests start find the package under test, from whatever folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(package_folder().parent), prepend=os.pathsep)
-        patch.delenv("GITHUB_ACTIONS", raising=False)  # where runs say more
+        for name in ("GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR"):  # where runs say more, or in colours
+            patch.delenv(name, raising=False)
         yield
 
 

@@ -1,14 +1,16 @@
 """The command line: its commands, their common options, and errors as exit codes."""
 
-import argparse
 import io
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
 
 import allranks
-from allranks.commands import build, host_state, images, merge, plan, run
-from allranks.errors import AllranksError, ExitCode
+from allranks.commands import build, completion, host_state, images, merge, plan, run
+from allranks.commands.command_parser import CommandParser
+from allranks.commands.options import painted
+from allranks.errors import AllranksError, ExitCode, UsageError, did_you_mean
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,18 +27,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     own, pytest_args = _split(list(sys.argv[1:] if arguments is None else arguments))
-    options = _parser().parse_args(own)
-    options.pytest_args = pytest_args
+    is_debugged = "--debug" in own
     try:
+        _refuse_unknown_command(own)
+        options = _parser().parse_args(own)
+        if pytest_args and not options.takes_pytest:
+            msg = f"This command passes no arguments to pytest: {shlex.join(pytest_args)}."
+            raise UsageError(msg, remedy="Drop -- and everything after it.")  # noqa: TRY301
+        options.pytest_args = pytest_args
         code: ExitCode = options.command(options)
     except AllranksError as error:
-        _complain(error, debug=options.debug)
+        _complain(error, debug=is_debugged)
         code = error.exit_code
     except KeyboardInterrupt:
         print("\nallranks: interrupted", file=sys.stderr)
         code = ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last frame: a bug in allranks, reported like any other error
-        _complain(_as_bug(error), debug=options.debug)
+        _complain(_as_bug(error), debug=is_debugged)
         code = ExitCode.INFRASTRUCTURE
     return int(code)
 
@@ -60,27 +67,45 @@ def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
 def _complain(error: AllranksError, *, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    print(error.told, file=sys.stderr)
+    head, colon, rest = error.told.partition("error:")
+    print(painted(f"{head}{colon}", "red", sys.stderr) + rest, file=sys.stderr)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="allranks", description=allranks.__doc__)
-    parser.add_argument("--version", action="version", version=f"allranks {allranks.__version__}")
-    parser.add_argument("--debug", action="store_true", help="also show the traceback of an error")
-    commands = parser.add_subparsers(
-        title="commands",
-        required=True,
-        metavar="plan | run | build | merge | report | leases | images | doctor | clean",
-    )
-    plan.add(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
-    run.add(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
-    build.add(commands.add_parser("build", help="build the images of cells, for this machine or for others"))
-    merge.add(commands.add_parser("merge", help="merge the results of one machine or of many into one report"))
-    merge.add_report(commands.add_parser("report", help="rebuild the report of the newest run, and show it"))
-    host_state.add_leases(
-        commands.add_parser("leases", help="show which run and which job holds each GPU of this host")
-    )
-    images.add(commands.add_parser("images", help="show the images that runs have built, and remove old ones"))
-    host_state.add_doctor(commands.add_parser("doctor", help="check whether this host can run jobs, and suggest fixes"))
-    host_state.add_clean(commands.add_parser("clean", help="remove what dead runs left behind on this host"))
+_CAN_FAIL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED})
+_JUDGES = frozenset(ExitCode)
+
+_COMMANDS = (
+    ("plan", plan.add, _CAN_FAIL, "show the cells of the matrix, without running anything"),
+    ("run", run.add, _JUDGES, "run suites in cells, and merge what every rank reported"),
+    ("build", build.add, _CAN_FAIL, "build the images of cells, for this machine or for others"),
+    ("merge", merge.add, _JUDGES, "merge the results of one machine or of many into one report"),
+    ("report", merge.add_report, _JUDGES, "rebuild the report of the newest run, and show it"),
+    ("leases", host_state.add_leases, _CAN_FAIL, "show which run and which job holds each GPU of this host"),
+    ("images", images.add, _CAN_FAIL, "show the images that runs have built, and remove old ones"),
+    ("doctor", host_state.add_doctor, _CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),
+    ("completion", completion.add, _CAN_FAIL, "print a script with which a shell completes command lines"),
+    ("clean", host_state.add_clean, _CAN_FAIL, "remove what dead runs left behind on this host"),
+)
+"""The commands: name, the function that declares the arguments, exit codes, and what it does."""
+
+
+def _parser() -> CommandParser:
+    usage = "allranks COMMAND [options]; allranks COMMAND --help"
+    parser = CommandParser(prog="allranks", usage=usage, description=allranks.__doc__, codes=_JUDGES)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="allranks")
+    for name, declare, codes, meaning in _COMMANDS:
+        command = commands.add_parser(name, codes=codes, help=meaning, description=f"{name}: {meaning}.")
+        declare(command)
+        command.add_general()
+        command.set_defaults(takes_pytest=command.takes_pytest, root=parser)
+    parser.add_general(top=True)
     return parser
+
+
+def _refuse_unknown_command(arguments: list[str]) -> None:
+    names = [name for name, *_ in _COMMANDS]
+    given = next((word for word in arguments if not word.startswith("-")), None)
+    if given is not None and given not in names:
+        remedy = "usage: allranks COMMAND [options]. `allranks --help` lists the commands."
+        msg = f"There is no command {given!r}."
+        raise UsageError(msg, why=did_you_mean(given, names), remedy=remedy)

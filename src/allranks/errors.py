@@ -4,7 +4,7 @@ Every error has three sentences: what happened, why, and what to do next. The co
 these and nothing else; ``--debug`` adds the traceback.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from enum import IntEnum
 from typing import ClassVar
@@ -13,7 +13,7 @@ from allranks.xml_text import for_terminal
 
 
 class ExitCode(IntEnum):
-    """The exit codes of ``allranks run``. :data:`PRECEDENCE` orders them."""
+    """The exit codes of all commands: :data:`MEANING` has their meaning, :data:`PRECEDENCE` orders them."""
 
     OK = 0
     TESTS_FAILED = 1
@@ -23,6 +23,17 @@ class ExitCode(IntEnum):
     NOTHING_RAN = 5
     INTERRUPTED = 130
 
+
+MEANING: Mapping[ExitCode, str] = {
+    ExitCode.OK: "all verdicts are good",
+    ExitCode.TESTS_FAILED: "tests failed",
+    ExitCode.USAGE: "the request or the matrix file is wrong",
+    ExitCode.UNACCOUNTED: "a cell or rank is unaccounted for",
+    ExitCode.INFRASTRUCTURE: "the infrastructure failed",
+    ExitCode.NOTHING_RAN: "nothing ran: no test executed",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+"""The exit codes in words, as a run prints them at its end."""
 
 PRECEDENCE = (
     ExitCode.INTERRUPTED,
@@ -134,10 +145,16 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word closest to ``word``, regardless of case; None if none is close."""
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known word closest to ``word``, regardless of case; None if none is close.
+
+    Args:
+        word: What was written.
+        known: What could have been meant.
+        cutoff: How alike the two must be, from 0 to 1 (see :func:`difflib.get_close_matches`).
+    """
     by_lower_case = {name.lower(): name for name in known}
-    close = get_close_matches(word[:LONGEST_SHOWN].lower(), by_lower_case, n=1, cutoff=0.6)
+    close = get_close_matches(word[:LONGEST_SHOWN].lower(), by_lower_case, n=1, cutoff=cutoff)
     return by_lower_case[close[0]] if close else None
 
 

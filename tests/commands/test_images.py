@@ -1,6 +1,47 @@
 """``allranks images``, as far as no daemon is needed."""
 
+import json
+from contextlib import nullcontext
+
 import pytest
+
+from allranks.image.stock import StoredImage
+
+OLD, NEW = (
+    StoredImage(
+        id=f"sha256:{name}", names=(f"allranks/{name}:1",), torch=torch, layer="torch", size=2000, own=1000,
+        made=0.0, used=used, diffs=(name,), users=users,
+    )
+    for name, torch, used, users in (("old", "", 60.0, ()), ("new", "2.13.0", 2e10, ("a container",)))
+)  # fmt: skip
+
+
+@pytest.fixture
+def stock(monkeypatch):
+    """A daemon with two images, one of them unused for decades."""
+    monkeypatch.setattr("allranks.image.stock._daemon", nullcontext)
+    monkeypatch.setattr("allranks.image.stock._stock", lambda _client: (OLD, NEW))
+
+
+@pytest.mark.usefixtures("stock")
+@pytest.mark.parametrize(("arguments", "removed"), [([], []), (["--prune", "--dry-run"], ["sha256:old"])])
+def test_images_are_one_object_for_programs(allranks, arguments, removed):
+    code, out, err = allranks("images", "--json", *arguments)
+    told = json.loads(out)
+    assert (code, told["schema"]) == (0, 1)
+    assert [image["id"] for image in told["removed"]] == removed
+    assert told["images"][-1] == {
+        "id": "sha256:new",
+        "names": ["allranks/new:1"],
+        "torch": "2.13.0",
+        "layer": "torch",
+        "size": 2000,
+        "own": 1000,
+        "built": None,
+        "used": "2603-10-11T11:33:20+00:00",
+        "users": ["a container"],
+    }
+    assert ("would remove allranks/old:1" in err) == bool(removed)
 
 
 @pytest.mark.parametrize("option", [["--dry-run"], ["--older-than", "14d"], ["--keep-size", "40GB"]], ids=" ".join)

@@ -1,5 +1,7 @@
 """``allranks leases``: who holds each GPU."""
 
+import json
+
 from allranks.schedule.gpu_leases import Holder, try_lease
 
 
@@ -16,3 +18,21 @@ def test_a_host_without_gpus_has_no_leases(allranks, tmp_path, monkeypatch):
     monkeypatch.setattr("allranks.schedule.gpu_leases.lock_folder", lambda: tmp_path)
     code, out, _ = allranks("leases")
     assert (code, out) == (0, "this host has no GPUs that allranks could lease\n")
+
+
+def test_leases_are_one_object_for_programs(allranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("ALLRANKS_GPUS", "GPU-a,GPU-b,GPU-c")
+    monkeypatch.setattr("allranks.schedule.gpu_leases.lock_folder", lambda: tmp_path)
+    holder = Holder(run_id="r1", job_id="cell/suite", pid=7, since=0.0)
+    with try_lease(("GPU-b",), 1, holder), try_lease(("GPU-c",), 1, Holder()):
+        _, out, err = allranks("leases", "--json")
+    known = {"run_id": "r1", "job": "cell/suite", "pid": 7, "since": "1970-01-01T00:00:00+00:00"}
+    assert err == ""
+    assert json.loads(out) == {
+        "schema": 1,
+        "gpus": [
+            {"gpu": "GPU-a", "holder": None},
+            {"gpu": "GPU-b", "holder": known},
+            {"gpu": "GPU-c", "holder": dict.fromkeys(known)},
+        ],
+    }

@@ -31,6 +31,42 @@ def test_merge_judges_what_lies_in_any_folder(allranks, ranks):
     assert out.endswith("exit code 1: tests failed\n")
 
 
+@pytest.mark.parametrize("command", ["merge", "report"])
+def test_a_merge_is_one_object_for_programs(allranks, ranks, command):
+    folder = ranks("", '<failure message="no">text</failure>')
+    code, out, err = allranks(command, str(folder), "--json", "--durations", "durations.json")
+    told = json.loads(out)
+    assert code == told["exit_code"] == 1
+    assert told.keys() == {
+        "schema", "exit_code", "meaning", "run_id", "policy", "counts", "jobs", "failures", "notes", "files",
+    }  # fmt: skip
+    assert (told["schema"], told["meaning"], told["counts"]["failed"]) == (1, "tests failed", 1)
+    assert [job["counts"]["tests"] for job in told["jobs"]] == [1]
+    [failure] = told["failures"]
+    assert failure == {
+        "place": "ranks / tests", "test": "t::test_x", "kind": "failure", "message": "rank 1 failed: no", "alike": 0,
+    }  # fmt: skip
+    assert all(Path(file).is_file() for file in (told["files"]["junit"][0], *list(told["files"].values())[1:]))
+    assert "exit code" not in err
+
+
+def test_annotations_of_a_merge_are_no_part_of_its_object(allranks, ranks, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    _, out, err = allranks("merge", str(ranks("", "<failure/>")), "--json")
+    assert json.loads(out)["exit_code"] == 1
+    assert "::error " in err
+
+
+def test_a_quiet_merge_prints_problems_and_the_verdict(allranks, ranks):
+    folder = ranks("", "")
+    assert allranks("merge", str(folder), "-q")[1] == "exit code 0: all verdicts are good\n"
+    (folder / "rank-1.xml").write_text(RANK.format(name="test_x", result='<failure message="no"/>'))
+    _, out, _ = allranks("merge", str(folder), "--quiet")
+    assert out.startswith("First failures:\n  FAILURE ranks / tests: t::test_x\n")
+    assert out.endswith("exit code 1: tests failed\n")
+    assert "passed" not in out
+
+
 def test_merge_puts_the_cell_into_class_names_where_that_is_asked_for(allranks, ranks):
     folder = ranks("", "")
     allranks("merge", str(folder))

@@ -4,8 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from allranks.commands.options import painted
 
 
 def test_a_reader_that_leaves_early_breaks_nothing():
@@ -24,6 +27,44 @@ def test_a_full_disk_takes_what_is_printed_and_nothing_else():
             [sys.executable, "-m", "allranks", "plan"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("environ", "has_colour"),
+    [
+        ({}, False),
+        ({"FORCE_COLOR": "1"}, True),
+        ({"FORCE_COLOR": ""}, False),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        ({"NO_COLOR": ""}, False),
+    ],
+    ids=str,
+)
+def test_colours_in_a_pipe_are_those_that_the_environment_asks_for(allranks, runs, monkeypatch, environ, has_colour):
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    _, out, _ = allranks("run")
+    _, _, err = allranks("run", "nope")
+    assert out == (
+        "\x1b[1;32mexit code 0: all verdicts are good\x1b[0m\n"
+        if has_colour
+        else "exit code 0: all verdicts are good\n"
+    )
+    assert err.startswith("\x1b[1;31mallranks: error:\x1b[0m There" if has_colour else "allranks: error: There")
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_terminal_shows_colours_unless_it_cannot(monkeypatch, term):
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", term)
+    terminal = SimpleNamespace(isatty=lambda: True)
+    assert painted("x", "red", terminal) == ("x" if term == "dumb" else "\x1b[1;31mx\x1b[0m")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert painted("x", "red", terminal) == "x"
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

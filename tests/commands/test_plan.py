@@ -60,3 +60,7 @@ def test_a_number_of_entries_that_github_does_not_take_is_refused(allranks, wron
     code, out, err = allranks("plan", "--format", "github", *wrong)
     assert (code, out) == (2, "")
     assert wrong[0] in err
+
+
+def test_a_plan_for_programs_has_the_option_of_other_commands(allranks):
+    assert allranks("plan", "--json") == allranks("plan", "--format", "json")

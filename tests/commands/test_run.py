@@ -296,3 +296,75 @@ def test_images_of_another_machine_are_those_that_jobs_run_in(allranks, reposito
     code, _, err = allranks("run", "--where", "backend=gloo", "--images", str(tmp_path / "images"))
     assert (code, err) == (0, "")
     assert {(image.name, image.image) for image in images} == {(name, "registry/all@sha256:1")}
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}, "env -u WORLD_SIZE allranks run"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, "torchrun or the like has started (WORLD_SIZE=2, RANK=1)"),
+        ({"RANK": "1"}, "RANK=1"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "Start allranks once, without srun."),
+        ({"SLURM_PROCID": "3"}, "srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "mpirun"),
+        ({"PMI_SIZE": "4", "PMI_RANK": "0"}, "mpiexec"),
+    ],
+    ids=str,
+)
+def test_one_of_several_processes_of_a_launcher_runs_nothing(allranks, runs, monkeypatch, variables, said):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = allranks("run")
+    assert (code, out, runs) == (2, "", [])
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "0", "WORLD_SIZE": "1"},  # torchrun --nproc-per-node 1
+        {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_NNODES": "2"},  # a batch script
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"},  # srun -n1
+        {"WORLD_SIZE": "", "RANK": "many"},
+    ],
+    ids=str,
+)
+def test_one_process_of_a_launcher_runs_as_any_other(allranks, runs, monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert allranks("run")[0] == 0
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize(("by_nox", "code"), [(False, 0), (True, 2)])
+def test_processes_of_a_launcher_may_share_a_run_that_they_name(allranks, runs, monkeypatch, by_nox, code):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("ALLRANKS_RUN_ID", "shared")
+    if by_nox:
+        monkeypatch.setenv("ALLRANKS_PARTY", "a nox process, which names a run of its own")
+    assert allranks("run", "gloo-w1")[0] == code
+    assert len(runs) == (code == 0)
+
+
+@pytest.mark.usefixtures("runners")
+def test_processes_of_a_launcher_may_each_run_a_pack(allranks, runs, monkeypatch):
+    _, out, _ = allranks("plan", "--format", "github", "--plan-file", "plan.json")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    pack = json.loads(out)["include"][0]["pack"]
+    assert allranks("run", "--plan-file", "plan.json", "--pack", pack)[0] == 0
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "detail"),
+    [([], "usual"), (["-q"], "quiet"), (["--quiet"], "quiet"), (["-v"], "verbose"), (["--verbose"], "verbose")],
+)
+def test_a_run_is_told_how_much_to_print(allranks, runs, flags, detail):
+    assert allranks("run", *flags)[0] == 0
+    assert runs[0][1].detail == detail
+
+
+def test_a_run_is_either_quiet_or_verbose(allranks, runs):
+    code, _, err = allranks("run", "-q", "-v")
+    assert (code, runs) == (2, [])
+    assert "not allowed with argument -q" in err

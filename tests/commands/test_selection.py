@@ -9,6 +9,9 @@ import pytest
     ("arguments", "cells"),
     [
         (["gloo-w2-g0-env"], ["gloo-w2-g0-env"]),
+        (["gloo"], ["gloo-w1-g0-env", "gloo-w2-g0-env"]),
+        (["gloo-w2"], ["gloo-w2-g0-env"]),
+        (["gloo-w1-g0", "nccl"], ["gloo-w1-g0-env", "nccl-w2-g2-env"]),
         (["dist(backend='gloo')"], ["gloo-w1-g0-env", "gloo-w2-g0-env"]),
         (["--where", "world_size=2"], ["gloo-w2-g0-env", "nccl-w2-g2-env"]),
         (["--where", "backend=gloo", "--where", "world_size=2"], ["gloo-w2-g0-env"]),
@@ -48,6 +51,107 @@ def test_a_suite_that_is_not_default_runs_when_it_or_a_test_of_it_is_named(allra
     assert allranks("run", "gloo-w2-g0-env", *arguments)[0] == 0
     [(jobs, _)] = runs
     assert jobs == [f"gloo-w2-g0-env/{suite}" for suite in suites]
+
+
+@pytest.mark.usefixtures("one_by_name")
+@pytest.mark.parametrize(
+    ("arguments", "suites", "pytest_args"),
+    [
+        (["slow/test_x.py::test_y"], ["other"], ("slow/test_x.py::test_y",)),
+        (["-k", "foo", "slow/test_x.py", "-x"], ["other"], ("-k", "foo", "-x", "slow/test_x.py")),
+        (["./slow/../slow/test_x.py"], ["other"], ("slow/test_x.py",)),
+        (["slow"], ["other"], ("slow",)),
+        (["slow/test_x.py::test_y[a/b-dist(1)]", "--", "-q"], ["other"], ("slow/test_x.py::test_y[a/b-dist(1)]", "-q")),
+        (["suite/test_tiny.py", "-s", "-m", "not slow"], ["tiny"], ("-s", "-m", "not slow", "suite/test_tiny.py")),
+        (["--suite", "tiny", "slow/test_x.py"], ["tiny"], ("slow/test_x.py",)),
+        (["-kfoo"], ["tiny"], ("-k", "foo")),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_tests_need_no_dashes_and_stand_beside_cells(allranks, runs, arguments, suites, pytest_args):
+    assert allranks("run", "gloo-w2", *arguments)[0] == 0
+    [(jobs, options)] = runs
+    assert jobs == [f"gloo-w2-g0-env/{suite}" for suite in suites]
+    assert options.pytest_args == pytest_args
+    assert options.policy.fail_fast == ("-x" in arguments)
+
+
+@pytest.mark.usefixtures("one_by_name")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["slow/test_y.py"], "There is no test file slow/test_y.py."),
+        (["slow/test_y.py"], "Did you mean slow/test_x.py?"),
+        (["nope/test_y.py::test_z"], "There is no test file nope/test_y.py."),
+        (["matrix.toml"], "matrix.toml is in no suite."),
+        (["slow/test_x.py", "suite/test_tiny.py"], "These tests are in different suites"),
+        (["tiny"], "Write --suite tiny."),
+        (["../elsewhere/test_x.py"], "There is no test file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_test_that_no_job_can_run_is_an_error_with_the_next_step(allranks, runs, command, arguments, said):
+    code, out, err = allranks(command, *arguments)
+    assert (code, out, runs) == (2, "", [])
+    assert said in err
+
+
+def test_a_folder_with_the_name_of_cells_needs_a_slash(allranks, runs, repository):
+    (repository / "gloo").symlink_to("suite")
+    matrix = repository / "matrix.toml"
+    matrix.write_text(matrix.read_text().replace('[suites.tiny]\npath = "suite"', '[suites.tiny]\npath = "gloo"'))
+    allranks("run", "gloo", "--suite", "tiny")
+    allranks("run", "./gloo", "--where", "world_size=1,backend=gloo")
+    (cells, first), (_, second) = runs
+    assert cells == ["gloo-w1-g0-env/tiny", "gloo-w2-g0-env/tiny"]
+    assert (first.pytest_args, second.pytest_args) == ((), ("gloo",))
+
+
+@pytest.mark.usefixtures("one_by_name")
+def test_a_plan_shows_the_suites_of_a_test(allranks):
+    _, out, _ = allranks("plan", "--format", "json", "gloo-w2", "slow/test_x.py")
+    assert [cell["suites"] for cell in json.loads(out)["cells"]] == [["other"]]
+
+
+@pytest.mark.usefixtures("one_by_name")
+def test_a_matrix_file_is_found_from_below_and_paths_relate_to_here(allranks, runs, repository, monkeypatch):
+    (repository / "slow" / "deep").mkdir()
+    monkeypatch.chdir(repository / "slow" / "deep")
+    assert allranks("run", "gloo-w2", "../test_x.py::test_y")[0] == 0
+    assert allranks("run", "gloo-w2", "slow/test_x.py")[0] == 0  # as a report names it
+    for (jobs, options), test in zip(runs, ("slow/test_x.py::test_y", "slow/test_x.py"), strict=True):
+        assert jobs == ["gloo-w2-g0-env/other"]
+        assert options.pytest_args == (test,)
+        assert options.results == repository / "results"
+
+
+def test_the_nearest_matrix_file_wins_and_pyproject_counts(allranks, repository, monkeypatch):
+    below = repository / "part" / "tests"
+    below.mkdir(parents=True)
+    table = (
+        (repository / "matrix.toml")
+        .read_text()
+        .replace("[matrix", "[tool.allranks.matrix")
+        .replace("[suites", "[tool.allranks.suites")
+        .replace("[images", "[tool.allranks.images")
+        .replace('"suite"', '"tests"')
+    )
+    (repository / "part" / "pyproject.toml").write_text(table)
+    (below / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    monkeypatch.chdir(below)
+    _, out, _ = allranks("plan", "--format", "json")
+    assert json.loads(out)["file"] == str(repository / "part" / "pyproject.toml")
+
+
+def test_without_a_matrix_file_above_the_error_says_where_it_looked(allranks, repository, monkeypatch):
+    (repository / "below").mkdir()
+    (repository / "matrix.toml").unlink()
+    monkeypatch.chdir(repository / "below")
+    code, _, err = allranks("plan")
+    assert code == 2
+    assert f"{repository}/below/matrix.toml" in err
+    assert "parents of this folder" in err
 
 
 def test_where_nothing_runs_by_default_the_error_says_what_to_name(allranks, one_by_name, runs):

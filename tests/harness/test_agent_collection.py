@@ -22,18 +22,16 @@ def test_what_cannot_be_imported_is_written_down_and_nothing_runs(run_agent):
 
 
 @pytest.mark.parametrize(
-    ("files", "arguments", "words"),
+    ("files", "words"),
     [
-        ({"test_a.py": PASSING}, ("--no-such-option",), "--no-such-option"),
-        ({"test_a.py": PASSING}, ("-k", "a and"), "-k"),
-        ({"conftest.py": "import there_is_no_such_module", "test_a.py": PASSING}, (), "there_is_no_such_module"),
-        ({"inner/conftest.py": "1 / 0", "inner/test_a.py": PASSING}, (), "ZeroDivisionError"),
-        ({"test_a.py": "def test_a(no_such_mark):\n  pass\nimport pytest\npytest.exit('at import')"}, (), "at import"),
-        ({"test_a.py": "import sys\nsys.exit('at import')"}, (), "at import"),
+        ({"conftest.py": "import there_is_no_such_module", "test_a.py": PASSING}, "there_is_no_such_module"),
+        ({"inner/conftest.py": "1 / 0", "inner/test_a.py": PASSING}, "ZeroDivisionError"),
+        ({"test_a.py": "def test_a(no_such_mark):\n  pass\nimport pytest\npytest.exit('at import')"}, "at import"),
+        ({"test_a.py": "import sys\nsys.exit('at import')"}, "at import"),
     ],
 )
-def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, arguments, words):
-    agent = start_agent(files, pytest_args=arguments, world_size=1).go()
+def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, words):
+    agent = start_agent(files, world_size=1).go()
     agent.wait()
     failures = agent.all(CollectionFailed)
     assert failures, (agent.log, agent.all(AgentFailed))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from allranks.records import AgentFailed, CollectionFailed, FailureKind, Notice
+from allranks.records import AgentFailed, CollectionFailed, FailureKind, GangStarted, Notice
 
 PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""}
 """Environment of an agent that loads what is installed, as a user's does."""
@@ -343,6 +343,35 @@ def test_another_version_of_allranks_in_the_jobs_python_is_an_error(start_comman
     assert failure.kind is FailureKind.USAGE
     assert failure.message.startswith("allranks 9.9 is installed in the job's Python, and allranks ")
     assert agent.cases(0) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--no-such-option",), "unrecognized arguments: --no-such-option"),
+        (("--maxfail",), "argument --maxfail: expected one argument"),
+        (("-k", "a and"), "Wrong expression passed to '-k': a and"),
+        (("suite/nope.py",), "file or directory not found: suite/nope.py"),
+        (("suite/test_one.py::test_two",), "not found: "),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_arguments_that_pytest_refuses_are_a_usage_error_with_its_reason(start_agent, arguments, words):
+    agent = start_agent(ONE, pytest_args=arguments, world_size=1).go()
+    agent.wait()
+    [failure] = agent.all(AgentFailed)
+    assert failure.kind is FailureKind.USAGE
+    assert failure.message.startswith(f"pytest refuses its arguments: {words}")
+    assert "addopts" in failure.text
+    assert not agent.all(CollectionFailed)
+    assert not agent.all(GangStarted)
+
+
+def test_a_conftest_file_that_cannot_be_imported_is_the_fault_of_the_suite(start_agent):
+    agent = start_agent({**ONE, "conftest.py": "import no_such_module"}, world_size=1).go()
+    agent.wait()
+    assert not agent.all(AgentFailed)
+    assert "no_such_module" in agent.all(CollectionFailed)[0].text
 
 
 def test_a_report_of_pytests_own_is_not_written_and_that_is_said(run_agent, tmp_path):

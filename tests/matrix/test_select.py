@@ -86,6 +86,9 @@ def expansion_once(tmp_path_factory, document):
     [
         ("nccl-w2-g2-env", ["nccl-w2-g2-env"]),
         ("backend=gloo", ["gloo-w1-g0-env", "gloo-w2-g0-env"]),
+        ("gloo", ["gloo-w1-g0-env", "gloo-w2-g0-env"]),
+        (" nccl-w2 ", ["nccl-w2-g2-env"]),
+        ("nccl-w2-g2", ["nccl-w2-g2-env"]),
         ("backend=gloo,world_size=2", ["gloo-w2-g0-env"]),
         (" backend = 'gloo' , world_size = 2 ", ["gloo-w2-g0-env"]),
         ("backend=gloo|nccl,world_size=1", ["gloo-w1-g0-env", "nccl-w1-g1-env"]),
@@ -112,7 +115,10 @@ def test_text_selects_its_cells_in_matrix_order(expansion, text, expected):
         ("backend=gloo,", "--where cannot be read at ''.", "--where backend=nccl"),
         ("backend=gloo|", "The matrix has no cell with backend ''.", "'gloo', 'nccl'"),
         ("nccl-w8-g8-env", "The matrix has no cell with world_size 8.", "outside of the axes"),
-        ("nccl-w2-g2", "There is no cell 'nccl-w2-g2'.", "Did you mean nccl-w2-g2-env?"),
+        ("nccl-w2-g2-", "There is no cell 'nccl-w2-g2-'.", "Did you mean nccl-w2-g2-env?"),
+        ("ncll", "There is no cell 'ncll'.", "Did you mean nccl?"),
+        ("ncll-w2", "The matrix has no cell with backend 'ncll'.", "Did you mean 'nccl'?"),
+        ("gloo-w3", "The matrix has no cell with world_size 3.", "outside of the axes"),
         ("elephant", "There is no cell 'elephant'.", "gloo-w1-g0-env"),
         ("dist(backnd='gloo')", "There is no axis 'backnd'.", "Did you mean 'backend'?"),
         ("dist(backend='ncll')", "The matrix has no cell with backend 'ncll'.", "Did you mean 'nccl'?"),
@@ -137,6 +143,7 @@ def test_what_is_not_there_is_a_usage_error_that_says_what_is(expansion, text, w
     ("text", "what"),
     [
         ("gloo-w2-g1-env", "The matrix excludes the cell gloo-w2-g1-env."),
+        ("gloo-w2-g1", "The matrix excludes the cells with backend=gloo, world_size=2, gpu_count=1."),
         ("backend=gloo,gpu_count=1|2", "The matrix excludes the cells with backend=gloo, gpu_count=1|2."),
         ("dist(backend='gloo', gpu_count=2)", "The matrix excludes the cells with backend=gloo, gpu_count=2."),
     ],
@@ -164,6 +171,19 @@ def test_values_of_an_include_that_never_meet_are_said_to_be_no_cell(load_text, 
     assert ids(select(expansion, "backend=mine")) == ["mine-w7-g0-tcp"]
     with pytest.raises(UsageError, match="does not have the cells with backend=mine, world_size=1"):
         select(expansion, "backend=mine,world_size=1")
+
+
+@settings(max_examples=75, deadline=None)
+@given(runnable_matrices(), st.integers(1, 4))
+def test_the_beginning_of_an_id_selects_the_cells_that_have_it(matrix, length):
+    expansion = expand(matrix)
+    for cell in expansion.cells[:10]:
+        parts = cell.id.split("-")
+        if length < len(parts) and (length < 4 or cell.nodes == 1):
+            expected = [each.id for each in expansion.cells if each.id.split("-")[:length] == parts[:length]]
+            found = ids(select(expansion, "-".join(parts[:length])))
+            # Four parts without nodes are those of one node.
+            assert found == [each for each in expected if length < 4 or "-n" not in each]
 
 
 def test_signature_is_what_nox_writes(expansion):

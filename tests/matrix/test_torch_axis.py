@@ -91,6 +91,11 @@ def test_an_id_with_a_version_too_many_or_too_few_names_no_cell(load_text, docum
         select_id(expand(load_text(MATRIX if axis else document)), cell_id)
 
 
+def test_an_id_without_its_version_is_the_beginning_of_those_of_all_versions(expansion):
+    assert select(expansion, "gloo-w2-g0-env") == expansion.cells
+    assert select(expansion, "gloo-w2") == expansion.cells
+
+
 def test_signatures_end_with_the_version_and_the_last_prefix_has_all_versions(expansion):
     signatures = [prefix.signature for prefix in prefixes(expansion.cells)]
     assert signatures[-1] == "dist(backend='gloo', world_size=2, gpu_count=0, init_method='env')"

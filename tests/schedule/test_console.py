@@ -39,6 +39,14 @@ def test_a_table_is_for_a_person_at_a_terminal(lines, stream, environ, arguments
         assert type(console) is kind
 
 
+@pytest.mark.parametrize("detail", ["quiet", "verbose"])
+@pytest.mark.parametrize("environ", [XTERM, {**XTERM, "GITHUB_ACTIONS": "true"}], ids=["terminal", "workflow"])
+def test_how_much_is_printed_reaches_the_view_and_a_quiet_run_has_no_table(lines, environ, detail):
+    with console_for(lines, [], environ, Terminal(), detail) as console, console.watch(["cell/s"]) as live:
+        assert live.detail == detail
+        assert isinstance(console, TerminalConsole) == (detail == "verbose" and environ == XTERM)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

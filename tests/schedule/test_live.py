@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from scripted_engine import FINISHED, PASSED, failed
 
@@ -72,3 +74,56 @@ def test_only_the_end_of_a_long_cause_is_said(live, lines):
     assert lines[1] == "    …"
     assert lines[-1] == "    39"
     assert len(lines) == 14
+
+
+@pytest.fixture
+def quiet(lines):
+    return LiveView(lines, "quiet")
+
+
+@pytest.fixture
+def verbose(lines):
+    return LiveView(lines, "verbose")
+
+
+def test_a_quiet_run_says_what_is_wrong_with_a_job_and_nothing_else(quiet, lines, make_spec):
+    quiet.job_requested(make_spec())
+    quiet.job_started("one/suite", "image:1")
+    quiet.take("one/suite", PASSED)
+    quiet.job_ended("one/suite", JobFacts().take_all([PASSED]).tests, 1, None)
+    assert lines == []
+    quiet.take("two/suite", failed("t", 1, "no"))
+    quiet.job_ended("two/suite", JobFacts().take_all([failed("t", 1, "no")]).tests, 1, None)
+    quiet.job_ended("three/suite", Tests(), 1, JobError(kind="agent", what="It died."))
+    assert lines == [
+        "two/suite: first failure: rank 1 failed in t: no",
+        "two/suite: 1 bad (1.0 s)",
+        "three/suite: It died. (1.0 s)",
+    ]
+
+
+def test_a_verbose_run_shows_each_request(verbose, lines, make_spec):
+    spec = make_spec(path="suite", world_size=4, pytest_args=("-k", "x"), environment={"B": "2", "A": "1"})
+    verbose.job_requested(spec)
+    assert lines[0] == f"{spec.job_id}: attempt {spec.attempt} of run {spec.run_id}, seed {spec.agent.seed}"
+    assert "    pytest: suite -k x" in lines
+    assert "    ranks: 4 on 1 node(s), gloo by env" in lines
+    assert "    environment: A=1 B=2" in lines
+    assert any(line.startswith("    python: ") for line in lines)
+    assert any(line.startswith("    limits: ") for line in lines)
+
+
+def test_a_verbose_run_shows_the_evidence_of_every_bad_rank(verbose, lines):
+    text = "\n".join(map(str, range(150)))
+    for rank in (0, 1):
+        ended = replace(failed("t", rank, "no"), text=text, stdout="\x1b[2Jprinted\n", stderr="warned\n")
+        verbose.take("cell/suite", ended)
+    assert lines.count("    [rank 0] 149") == lines.count("    [rank 1] 149") == 1
+    assert "    [rank 0] 49" not in lines
+    assert "    [rank 0] … 50 lines above" in lines
+    place = lines.index("    [rank 1] captured stdout:")
+    assert lines[place + 1 : place + 4] == [
+        "    [rank 1] printed", "    [rank 1] captured stderr:", "    [rank 1] warned",
+    ]  # fmt: skip
+    assert lines[0] == "cell/suite: first failure: rank 0 failed in t: no"
+    assert "cell/suite: rank 1 failed in t: no" in lines

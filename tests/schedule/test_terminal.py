@@ -156,6 +156,19 @@ def test_what_is_left_on_the_screen_is_what_a_plain_run_prints(start, repository
     assert "exit code" in found[0][1]
 
 
+def test_a_quiet_run_prints_problems_and_the_verdict_alone(start):
+    with start(CELLS[0], "-q", NO_COLOR="1") as terminal:
+        terminal.go_on()
+        terminal.wait_for_end()
+    assert b"\x1b" not in terminal.raw
+    first, *rest = terminal.text.splitlines()
+    assert first.startswith(f"{ONE}: first failure: rank 1 failed in suite/test_a.py::test_b[x]")
+    assert rest[-1].startswith("exit code 3: ")
+    assert "First failures:" in rest
+    assert "engine: scripted" not in terminal.text
+    assert "running in" not in terminal.text
+
+
 def test_ctrl_c_leaves_the_terminal_as_it_was_and_the_summary_on_it(start, repository):
     with start(CELLS[0], "--endless") as terminal:
         terminal.wait_for(lambda it: it.row(ONE)[:1] == ["running"])

@@ -12,6 +12,10 @@ def test_every_public_name_is_there(name):
     )
 
 
+def test_an_interactive_shell_is_offered_every_public_name():
+    assert set(allranks.testing.__all__) <= set(dir(allranks.testing))
+
+
 def test_a_name_is_the_one_of_its_module():
     assert allranks.testing.SkipCode is importlib.import_module("allranks.skip_codes").SkipCode
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import add_engine, add_selection, chosen_jobs, say
+from allranks.commands.command_parser import CommandParser, OptionGroup
+from allranks.commands.options import add_engine, add_quiet, add_selection, chosen_jobs, read_request, say
 from allranks.errors import ExitCode, UsageError
-from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job
 
@@ -20,33 +20,32 @@ if TYPE_CHECKING:
 # The Docker SDK and the modules that need it are imported late: see engine_kinds/containers.py.
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks build``."""
+    parser.usage = "allranks build [CELL ...] [options]"
     add_selection(parser)
+    group = parser.add_argument_group("which of their images")
     meaning = "build the images of all jobs of this plan, instead of those of the selected cells"
-    parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
-    add_engine(parser)
-    _add_destination(parser)
-    parser.set_defaults(command=_build, pytest_args=())
+    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--without-gpus", action="store_true", help="only the images of jobs without GPUs")
+    add_engine(group)
+    add_quiet(group, "print the finished images alone")
+    _add_destination(parser.add_argument_group("where to put them"))
+    parser.set_defaults(command=_build)
 
 
-def _add_destination(parser: argparse.ArgumentParser) -> None:
+def _add_destination(group: OptionGroup) -> None:
     """Declare the options for the destination of the images; other options select them."""
-    parser.add_argument(
-        "--export", type=Path, metavar="DIR", help="also put them into this folder, for `allranks run --images DIR`"
-    )
-    parser.add_argument(
-        "--registry",
-        metavar="NAME",
-        help="with --export: images that this registry (ghcr.io/owner/repository) has are taken from it, not built",
-    )
-    parser.add_argument("--without-gpus", action="store_true", help="only the images of jobs without GPUs")
-    parser.add_argument("--push", action="store_true", help="push missing images to it")
-    parser.add_argument("--dry-run", action="store_true", help="print the names and the keys of the contents, and stop")
+    meaning = "also put them into this folder, for `allranks run --images DIR`"
+    group.add_argument("--export", type=Path, metavar="DIR", help=meaning)
+    meaning = "with --export: images that this registry (ghcr.io/owner/repository) has are taken from it, not built"
+    group.add_argument("--registry", metavar="NAME", help=meaning)
+    group.add_argument("--push", action="store_true", help="push missing images to it")
+    group.add_argument("--dry-run", action="store_true", help="print the names and the keys of the contents, and stop")
 
 
 def _build(options: argparse.Namespace) -> ExitCode:
-    expansion = load(options.matrix)
+    expansion = read_request(options)
     _build_for(_jobs_to_build_for(expansion, options), expansion.matrix.root, options)
     return ExitCode.OK
 
@@ -77,7 +76,13 @@ def _build_for(jobs: Iterable[Job], root: Path, options: argparse.Namespace) -> 
             _write_empty(options.export)
         return
     with closing(client):
-        _build_images(images, Site(client=client, root=root, progress=say), options)
+        _build_images(
+            images, Site(client=client, root=root, progress=_silent if options.detail == "quiet" else say), options
+        )
+
+
+def _silent(_line: str) -> None:
+    """Take a line of progress."""
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -101,7 +106,7 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
 
     if options.dry_run:
         # CI steps parse standard output: nothing else may be on it, such as progress of pulling a base image.
-        silent = replace(site, progress=lambda _line: None)
+        silent = replace(site, progress=_silent)
         for image in images:
             say(f"{image.name} {image_reference(image, silent)}")
     elif options.export:
@@ -109,7 +114,8 @@ def _build_images(images: Sequence[Image], site: "Site", options: argparse.Names
             say(f"{exported.name}: {exported.reference}{f' in {exported.file}' if exported.file else ''}")
     else:
         for image in images:
-            say(f"{image.name}: {ensure_image(image, root=site.root, client=site.client, progress=say).reference}")
+            built = ensure_image(image, root=site.root, client=site.client, progress=site.progress)
+            say(f"{image.name}: {built.reference}")
 
 
 def _shelf(options: argparse.Namespace) -> "Shelf":

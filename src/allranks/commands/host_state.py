@@ -1,51 +1,87 @@
 """The state of this host: ``allranks doctor``, ``allranks leases`` and ``allranks clean``."""
 
 import argparse
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import add_engine, add_gpu_mode, add_results, say
+from allranks.commands.command_parser import CommandParser
+from allranks.commands.options import (
+    add_engine,
+    add_gpu_mode,
+    add_json,
+    add_quiet,
+    add_results,
+    moment,
+    results_here,
+    say,
+    say_json,
+)
 from allranks.errors import ExitCode
 
 if TYPE_CHECKING:
     from allranks.schedule.gpu_leases import Holder
 
 
-def add_doctor(parser: argparse.ArgumentParser) -> None:
+def add_doctor(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks doctor``."""
-    add_engine(parser)
-    add_gpu_mode(parser)
-    add_results(parser)
+    parser.usage = "allranks doctor [options]"
+    group = parser.add_argument_group("what to check")
+    add_engine(group)
+    add_gpu_mode(group)
+    add_results(group)
+    group = parser.add_argument_group("output")
+    add_json(group)
+    add_quiet(group, "print problems and their number alone")
     parser.set_defaults(command=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> ExitCode:
     from allranks.host_checks import examine  # noqa: PLC0415 - no plan needs it
 
-    problems = 0
-    for finding in examine(options.engine, options.gpu_mode, options.results or Path("results")):
-        say(finding.line)
-        problems += bool(finding.remedy)
-    say(f"{problems} problem(s)" if problems else "no problem was found")
+    findings = []
+    for finding in examine(options.engine, options.gpu_mode, options.results or results_here()):
+        findings.append(finding)
+        if not options.json and (finding.remedy or options.detail != "quiet"):
+            say(finding.line)
+    problems = sum(bool(finding.remedy) for finding in findings)
+    if options.json:
+        told = [{"subject": each.subject, "state": each.text, "remedy": each.remedy or None} for each in findings]
+        say_json(problems=problems, findings=told)
+    else:
+        say(f"{problems} problem(s)" if problems else "no problem was found")
     return ExitCode.INFRASTRUCTURE if problems else ExitCode.OK
 
 
-def add_leases(parser: argparse.ArgumentParser) -> None:
-    """Declare ``allranks leases``, which has no arguments."""
+def add_leases(parser: CommandParser) -> None:
+    """Declare ``allranks leases``, which selects nothing."""
+    parser.usage = "allranks leases [options]"
+    add_json(parser.add_argument_group("output"))
     parser.set_defaults(command=_leases)
 
 
-def _leases(_options: argparse.Namespace) -> ExitCode:
+def _leases(options: argparse.Namespace) -> ExitCode:
     from allranks.engine.gpus import take_inventory  # noqa: PLC0415
     from allranks.schedule.gpu_leases import holders  # noqa: PLC0415
 
     found = holders(take_inventory().gpus)
+    if options.json:
+        say_json(gpus=[{"gpu": gpu, "holder": _holder(holder)} for gpu, holder in found.items()])
+        return ExitCode.OK
     for gpu, holder in found.items():
         say(f"{gpu}: {_held_by(holder) if holder else 'free'}")
     if not found:
         say("this host has no GPUs that allranks could lease")
     return ExitCode.OK
+
+
+def _holder(holder: "Holder | None") -> Mapping[str, object] | None:
+    """The holder of a GPU for programs; None if it is free, nulls if its process is unknown."""
+    if holder is None:
+        return None
+    if not holder.run_id:
+        return dict.fromkeys(("run_id", "job", "pid", "since"))
+    return {"run_id": holder.run_id, "job": holder.job_id, "pid": holder.pid, "since": moment(holder.since)}
 
 
 def _held_by(holder: "Holder") -> str:
@@ -55,8 +91,9 @@ def _held_by(holder: "Holder") -> str:
     return f"held by {holder.job_id} of run {holder.run_id} (process {holder.pid}) since {began}"
 
 
-def add_clean(parser: argparse.ArgumentParser) -> None:
+def add_clean(parser: CommandParser) -> None:
     """Declare ``allranks clean``, which has no arguments."""
+    parser.usage = "allranks clean [options]"
     parser.set_defaults(command=_clean)
 
 

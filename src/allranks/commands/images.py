@@ -2,30 +2,33 @@
 
 import argparse
 import re
+import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from allranks.commands.options import say
+from allranks.commands.command_parser import CommandParser
+from allranks.commands.options import add_json, moment, remark, say, say_json
 from allranks.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from allranks.image.stock import StoredImage
 
 _SECONDS_IN: Mapping[str, float] = {"": 0, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _BYTES_IN: Mapping[str, float] = {"": 0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks images``: what to remove, and what to keep."""
-    parser.add_argument(
-        "--prune",
-        action="store_true",
-        help="remove images that no container, run or build needs, the least recently used first",
-    )
-    parser.add_argument(
-        "--older-than",
-        type=_age,
-        metavar="AGE",
-        help="only those unused for this long: 14d, 12h (default of --prune without --keep-size: 14d)",
-    )
-    parser.add_argument("--keep-size", type=_size, metavar="SIZE", help="remove until the rest fits into SIZE: 40GB, 0")
-    parser.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
+    parser.usage = "allranks images [--prune] [options]"
+    group = parser.add_argument_group("removal")
+    meaning = "remove images that no container, run or build needs, the least recently used first"
+    group.add_argument("--prune", action="store_true", help=meaning)
+    meaning = "only those unused for this long: 14d, 12h (default of --prune without --keep-size: 14d)"
+    group.add_argument("--older-than", type=_age, metavar="AGE", help=meaning)
+    meaning = "remove until the rest fits into SIZE: 40GB, 0"
+    group.add_argument("--keep-size", type=_size, metavar="SIZE", help=meaning)
+    group.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
+    add_json(parser.add_argument_group("output"))
     parser.set_defaults(command=_images)
 
 
@@ -36,13 +39,33 @@ def _images(options: argparse.Namespace) -> ExitCode:
     limits = StockLimits(unused=options.older_than, size=options.keep_size)
     if options.prune:
         act = stock.preview if options.dry_run else stock.prune
-        act(limits, say)
-    elif options.dry_run or limits != StockLimits():
+        done = act(limits, remark if options.json else say)
+        if options.json:
+            say_json(images=[_object(image) for image in done.left], removed=[_object(image) for image in done.removed])
+        return ExitCode.OK
+    if options.dry_run or limits != StockLimits():
         msg = "--older-than, --keep-size and --dry-run apply to --prune only."
         raise UsageError(msg, remedy="Add --prune, or drop them to see all images.")
+    images = stock.every_image()
+    if options.json:
+        say_json(images=[_object(image) for image in images], removed=[])
     else:
-        stock.show(say)
+        say(stock.render(images, time.time()))
     return ExitCode.OK
+
+
+def _object(image: "StoredImage") -> Mapping[str, object]:
+    return {
+        "id": image.id,
+        "names": image.names,
+        "torch": image.torch or None,
+        "layer": image.layer,
+        "size": image.size,
+        "own": image.own,
+        "built": moment(image.made) if image.made else None,  # the daemon does not say
+        "used": moment(image.used),
+        "users": image.users,
+    }
 
 
 def _age(text: str) -> float:

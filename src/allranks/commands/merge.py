@@ -2,47 +2,74 @@
 
 import argparse
 import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import RESULTS_VARIABLE, say
-from allranks.errors import ExitCode
+from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
+from allranks.commands.options import (
+    RESULTS_VARIABLE,
+    add_json,
+    add_quiet,
+    remark,
+    results_here,
+    say,
+    say_json,
+    say_verdict,
+)
+from allranks.errors import MEANING, ExitCode
 
 if TYPE_CHECKING:
     from allranks.report.baseline import Baseline
+    from allranks.report.judged import MergedRun
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks merge``."""
-    parser.add_argument(
-        "folder",
-        type=Path,
-        metavar="DIR",
-        help="a run's folder, one with parts of a run from several machines, or any with ranks' JUnit XML",
-    )
-    _add_form(parser)
+    parser.usage = "allranks merge DIR [options]"
+    meaning = "a run's folder, one with parts of a run from several machines, or any with ranks' JUnit XML"
+    parser.add_argument_group("what to read").add_argument("folder", type=Path, metavar="DIR", help=meaning)
+    _add_judgement(parser.add_argument_group("the verdict"))
+    _add_form(parser.add_argument_group("what is written"))
     parser.set_defaults(command=_merge)
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
+def add_report(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks report``."""
-    newest = Path(os.environ.get(RESULTS_VARIABLE) or "results", "latest")
-    parser.add_argument(
-        "folder", nargs="?", type=Path, metavar="DIR", default=newest, help=f"same as for merge (default: {newest})"
+    parser.usage = "allranks report [DIR] [options]"
+    group = parser.add_argument_group("what to read")
+    meaning = (
+        f"same as for merge (default: the newest run in ${RESULTS_VARIABLE}, or in results beside the matrix file)"
     )
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    _add_form(parser)
+    group.add_argument("folder", nargs="?", type=Path, metavar="DIR", help=meaning)
+    group.add_argument("--open", action="store_true", help="then open the page in a browser")
+    _add_judgement(parser.add_argument_group("the verdict"))
+    _add_form(parser.add_argument_group("what is written"))
     parser.set_defaults(command=_report)
 
 
-def _add_form(parser: argparse.ArgumentParser) -> None:
-    """Declare how results are read and how the report is written."""
-    parser.add_argument("--policy", choices=("skip", "pass"), help="read environment skips as skips or as passes")
-    parser.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="fail where fewer tests executed than this file records"
-    )
-    parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="record the executed tests in this file")
-    parser.add_argument(
+_POLICIES = ("skip", "pass")
+
+
+def _add_judgement(group: OptionGroup) -> None:
+    """Declare how results are read."""
+    meaning = "read environment skips as skips or as passes"
+    group.add_argument("--policy", type=one_of(_POLICIES), choices=_POLICIES, help=meaning)
+    meaning = "fail where fewer tests executed than this file records"
+    group.add_argument("--baseline", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
+
+
+def _add_form(group: OptionGroup) -> None:
+    """Declare what is written beside the report, and in which form that is."""
+    add_json(group)
+    add_quiet(group, "print problems and the verdict alone")
+    meaning = "record the executed tests in this file"
+    group.add_argument("--update-baseline", type=Path, metavar="FILE", help=meaning)
+    meaning = "update this file with the durations of tests, for even shards (default: none)"
+    group.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+    group.add_argument(
         "--cell-in-classname",
         dest="classname",
         action="store_const",
@@ -50,7 +77,7 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
         default="pytest",
         help="begin class names in junit.xml with cell and suite, for clients that ignore suites",
     )
-    parser.add_argument(
+    group.add_argument(
         "--strict-xsd",
         dest="schema",
         action="store_const",
@@ -58,9 +85,36 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
         default="wide",
         help="write junit.xml as the schemas of Jenkins and Surefire both accept it: one suite, cells in class names",
     )
-    meaning = "update this file with the durations of tests, for even shards (default: none)"
-    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
-    parser.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
+
+
+def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
+    from allranks.report.summary import failures  # noqa: PLC0415 - see _merged
+
+    return {
+        "exit_code": int(code),
+        "meaning": MEANING[code],
+        "run_id": merged.run_id or None,
+        "policy": merged.policy,
+        "counts": asdict(merged.counts),
+        "jobs": [{"cell": suite.cell, "suite": suite.suite, "counts": asdict(suite.counts)} for suite in merged.suites],
+        "failures": [
+            {
+                "place": each.place,
+                "test": each.nodeid,
+                "kind": each.kind.value,
+                "message": each.message,
+                "alike": each.alike,
+            }
+            for each in failures(merged)
+        ],
+        "notes": merged.notes,
+        "files": {
+            "junit": [str(file.absolute()) for file in merged.junit_files],
+            "page": str(merged.page.absolute()),
+            "summary": str(merged.summary.absolute()),
+            "report": str(merged.page.with_name("report.json").absolute()),
+        },
+    }
 
 
 def _merge(options: argparse.Namespace) -> ExitCode:
@@ -70,9 +124,11 @@ def _merge(options: argparse.Namespace) -> ExitCode:
 def _report(options: argparse.Namespace) -> ExitCode:
     import webbrowser  # noqa: PLC0415 - its import takes as long as a small plan
 
+    if options.folder is None:
+        options.folder = Path(os.environ.get(RESULTS_VARIABLE) or results_here(), "latest")
     page, code = _merged(options)
     if options.open and not webbrowser.open(page.as_uri()):
-        say(f"no browser could be started: open {page}")
+        (remark if options.json else say)(f"no browser could be started: open {page}")
     return code
 
 
@@ -83,10 +139,10 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
     from allranks.report.judged import exit_code  # noqa: PLC0415
     from allranks.report.junit_case import JUnitForm  # noqa: PLC0415
     from allranks.report.merging import merge  # noqa: PLC0415
+    from allranks.report.summary import render_problems  # noqa: PLC0415
     from allranks.report.summary import render_table as render_results  # noqa: PLC0415
     from allranks.schedule.console import console_for  # noqa: PLC0415
     from allranks.schedule.ledger import complete_dead_runs  # noqa: PLC0415
-    from allranks.schedule.run_jobs import MEANING  # noqa: PLC0415
 
     complete_dead_runs(options.folder)
     meter = Meter()
@@ -98,15 +154,21 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
         junit_form=JUnitForm(schema=options.schema, classname=options.classname),
     )
     if options.durations:
-        keep_durations(options.durations, meter.durations, say)
+        keep_durations(options.durations, meter.durations, remark if options.json else say)
     if options.update_baseline:
         update_baseline(options.update_baseline, merged.suites)
     code = exit_code(merged, nothing_ran_allowed=options.allow_nothing_ran)
     report = "\n        ".join(map(str, merged.junit_files))
-    with console_for(say) as console:
-        console.say(f"{render_results(merged)}\n\nreport: {report}\npage: {merged.page}")
+    tell_of = render_problems if options.detail == "quiet" else render_results
+    tell = remark if options.json else say
+    with console_for(tell) as console:
+        if not options.json and (told := tell_of(merged)):
+            console.say(f"{told}\n\nreport: {report}\npage: {merged.page}")
         console.annotate(merged)
-    say(f"exit code {code:d}: {MEANING[code]}")
+    if options.json:
+        say_json(**_object(merged, code))
+    else:
+        say_verdict(code)
     return merged.page, code
 
 

@@ -2,14 +2,20 @@
 
 import argparse
 import errno
+import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal, TextIO
 
+from allranks.commands.command_parser import CommandParser, OptionGroup, not_among
 from allranks.engine_registry import AUTO, OWN_ENGINES, engine_names
-from allranks.errors import UsageError
+from allranks.errors import MEANING, ExitCode, MatrixError, UsageError, nearest
+from allranks.matrix.declaration import find_matrix, load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
@@ -20,45 +26,69 @@ ENGINE_VARIABLE = "ALLRANKS_ENGINE"
 RESULTS_VARIABLE = "ALLRANKS_RESULTS"
 GPU_MODE_VARIABLE = "ALLRANKS_GPU_MODE"
 
+STOP = ("-x",)
+"""The argument that ends a job at its first bad test."""
+
+_OWN = "own_pytest_args"
+"""Where options and their values are kept that pytest is given."""
+
 _DIGITS = 18
 """Digits of the largest number accepted: more is a mistake."""
 
 _GPU_MODES = ("auto", "nvidia", "cdi", "rocm", "none")
 
 
-def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that select cells and suites."""
-    parser.add_argument(
-        "cells", nargs="*", metavar="CELL", help="a cell's id, or dist(backend='gloo', ...); default: every cell"
-    )
-    parser.add_argument(
+def add_selection(parser: CommandParser) -> None:
+    """Declare what selects cells, suites and tests."""
+    group = parser.add_argument_group("what to run")
+    meaning = "a cell's id, the beginning of some (gloo-w2), or dist(backend='gloo', ...); default: every cell"
+    if parser.takes_pytest:
+        meaning += "; a test's file, folder or node id (tests/test_x.py::test_y) selects tests"
+    group.add_argument("cells", nargs="*", metavar="CELL | TEST" if parser.takes_pytest else "CELL", help=meaning)
+    group.add_argument(
         "--where", action="append", default=[], metavar="AXIS=VALUE,...", help="cells with these values (a|b: either)"
     )
-    parser.add_argument(
+    group.add_argument(
         "--suite",
         action="append",
         default=[],
         metavar="NAME",
         help="only this suite, or NAME@2of4: one of its shards; repeatable (default: all without `default = false`)",
     )
-    parser.add_argument(
-        "--matrix", type=Path, default=Path(), metavar="PATH", help="matrix.toml, or the folder that holds it"
+    group.add_argument(
+        "--matrix",
+        type=Path,
+        metavar="PATH",
+        help="matrix.toml, or its folder (default: of this folder, or of the nearest parent that has one)",
     )
+    parser.set_defaults(own_pytest_args=[])
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
+def add_tests(group: OptionGroup) -> None:
+    """Declare the options of pytest that need no dashes before them."""
+    meaning = "only tests whose names match, as in pytest: 'reduce and not slow'"
+    group.add_argument("-k", type=_argument_of("-k"), action="append", dest=_OWN, metavar="EXPRESSION", help=meaning)
+    meaning = "only tests whose markers match, as in pytest"
+    group.add_argument("-m", type=_argument_of("-m"), action="append", dest=_OWN, metavar="EXPRESSION", help=meaning)
+    meaning = "show what ranks print, as they print it"
+    group.add_argument("-s", action="append_const", const=("-s",), dest=_OWN, help=meaning)
+    meaning = "end each job at its first bad test, and the run at its first bad job"
+    group.add_argument("-x", action="append_const", const=STOP, dest=_OWN, help=meaning)
+
+
+def add_engine(group: OptionGroup) -> None:
     """Declare the option for where jobs run."""
     meaning = "where to run: docker where a daemon answers, else process; or an engine that a package adds"
-    _add_choice(parser, "engine", ENGINE_VARIABLE, (AUTO, *OWN_ENGINES), meaning, more=engine_names)
+    _add_choice(group, "engine", ENGINE_VARIABLE, (AUTO, *OWN_ENGINES), meaning, more=engine_names)
 
 
-def add_gpu_mode(parser: argparse.ArgumentParser) -> None:
+def add_gpu_mode(group: OptionGroup) -> None:
     """Declare the option for the vendor and mode of GPUs."""
-    _add_choice(parser, "GPU mode", GPU_MODE_VARIABLE, _GPU_MODES, "whose GPUs, and how containers are given them")
+    _add_choice(group, "GPU mode", GPU_MODE_VARIABLE, _GPU_MODES, "whose GPUs, and how containers are given them")
 
 
 def _add_choice(  # noqa: PLR0913 - all but one are always given
-    parser: argparse.ArgumentParser,
+    group: OptionGroup,
     what: str,
     variable: str,
     names: Sequence[str],
@@ -71,11 +101,10 @@ def _add_choice(  # noqa: PLR0913 - all but one are always given
     def named(name: str) -> str:
         # argparse does not check defaults against `choices`, and this one comes from the environment.
         if name not in names and name not in (found := more()):
-            msg = f"{name!r} is no {what}: choose from {', '.join(dict.fromkeys((*names, *found)))}"
-            raise argparse.ArgumentTypeError(msg)
+            raise not_among(list(dict.fromkeys((*names, *found))), name, what)
         return name
 
-    parser.add_argument(
+    group.add_argument(
         f"--{what.lower().replace(' ', '-')}",
         type=named,
         metavar="|".join(names),
@@ -84,15 +113,62 @@ def _add_choice(  # noqa: PLR0913 - all but one are always given
     )
 
 
-def add_results(parser: argparse.ArgumentParser) -> None:
+def add_results(group: OptionGroup) -> None:
     """Declare the option for the results folder."""
-    parser.add_argument(
+    group.add_argument(
         "--results",
         type=Path,
         default=os.environ.get(RESULTS_VARIABLE) or None,
         metavar="DIR",
         help=f"folder of all runs (default: ${RESULTS_VARIABLE}, or results beside the matrix file)",
     )
+
+
+def results_here() -> Path:
+    """The folder of all runs of the matrix file that this folder belongs to; without one, that of this folder."""
+    with suppress(MatrixError):
+        root = find_matrix(Path.cwd()).parent
+        return (Path() if root == Path.cwd() else root) / "results"
+    return Path("results")
+
+
+def add_json(group: OptionGroup) -> None:
+    """Declare the option for output that programs read."""
+    meaning = "print one JSON object and nothing else; messages go to standard error (keys: docs/command-line.md)"
+    group.add_argument("--json", action="store_true", help=meaning)
+
+
+def add_quiet(group: OptionGroup, meaning: str) -> None:
+    """Declare ``-q``."""
+    group.add_argument(
+        "-q", "--quiet", dest="detail", action="store_const", const="quiet", default="usual", help=meaning
+    )
+
+
+_COLOURS: Mapping[str, str] = {"red": "\x1b[1;31m", "green": "\x1b[1;32m"}
+
+
+def painted(text: str, colour: Literal["red", "green"], stream: TextIO) -> str:
+    """The text in a colour where the stream shows colours: NO_COLOR forbids them, FORCE_COLOR demands them."""
+    is_terminal = stream.isatty() and os.environ.get("TERM", "") not in {"", "dumb", "unknown"}
+    if os.environ.get("NO_COLOR") or not (os.environ.get("FORCE_COLOR") or is_terminal):
+        return text
+    return f"{_COLOURS[colour]}{text}\x1b[0m"
+
+
+def say_verdict(code: ExitCode) -> None:
+    """Print the exit code and its meaning, the last line of a run or a merge."""
+    say(painted(f"exit code {code:d}: {MEANING[code]}", "red" if code else "green", sys.stdout))
+
+
+def say_json(**document: object) -> None:
+    """Print an object for programs; a change that breaks its readers raises ``schema``."""
+    say(json.dumps({"schema": 1, **document}, indent=2))
+
+
+def moment(seconds: float) -> str:
+    """A time as programs and people read it: ISO 8601 in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def number(text: str) -> int:
@@ -120,6 +196,75 @@ def run_id() -> str:
     return run_id
 
 
+def _argument_of(flag: str) -> Callable[[str], tuple[str, str]]:
+    return lambda value: (flag, value)
+
+
+def read_request(options: argparse.Namespace) -> Expansion:
+    """Read the matrix, and move tests from the positional arguments to those of pytest.
+
+    Text decides what a positional argument is: a test's has a ``/``, a ``::`` or the end ``.py``. Any other that exists
+    as a file or folder is a test's, too, unless it names cells.
+
+    Raises:
+        UsageError: A test is in no suite, or tests are in suites of which none has all.
+        MatrixError: There is no matrix file, or it is invalid.
+    """
+    expansion = load(options.matrix or find_matrix(Path.cwd()))
+    tests = [text for text in options.cells if _is_test(expansion, text)]
+    options.cells = [text for text in options.cells if text not in tests]
+    paths = [_from_root(text, expansion.matrix.root) for text in tests]
+    if not options.suite:
+        _check_suites(expansion.matrix, paths)
+    own = [argument for arguments in options.own_pytest_args for argument in arguments]
+    options.pytest_args = (*own, *paths, *options.pytest_args)
+    return expansion
+
+
+def _is_test(expansion: Expansion, text: str) -> bool:
+    if "::" in text or "/" in text or text.endswith(".py"):
+        return True
+    try:
+        select(expansion, text)
+    except UsageError:
+        if text in expansion.matrix.suites and not Path(text).exists():
+            msg = f"There is no cell {text!r}, but a suite of that name."
+            raise UsageError(msg, remedy=f"Write --suite {text}.") from None
+        return Path(text).exists() or (expansion.matrix.root / text).exists()
+    return False
+
+
+def _from_root(test: str, root: Path) -> str:
+    """A test's node id as pytest takes it in a job: relative to the matrix file's folder.
+
+    Raises:
+        UsageError: There is no such file.
+    """
+    file, colons, name = test.partition("::")
+    here = Path(os.path.abspath(file))  # noqa: PTH100 - without following links, and without `..`
+    if here.exists() and here.is_relative_to(root):
+        return f"{here.relative_to(root)}{colons}{name}"
+    if (root / file).exists():
+        return test
+    there = [each.name for each in (root / file).parent.glob("*")]
+    close = nearest(Path(file).name, there)
+    remedy = f"Did you mean {Path(file).with_name(close)}?" if close else "Write a path relative to this folder."
+    where = f"{Path.cwd()}, and in {root}" if Path.cwd() != root else str(root)
+    raise UsageError(what=f"There is no test file {file}.", why=f"Looked in {where}.", remedy=remedy)
+
+
+def _check_suites(matrix: Matrix, tests: Sequence[str]) -> None:
+    holding = [set(suites_holding(matrix, [test])) for test in tests]
+    for test, suites in zip(tests, holding, strict=True):
+        if not suites:
+            why = f"The suites are {', '.join(matrix.suites)}: see their `path` in {matrix.path.name}."
+            raise UsageError(what=f"{test} is in no suite.", why=why, remedy="Name a test of one, or a suite: --suite.")
+    if any(suites != holding[0] for suites in holding):
+        named = "; ".join(f"{test} in {', '.join(sorted(suites))}" for test, suites in zip(tests, holding, strict=True))
+        msg = "These tests are in different suites, and each job runs one suite."
+        raise UsageError(msg, why=f"{named}.", remedy="Run them one after the other, or name their suites (--suite).")
+
+
 def chosen_jobs(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:
     """The jobs that the command line selects; all default jobs if it selects none.
 
@@ -127,12 +272,16 @@ def chosen_jobs(expansion: Expansion, options: argparse.Namespace) -> Sequence[J
         UsageError: The selection is empty.
     """
     cells = selected_cells(expansion, options)
-    # A suite is named with --suite, or by the path of one of its tests.
-    suites = options.suite or suites_holding(expansion.matrix, options.pytest_args) or None
+    suites = chosen_names(expansion, options)
     jobs = plan(expansion.matrix, cells, suites)
     if not jobs:
         raise _nothing_to_run(expansion.matrix, cells, suites)
     return jobs
+
+
+def chosen_names(expansion: Expansion, options: argparse.Namespace) -> Sequence[str] | None:
+    """The suites that are named with --suite, or by the path of one of their tests; None for those that run anyway."""
+    return options.suite or suites_holding(expansion.matrix, options.pytest_args) or None
 
 
 def selected_cells(expansion: Expansion, options: argparse.Namespace) -> Sequence[Cell]:

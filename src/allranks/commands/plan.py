@@ -7,11 +7,22 @@ from itertools import groupby
 from math import prod
 from pathlib import Path
 
-from allranks.commands.options import add_selection, chosen_jobs, number, remark, run_id, say, selected_cells
+from allranks.commands.command_parser import CommandParser, one_of
+from allranks.commands.options import (
+    add_selection,
+    add_tests,
+    chosen_jobs,
+    chosen_names,
+    number,
+    read_request,
+    remark,
+    run_id,
+    say,
+    selected_cells,
+)
 from allranks.errors import ExitCode, counted
 from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
-from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
@@ -21,13 +32,20 @@ MOST_DROPPED_SHOWN = 200
 """Dropped cells that are named one by one; beyond them a count per rule is more useful than the names."""
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+_FORMATS = ("table", "json", "github")
+
+
+def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks plan``."""
+    parser.usage = "allranks plan [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
+    parser.takes_pytest = True
     add_selection(parser)
-    parser.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
+    add_tests(parser.add_argument_group("which tests, and how (recorded by --plan-file; all jobs are planned)"))
+    group = parser.add_argument_group("what to show")
+    group.add_argument("--explain", action="store_true", help="also show each dropped cell and the rule that did it")
     meaning = "json is for programs, github the job matrix of a workflow"
-    parser.add_argument("--format", choices=("table", "json", "github"), default="table", help=meaning)
-    parser.usage = "allranks plan [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
+    group.add_argument("--format", type=one_of(_FORMATS), choices=_FORMATS, default="table", help=meaning)
+    group.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
     parser.set_defaults(command=_plan)
     group = parser.add_argument_group("with --format github")
     meaning = "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`"
@@ -51,10 +69,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> ExitCode:
-    expansion = load(options.matrix)
+    expansion = read_request(options)
     if options.format == "github":
         return _plan_machines(expansion, options)
-    cells, suites = selected_cells(expansion, options), options.suite or None
+    cells, suites = selected_cells(expansion, options), chosen_names(expansion, options)
     if options.format == "json":
         say(render_json(expansion, cells, suites))
     else:

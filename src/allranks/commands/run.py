@@ -10,25 +10,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from allranks.commands.command_parser import CommandParser, OptionGroup
 from allranks.commands.options import (
+    STOP,
     add_engine,
     add_gpu_mode,
+    add_quiet,
     add_results,
     add_selection,
+    add_tests,
     chosen_jobs,
     number,
+    read_request,
     run_id,
     say,
+    say_verdict,
     selected_cells,
 )
 from allranks.errors import ExitCode, UsageError
 from allranks.harness.refusals import REFUSED
 from allranks.matrix.cell_images import image_for
-from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
-from allranks.schedule.results_folder import RUN_ID_VARIABLE
+from allranks.schedule.results_folder import PARTY_VARIABLE, RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from allranks.report.verdict import VerdictPolicy
@@ -41,11 +46,10 @@ Say = Callable[[str], None]
 # The Docker SDK and the modules that need it are imported late: see engine_kinds/containers.py.
 
 
-def add_images(parser: argparse.ArgumentParser) -> None:
+def add_images(group: OptionGroup) -> None:
     """Declare the option for prebuilt images."""
-    parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="use the images that `allranks build --export DIR` wrote"
-    )
+    meaning = "use the images that `allranks build --export DIR` wrote"
+    group.add_argument("--images", type=Path, metavar="DIR", help=meaning)
 
 
 def taking_images(matrix: Matrix, folder: Path, names: Iterable[str], say: Say) -> Matrix:
@@ -75,67 +79,72 @@ _NO_LIMIT = 1e6
 """Seconds: eleven days, longer than anyone debugs a rank, and within the range of the kernel's timers."""
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: CommandParser) -> None:
     """Declare the arguments of ``allranks run``."""
+    parser.usage = "allranks run [CELL | TEST ...] [options] [-- PYTEST-ARGUMENT ...]"
+    parser.takes_pytest = True
     add_selection(parser)
-    parser.usage = "allranks run [CELL ...] [options] [-- PYTEST-ARGUMENT ...]"
-    add_engine(parser)
-    add_images(parser)
-    add_results(parser)
-    parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
-    meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
-    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
-    parser.add_argument(
-        "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
-    )
-    parser.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
-    add_gpu_mode(parser)
-    parser.add_argument(
+    add_tests(parser.add_argument_group("which tests, and how (other pytest options go after --)"))
+    _add_place(parser.add_argument_group("where to run"))
+    _add_repetition(parser.add_argument_group("order and repetition"))
+    _add_look(parser.add_argument_group("looking closer"))
+    _add_report(parser.add_argument_group("results"))
+    loudness = parser.add_argument_group("output").add_mutually_exclusive_group()
+    add_quiet(loudness, "print problems and the verdict alone")
+    meaning = "print each job's request, and the evidence of every bad rank: traceback or stacks, and what it printed"
+    loudness.add_argument("-v", "--verbose", dest="detail", action="store_const", const="verbose", help=meaning)
+    group = parser.add_argument_group("one of several machines")
+    meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
+    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--pack", metavar="PACK", help="run this pack of the plan, as the CI's job matrix names it")
+    parser.set_defaults(command=_run)
+
+
+def _add_place(group: OptionGroup) -> None:
+    add_engine(group)
+    add_images(group)
+    group.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
+    add_gpu_mode(group)
+    meaning = "at most N jobs at a time (default: as many as there is room for)"
+    group.add_argument("-j", "--jobs", type=_count, metavar="N", help=meaning)
+
+
+def _add_look(group: OptionGroup) -> None:
+    group.add_argument(
         "--pdb-rank",
         type=number,
         metavar="N",
         help="stop rank N of one job in pdb, on this terminal, where it fails or calls breakpoint(); without limits",
     )
-    _add_repetition(parser)
-    meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
-    parser.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
-    parser.add_argument("--pack", metavar="PACK", help="run this pack of the plan, as the CI's job matrix names it")
-    parser.add_argument("--dry-run", action="store_true", help="print the engine requests and stop")
-    parser.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
-    parser.set_defaults(command=_run)
+    group.add_argument("--dry-run", action="store_true", help="print the engine requests and stop")
 
 
-def _add_repetition(parser: argparse.ArgumentParser) -> None:
+def _add_report(group: OptionGroup) -> None:
+    add_results(group)
+    meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
+    group.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
+
+
+def _add_repetition(group: OptionGroup) -> None:
     """Declare the options for repeating tests and for their order."""
-    parser.add_argument("--fail-fast", action="store_true", help="end the run at the first job that is not good")
-    parser.add_argument(
+    group.add_argument("--fail-fast", action="store_true", help="end the run at the first job that is not good")
+    group.add_argument(
         "--retries",
         type=number,
         default=0,
         metavar="N",
         help="retry what failed of a job, up to N times; a later pass is reported as flaky",
     )
-    parser.add_argument(
-        "--shuffle",
-        type=number,
-        metavar="SEED",
-        help="shuffle jobs and tests with this seed (default: the order of the files)",
-    )
-    goes_on = parser.add_mutually_exclusive_group()
-    goes_on.add_argument(
-        "--resume",
-        dest="wanted",
-        action="store_const",
-        const="missing",
-        help=f"resume the newest run (or ${RUN_ID_VARIABLE}): run what has no result yet",
-    )
-    goes_on.add_argument(
-        "--rerun-failed",
-        dest="wanted",
-        action="store_const",
-        const="failed",
-        help="resume it: run what failed and what has no result yet",
-    )
+    meaning = "seed of every rank of every test (default: a random one, recorded)"
+    group.add_argument("--seed", type=int, metavar="N", help=meaning)
+    meaning = "shuffle jobs and tests with this seed (default: the order of the files)"
+    group.add_argument("--shuffle", type=number, metavar="SEED", help=meaning)
+    goes_on = group.add_mutually_exclusive_group()
+    meaning = f"resume the newest run (or ${RUN_ID_VARIABLE}): run what has no result yet"
+    goes_on.add_argument("--resume", dest="wanted", action="store_const", const="missing", help=meaning)
+    meaning = "resume it: run what failed and what has no result yet"
+    goes_on.add_argument("--rerun-failed", dest="wanted", action="store_const", const="failed", help=meaning)
 
 
 def _refuse_options(pytest_args: Sequence[str]) -> None:
@@ -146,8 +155,8 @@ def _refuse_options(pytest_args: Sequence[str]) -> None:
 
 
 def _run(options: argparse.Namespace) -> ExitCode:
+    expansion = read_request(options)
     _refuse_options(options.pytest_args)
-    expansion = load(options.matrix)
     if options.pdb_rank is not None:
         expansion = _prepare_debugging(expansion, options)
     if options.plan_file or options.pack:
@@ -255,14 +264,51 @@ class _PartOf:
     own: "OwnPart | None" = None
 
 
+_LAUNCHERS = (
+    ("torchrun", "WORLD_SIZE", "RANK"),
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("mpiexec (PMI)", "PMI_SIZE", "PMI_RANK"),
+)
+"""What starts a command several times, and its variables for the number of processes and for that of this one."""
+
+
+def refuse_launched(environ: Mapping[str, str]) -> None:
+    """Refuse to be one of several processes of a launcher: each would run everything, in one results folder.
+
+    SLURM's batch script and allocation have no SLURM_STEP_NUM_TASKS: only the tasks of a step do.
+
+    Raises:
+        UsageError: The environment is that of a launcher's process.
+    """
+    found = [
+        (launcher, variable)
+        for launcher, size, rank in _LAUNCHERS
+        for variable, least in ((size, 2), (rank, 1))
+        if (value := environ.get(variable, "")).isdecimal() and int(value) >= least
+    ]
+    if found:
+        launcher = found[0][0]
+        said = ", ".join(f"{variable}={environ[variable]}" for _, variable in found)
+        unset = " ".join(f"-u {variable}" for _, variable in found)
+        msg = f"This is one of several processes that {launcher} or the like has started ({said})."
+        why = "allranks starts the ranks itself; here each process would run everything, into one results folder."
+        remedy = f"Start allranks once, without {launcher}. If it is alone after all: env {unset} allranks run …"
+        raise UsageError(msg, why=why, remedy=remedy)
+
+
 def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Namespace, of: _PartOf) -> ExitCode:
     # A run needs the SDK; a plan does not, and a noxfile's interpreter does not have it.
     from allranks.schedule.console import annotate_all, leave_to_the_merge  # noqa: PLC0415
     from allranks.schedule.earlier_runs import setting_of  # noqa: PLC0415
     from allranks.schedule.request import Pdb  # noqa: PLC0415
     from allranks.schedule.retry_policy import RunPolicy  # noqa: PLC0415
-    from allranks.schedule.run_jobs import MEANING, RunOptions, run  # noqa: PLC0415
+    from allranks.schedule.run_jobs import RunOptions, run  # noqa: PLC0415
 
+    # Each process of a launcher may run its own pack of a plan, or other jobs of a run that all of them share by name.
+    is_part = of.own is not None or (RUN_ID_VARIABLE in os.environ and PARTY_VARIABLE not in os.environ)
+    if not is_part:
+        refuse_launched(os.environ)
     if options.images and options.engine != "process":
         matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
         expansion = replace(expansion, matrix=matrix)
@@ -271,7 +317,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     policy = RunPolicy(
         most=options.jobs,
         retries=options.retries,
-        fail_fast=options.fail_fast,
+        fail_fast=options.fail_fast or STOP in options.own_pytest_args,
         shuffle=options.shuffle,
         judges=setting,
         seconds=of.own.pack.limit if of.own else None,
@@ -291,10 +337,11 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         gpus=options.gpus,
         gpu_mode=options.gpu_mode,
         planned_gpus=max(job.cell.gpu_count for job in jobs) if of.own else 0,
+        detail=options.detail,
         annotate=leave_to_the_merge if of.own else annotate_all,
     )
     code = run(expansion, jobs, run_options, say)
-    say(f"exit code {code:d}: {MEANING[code]}")
+    say_verdict(code)
     return code
 
 

@@ -80,7 +80,10 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
         if isinstance(error, PermissionError):
             msg, remedy = "This user may not use Docker.", "Join the group docker"
         else:
-            msg, remedy = "No Docker daemon answers.", "Start one (scripts/docker-engine does on Debian)"
+            msg, remedy = (
+                "No Docker daemon answers.",
+                "Install one (https://docs.docker.com/engine/install) and start it",
+            )
         raise EngineError(msg, why=str(error), remedy=f"{remedy}, or use --engine process.") from error
     return client
 

@@ -20,6 +20,7 @@ from allranks.environments import forget_unused
 _NEEDED = (
     "__init__.py",
     "outcomes.py",
+    "pytest_plugin.py",
     "records.py",
     "skip_codes.py",
     "tracebacks.py",

@@ -159,9 +159,12 @@ def _remedy(chosen: str, reason: str) -> str:
             'Correct base of [images.NAME] in the matrix file, or name a base there that this host has (base = "...").'
         )
     return (
-        f"Without a registry, run scripts/base-image, which makes {LOCAL} from Debian packages, or name a base that "
+        f"Without a registry, {_SCRIPT} makes {LOCAL} from Debian packages. Or name a base that "
         f'this host has: base = "..." in [images.NAME] for all hosts, {VARIABLE} for this host.'
     )
+
+
+_SCRIPT = "scripts/base-image (in allranks' source distribution)"
 
 
 def python_of(client: DockerClient, base: Base) -> ImagePython:
@@ -183,7 +186,7 @@ def _ask(client: DockerClient, base: Base) -> str:
     from allranks.engine.leftovers import LABEL, builder_of  # noqa: PLC0415 - a plan has no SDK, which they import
 
     what = f"The base image {base.reference} cannot be used."
-    remedy = "Name a base that has python3, such as python:3.11-slim-bookworm, or run scripts/base-image."
+    remedy = f"Name a base that has python3, such as python:3.11-slim-bookworm, or the one of {_SCRIPT}."
     question = f"python-of-{base.id.removeprefix('sha256:')[:12]}"
     labels = {"allranks": "1", LABEL: builder_of(question)}
     # A process that dies here leaves a container of no run: it is removed with the remains of builds.

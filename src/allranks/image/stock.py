@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from allranks.engine.docker import connect
 from allranks.engine.leftovers import reap_builders, reference_of
@@ -249,31 +249,44 @@ USUAL_AGE: Final = 14 * 86_400.0
 """Seconds that an image may stay unused if no limit is given."""
 
 
-def show(say: Progress) -> None:
-    """Print every image of allranks, and their total size.
+class Pruning(NamedTuple):
+    """What a removal did, or would do.
+
+    Attributes:
+        removed: The images that it removed.
+        left: The images that stay.
+    """
+
+    removed: tuple[StoredImage, ...]
+    left: tuple[StoredImage, ...]
+
+
+def every_image() -> tuple[StoredImage, ...]:
+    """Every image of allranks, the least recently used first.
 
     Raises:
         AllranksError: No daemon answers.
     """
     with _daemon() as client:
-        say(render(_stock(client), time.time()))
+        return _stock(client)
 
 
-def preview(limits: StockLimits, say: Progress) -> None:
+def preview(limits: StockLimits, say: Progress) -> Pruning:
     """Print what :func:`prune` would remove.
 
     Raises:
         AllranksError: No daemon answers.
     """
-    with _daemon() as client:
-        stock = _stock(client)
-        chosen = to_remove(stock, _or_usual(limits), time.time())
+    stock = every_image()
+    chosen = to_remove(stock, _or_usual(limits), time.time())
+    left = tuple(image for image in stock if image not in chosen)
     for image in chosen:
         say(f"would remove {_told(image)}")
-    say(f"would stay: {total([image for image in stock if image not in chosen])}")
+    say(f"would stay: {total(left)}")
+    return Pruning(chosen, left)
 
 
-def prune(limits: StockLimits, say: Progress) -> None:
+def prune(limits: StockLimits, say: Progress) -> Pruning:
     """Remove images, least recently used first, and the leftovers of dead builds.
 
     Args:
@@ -283,16 +296,19 @@ def prune(limits: StockLimits, say: Progress) -> None:
     Raises:
         AllranksError: No daemon answers.
     """
+    removed: list[StoredImage] = []
     with _daemon() as client:
         with reported("The leftovers of dead builds could not be listed.", remedy="Run: allranks doctor"):
             for builder in reap_builders(client):
                 say(f"removed the unfinished build of {reference_of(builder)}")
         for image in remove(client, to_remove(_stock(client), _or_usual(limits), time.time()), say):
+            removed.append(image)
             say(f"removed {_told(image)}")
         left = _stock(client)
     say(f"left: {total(left)}")
     if limits.size is not None and sum(image.own for image in left) > limits.size:
         say("nothing more can be removed: `allranks images` shows what uses the rest")
+    return Pruning(tuple(removed), left)
 
 
 def _or_usual(limits: StockLimits) -> StockLimits:

@@ -88,15 +88,34 @@ def _locate(start: Path) -> Path:
                 what=f"There is no {start}.", remedy=f"Name a folder that has a {FILE_NAME}, or that file."
             )
         return start
-    own, shared = start / FILE_NAME, start / PYPROJECT
+    if (found := _in_folder(start)) is not None:
+        return found
+    raise _no_matrix(start)
+
+
+def find_matrix(folder: Path) -> Path:
+    """The matrix file of a folder, or of its nearest parent that has one.
+
+    Raises:
+        MatrixError: There is none, or a pyproject.toml on the way cannot be read.
+    """
+    found = next(filter(None, map(_in_folder, (folder, *folder.parents))), None)
+    if found is None:
+        raise _no_matrix(folder, " The parents of this folder have none either.")
+    return found
+
+
+def _in_folder(folder: Path) -> Path | None:
+    own, shared = folder / FILE_NAME, folder / PYPROJECT
     if own.is_file():
         return own
-    if shared.is_file() and read(shared).values:
-        return shared
-    why = f"Looked for {own}, and for [tool.allranks] in {shared}."
-    raise MatrixError(
-        what="There is no matrix file.", why=why, remedy=f"Write a {FILE_NAME}; the smallest is:\n\n{EXAMPLE}"
-    )
+    return shared if shared.is_file() and read(shared).values else None
+
+
+def _no_matrix(folder: Path, parents: str = "") -> MatrixError:
+    why = f"Looked for {folder / FILE_NAME}, and for [tool.allranks] in {folder / PYPROJECT}.{parents}"
+    remedy = f"Write a {FILE_NAME}; the smallest is:\n\n{EXAMPLE}"
+    return MatrixError("There is no matrix file.", why=why, remedy=remedy)
 
 
 def _matrix(file: Table) -> Matrix:

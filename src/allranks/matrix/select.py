@@ -1,4 +1,4 @@
-"""Picks cells: by ``--where``, by a cell's id, and by the text of a nox signature.
+"""Picks cells: by ``--where``, by a cell's id or its beginning, and by the text of a nox signature.
 
 A selection that matches no cell is an error with its reason: for an unknown axis or value, the one that may have
 been meant; for an excluded cell, the rule that dropped it.
@@ -21,6 +21,8 @@ SESSION = "dist"
 _CELL_ID = re.compile(
     r"(\w+)-w(\d{1,10})-g(\d{1,10})-([a-z]+)(?:-n(\d{1,10}))?(?:-t(?P<torch>\d[A-Za-z0-9.+]*))?", re.ASCII
 )
+
+_PREFIX_OF_ID = re.compile(r"(\w+)(?:-w(\d{1,10})(?:-g(\d{1,10})(?:-([a-z]+)(?:-n(\d{1,10}))?)?)?)?", re.ASCII)
 
 Wanted = Mapping[str, tuple[AxisValue, ...]]
 """The requested values, by axis; an absent axis may have any."""
@@ -46,7 +48,7 @@ class Prefix:
 
 
 def select(expansion: Expansion, text: str) -> tuple[Cell, ...]:
-    """The cells that a text names, in any of the three forms.
+    """The cells that a text names, in any of the four forms: signature, values, id, beginning of ids.
 
     Raises:
         UsageError: It names no cell.
@@ -55,7 +57,7 @@ def select(expansion: Expansion, text: str) -> tuple[Cell, ...]:
         return select_signature(expansion, text)
     if "=" in text:
         return select_where(expansion, text)
-    return (select_id(expansion, text),)
+    return select_prefix(expansion, text) or (select_id(expansion, text),)
 
 
 def select_where(expansion: Expansion, *texts: str) -> tuple[Cell, ...]:
@@ -90,12 +92,39 @@ def select_id(expansion: Expansion, cell_id: str) -> Cell:
     """
     parts = _CELL_ID.fullmatch(cell_id.strip())
     if not parts or bool(parts["torch"]) is _has_no_torch(expansion):
-        close = nearest(cell_id, (cell.id for cell in expansion.cells[:10_000]))
+        ids = (cell.id for cell in expansion.cells[:10_000])
+        close = nearest(cell_id, (*ids, *map(str, _known(expansion, "backend"))))
         remedy = f"Did you mean {close}?" if close else f"An id looks like {expansion.cells[0].id}."
         raise UsageError(what=f"There is no cell {cell_id!r}.", remedy=f"{remedy} `allranks plan` lists them.")
     backend, world_size, gpu_count, init_method, nodes, torch = parts.groups()
     values = (backend, int(world_size), int(gpu_count), init_method, int(nodes or 1), torch or NO_TORCH)
     return _cells(expansion, {axis: (value,) for axis, value in zip(AXES, values, strict=True)})[0]
+
+
+def select_prefix(expansion: Expansion, text: str) -> tuple[Cell, ...]:
+    """The cells whose ids begin with these parts: ``gloo-w2`` are all gloo cells of world size 2.
+
+    An id without ``-n`` is that of a cell on one node, with or without its version of torch.
+
+    Returns:
+        Nothing if the text is a whole id, or cannot be the beginning of one.
+
+    Raises:
+        UsageError: A value is unknown, or no cell is left.
+    """
+    parts = _PREFIX_OF_ID.fullmatch(text.strip())
+    if not parts or not (parts[2] or parts[1] in _known(expansion, "backend")):
+        return ()
+    if parts[4] and _has_no_torch(expansion):
+        return ()
+    backend, world_size, gpu_count, init_method, nodes = parts.groups()
+    wanted: dict[str, tuple[AxisValue, ...]] = {"backend": (backend,)}
+    for axis, number in (("world_size", world_size), ("gpu_count", gpu_count), ("nodes", nodes)):
+        if number:
+            wanted[axis] = (int(number),)
+    if init_method:
+        wanted = {"nodes": (1,), **wanted, "init_method": (init_method,)}
+    return _cells(expansion, wanted)
 
 
 def signature_axes(cells: Iterable[Cell]) -> tuple[str, ...]:
@@ -202,8 +231,7 @@ def _cells(expansion: Expansion, wanted: Wanted) -> tuple[Cell, ...]:
 
 
 def _check_values(expansion: Expansion, axis: str, values: Iterable[AxisValue]) -> None:
-    known = dict.fromkeys(expansion.matrix.axes[axis])
-    known |= dict.fromkeys(include.cell.axes()[axis] for include in expansion.matrix.includes)
+    known = _known(expansion, axis)
     if set(known) == {NO_TORCH} and set(values) != {NO_TORCH}:
         remedy = f'Drop it, or add {axis} = ["2.13.0", "2.14.1"] to [matrix].'
         raise UsageError(what=f"This matrix has no axis {axis}.", remedy=remedy)
@@ -213,6 +241,12 @@ def _check_values(expansion: Expansion, axis: str, values: Iterable[AxisValue]) 
             close = nearest(value, map(str, known)) if isinstance(value, str) else None
             remedy = f"Did you mean {close!r}?" if close else LIST_CELLS
             raise UsageError(what=f"The matrix has no cell with {axis} {value!r}.", why=why, remedy=remedy)
+
+
+def _known(expansion: Expansion, axis: str) -> Mapping[AxisValue, None]:
+    """The values of an axis in the matrix, in its order."""
+    included = (include.cell.axes()[axis] for include in expansion.matrix.includes)
+    return dict.fromkeys((*expansion.matrix.axes[axis], *included))
 
 
 def _fits(cell: Cell, wanted: Wanted) -> bool:

@@ -30,6 +30,11 @@ def render_table(merged: MergedRun) -> str:
     return "\n".join([*_rows(merged), *_first_failures(merged), *_table_notes(merged)])
 
 
+def render_problems(merged: MergedRun) -> str:
+    """The first failures and the notes alone; empty if there are none."""
+    return "\n".join([*_first_failures(merged), *_table_notes(merged)]).strip("\n")
+
+
 def failures(merged: MergedRun) -> list[Failure]:
     """The bad verdicts, with equal ones of a suite grouped; errors of whole jobs come first."""
     found = [failure for suite in merged.suites for failure in suite.failures]

@@ -158,6 +158,7 @@ class AttemptRunner:
             if not attempt.wait_for_release():
                 return
             if attempt.running is not None and attempt.spec is not None:
+                self.live.job_requested(attempt.spec)
                 self.live.job_started(attempt.job.id, _place(attempt.spec))
                 attempt.started = time.time()
                 attempt.go()

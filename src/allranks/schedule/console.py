@@ -11,6 +11,7 @@ from typing import Final, NoReturn, Protocol, TextIO
 from allranks.report.judged import MergedRun
 from allranks.report.summary import failures, left_out
 from allranks.schedule.log_lines import ActionsView, Commands, LiveView, annotation, is_on_actions
+from allranks.schedule.run_detail import Detail
 from allranks.xml_text import for_terminal
 
 _CANNOT: Final = frozenset({"", "dumb", "unknown"})
@@ -43,13 +44,15 @@ class PlainConsole:
 
     Attributes:
         say: Prints one line.
+        detail: How much.
     """
 
     say: Callable[[str], None]
+    detail: Detail = "usual"
 
     def watch(self, _job_ids: Sequence[str]) -> AbstractContextManager[LiveView]:
         """See :class:`Console`."""
-        return nullcontext(LiveView(self.say))
+        return nullcontext(LiveView(self.say, self.detail))
 
     def annotate(self, merged: MergedRun) -> None:
         """Do nothing: the table of results is enough."""
@@ -66,14 +69,16 @@ class ActionsConsole:
     Attributes:
         say: Prints one line.
         commands: Requests to the runner.
+        detail: How much.
     """
 
     say: Callable[[str], None]
     commands: Commands
+    detail: Detail = "usual"
 
     def watch(self, _job_ids: Sequence[str]) -> AbstractContextManager[LiveView]:
         """See :class:`Console`."""
-        return nullcontext(ActionsView(say=self.say, commands=self.commands))
+        return nullcontext(ActionsView(say=self.say, commands=self.commands, detail=self.detail))
 
     def annotate(self, merged: MergedRun) -> None:
         """See :class:`Console`."""
@@ -104,6 +109,7 @@ def console_for(
     pytest_args: Sequence[Sequence[str]] = (),
     environ: Mapping[str, str] = os.environ,
     stream: TextIO | None = None,
+    detail: Detail = "usual",
 ) -> Iterator[Console]:
     """The console that fits the environment.
 
@@ -112,15 +118,21 @@ def console_for(
         pytest_args: The arguments of each job for pytest.
         environ: Names the CI service, and the abilities of the terminal.
         stream: Standard output; None for this process's.
+        detail: How much is printed; a quiet run has no table.
     """
     stream, say = sys.stdout if stream is None else stream, _harmless(say)
     if is_on_actions(environ):
         with _switched_off(Commands(say)) as commands:
-            yield ActionsConsole(say, commands)
-    elif stream.isatty() and environ.get("TERM", "") not in _CANNOT and not any(map(is_streamed, pytest_args)):
-        yield _table(say, stream)
+            yield ActionsConsole(say, commands, detail)
+    elif (
+        detail != "quiet"
+        and stream.isatty()
+        and environ.get("TERM", "") not in _CANNOT
+        and not any(map(is_streamed, pytest_args))
+    ):
+        yield _table(say, stream, detail)
     else:
-        yield PlainConsole(say)
+        yield PlainConsole(say, detail)
 
 
 def _harmless(say: Callable[[str], None]) -> Callable[[str], None]:
@@ -128,14 +140,14 @@ def _harmless(say: Callable[[str], None]) -> Callable[[str], None]:
     return lambda line: say(for_terminal(line))
 
 
-def _table(say: Callable[[str], None], stream: TextIO) -> Console:
+def _table(say: Callable[[str], None], stream: TextIO, detail: Detail) -> Console:
     """The live table; plain lines if rich, which draws it, is not installed."""
     try:
         # rich takes a twentieth of a second to import: a run whose lines go to a file does without.
         from allranks.schedule.terminal import TerminalConsole  # noqa: PLC0415
     except ImportError:
-        return PlainConsole(say)
-    return TerminalConsole(say, stream)
+        return PlainConsole(say, detail)
+    return TerminalConsole(say, stream, detail)
 
 
 @contextmanager

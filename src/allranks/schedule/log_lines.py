@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from allranks.engine.protocol import JobSpec
 from allranks.records import Printed, RankEnded, Record
 from allranks.report.judged import Failure
 from allranks.report.run_files import JobError
 from allranks.schedule.progress import State, Tests
+from allranks.schedule.run_detail import Detail, evidence_lines, request_lines
 from allranks.xml_text import file_of
 
 _LINES = 12
@@ -28,9 +30,11 @@ class LiveView:
 
     Args:
         say: Prints one line.
+        detail: How much.
     """
 
     say: Callable[[str], None]
+    detail: Detail = "usual"
     _running: set[str] = field(default_factory=set)
     _has_failed: set[str] = field(default_factory=set)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -44,11 +48,19 @@ class LiveView:
             gpus: The indexes of its GPUs among the host's.
         """
 
+    def job_requested(self, spec: JobSpec) -> None:
+        """A job is about to begin, as this request asks."""
+        if self.detail == "verbose":
+            with self._lock:
+                for line in request_lines(spec):
+                    self.say(line)
+
     def job_started(self, job_id: str, where: str) -> None:
         """A job begins to run."""
         with self._lock:
             self._running.add(job_id)
-            self.say(f"{job_id}: running in {where}")
+            if self.detail != "quiet":
+                self.say(f"{job_id}: running in {where}")
 
     def take(self, job_id: str, record: Record) -> None:
         """Print the output of ranks, and the first bad outcome of each job."""
@@ -60,11 +72,22 @@ class LiveView:
                 case RankEnded() if record.outcome.is_bad and job_id not in self._has_failed:
                     self._has_failed.add(job_id)
                     self.say(f"{job_id}: first failure: {failure_of(record)}")
+                    self._show_evidence(record)
+                case RankEnded() if record.outcome.is_bad and self.detail == "verbose":
+                    self.say(f"{job_id}: {failure_of(record)}")
+                    self._show_evidence(record)
+
+    def _show_evidence(self, record: RankEnded) -> None:
+        if self.detail == "verbose":
+            for line in evidence_lines(record):
+                self.say(line)
 
     def job_ended(self, job_id: str, tests: Tests, seconds: float, error: JobError | None) -> None:
         """A job has ended: print its counts or its error, with the last lines of the details."""
         with self._lock:
             self._running.discard(job_id)
+            if self.detail == "quiet" and not error and not tests.counts["bad"]:
+                return
             self.say(f"{job_id}: {error.what if error else tests.words or 'no test ran'} ({seconds:.1f} s)")
             for text in (error.why, error.remedy) if error else ():
                 for line in _last_lines(text):

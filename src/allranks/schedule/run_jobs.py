@@ -17,7 +17,7 @@ from allranks.matrix.model import Job
 from allranks.report.durations import Durations, Meter, keep_durations
 from allranks.report.judged import MergedRun, exit_code
 from allranks.report.merging import Observer, merge
-from allranks.report.summary import render_table
+from allranks.report.summary import render_problems, render_table
 from allranks.schedule.attempt_runner import AttemptRunner
 from allranks.schedule.combined_coverage import combine
 from allranks.schedule.console import Annotate, Console, annotate_all, console_for
@@ -26,6 +26,7 @@ from allranks.schedule.earlier_runs import take_snapshot
 from allranks.schedule.host import choose_host
 from allranks.schedule.results_folder import RunFolder, facts_of, open_run, own_party, take_jobs
 from allranks.schedule.retry_policy import Again, RunPolicy
+from allranks.schedule.run_detail import Detail
 
 ENOUGH = 65_536
 """For some ten thousand jobs at a time; far below what slows programs that iterate over all possible descriptors."""
@@ -41,17 +42,6 @@ def make_room_for_descriptors(enough: int = ENOUGH) -> None:
     wanted = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-MEANING: Mapping[ExitCode, str] = {
-    ExitCode.OK: "all verdicts are good",
-    ExitCode.TESTS_FAILED: "tests failed",
-    ExitCode.USAGE: "the request or the matrix file is wrong",
-    ExitCode.UNACCOUNTED: "a cell or rank is unaccounted for",
-    ExitCode.INFRASTRUCTURE: "the infrastructure failed",
-    ExitCode.NOTHING_RAN: "nothing ran: no test executed",
-    ExitCode.INTERRUPTED: "interrupted",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +63,7 @@ class RunOptions:
         gpu_mode: Whose GPUs, and how containers are given them.
         planned_gpus: How many GPUs this machine must have, since a plan has chosen it for jobs that need them.
         annotate: Reports failures to a CI service.
+        detail: How much is printed.
     """
 
     run_id: str
@@ -89,6 +80,7 @@ class RunOptions:
     gpu_mode: GpuMode = "auto"
     planned_gpus: int = 0
     annotate: Annotate = annotate_all
+    detail: Detail = "usual"
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
@@ -107,13 +99,13 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
     pytest_args = [(*job.suite.pytest_args, *options.pytest_args) for job in jobs]
     if options.policy.pdb:
         pytest_args = [("-s",)]  # the terminal is the debugger's
-    with console_for(say, pytest_args) as console:
+    with console_for(say, pytest_args, detail=options.detail) as console:
         return _run(expansion, jobs, options, console)
 
 
 def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console: Console) -> ExitCode:
     # Before there is a run: a refused request is not a failed run.
-    say = console.say
+    say = console.say if options.detail != "quiet" else _say_nothing
     inventory = take_inventory(options.gpu_mode)
     if options.gpus is not None:
         inventory = inventory.only(options.gpus)
@@ -129,6 +121,8 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
         durations = options.durations or expansion.matrix.root / expansion.matrix.durations
         try:
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
+            if options.detail == "verbose":
+                say(f"run {folder.run_id} of {expansion.matrix.path}, into {folder.path}")
             host = choose_host(options.engine, expansion.matrix, say, inventory, uses)
             with console.watch([job.id for job in to_do]) as live:
                 attempts = AttemptRunner(expansion.matrix, host, folder, live, options.pytest_args, options.policy)
@@ -136,8 +130,8 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             combine(expansion.matrix, folder.path, jobs, options.pytest_args, say)
             return _conclude(folder, jobs, options, durations, console)
         except KeyboardInterrupt:
-            say("interrupted: containers and processes of this run are gone")
-            options.annotate(console, _show(folder, {job.id for job in jobs}, console))
+            console.say("interrupted: containers and processes of this run are gone")
+            options.annotate(console, _show(folder, {job.id for job in jobs}, console, options.detail))
             return ExitCode.INTERRUPTED
         except Exception:
             # Even after an error a report has the plan and the results so far.
@@ -174,17 +168,26 @@ def _conclude(
     """The exit code of these jobs alone: other sessions that share the run report theirs, in any order."""
     ids = {job.id for job in jobs}
     meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
-    own = _show(folder, ids, console, meter.add)
+    own = _show(folder, ids, console, options.detail, meter.add)
     options.annotate(console, own)
-    keep_durations(durations, meter.durations, console.say)
+    keep_durations(durations, meter.durations, console.say if options.detail != "quiet" else _say_nothing)
     return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
 
 
-def _show(folder: RunFolder, job_ids: AbstractSet[str], console: Console, *observers: Observer) -> MergedRun:
+def _say_nothing(_line: str) -> None:
+    """Take a line of progress in a quiet run."""
+
+
+def _show(
+    folder: RunFolder, job_ids: AbstractSet[str], console: Console, detail: Detail, *observers: Observer
+) -> MergedRun:
     own, say = merge(folder.path, observers=observers).only(job_ids), console.say
-    say("")
-    say(render_table(own))
-    say("")
+    if detail != "quiet":
+        say(f"\n{render_table(own)}\n")
+    elif problems := render_problems(own):
+        say(f"{problems}\n")
+    else:
+        return own
     report = _lasting(folder.path)
     say("report: " + "\n        ".join(str(_from_here(report / file.name)) for file in own.junit_files))
     say(f"page: {_from_here(report / own.page.name)}")

@@ -20,6 +20,7 @@ from allranks.report.judged import MergedRun
 from allranks.report.run_files import JobError
 from allranks.schedule.log_lines import LiveView, failure_of
 from allranks.schedule.progress import STATES, Board, Picture, Row, State, Tests, words
+from allranks.schedule.run_detail import Detail
 from allranks.xml_text import for_terminal, printable
 
 _GAP: Final = 2
@@ -206,10 +207,12 @@ class TerminalConsole:
     Args:
         say: Prints one line, where there is no table.
         file: The terminal.
+        detail: How much it prints.
     """
 
-    def __init__(self, say: Callable[[str], None], file: TextIO) -> None:
+    def __init__(self, say: Callable[[str], None], file: TextIO, detail: Detail = "usual") -> None:
         self._say = say
+        self._detail = detail
         # The caller has checked that it is a terminal; output of tests is no markup.
         self._rich = RichConsole(
             file=file, force_terminal=True, force_interactive=True, markup=False, emoji=False, highlight=False
@@ -230,7 +233,7 @@ class TerminalConsole:
         with uninterrupted():
             self._table = _Table(self._rich, board)
         try:
-            yield TableView(say=self.say, board=board)
+            yield TableView(say=self.say, board=board, detail=self._detail)
         finally:
             with uninterrupted():
                 self._table.close()

@@ -281,6 +281,11 @@ _NAMES_BY_MODULE = MappingProxyType(
 _HOME = MappingProxyType({name: module for module, names in _NAMES_BY_MODULE.items() for name in names})
 
 
+def __dir__() -> list[str]:
+    """The public names too, for editors and interactive shells: none is imported before its first use."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         msg = f"module {__name__!r} has no attribute {name!r}"

@@ -15,6 +15,7 @@ import pytest
 from allranks.harness.collection.lockstep import refused_reruns
 from allranks.harness.config import PYTEST_CACHE
 from allranks.harness.refusals import REFUSED
+from allranks.outcomes import MESSAGE_LIMIT, shorten
 
 _SWITCHED_OFF = ("no:cacheprovider", "-pno:cacheprovider")
 _READERS = ("lfplugin", "stepwiseplugin")
@@ -92,6 +93,28 @@ def _refusals(option: Any) -> Iterator[str]:  # noqa: ANN401 - argparse's namesp
             "pytest-xdist cannot be used: the ranks of a cell are the processes that run its tests. "
             "Take -n, --tx or -f away, or add `-n 0` where pytest's configuration file has one."
         )
+
+
+REFUSED_BY_PYTEST = (
+    "They come from the command line, pytest_args of the suite, or addopts in pytest's configuration file."
+)
+
+_FAULT_OF_THE_SUITE = "ImportError while loading conftest"
+_OF_THE_PARSER = "pytest.main(): error: "
+
+
+def refusal_in(output: str) -> str:
+    """The reason that pytest gives for a usage error, from its output; empty if a conftest file is at fault.
+
+    pytest returns one exit code for both: wrong arguments, and a conftest file that cannot be imported.
+    """
+    lines = output.splitlines()
+    if _FAULT_OF_THE_SUITE in output or not any(line.startswith("ERROR: ") for line in lines):
+        return ""
+    last = max(place for place, line in enumerate(lines) if line.startswith("ERROR: "))
+    parsed = (line.removeprefix(_OF_THE_PARSER) for line in lines[last:] if line.startswith(_OF_THE_PARSER))
+    reason = next(parsed, lines[last].removeprefix("ERROR: "))
+    return shorten(f"pytest refuses its arguments: {reason.strip()}", MESSAGE_LIMIT)
 
 
 def refuse_stepwise_of_a_share(config: pytest.Config) -> None:

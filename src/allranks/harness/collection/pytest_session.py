@@ -25,8 +25,10 @@ from allranks.harness.collection.imports import ThreadWatch, preload, redirect_h
 from allranks.harness.collection.lockstep import forget_plugin, settle_hypothesis, with_reruns
 from allranks.harness.collection.marker_options import MarkerError, read_terms
 from allranks.harness.collection.pytest_options import (
+    REFUSED_BY_PYTEST,
     cache_arguments,
     note_outcomes,
+    refusal_in,
     refuse_options,
     refuse_stepwise_of_a_share,
     share_seed,
@@ -78,7 +80,7 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
     if plugin.was_refused:
         return None
     if not plugin.has_collected:
-        supervisor.write(CollectionFailed(text=shorten(_log(folders))))
+        supervisor.write(_why_not_collected(code, _log(folders)))
         return None
     if code is pytest.ExitCode.INTERNAL_ERROR:
         message = "pytest, or a hook of the suite's, broke down beside the tests"
@@ -98,6 +100,13 @@ def _obstacle(config: AgentConfig, folders: Folders) -> AgentFailed | Collection
             remedy = "Install the same version in both places, or leave it out of the job's packages."
             return AgentFailed(message=f"{both} runs the job. {remedy}", kind=FailureKind.USAGE)
     return None
+
+
+def _why_not_collected(code: int, output: str) -> AgentFailed | CollectionFailed:
+    """Why pytest has collected nothing: a fault of its arguments, or of the suite."""
+    if code == pytest.ExitCode.USAGE_ERROR and (refusal := refusal_in(output)):
+        return AgentFailed(message=refusal, text=REFUSED_BY_PYTEST, kind=FailureKind.USAGE)
+    return CollectionFailed(text=shorten(output))
 
 
 def _log(folders: Folders) -> str:

@@ -1,0 +1,42 @@
+"""The metadata of a package that depend on where it is published from: its addresses, and the links of its page."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+_RELATIVE_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?!https?:|#)(?P<path>[^)\s]+)\)")
+
+
+def address(environ: Mapping[str, str]) -> str:
+    """The address of the repository that a workflow of GitHub builds; empty elsewhere, where none is known."""
+    if "GITHUB_REPOSITORY" not in environ:
+        return ""
+    return f"{environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{environ['GITHUB_REPOSITORY']}"
+
+
+def urls(home: str) -> dict[str, str]:
+    """The links beside the page of a package index."""
+    if not home:
+        return {}
+    pages = {"Documentation": "tree/HEAD/docs", "Changelog": "blob/HEAD/CHANGELOG.md", "Issues": "issues"}
+    return {"Source": home, **{name: f"{home}/{path}" for name, path in pages.items()}}
+
+
+def readme(text: str, home: str) -> str:
+    """The README for the page of an index, which has no files beside it: links lead to the repository, or are plain."""
+    return _RELATIVE_LINK.sub(rf"[\g<text>]({home}/blob/HEAD/\g<path>)" if home else r"\g<text>", text)
+
+
+class CustomMetadataHook(MetadataHookInterface):
+    """Called by hatchling for each build."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set the dynamic fields of ``[project]``."""
+        home = address(os.environ)
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": readme(text, home)}
+        metadata["urls"] = urls(home)

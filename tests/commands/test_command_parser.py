@@ -1,0 +1,85 @@
+"""Help pages, and what a misspelt command line is answered."""
+
+import re
+
+import pytest
+
+from allranks.cli import _COMMANDS
+from allranks.errors import MEANING, ExitCode
+
+COMMANDS = [name for name, *_ in _COMMANDS]
+
+
+def codes_of(page):
+    """The table of exit codes at the end of a help page."""
+    return dict(re.findall(r"^  (\d+) +(.+)$", page.partition("exit codes:\n")[2], re.MULTILINE))
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("merge",), ("report",)], ids=" ".join)
+def test_help_tells_every_exit_code_of_what_judges(allranks, command):
+    code, out, _ = allranks(*command, "--help")
+    assert code == 0
+    assert codes_of(out) == {f"{code:d}": MEANING[code] for code in ExitCode}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_groups_and_ends_with_exit_codes(allranks, command):
+    _, out, _ = allranks(command, "-h")
+    assert out.startswith(f"usage: allranks {command} ")
+    assert "\noptions:" not in out
+    assert "\ngeneral:\n  -h, --help" in out
+    assert {"0", "2", "4", "130"} <= codes_of(out).keys()
+
+
+def test_options_of_a_run_are_in_groups_of_a_few(allranks):
+    _, out, _ = allranks("run", "--help")
+    groups = re.split(r"^\w[\w ]*:$", out.partition("exit codes:")[0], flags=re.MULTILINE)
+    assert len(groups) > 6
+    assert all(len(re.findall(r"^  -", group, re.MULTILINE)) <= 7 for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["pln"], "There is no command 'pln'.\n  Did you mean 'plan'?"),
+        (["-x", "rnu"], "Did you mean 'run'?"),
+        (["run", "--sute", "x"], "allranks run has no option --sute.\n  Did you mean --suite?"),
+        (["run", "--suit=x"], "Did you mean --suite?"),
+        (["run", "--maxfail=1"], "pytest go after --: allranks run -- --maxfail=1"),
+        (["run", "--pdb"], "Did you mean --pdb-rank?"),
+        (["doctor", "--engin", "docker"], "Did you mean --engine?"),
+        (["merge", "x", "--policy", "ski"], "choose from skip, pass (did you mean skip?)"),
+        (["plan", "--format", "jsn"], "(did you mean json?)"),
+        (["run", "--engine", "dokcer"], "(did you mean docker?)"),
+        (["report", "a", "b"], "allranks report takes no argument 'b'."),
+        (["doctor", "--", "-x"], "This command passes no arguments to pytest: -x"),
+        (["-v", "run"], "Options of a command go after its name: allranks run -v"),
+        (["run", "--retries"], "--retries: expected one argument.\n  usage: allranks run "),
+        ([], "required: COMMAND"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line_is_one_error_that_leads_on(allranks, arguments, said):
+    code, out, err = allranks(*arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("error: ") == err.count("\n") - err.count("\n  ") == 1
+
+
+@pytest.mark.parametrize("flag", ["-V", "--version"])
+def test_the_version_has_a_short_option(allranks, flag):
+    code, out, _ = allranks(flag)
+    assert (code, out.split()[0]) == (0, "allranks")
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "plan", "nope"), ("plan", "nope", "--debug")])
+def test_debug_may_stand_on_either_side_of_the_command(allranks, arguments):
+    assert "Traceback" in allranks(*arguments)[2]
+
+
+@pytest.mark.usefixtures("runs")
+def test_cells_may_stand_between_options(allranks, runs):
+    assert allranks("run", "gloo-w1-g0-env", "-j", "2", "gloo-w2-g0-env", "--suite", "tiny")[0] == 0
+    [(jobs, options)] = runs
+    assert jobs == ["gloo-w1-g0-env/tiny", "gloo-w2-g0-env/tiny"]
+    assert options.policy.most == 2

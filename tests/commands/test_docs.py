@@ -1,0 +1,43 @@
+"""docs/command-line.md against the code that it describes."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from allranks.cli import _COMMANDS
+from allranks.errors import MEANING, PRECEDENCE, ExitCode
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "command-line.md").read_text()
+
+
+def test_the_page_has_every_exit_code_and_their_order():
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", PAGE, re.MULTILINE)
+    assert {int(code): meaning for code, meaning in rows} == {int(code): MEANING[code] for code in ExitCode}
+    assert f"the first of {', '.join(str(int(code)) for code in PRECEDENCE)} counts" in PAGE
+
+
+def test_the_readme_has_the_same_exit_codes():
+    codes = re.findall(r"^\| (\d+) \| ", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert list(map(int, codes)) == list(ExitCode)
+
+
+@pytest.mark.parametrize("command", [name for name, *_ in _COMMANDS])
+def test_the_page_names_every_command(command):
+    assert f"`{command}`" in PAGE
+
+
+@pytest.mark.parametrize("command", ["plan", "doctor", "leases", "images", "merge", "report"])
+def test_every_command_with_json_has_its_keys_on_the_page(allranks, command):
+    assert "--json" in allranks(command, "--help")[1]
+    assert re.search(rf"^\| [^|]*`{command}`[^|]* \| `[a-z_]+`", PAGE.partition("## JSON")[2], re.MULTILINE)
+
+
+def test_the_keys_on_the_page_are_those_that_are_printed(allranks):
+    import json
+
+    told = json.loads(allranks("plan", "--json")[1])
+    [row] = re.findall(r"^\| `plan` \| (`file`.*) \|$", PAGE, re.MULTILINE)
+    keys = set(re.findall(r"`(\w+)`", row))
+    assert keys == {*told, *told["cells"][0], *told["dropped"][0]} - {"schema"}

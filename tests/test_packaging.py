@@ -1,0 +1,62 @@
+"""What a package index shows, and what an installed wheel can name."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    pytest.importorskip("hatchling")
+    monkeypatch.syspath_prepend(ROOT)
+    import hatch_build
+
+    yield hatch_build
+    del sys.modules["hatch_build"]
+
+
+def metadata_of(hook):
+    metadata = {}
+    hook.CustomMetadataHook(str(ROOT), {}).update(metadata)
+    return metadata
+
+
+def test_the_page_of_an_index_has_no_link_that_leads_nowhere(hook, monkeypatch):
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    metadata = metadata_of(hook)
+    assert re.findall(r"\]\((?!https?:|#)", metadata["readme"]["text"]) == []
+    assert "lists what is guaranteed" in metadata["readme"]["text"]
+    assert metadata["urls"] == {}
+
+
+def test_a_workflow_gives_the_address_of_its_repository(hook, monkeypatch):
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://git.example")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/allranks")
+    metadata = metadata_of(hook)
+    home = "https://git.example/someone/allranks"
+    assert f"[docs/runs.md]({home}/blob/HEAD/docs/runs.md#selection)" in metadata["readme"]["text"]
+    assert metadata["urls"]["Source"] == home
+    assert set(metadata["urls"]) == {"Source", "Documentation", "Changelog", "Issues"}
+
+
+def test_the_source_distribution_has_the_docs_and_the_scripts_that_remedies_name():
+    include = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert {"docs", "/*.md", "scripts/base-image", "scripts/docker-engine", "hatch_build.py"} <= set(include)
+
+
+@pytest.mark.parametrize("minor", [11, 12, 13])
+def test_each_python_that_is_tested_has_its_classifier(minor):
+    assert f"Programming Language :: Python :: 3.{minor}" in PROJECT["project"]["classifiers"]
+
+
+def test_no_remedy_names_a_script_as_if_a_wheel_had_it():
+    for path in (ROOT / "src").rglob("*.py"):
+        for line in path.read_text().splitlines():
+            if re.search(r"(remedy|Start|run |Without).*scripts/", line):
+                assert "source" in line, f"{path.name}: {line.strip()}"
