@@ -38,7 +38,7 @@ def test_every_table_is_read(load_text, repository, document):
     text = text.replace('torch = "2.13.0"', 'torch = "2.13.0"\n' + IMAGE_REST)
     matrix = load_text(text + ALL_ELSE)
     suite, image = matrix.suites["collectives"], matrix.images["cpu"]
-    assert (suite.path, suite.isolation, suite.files) == (Path("suites/collectives"), "job", (Path("data"),))
+    assert (suite.paths, suite.isolation, suite.files) == ((Path("suites/collectives"),), "job", (Path("data"),))
     assert suite.when is not None
     assert suite.overlap == 4
     assert suite.pytest_args == ("-p", "no:randomly")

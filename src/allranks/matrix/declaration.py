@@ -27,6 +27,7 @@ from allranks.matrix.model import (
     Suite,
 )
 from allranks.matrix.runners import check_runners, read_runner
+from allranks.matrix.suite_paths import inside, suite_paths
 from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, exists, read
 from allranks.matrix.when import Known
 
@@ -227,15 +228,17 @@ def _suites(file: Table, known: Known) -> dict[str, Suite]:
 
 
 def _suite(name: str, table: Table, known: Known) -> Suite:
-    table.only("path", "isolation", "overlap", "when", "files", "pytest_args", "shards", "default")
+    table.only("path", "exclude", "isolation", "overlap", "when", "files", "pytest_args", "shards", "default")
     table.needs("path", f'path = "tests/{name}"')
+    paths, ignored = suite_paths(table)
     return Suite(
         name=name,
-        path=_inside(table, "path", table.text("path", "")),
+        paths=paths,
+        ignored=ignored,
         isolation=table.choice("isolation", get_args(Isolation), Suite.isolation),
         overlap=table.whole("overlap", Suite.overlap, 1),
         when=table.optional_condition(known),
-        files=tuple(_inside(table, "files", text) for text in table.texts("files")),
+        files=tuple(inside(table, "files", text) for text in table.texts("files")),
         pytest_args=table.texts("pytest_args"),
         shards=_shards(table),
         default=table.flag("default", Suite.default),
@@ -248,15 +251,6 @@ def _shards(table: Table) -> int:
         what = f"{shards} shards are {shards} jobs in every cell"
         raise table.error(name="shards", what=what, remedy=f"Write a whole number from 1 to {MOST_SHARDS}.")
     return shards
-
-
-def _inside(table: Table, name: str, text: str) -> Path:
-    """An existing path inside the repository, so that it can be copied into a job."""
-    path = table.existing_path(name, text)
-    if ".." in path.parts:
-        remedy = "Only what is below the matrix file's folder is copied into a job: move it there."
-        raise table.error(name, f"{shown(text)} leads out of the repository", remedy)
-    return path
 
 
 def _env(table: Table, known: Known) -> EnvRule:
