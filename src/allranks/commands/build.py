@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import add_engine, add_selection, chosen_jobs, say
+from allranks.commands.options import add_engine, add_selection, chosen_jobs, read_matrix, say
 from allranks.errors import ExitCode, UsageError
-from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Image, Job
 
@@ -46,7 +45,7 @@ def _add_destination(parser: argparse.ArgumentParser) -> None:
 
 
 def _build(options: argparse.Namespace) -> ExitCode:
-    expansion = load(options.matrix)
+    expansion = read_matrix(options)
     _build_for(_jobs_to_build_for(expansion, options), expansion.matrix.root, options)
     return ExitCode.OK
 

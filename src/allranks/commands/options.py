@@ -10,6 +10,7 @@ from pathlib import Path
 
 from allranks.engine_registry import AUTO, OWN_ENGINES, engine_names
 from allranks.errors import UsageError
+from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, suites_holding, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
@@ -118,6 +119,18 @@ def run_id() -> str:
         msg = f"{RUN_ID_VARIABLE} is {run_id!r}, and names a folder and containers."
         raise UsageError(msg, remedy="Use letters, digits, '_', '.' and '-', or leave it unset.")
     return run_id
+
+
+def read_matrix(options: argparse.Namespace) -> Expansion:
+    """The matrix that the command line names; its warnings go to standard error.
+
+    Raises:
+        MatrixError: There is none, or it is invalid.
+    """
+    expansion = load(options.matrix)
+    for warning in expansion.matrix.warnings:
+        remark(f"allranks: warning: {warning}")
+    return expansion
 
 
 def chosen_jobs(expansion: Expansion, options: argparse.Namespace) -> Sequence[Job]:

@@ -7,11 +7,19 @@ from itertools import groupby
 from math import prod
 from pathlib import Path
 
-from allranks.commands.options import add_selection, chosen_jobs, number, remark, run_id, say, selected_cells
+from allranks.commands.options import (
+    add_selection,
+    chosen_jobs,
+    number,
+    read_matrix,
+    remark,
+    run_id,
+    say,
+    selected_cells,
+)
 from allranks.errors import ExitCode, counted
 from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
-from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import chosen_suites, plan, unnamed_suites
 from allranks.matrix.model import Cell, Job, Matrix
@@ -51,7 +59,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> ExitCode:
-    expansion = load(options.matrix)
+    expansion = read_matrix(options)
     if options.format == "github":
         return _plan_machines(expansion, options)
     cells, suites = selected_cells(expansion, options), options.suite or None

@@ -17,6 +17,7 @@ from allranks.commands.options import (
     add_selection,
     chosen_jobs,
     number,
+    read_matrix,
     run_id,
     say,
     selected_cells,
@@ -24,7 +25,6 @@ from allranks.commands.options import (
 from allranks.errors import ExitCode, UsageError
 from allranks.harness.refusals import REFUSED
 from allranks.matrix.cell_images import image_for
-from allranks.matrix.declaration import load
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
 from allranks.matrix.model import Job, Matrix
@@ -147,7 +147,7 @@ def _refuse_options(pytest_args: Sequence[str]) -> None:
 
 def _run(options: argparse.Namespace) -> ExitCode:
     _refuse_options(options.pytest_args)
-    expansion = load(options.matrix)
+    expansion = read_matrix(options)
     if options.pdb_rank is not None:
         expansion = _prepare_debugging(expansion, options)
     if options.plan_file or options.pack:

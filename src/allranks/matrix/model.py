@@ -278,6 +278,7 @@ class Matrix:
         durations: The file of test durations, for even shards, relative to the matrix file; it may not exist yet.
         finished: Images that another machine has built, by the name of the image they replace; not from the file.
         line: The line on which ``[matrix]`` begins.
+        warnings: What is likely a mistake, and no error.
     """
 
     path: Path
@@ -296,6 +297,7 @@ class Matrix:
     durations: Path = DURATIONS_FILE
     finished: Mapping[str, str] = field(default_factory=dict)
     line: int = 1
+    warnings: tuple[str, ...] = ()
 
     @property
     def root(self) -> Path:
