@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 import allranks
-from allranks.commands import build, host_state, images, merge, plan, run
+from allranks.commands import build, host_state, images, init, merge, plan, run
 from allranks.errors import AllranksError, ExitCode
 
 
@@ -70,8 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands",
         required=True,
-        metavar="plan | run | build | merge | report | leases | images | doctor | clean",
+        metavar="init | plan | run | build | merge | report | leases | images | doctor | clean",
     )
+    init.add(commands.add_parser("init", help="write a matrix file, a noxfile and a first test for this repository"))
     plan.add(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
     run.add(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
     build.add(commands.add_parser("build", help="build the images of cells, for this machine or for others"))
