@@ -70,9 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         title="commands",
         required=True,
-        metavar="init | plan | run | build | merge | report | leases | images | doctor | clean",
+        metavar="init | schema | plan | run | build | merge | report | leases | images | doctor | clean",
     )
     init.add(commands.add_parser("init", help="write a matrix file, a noxfile and a first test for this repository"))
+    init.add_schema(commands.add_parser("schema", help="print a JSON schema of the matrix file, for editors"))
     plan.add(commands.add_parser("plan", help="show the cells of the matrix, without running anything"))
     run.add(commands.add_parser("run", help="run suites in cells, and merge what every rank reported"))
     build.add(commands.add_parser("build", help="build the images of cells, for this machine or for others"))

@@ -97,18 +97,42 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_init)
 
 
+def add_schema(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``allranks schema``."""
+    meaning = f"the schema of {PYPROJECT}, in which the matrix is [{'.'.join(PYPROJECT_TABLE)}]"
+    parser.add_argument("--pyproject", action="store_true", help=meaning)
+    parser.set_defaults(command=_schema)
+
+
+def _schema(options: argparse.Namespace) -> ExitCode:
+    from importlib.resources import files  # noqa: PLC0415 - see _gpus
+
+    text = files("allranks.matrix").joinpath("matrix.schema.json").read_text(encoding="utf-8")
+    say(json.dumps(_inside_pyproject(json.loads(text)), indent=2) if options.pyproject else text.rstrip())
+    return ExitCode.OK
+
+
+def _inside_pyproject(schema: dict[str, object]) -> dict[str, object]:
+    """A schema of pyproject.toml that allows everything beside the matrix."""
+    outer = {"$schema": schema.pop("$schema"), "definitions": schema.pop("definitions")}
+    inner: dict[str, object] = schema
+    for name in reversed(PYPROJECT_TABLE):
+        inner = {"properties": {name: inner}}
+    return outer | inner
+
+
 def _init(options: argparse.Namespace) -> ExitCode:
     root: Path = options.folder.absolute()
     if not root.is_dir():
         msg = f"There is no folder {options.folder}."
         raise UsageError(msg, remedy="Create it, or name the folder of your repository.")
     found = look_around(root)
-    files = contents(found)
+    texts = contents(found)
     if not options.force and not options.dry_run:
-        _refuse_existing(root, files)
+        _refuse_existing(root, texts)
     if (root / "noxfile.py").exists():
-        del files["noxfile.py"]
-    for name, text in files.items():
+        del texts["noxfile.py"]
+    for name, text in texts.items():
         if options.dry_run:
             say(f"--- {name}\n{text}")
         else:
@@ -119,8 +143,8 @@ def _init(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _refuse_existing(root: Path, files: Mapping[str, str]) -> None:
-    present = [name for name in files if name != "noxfile.py" and (root / name).exists()]
+def _refuse_existing(root: Path, texts: Mapping[str, str]) -> None:
+    present = [name for name in texts if name != "noxfile.py" and (root / name).exists()]
     if _tool_table(root, *PYPROJECT_TABLE):
         present.append(f"[{'.'.join(PYPROJECT_TABLE)}] in {PYPROJECT}")
     if present:
