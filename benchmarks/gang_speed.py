@@ -135,7 +135,7 @@ def job_spec(isolation: Isolation, world_size: int, folder: Path) -> JobSpec:
     agent = AgentConfig(
         cell=f"gloo-w{world_size}-g0-env",
         suite="bodies",
-        path="gang_speed_suite/test_bodies.py",
+        paths=("gang_speed_suite/test_bodies.py",),
         backend="gloo",
         world_size=world_size,
         gpu_count=0,

@@ -49,7 +49,7 @@ def matrix_of_100_000() -> Matrix:
             "torch": ("",),
         },
         excludes=(Rule(when=parse_condition("nodes > world_size"), reason="a rank for each node", line=1),),
-        suites={"tests": Suite(name="tests", path=Path("tests"))},
+        suites={"tests": Suite(name="tests", paths=(Path("tests"),))},
         images={"cpu": Image(name="cpu", when=cpu), "cuda": Image(name="cuda", when=gpu)},
         env=(EnvRule(set={"NCCL_DEBUG": "WARN"}, when=gpu),),
         limits=Limits(job=900),

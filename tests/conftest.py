@@ -145,7 +145,7 @@ def owned_run(run_id: str) -> Iterator[str]:
 
 @pytest.fixture
 def make_spec(tmp_path: Path, owned_run: str) -> MakeSpec:
-    """``make_spec(path="suite", world_size=2, ...)``: a job over gloo, of a run that is owned."""
+    """``make_spec(paths=("suite",), world_size=2, ...)``: a job over gloo, of a run that is owned."""
     from allranks.engine_contract import job_of_two_ranks
 
     spec = job_of_two_ranks(owned_run, tmp_path / "code")

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 import allranks
-from allranks.commands import build, completion, host_state, images, merge, plan, run
+from allranks.commands import build, completion, host_state, images, init, merge, plan, run
 from allranks.commands.command_parser import CommandParser
 from allranks.commands.options import painted
 from allranks.errors import AllranksError, ExitCode, UsageError, did_you_mean
@@ -75,6 +75,8 @@ _CAN_FAIL = frozenset({ExitCode.OK, ExitCode.USAGE, ExitCode.INFRASTRUCTURE, Exi
 _JUDGES = frozenset(ExitCode)
 
 _COMMANDS = (
+    ("init", init.add, _CAN_FAIL, "write a matrix file, a noxfile and a first test for this repository"),
+    ("schema", init.add_schema, _CAN_FAIL, "print a JSON schema of the matrix file, for editors"),
     ("plan", plan.add, _CAN_FAIL, "show the cells of the matrix, without running anything"),
     ("run", run.add, _JUDGES, "run suites in cells, and merge what every rank reported"),
     ("build", build.add, _CAN_FAIL, "build the images of cells, for this machine or for others"),

@@ -160,7 +160,7 @@ def job_of_two_ranks(run_id: str, code: Path) -> JobSpec:
     agent = AgentConfig(
         cell="gloo-w2-g0-env",
         suite="tiny",
-        path="suite",
+        paths=("suite",),
         backend="gloo",
         world_size=2,
         gpu_count=0,

@@ -24,6 +24,16 @@ def test_plan_for_machines_is_json_alone(allranks):
     assert [cell["id"] for cell in json.loads(out)["cells"]] == ["gloo-w1-g0-env", "gloo-w2-g0-env", "nccl-w2-g2-env"]
 
 
+@pytest.mark.parametrize("command", [("plan", "--format", "json"), ("run", "--dry-run"), ("build", "--dry-run")])
+def test_a_rule_for_a_value_that_left_its_axis_is_a_warning_beside_the_output(allranks, repository, command):
+    path = repository / "matrix.toml"
+    path.write_text(path.read_text().replace('["gloo", "nccl"]', '["gloo"]'))
+    code, out, err = allranks(*command)
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("allranks: warning: matrix.toml:7: matrix.exclude.when: the condition asks for 'nccl'")
+    assert "warning" not in out
+
+
 def test_the_matrix_of_another_folder_is_named(allranks, repository, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert allranks("plan", "--matrix", str(repository))[0] == 0

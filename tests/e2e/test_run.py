@@ -380,10 +380,23 @@ def test_what_passes_when_tried_again_is_good_and_flaky(launch, scratch, tmp_pat
 def test_what_cannot_be_collected_is_red_beside_tests_that_run(scratch, launch, engine):
     folder = scratch("def test_fine(): pass\n")
     (folder / "suite" / "test_broken.py").write_text("import there_is_no_such_module\n")
-    done = launch(folder, "--engine", engine, "--", "--continue-on-collection-errors")
+    done = launch(folder, "--engine", engine)
     assert done.code == 1, done.output
     assert done.cases["test_fine"].is_passed
     assert "there_is_no_such_module" in done.cases["collection"].result[0].text
+
+
+def test_a_suite_is_what_its_patterns_match_but_for_what_it_excludes(scratch, launch, engine):
+    folder = scratch("def test_in_the_folder(): pass\n")
+    for name in ("more/test_one", "more/test_two", "suite/test_slow"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / f"{name}.py").write_text(f"def {name.partition('/')[2]}(): pass\n")
+    matrix = (folder / "matrix.toml").read_text()
+    paths = 'path = ["more/*.py", "suite"]\nexclude = ["**/test_slow.py", "more/test_two.py"]'
+    (folder / "matrix.toml").write_text(matrix.replace('path = "suite"', paths))
+    done = launch(folder, "--engine", engine)
+    assert done.code == 0, done.output
+    assert set(done.cases) == {"test_in_the_folder", "test_one"}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKi
 PASSING = "def test_passes(): pass\n"
 
 
-def test_what_cannot_be_imported_is_written_down_and_nothing_runs(run_agent):
+def test_what_cannot_be_imported_is_written_down_and_the_others_run(run_agent):
     files = {
         "test_syntax.py": "def test_broken(:",
         "test_import.py": "import there_is_no_such_module",
@@ -18,6 +18,12 @@ def test_what_cannot_be_imported_is_written_down_and_nothing_runs(run_agent):
     assert set(failures) == {"suite/test_syntax.py", "suite/test_import.py"}
     assert "SyntaxError" in failures["suite/test_syntax.py"]
     assert "there_is_no_such_module" in failures["suite/test_import.py"]
+    assert agent.outcomes("test_passes") == ("passed", "passed")
+
+
+def test_under_x_nothing_runs_where_a_module_is_broken(run_agent):
+    agent = run_agent({"test_broken.py": "1 / 0", "test_fine.py": PASSING}, pytest_args=("-x",))
+    assert "ZeroDivisionError" in agent.all(CollectionFailed)[0].text
     assert not agent.all(GangStarted)
 
 
@@ -56,8 +62,46 @@ def test_a_thread_at_import_stops_the_job_whatever_errors_are_to_stop(run_agent)
     assert not agent.all(GangStarted)
 
 
+SEVERAL = {"a/test_a.py": PASSING, "b/test_b.py": PASSING, "c/test_[c].py": PASSING, "c/test_d.py": "1 / 0"}
+
+
+def test_a_suite_of_several_paths_is_all_of_them_in_their_order(run_agent):
+    agent = run_agent(SEVERAL, paths=("suite/b/test_b.py", "suite/a"), world_size=1)
+    nodeids = ["suite/b/test_b.py::test_passes", "suite/a/test_a.py::test_passes"]
+    assert [nodeid for part in agent.all(Collected) for nodeid in part.tests] == nodeids
+    assert not agent.all(CollectionFailed)
+
+
+def test_a_path_is_no_pattern_of_other_files(run_agent):
+    agent = run_agent({"ab/test_a.py": PASSING, "a[b]/test_a.py": PASSING}, paths=("suite/a[b]",), world_size=1)
+    assert "suite/a" in agent.all(CollectionFailed)[0].text  # pytest takes the bracket for that of a parameter
+    assert not agent.all(GangStarted)
+
+
+def test_what_a_suite_excludes_is_not_collected(run_agent):
+    agent = run_agent(SEVERAL, ignored=("suite/c/test_d.py", "suite/b"), world_size=1)
+    nodeids = ["suite/a/test_a.py::test_passes", "suite/c/test_[c].py::test_passes"]
+    assert [nodeid for part in agent.all(Collected) for nodeid in part.tests] == nodeids
+    assert not agent.all(CollectionFailed)
+
+
+@pytest.mark.parametrize(
+    ("paths", "name"), [(("suite/a", "suite/b"), "found_it"), (("suite/a/in", "suite/a"), "own_it")]
+)
+def test_the_configuration_is_that_of_the_folder_that_all_paths_share(run_agent, paths, name):
+    files = {
+        "pytest.ini": "[pytest]\npython_functions = found_*",
+        "a/pytest.ini": "[pytest]\npython_functions = own_*",
+        "a/test_a.py": "def found_it(): pass\ndef own_it(): pass",
+        "a/in/test_c.py": "",
+        "b/test_b.py": "",
+    }
+    agent = run_agent(files, paths=paths, world_size=1)
+    assert list(agent.all(Collected)[0].tests) == [f"suite/a/test_a.py::{name}"]
+
+
 def test_an_absent_suite_is_a_failed_collection(run_agent):
-    agent = run_agent({"test_a.py": PASSING}, path="elsewhere")
+    agent = run_agent({"test_a.py": PASSING}, paths=("suite", "elsewhere"))
     assert "elsewhere" in agent.all(CollectionFailed)[0].text
 
 

@@ -56,6 +56,14 @@ def test_each_test_is_run_by_one_of_the_agents_in_its_files_order(run_shares):
     assert [collected(agent) for agent in agents] == [["suite/test_c.py", B1, B2, B3], [A1, A2]]
 
 
+def test_a_broken_module_is_an_error_of_every_share_and_its_neighbours_run(run_shares):
+    agents = run_shares(
+        {**FILES, "test_d.py": "1 / 0"}, 2, paths=("suite/test_d.py", "suite/test_b.py", "suite/test_a.py")
+    )
+    assert [ran(agent) for agent in agents] == [[B1, B2, B3], [A1, A2]]
+    assert [[failed.nodeid for failed in agent.all(CollectionFailed)] for agent in agents] == [["suite/test_d.py"]] * 2
+
+
 def test_all_agents_say_that_they_have_made_the_same_split(run_shares):
     [one], [two] = (agent.all(Shared) for agent in run_shares(FILES, 2))
     assert one.split == two.split

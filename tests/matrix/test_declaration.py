@@ -38,7 +38,7 @@ def test_every_table_is_read(load_text, repository, document):
     text = text.replace('torch = "2.13.0"', 'torch = "2.13.0"\n' + IMAGE_REST)
     matrix = load_text(text + ALL_ELSE)
     suite, image = matrix.suites["collectives"], matrix.images["cpu"]
-    assert (suite.path, suite.isolation, suite.files) == (Path("suites/collectives"), "job", (Path("data"),))
+    assert (suite.paths, suite.isolation, suite.files) == ((Path("suites/collectives"),), "job", (Path("data"),))
     assert suite.when is not None
     assert suite.overlap == 4
     assert suite.pytest_args == ("-p", "no:randomly")
@@ -265,7 +265,7 @@ def load_edited(load_text, document):
         ),
         ("'nccl' and", "'ncll' and", "matrix.toml:7: matrix.exclude.when: the condition asks for 'ncll'", "'nccl'?"),
         ("'nccl' and", "1 and", "matrix.toml:7: matrix.exclude.when: the condition compares backend", "'nccl'"),
-        ('"gpu_count == 0"', '"gpu_count == 3"', "matrix.toml:18: images.cpu.when: the condition asks", "0, 1, 2"),
+        ('"gpu_count == 0"', '"gpu_count == 3"', "matrix.toml:21: images: the cell gloo-w1-g0-env has no", "widen"),
         ('"gpu_count == 0"', "0", "matrix.toml:18: images.cpu.when: 0 is not a string", "when ="),
         ('"gpu_count == 0"', '" "', "matrix.toml:18: images.cpu.when: is blank", "leave it out"),
         # tables
@@ -367,7 +367,8 @@ def test_mistake_names_file_line_key_and_remedy(load_edited, old, new, start, re
             "below test",
         ),
         ("[limits]\ntest = 3600", "matrix.toml:29: limits.test: test (3600 s) is not below job", "below job"),
-        ("[limits]\nmemory_mib = 0.5", "matrix.toml:29: limits.memory_mib: 0.5 is not a whole number", "at least 1"),
+        ("[limits]\nmemory_mib = 0.5", "matrix.toml:29: limits.memory_mib: 0.5 is not a whole number", "at least 256"),
+        ("[limits]\nmemory_mib = 1", "matrix.toml:29: limits.memory_mib: 1 is out of range", "from 256 to"),
         ("[process]\npython = ''", "matrix.toml:29: process.python: is blank", "leave it out"),
         ("[process]\nphyton = 'x'", "matrix.toml:29: process.phyton: there is no such key", "'python'"),
         ("limits = 1", "matrix.toml:28: env.limits: there is no such key", "Known"),
@@ -398,6 +399,72 @@ def test_mistake_after_the_environment_names_its_own_line(load_text, document, t
         load_text(document + tail)
     assert caught.value.what.startswith(start)
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("axis", ["world_size", "gpu_count", "nodes"])
+def test_a_million_ranks_are_a_mistake(load_text, axis):
+    lines = AXES_LINES.replace("world_size = [2]\n", "") if axis == "world_size" else AXES_LINES
+    with pytest.raises(MatrixError, match=rf"matrix.{axis}: 1000000 is out of range.*\n.*to 10000\."):
+        load_text(f"{lines}{axis} = 1_000_000\n{REST}")
+
+
+@pytest.mark.parametrize(
+    ("table", "when"),
+    [
+        ("[[matrix.exclude]]\nreason = 'x'", "backend == 'nccl' and gpu_count < world_size"),
+        ("[[matrix.exclude]]\nreason = 'x'", "world_size == 4"),
+        ("[[env]]\nset = {}", "init_method in ['env', 'tcp']"),
+        ("[images.other]\nimage = 'x'", "gpu_count == 1"),
+        ("[[runners]]\nlabels = ['x']", "nodes == 2"),
+    ],
+)
+def test_a_rule_for_a_value_that_left_its_axis_is_a_warning(load_text, table, when):
+    [warning] = load_text(f'{AXES_LINES}{table}\nwhen = "{when}"\n{REST}').warnings
+    key = table.strip("[").partition("]")[0]
+    assert warning.startswith(f"matrix.toml:6: {key}.when: the condition asks for ")
+    assert "is not on the axis" in warning
+
+
+@pytest.mark.parametrize(
+    ("table", "when", "remedy"),
+    [
+        ("[[matrix.exclude]]\nreason = 'x'", "backend == 'ncll'", "Known: 'gloo'"),
+        ("[[matrix.exclude]]\nreason = 'x'", "backend == 'nccl' or init_method == 'envy'", "'env'?"),
+        ("[[env]]\nset = {}", "world_size == 0", "Known: 2."),
+        ("[suites.s]\npath = 'suites'", "backend == 'nccl'", "Known: 'gloo'"),
+        ("[suites.s]\npath = 'suites'", "world_size == 4", "Known: 2."),
+    ],
+)
+def test_a_value_that_no_axis_could_have_is_an_error_and_so_is_any_other_of_a_suite(load_text, table, when, remedy):
+    with pytest.raises(MatrixError, match="is not on the axis") as caught:
+        load_text(f'{AXES_LINES}{table}\nwhen = "{when}"\n{REST}')
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("packages", [["num py"], ["numpy", "expecttest=1"], ["numpy>=two"], ["a, b"]])
+def test_what_pip_could_not_read_is_no_package(load_text, packages):
+    with pytest.raises(MatrixError, match=r"matrix.toml:8: images.cpu.packages: '.*' is not a requirement") as caught:
+        load_text(f"{AXES_LINES}{REST}packages = {packages}\n")
+    assert "numpy>=2" in caught.value.remedy
+
+
+def test_packages_are_whatever_pip_installs(load_text):
+    packages = [
+        "numpy>=2,<3; python_version>'3.8'",
+        "a[b]",
+        "x @ https://example.org/x.whl",
+        "git+https://h/r",
+        "./x",
+        "--pre",
+    ]
+    assert load_text(f"{AXES_LINES}{REST}packages = {packages}\n").images["cpu"].packages == tuple(packages)
+
+
+@pytest.mark.parametrize("line", ["image = 'python 3'", "base = 'python: 3'"])
+def test_the_name_of_an_image_has_no_blanks(load_text, line):
+    rest = REST.replace('torch = "2.13.0"\n', "") if "image" in line else REST
+    with pytest.raises(MatrixError, match="cannot be the name of an image"):
+        load_text(f"{AXES_LINES}{rest}{line}\n")
 
 
 def test_debian_packages_of_an_image_are_read(load_text):

@@ -84,7 +84,7 @@ def test_the_path_of_a_test_names_its_suite(with_one_by_name, pytest_args, held)
 @given(default=st.lists(st.booleans(), min_size=1, max_size=5), cut=st.integers(1, 3))
 def test_whatever_the_flags_each_suite_runs_by_default_or_waits_to_be_named(default, cut):
     suites = {
-        str(n): Suite(name=str(n), path=Path(str(n)), default=flag, when=parse_condition(f"world_size >= {cut}"))
+        str(n): Suite(name=str(n), paths=(Path(str(n)),), default=flag, when=parse_condition(f"world_size >= {cut}"))
         for n, flag in enumerate(default)
     }
     axes = {"backend": ("gloo",), "world_size": (1, 2), "gpu_count": (0,), "init_method": ("env",), "nodes": (1,)}

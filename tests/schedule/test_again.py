@@ -211,6 +211,8 @@ FAILED, NEW = Again(tests=(BAD, FLAKY), base=1), Again(tests=("t::new",), base=1
         ({**ENDED, "error": {"kind": "agent", "what": "died"}}, WHOLE, WHOLE),
         ({**ENDED, "error": {"kind": "infrastructure", "what": "lost"}}, WHOLE, WHOLE),
         ({**ENDED, "error": {"kind": "collection", "what": "no"}}, WHOLE, None),
+        ({**ENDED, "collected": None, "error": {"kind": "collection", "what": "no"}}, WHOLE, None),
+        ({**ENDED, "collected": ONE_MORE, "error": {"kind": "collection", "what": "no"}}, WHOLE, WHOLE),
         ({**ENDED, "collected": ONE_MORE, "error": {"kind": "interrupted", "what": "Ctrl-C"}}, None, NEW),
         ({**ENDED, "error": {"kind": "stopped", "what": "--fail-fast"}}, FAILED, WHOLE),
         ({**ENDED, "collected": ONE_MORE, "not_run": ["t::new"]}, None, NEW),

@@ -18,6 +18,7 @@ from allranks.records import (
     LeftBehind,
     Notice,
     NotRun,
+    Went,
 )
 from allranks.report.run_files import JobError
 from allranks.schedule.job_facts import JobFacts
@@ -117,6 +118,17 @@ def test_a_time_limit_is_a_timeout(records, ending):
     assert error.kind == "timeout"
     assert "before the first test ended" in error.what
     assert "limits.job" in error.remedy
+
+
+def test_a_broken_module_does_not_hide_how_the_other_tests_ended():
+    broken = CollectionFailed(nodeid="t.py", text="SyntaxError")
+    late = job_error([broken, Went(), PASSED, failed("last"), JobTimedOut(limit=3.0)], WELL)
+    assert late.kind == "collection"
+    assert late.what == "t.py cannot be collected. The job timed out after last."
+    dead = job_error([broken, Went(), PASSED], JobExit(status=-9))
+    assert (dead.kind, "SyntaxError" in dead.why) == ("collection", True)
+    assert "ended before its work was done" in dead.what
+    assert job_error([broken, FINISHED], WELL).what == "t.py cannot be collected."
 
 
 def test_a_timeout_names_the_last_test_that_was_heard_of():

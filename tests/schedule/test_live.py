@@ -103,7 +103,7 @@ def test_a_quiet_run_says_what_is_wrong_with_a_job_and_nothing_else(quiet, lines
 
 
 def test_a_verbose_run_shows_each_request(verbose, lines, make_spec):
-    spec = make_spec(path="suite", world_size=4, pytest_args=("-k", "x"), environment={"B": "2", "A": "1"})
+    spec = make_spec(paths=("suite",), world_size=4, pytest_args=("-k", "x"), environment={"B": "2", "A": "1"})
     verbose.job_requested(spec)
     assert lines[0] == f"{spec.job_id}: attempt {spec.attempt} of run {spec.run_id}, seed {spec.agent.seed}"
     assert "    pytest: suite -k x" in lines

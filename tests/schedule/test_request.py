@@ -54,12 +54,20 @@ def test_memory_and_time_of_the_file_reach_the_engine(spec):
 
 
 def test_request_can_be_printed(spec):
-    assert json.loads(json.dumps(spec.to_json()))["agent"]["path"] == "suite"
+    assert json.loads(json.dumps(spec.to_json()))["agent"]["paths"] == ["suite"]
 
 
 def test_request_is_made_of_what_the_suite_declares(spec, repository):
     assert [copy.target for copy in spec.files] == [Path("suite"), Path("data")]
     assert spec.code == repository
+
+
+def test_every_path_of_a_suite_is_copied_and_the_agent_told_what_to_ignore(matrix, jobs):
+    job = jobs["nccl-w2-g2-env"]
+    suite = replace(job.suite, paths=(Path("suite"), Path("data")), ignored=(Path("suite/slow"),), files=())
+    spec = job_spec(matrix, replace(job, suite=suite), JobEnvironment(), ATTEMPT)
+    assert [copy.target for copy in spec.files] == [Path("suite"), Path("data")]
+    assert (spec.agent.paths, spec.agent.ignored) == (("suite", "data"), ("suite/slow",))
 
 
 def test_files_are_joined_by_what_pytest_reads_above_them(tmp_path):

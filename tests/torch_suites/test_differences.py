@@ -145,4 +145,4 @@ def test_the_jobs_of_a_comparison_are_suites_of_a_matrix_file(tmp_path):
     assert nodeid == f"{SUITES['torch-rpc'].file}::T::x"
     assert not any("::" in each for each in suites["torch-c10d"].pytest_args)
     assert suites["together"].pytest_args == (nodeid, SUITES["torch-c10d"].file)
-    assert str(suites["together"].path) == "suites/torch"
+    assert list(map(str, suites["together"].paths)) == ["suites/torch"]

@@ -211,6 +211,8 @@ def read_request(options: argparse.Namespace) -> Expansion:
         MatrixError: There is no matrix file, or it is invalid.
     """
     expansion = load(options.matrix or find_matrix(Path.cwd()))
+    for warning in expansion.matrix.warnings:
+        remark(f"allranks: warning: {warning}")
     tests = [text for text in options.cells if _is_test(expansion, text)]
     options.cells = [text for text in options.cells if text not in tests]
     paths = [_from_root(text, expansion.matrix.root) for text in tests]

@@ -262,7 +262,7 @@ def command(python: str, package_path: Path, code: Path, scratch: Path, shared: 
     Args:
         python: The interpreter.
         package_path: A folder that holds the package ``allranks``.
-        code: The folder that the suite's path is relative to.
+        code: The folder that the suite's paths are relative to.
         scratch: The agent's own folder.
         shared: The folder that the agents of all nodes share.
     """

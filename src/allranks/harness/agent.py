@@ -265,7 +265,7 @@ class Supervision:
         tests = (*(module.nodeid for module in program.skipped), *program.tests)
         digest = CollectionDigest(
             tests=tests,
-            failures=tuple(self._failures),
+            failures=(*self._failures, *self._uncollected),
             torch=server.torch,
             python=program.python,
             lacks=program.lacks,

@@ -101,12 +101,13 @@ class AgentConfig:
     Attributes:
         cell: The cell's id, for the report.
         suite: The suite's name, for the report; with the shard's number where the suite is shared.
-        path: The suite's path, relative to the code folder.
+        paths: The suite's files and folders, relative to the code folder.
+        ignored: Files and folders below these paths that are not collected.
         gpu_count: GPUs that the cell asks for, over all nodes.
         isolation: How long a gang lives.
         limits: Time limits.
         seed: The seeds of all tests derive from it.
-        pytest_args: Arguments for pytest, after the suite's path.
+        pytest_args: Arguments for pytest, after the suite's paths.
         master_addr: The address of the ranks' rendezvous.
         mixed_skip: Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone.
         nodes: How many nodes the ranks are spread over, in blocks.
@@ -124,7 +125,7 @@ class AgentConfig:
 
     cell: str
     suite: str
-    path: str
+    paths: tuple[str, ...]
     backend: str
     world_size: int
     gpu_count: int
@@ -132,6 +133,7 @@ class AgentConfig:
     isolation: Isolation
     limits: TimeLimits
     seed: int
+    ignored: tuple[str, ...] = ()
     pytest_args: tuple[str, ...] = ()
     master_addr: str = "127.0.0.1"
     mixed_skip: tuple[str, ...] = ()
@@ -190,7 +192,7 @@ class AgentConfig:
         fields = json.loads(text)
         try:
             limits = TimeLimits(**fields.pop("limits"))
-            lists = {name: tuple(fields[name]) for name in ("pytest_args", "mixed_skip")}
+            lists = {name: tuple(fields[name]) for name in ("paths", "ignored", "pytest_args", "mixed_skip")}
             post = NodeConfig(**fields["post"]) if fields["post"] else None
             share = JobShard(**fields["share"]) if fields["share"] else None
             only = None if fields["only"] is None else tuple(fields["only"])
@@ -225,7 +227,7 @@ class Folders:
     """The folders of a job.
 
     Attributes:
-        code: The base of the suite's path.
+        code: The base of the suite's paths.
         results: Files that outlive the job.
         shared: Scratch space that all ranks see.
     """

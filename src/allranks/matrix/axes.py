@@ -1,6 +1,7 @@
 """The axes of a matrix: their names, their order and the type of their values."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 from packaging.version import Version
@@ -24,6 +25,35 @@ type_of_axis: Mapping[str, type] = {
     "nodes": int,
     "torch": Version,
 }
+
+
+SMALLEST: Mapping[str, int] = {"world_size": 1, "gpu_count": 0, "nodes": 1}
+
+LARGEST = 10_000
+"""More ranks, GPUs or nodes than any test has: a larger number is a typing error."""
+
+
+Values = Mapping[str, Collection[AxisValue]]
+"""Every value that a cell of a matrix has, by axis."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the conditions of a matrix can name.
+
+    Attributes:
+        values: Every value that one of its cells has.
+        names: Every name that an axis of names could have.
+    """
+
+    values: Values
+    names: Mapping[str, Collection[str]]
+
+    def could_have(self, axis: str, value: AxisValue) -> bool:
+        """True if the axis could have this value, although no cell does; any version could be on the axis torch."""
+        if isinstance(value, int):
+            return value >= SMALLEST[axis]
+        return axis == "torch" or value in self.names[axis]
 
 
 def written_type(axis: str) -> type:

@@ -3,12 +3,16 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
+
+from packaging.requirements import InvalidRequirement, Requirement
 
 from allranks.errors import MatrixError, listed, shown
-from allranks.matrix.axes import NO_TORCH, comparable, is_version
+from allranks.matrix.axes import NO_TORCH, Known, comparable, is_version
 from allranks.matrix.model import PROJECT_MODES, Cell, Image, Matrix, ProjectMode
 from allranks.matrix.toml_file import Table, place
-from allranks.matrix.when import Known
+
+T = TypeVar("T")
 
 BUILD_KEYS = ("base", "torch", "index", "packages", "requirements", "project", "apt", "mode")
 
@@ -29,7 +33,7 @@ def read_images(file: Table, known: Known) -> dict[str, Image]:
     tables = file.named_tables("images")
     if not tables:
         raise file.error(name="images", what="there is no image", remedy='Add:  [images.cpu]  torch = "2.13.0"')
-    if NO_TORCH in known["torch"]:
+    if NO_TORCH in known.values["torch"]:
         for table in tables.values():
             _check_has_torch(table)
     return {name: _image(name, table, known) for name, table in tables.items()}
@@ -52,11 +56,11 @@ def _image(name: str, table: Table, known: Known) -> Image:
     return Image(
         name=name,
         when=table.optional_condition(known),
-        image=table.text("image", Image.image),
-        base=table.text("base", Image.base),
+        image=_reference(table, "image", Image.image),
+        base=_reference(table, "base", Image.base),
         torch=_torch(table),
         index=table.text("index", Image.index),
-        packages=table.texts("packages"),
+        packages=_packages(table),
         requirements=table.existing_path("requirements", requirements) if requirements else None,
         project=table.existing_path("project", project) if project else None,
         apt=_debian_packages(table),
@@ -65,12 +69,36 @@ def _image(name: str, table: Table, known: Known) -> Image:
     )
 
 
+def _reference(table: Table, key: str, default: T) -> str | T:
+    """The name of an image in a registry or on this host."""
+    text = table.text(key, default, "name:tag")
+    if isinstance(text, str) and any(map(str.isspace, text)):
+        raise table.error(key, f"{shown(text)} cannot be the name of an image", f'Write {key} = "name:tag".')
+    return text
+
+
 def _torch(table: Table) -> str | None:
     version = table.text("torch", None, "2.13.0")
     if version is not None and not is_version(version):
         what = f"{shown(version)} is not one exact version"
         raise table.error(name="torch", what=what, remedy='Write for example torch = "2.13.0".')
     return version
+
+
+def _packages(table: Table) -> tuple[str, ...]:
+    """Requirements as pip takes them: names with versions, and addresses, paths and options unchecked."""
+    packages = table.texts("packages")
+    for text in packages:
+        if "/" in text or text.startswith(("-", ".")):
+            continue
+        try:
+            Requirement(text)
+        except InvalidRequirement as error:
+            what = f"{shown(text)} is not a requirement ({str(error).partition(chr(10))[0]})"
+            raise table.error(
+                name="packages", what=what, remedy='Write packages = ["numpy>=2", "expecttest"].'
+            ) from None
+    return packages
 
 
 def _debian_packages(table: Table) -> tuple[str, ...]:

@@ -8,7 +8,18 @@ from typing import get_args
 
 from allranks.engine_registry import OWN_ENGINES
 from allranks.errors import MatrixError, UsageError, did_you_mean, shown
-from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, comparable, is_version, type_of_axis
+from allranks.matrix.axes import (
+    AXES,
+    LARGEST,
+    NO_TORCH,
+    SMALLEST,
+    AxisValue,
+    Known,
+    Values,
+    comparable,
+    is_version,
+    type_of_axis,
+)
 from allranks.matrix.cell_images import check_images, read_images
 from allranks.matrix.expand import Expansion, expand
 from allranks.matrix.model import (
@@ -27,8 +38,8 @@ from allranks.matrix.model import (
     Suite,
 )
 from allranks.matrix.runners import check_runners, read_runner
+from allranks.matrix.suite_paths import inside, suite_paths
 from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, exists, read
-from allranks.matrix.when import Known
 
 FILE_NAME = "matrix.toml"
 
@@ -42,7 +53,8 @@ INIT_METHODS = ("env", "tcp", "file")
 
 DEFAULTS: Mapping[str, AxisValue] = {"gpu_count": 0, "init_method": "env", "nodes": 1, "torch": NO_TORCH}
 
-SMALLEST: Mapping[str, int] = {"world_size": 1, "gpu_count": 0, "nodes": 1}
+SMALLEST_MEMORY = 256
+"""MiB: an agent that has imported torch needs more than this by itself."""
 
 TEST_LIMIT_VARIABLE = "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"
 """The time limit of a test in seconds if the matrix sets none: the variable of torch's own harness."""
@@ -128,7 +140,7 @@ def _matrix(file: Table) -> Matrix:
     backends = (*BACKENDS, *_custom_backends(table))
     axes = {axis: _axis(table, axis, backends) for axis in AXES}
     includes = tuple(_include(entry, backends, has_torch="torch" in table) for entry in table.tables("include"))
-    known = _known(axes, (include.cell for include in includes))
+    known = Known(_values(axes, (include.cell for include in includes)), _names(backends))
     return Matrix(
         path=file.path,
         axes=axes,
@@ -145,6 +157,7 @@ def _matrix(file: Table) -> Matrix:
         runners=tuple(read_runner(entry, known) for entry in file.tables("runners")),
         durations=_durations(file.table("durations")),
         line=table.line,
+        warnings=tuple(file.warnings),
     )
 
 
@@ -156,7 +169,11 @@ def _engines(table: Table) -> dict[str, Mapping[str, object]]:
     return {name: table.table(name).values for name in table.values}
 
 
-def _known(axes: Mapping[str, tuple[AxisValue, ...]], included: Iterable[Cell]) -> Known:
+def _names(backends: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    return {"backend": backends, "init_method": INIT_METHODS}
+
+
+def _values(axes: Mapping[str, tuple[AxisValue, ...]], included: Iterable[Cell]) -> Values:
     known = {axis: dict.fromkeys(values) for axis, values in axes.items()}
     for cell in included:
         for axis, value in cell.axes().items():
@@ -191,7 +208,7 @@ def _axis(table: Table, axis: str, backends: tuple[str, ...]) -> tuple[AxisValue
 
 def _axis_value(table: Table, axis: str, value: object, backends: tuple[str, ...]) -> AxisValue:
     if type_of_axis[axis] is int:
-        return table.checked_whole(axis, value, SMALLEST[axis])
+        return table.checked_whole(axis, value, SMALLEST[axis], LARGEST)
     if axis == "torch":
         return _torch_version(table, value)
     known = backends if axis == "backend" else INIT_METHODS
@@ -246,15 +263,18 @@ def _suites(file: Table, known: Known) -> dict[str, Suite]:
 
 
 def _suite(name: str, table: Table, known: Known) -> Suite:
-    table.only("path", "isolation", "overlap", "when", "files", "pytest_args", "shards", "default")
+    table.only("path", "exclude", "isolation", "overlap", "when", "files", "pytest_args", "shards", "default")
     table.needs("path", f'path = "tests/{name}"')
+    paths, ignored = suite_paths(table)
     return Suite(
         name=name,
-        path=_inside(table, "path", table.text("path", "")),
+        paths=paths,
+        ignored=ignored,
         isolation=table.choice("isolation", get_args(Isolation), Suite.isolation),
         overlap=table.whole("overlap", Suite.overlap, 1),
-        when=table.optional_condition(known),
-        files=tuple(_inside(table, "files", text) for text in table.texts("files")),
+        # A suite that runs nowhere because of a typing error would be missed by nobody.
+        when=table.strict_condition(known),
+        files=tuple(inside(table, "files", text) for text in table.texts("files")),
         pytest_args=table.texts("pytest_args"),
         shards=_shards(table),
         default=table.flag("default", Suite.default),
@@ -267,15 +287,6 @@ def _shards(table: Table) -> int:
         what = f"{shards} shards are {shards} jobs in every cell"
         raise table.error(name="shards", what=what, remedy=f"Write a whole number from 1 to {MOST_SHARDS}.")
     return shards
-
-
-def _inside(table: Table, name: str, text: str) -> Path:
-    """An existing path inside the repository, so that it can be copied into a job."""
-    path = table.existing_path(name, text)
-    if ".." in path.parts:
-        remedy = "Only what is below the matrix file's folder is copied into a job: move it there."
-        raise table.error(name, f"{shown(text)} leads out of the repository", remedy)
-    return path
 
 
 def _env(table: Table, known: Known) -> EnvRule:
@@ -320,7 +331,7 @@ def _limits(table: Table, environ: Mapping[str, str]) -> Limits:
         peer_grace=table.seconds("peer_grace", default.peer_grace),
         assembly=table.seconds("assembly", default.assembly),
         silence=table.seconds("silence", default.silence),
-        memory_mib=table.whole("memory_mib", default.memory_mib, at_least=1),
+        memory_mib=table.whole("memory_mib", default.memory_mib, at_least=SMALLEST_MEMORY),
         disk_mib=table.whole("disk_mib", default.disk_mib, at_least=1),
     )
     _check_nesting(table, limits)

@@ -83,10 +83,11 @@ class Include:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A folder or file of tests.
+    """Folders and files of tests.
 
     Attributes:
-        path: Relative to the matrix file's folder.
+        paths: Relative to the matrix file's folder; none is in another.
+        ignored: Files and folders below these paths whose tests are not the suite's.
         isolation: The lifetime of a gang of ranks.
         overlap: How many launcher tests may run at a time.
         when: The cells that the suite runs in; None for all of them.
@@ -97,7 +98,8 @@ class Suite:
     """
 
     name: str
-    path: Path
+    paths: tuple[Path, ...]
+    ignored: tuple[Path, ...] = ()
     isolation: Isolation = "file"
     overlap: int = 1
     when: Condition | None = None
@@ -276,6 +278,7 @@ class Matrix:
         durations: The file of test durations, for even shards, relative to the matrix file; it may not exist yet.
         finished: Images that another machine has built, by the name of the image they replace; not from the file.
         line: The line on which ``[matrix]`` begins.
+        warnings: What is likely a mistake, and no error.
     """
 
     path: Path
@@ -294,6 +297,7 @@ class Matrix:
     durations: Path = DURATIONS_FILE
     finished: Mapping[str, str] = field(default_factory=dict)
     line: int = 1
+    warnings: tuple[str, ...] = ()
 
     @property
     def root(self) -> Path:

@@ -6,9 +6,9 @@ from typing import Final
 
 from allranks.engine_registry import AUTO, engine_names, is_engine
 from allranks.errors import MatrixError, UsageError, did_you_mean, listed, shown
+from allranks.matrix.axes import Known
 from allranks.matrix.model import Cell, Matrix, RunnerRule
 from allranks.matrix.toml_file import Table, place
-from allranks.matrix.when import Known
 
 HOSTED_MINUTES: Final = 360
 OWN_MINUTES: Final = 5 * 24 * 60

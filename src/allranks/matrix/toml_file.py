@@ -8,7 +8,15 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from allranks.errors import MatrixError, did_you_mean, listed, shown
-from allranks.matrix.when import Condition, ConditionError, Known, check_literals, parse_condition
+from allranks.matrix.axes import Known
+from allranks.matrix.when import (
+    Condition,
+    ConditionError,
+    absent_literals,
+    check_literals,
+    off_axis,
+    parse_condition,
+)
 
 PYPROJECT = "pyproject.toml"
 PYPROJECT_TABLE = ("tool", "allranks")
@@ -45,12 +53,14 @@ class Table:
         values: The content of the table.
         key: The path of the table from the root of allranks' own tables.
         lines: The line of each key below that root, counted from 1.
+        warnings: What the readers of this file's tables found that is no error, in their order.
     """
 
     path: Path
     values: Mapping[str, object]
     key: KeyPath = ()
     lines: Mapping[KeyPath, int] = field(repr=False)
+    warnings: list[str] = field(default_factory=list, repr=False)
 
     def __contains__(self, name: str) -> bool:
         """True if the table has this key."""
@@ -124,14 +134,14 @@ class Table:
             return default
         return self.checked_whole(name, self.values[name], at_least)
 
-    def checked_whole(self, name: str, value: object, at_least: int) -> int:
+    def checked_whole(self, name: str, value: object, at_least: int, at_most: int = LARGEST_NUMBER) -> int:
         """Check a whole number under ``name``, alone or in a list."""
         if not isinstance(value, int) or isinstance(value, bool):
             what = f"{shown(value)} is not a whole number"
             raise self.error(name, what, f"Write a whole number of at least {at_least}, without quotes.")
-        if not at_least <= value <= LARGEST_NUMBER:
+        if not at_least <= value <= at_most:
             what = f"{shown(value)} is out of range"
-            raise self.error(name, what, f"Write a whole number from {at_least} to {LARGEST_NUMBER}.")
+            raise self.error(name, what, f"Write a whole number from {at_least} to {at_most}.")
         return value
 
     def seconds(self, name: str, default: float) -> float:
@@ -155,17 +165,41 @@ class Table:
         return {key: str(value) for key, value in table.values.items()}
 
     def condition(self, known: Known) -> Condition:
-        """The condition under ``when``, which is required."""
+        """The condition under ``when``, which is required.
+
+        Values that an axis could have, but no cell has, are warnings: rules stay valid while an axis is cut short.
+        """
         try:
             condition = parse_condition(self.text("when", "", "backend == 'gloo'"))
-            check_literals(condition, known)
+            for axis, value in absent_literals(condition, known.values):
+                error = off_axis(axis, value, known.values)
+                if not known.could_have(axis, value):
+                    raise error
+                self._warn("when", f"the condition {error.what}")
         except ConditionError as error:
-            raise self.error(name="when", what=f"the condition {error.what}", remedy=error.remedy) from None
+            raise self._condition_error(error) from None
         return condition
 
     def optional_condition(self, known: Known) -> Condition | None:
         """The condition under ``when``; None if there is none, which holds everywhere."""
         return self.condition(known) if "when" in self else None
+
+    def strict_condition(self, known: Known) -> Condition | None:
+        """As :meth:`optional_condition`, but every value has to be on its axis."""
+        condition = self.optional_condition(known)
+        try:
+            if condition is not None:
+                check_literals(condition, known.values)
+        except ConditionError as error:
+            raise self._condition_error(error) from None
+        return condition
+
+    def _condition_error(self, error: ConditionError) -> MatrixError:
+        return self.error(name="when", what=f"the condition {error.what}", remedy=error.remedy)
+
+    def _warn(self, name: str, what: str) -> None:
+        key = (*self.key, name)
+        self.warnings.append(f"{place(self.path, line_of(self.lines, key), _dotted(key))}: {what}")
 
     def relative_path(self, name: str, text: str) -> Path:
         """A path under ``name``, of a file that may not exist."""

@@ -8,14 +8,14 @@ refused: Python itself never evaluates anything.
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from packaging.version import Version
 
 from allranks.errors import did_you_mean, listed, shown
-from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, comparable, is_version, type_of_axis, written_type
+from allranks.matrix.axes import AXES, NO_TORCH, AxisValue, Values, comparable, is_version, type_of_axis, written_type
 
 LONGEST_CONDITION = 10_000
 DEEPEST_NESTING = 50
@@ -87,9 +87,6 @@ class Group:
 
 Node = Comparison | Not | Group
 
-Known = Mapping[str, Collection[AxisValue]]
-"""Every value that a cell of a matrix has, by axis."""
-
 
 @dataclass(frozen=True)
 class Condition:
@@ -135,10 +132,8 @@ def parse_condition(text: str) -> Condition:
     return Condition(source=text, tree=_node(_syntax(text), DEEPEST_NESTING))
 
 
-def check_literals(condition: Condition, values: Known) -> None:
+def check_literals(condition: Condition, values: Values) -> None:
     """Refuses a condition that compares an axis with a value that the axis does not have.
-
-    Only equality and ``in`` are checked: ``world_size > 3`` is valid whatever values the axis has.
 
     Args:
         condition: A condition of a matrix.
@@ -146,6 +141,25 @@ def check_literals(condition: Condition, values: Known) -> None:
 
     Raises:
         ConditionError: Suggests the value that may have been meant.
+    """
+    for axis, literal in absent_literals(condition, values):
+        raise off_axis(axis, literal, values)
+
+
+def off_axis(axis: str, literal: AxisValue, values: Values) -> ConditionError:
+    """The error for a value that an axis does not have."""
+    known = values[axis]
+    what = f"asks for {shown(literal)}, which is not on the axis {axis} ({listed(known)})"
+    return ConditionError(what, did_you_mean(literal, known))
+
+
+def absent_literals(condition: Condition, values: Values) -> Iterator[tuple[str, AxisValue]]:
+    """Each axis and value that a condition compares where no cell has that value.
+
+    Only equality and ``in`` are checked: ``world_size > 3`` is valid whatever values the axis has.
+
+    Raises:
+        ConditionError: The condition names ``torch``, which is no axis of this matrix.
     """
     for comparison in comparisons(condition.tree):
         if isinstance(comparison.right, Axis):
@@ -160,8 +174,7 @@ def check_literals(condition: Condition, values: Known) -> None:
         keys = {comparable(comparison.axis, value) for value in known}
         for literal in right:
             if comparable(comparison.axis, literal) not in keys:
-                what = f"asks for {shown(literal)}, which is not on the axis {comparison.axis} ({listed(known)})"
-                raise ConditionError(what, did_you_mean(literal, known))
+                yield comparison.axis, literal
 
 
 _TEST_OF: Mapping[str, Callable[..., bool]] = {

@@ -29,6 +29,7 @@ from allranks.records import (
     Record,
     Shared,
     TestStarted,
+    Went,
 )
 from allranks.report.run_files import JobError
 from allranks.schedule.progress import Tests
@@ -131,7 +132,14 @@ class JobFacts:
 
     def error(self, ending: JobExit) -> JobError | None:
         """What went wrong with the job as a whole; None if its agent did all its work."""
-        if (early := self._error_before_tests() or self._error_of_agents(ending)) is not None:
+        if failures := self._all(GpuFailed):
+            return _gpu_error(failures)
+        if broken := self._all(CollectionFailed):
+            return _collection_error(broken, self._error_apart_from_collection(ending) if self._all(Went) else None)
+        return self._error_apart_from_collection(ending)
+
+    def _error_apart_from_collection(self, ending: JobExit) -> JobError | None:
+        if (early := self._error_of_agents(ending)) is not None:
             return early
         # A run that was stopped may see a job's end later than the job's time was up.
         has_ended_itself = self._all(Finished) and not self._all(Interrupted)
@@ -142,13 +150,6 @@ class JobFacts:
         if self._all(Finished) and self.collected is None:
             return JobError(kind="agent", what=_NO_LIST, remedy=_SEE_THE_AGENT)
         return None if self._all(Finished) else _death(ending)
-
-    def _error_before_tests(self) -> JobError | None:
-        if failures := self._all(GpuFailed):
-            return _gpu_error(failures)
-        if broken := self._all(CollectionFailed):
-            return _collection_error(broken)
-        return None
 
     def _error_of_agents(self, ending: JobExit) -> JobError | None:
         if (apart := self._first(NodesFailed) or self._first(NodeLost)) is not None:
@@ -183,10 +184,12 @@ def _gpu_error(failures: Sequence[GpuFailed]) -> JobError:
     return JobError(kind="infrastructure", what=f"{what}.", why=why, remedy=remedy)
 
 
-def _collection_error(failures: Sequence[CollectionFailed]) -> JobError:
+def _collection_error(failures: Sequence[CollectionFailed], other: JobError | None) -> JobError:
+    """The error of a collection, and the one that the tests of other modules met with."""
     names = ", ".join(dict.fromkeys(each.nodeid for each in failures if each.nodeid)) or "the suite"
-    why = "\n\n".join(each.text for each in failures)
-    return JobError(kind="collection", what=f"{names} cannot be collected.", why=why)
+    what = f"{names} cannot be collected. {other.what if other else ''}".rstrip()
+    why = "\n\n".join([*(each.text for each in failures), *([other.why] if other and other.why else [])])
+    return JobError(kind="collection", what=what, why=why)
 
 
 def _agent_failure(failed: AgentFailed) -> JobError:

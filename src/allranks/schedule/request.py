@@ -74,7 +74,7 @@ def job_spec(matrix: Matrix, job: Job, environment: JobEnvironment, attempt: Att
         attempt=attempt.number,
         agent=replace(_agent_config(matrix, job, attempt), check_gpus=tuple(gpus)),
         code=matrix.root.resolve(),
-        files=tuple(files_of(matrix.root.resolve(), (job.suite.path, *job.suite.files))),
+        files=tuple(files_of(matrix.root.resolve(), (*job.suite.paths, *job.suite.files))),
         carried=attempt.carried,
         image=environment.image,
         python=environment.python,
@@ -138,7 +138,8 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
     return AgentConfig(
         cell=job.cell.id,
         suite=job.name,
-        path=str(job.suite.path),
+        paths=tuple(map(str, job.suite.paths)),
+        ignored=tuple(map(str, job.suite.ignored)),
         backend=job.cell.backend,
         world_size=job.cell.world_size,
         gpu_count=job.cell.gpu_count,

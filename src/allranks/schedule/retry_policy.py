@@ -60,16 +60,18 @@ def to_run_again(attempt: Attempt | None, setting: VerdictPolicy, wanted: Wanted
         return WHOLE
     error = attempt.record.error
     if error and error.kind == "collection" and wanted == "missing":
-        return None
+        # Not the missing tests alone: those of the broken module have no names that an attempt could select.
+        tests = settled(attempt, files_of(attempt), setting) if attempt.record.collected else ()
+        return WHOLE if any(map(has_not_run, tests)) else None
     if error and (error.kind not in _ENDED_IN_TIME or attempt.record.collected is None):
         return WHOLE
     files = files_of(attempt)
     if has_collected_nothing(attempt) or has_troubled_files(files):
         return WHOLE
-    tests = [test.nodeid for test in settled(attempt, files, setting) if _is_wanted(test, wanted)]
-    if not tests and error:
+    left = [test.nodeid for test in settled(attempt, files, setting) if _is_wanted(test, wanted)]
+    if not left and error:
         return WHOLE  # all tests of the ended job have results: only another attempt can show that the job is good
-    return Again(tests=tuple(tests), base=attempt.number) if tests else None
+    return Again(tests=tuple(left), base=attempt.number) if left else None
 
 
 def _is_wanted(test: TestVerdict, wanted: Wanted) -> bool:

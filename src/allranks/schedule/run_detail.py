@@ -18,7 +18,7 @@ def request_lines(spec: JobSpec) -> Iterator[str]:
     agent, room = spec.agent, spec.resources
     yield f"{spec.job_id}: attempt {spec.attempt} of run {spec.run_id}, seed {agent.seed}"
     yield f"    {'image' if spec.image else 'python'}: {spec.image or spec.python}"
-    yield f"    pytest: {' '.join((agent.path, *agent.pytest_args))}"
+    yield f"    pytest: {' '.join((*agent.paths, *agent.pytest_args))}"
     yield f"    ranks: {agent.world_size} on {agent.nodes} node(s), {agent.backend} by {agent.init_method}"
     if spec.gpus:
         yield f"    GPUs: {', '.join(spec.gpus)} ({spec.passthrough.driver})"

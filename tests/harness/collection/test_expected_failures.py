@@ -30,7 +30,7 @@ SUITES = Path(__file__).parents[3] / "suites"
 def config(**changes):
     limits = TimeLimits(process_group=1, test=1, job=1, peer_grace=1)
     cell = {"backend": "gloo", "world_size": 2, "gpu_count": 0, "init_method": "tcp"}
-    fixed = {"cell": "c", "suite": "s", "path": "suite", "isolation": "job", "limits": limits, "seed": 1}
+    fixed = {"cell": "c", "suite": "s", "paths": ("suite",), "isolation": "job", "limits": limits, "seed": 1}
     return AgentConfig(**{**fixed, **cell, **changes})
 
 
@@ -56,11 +56,20 @@ def code(tmp_path):
 @pytest.mark.parametrize("path", ["suite", "suite/test_a.py"])
 def test_the_tests_of_the_file_are_expected_to_fail_and_no_others(code, path):
     named, other = Item("suite/test_a.py::TestX::test_y"), Item("suite/test_a.py::TestX::test_z")
-    expect_failures([named, other], config(path=path), code)
+    expect_failures([named, other], config(paths=(path,)), code)
     [mark] = named.marks
     assert mark.name == "xfail"
     assert mark.kwargs == {"reason": "a port is shared (https://example.org/1)", "strict": False}
     assert not other.marks
+
+
+def test_each_folder_of_a_suite_has_a_file_of_its_own_tests(code):
+    (code / "other").mkdir()
+    (code / "other" / FILE).write_text(ENTRY.replace("test_y", "test_z"))
+    files = ("suite/test_a.py", "other/test_a.py")
+    items = [Item(f"{file}::TestX::{test}") for file in files for test in ("test_y", "test_z")]
+    expect_failures(items, config(paths=("suite/test_a.py", "other")), code)
+    assert [len(item.marks) for item in items] == [1, 0, 0, 1]
 
 
 def test_an_entry_is_of_one_file_which_it_can_name(code):

@@ -14,7 +14,16 @@ from nodes_run import NodesRun
 
 from allranks.engine.agents import arrange_meeting
 from allranks.harness.job_end import HANGUP_STATUS
-from allranks.records import Begun, CollectionFailed, Finished, LeftBehind, NodeLost, NodesAgreed, NodesFailed
+from allranks.records import (
+    Begun,
+    CollectionFailed,
+    Finished,
+    GangStarted,
+    LeftBehind,
+    NodeLost,
+    NodesAgreed,
+    NodesFailed,
+)
 
 WORDS = """
 import os, signal, time
@@ -287,6 +296,22 @@ def test_what_cannot_be_collected_on_node_1_is_told_with_its_text(start_nodes):
     assert failure.nodeid == "suite/test_it.py"
     assert failure.text.startswith("On node 1: ")
     assert "broken over there" in failure.text
+
+
+def test_a_module_without_tests_that_is_broken_on_node_1_alone_is_told(start_nodes):
+    broken = f"{WORDS}\nassert NODE == '0', 'broken over there'\n"
+    job = start_nodes({"test_it.py": PASSING, "test_none.py": broken}).go()
+    assert job.wait() == 0
+    [failure] = job.all(CollectionFailed)
+    assert (failure.nodeid, "broken over there" in failure.text) == ("suite/test_none.py", True)
+
+
+def test_a_module_that_is_broken_on_every_node_is_one_error_and_the_others_run(start_nodes):
+    job = start_nodes({"test_it.py": PASSING, "test_broken.py": "1 / 0"}).go()
+    assert job.wait() == 0
+    [failure] = job.all(CollectionFailed)
+    assert failure.nodeid == "suite/test_broken.py"
+    assert job.all(GangStarted)
 
 
 def test_a_command_line_that_pytest_refuses_on_node_1_is_told_with_its_text(start_nodes):

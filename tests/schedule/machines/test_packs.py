@@ -49,9 +49,9 @@ def matrices(draw):
             Rule(when=parse_condition("backend == 'gloo' and gpu_count > 0"), reason="CPU tensors", line=3),
         ),
         suites={
-            "a": Suite(name="a", path=Path("a")),
-            "b": Suite(name="b", path=Path("b"), shards=draw(st.integers(1, 3))),
-            "c": Suite(name="c", path=Path("c"), overlap=draw(st.integers(1, 2))),
+            "a": Suite(name="a", paths=(Path("a"),)),
+            "b": Suite(name="b", paths=(Path("b"),), shards=draw(st.integers(1, 3))),
+            "c": Suite(name="c", paths=(Path("c"),), overlap=draw(st.integers(1, 2))),
         },
         images={"Torch": Image(name="Torch", when=CPU), "torch": Image(name="torch", when=GPU)},
         limits=Limits(job=draw(st.sampled_from([600.0, 1800.0, 10_000.0]))),
@@ -136,7 +136,7 @@ GUESSED = 60.0
 def small_matrix(**changes):
     axes = {"backend": ("gloo",), "world_size": (1,), "gpu_count": (0,), "init_method": ("env",), "nodes": (1,)}
     axes |= {"torch": ("",)}
-    suites = {f"s{number}": Suite(name=f"s{number}", path=Path("s")) for number in range(changes.pop("suites", 40))}
+    suites = {f"s{number}": Suite(name=f"s{number}", paths=(Path("s"),)) for number in range(changes.pop("suites", 40))}
     return Matrix(path=Path("matrix.toml"), axes=axes, suites=suites, images={"cpu": Image(name="cpu")}, **changes)
 
 

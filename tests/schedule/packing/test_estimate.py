@@ -23,7 +23,7 @@ HOST = Capacity(gpus=8, cores=16)
 def job(suite="s", backend="gloo", shards=1):
     return Job(
         cell=Cell(backend=backend, world_size=2, gpu_count=0, init_method="env"),
-        suite=Suite(name=suite, path="s", shards=shards),
+        suite=Suite(name=suite, paths=("s",), shards=shards),
         image=Image(name="cpu"),
         environment={},
         shard=Shard(number=1, count=shards) if shards > 1 else None,

@@ -47,20 +47,26 @@ class ExpectedFailure:
 
 
 def expect_failures(items: Iterable[pytest.Item], config: AgentConfig, code: Path) -> None:
-    """Mark the tests that the suite's file names for this cell as expected to fail.
+    """Mark the tests that the suite's files name for this cell as expected to fail.
 
     Args:
         items: The collected tests.
         config: The job.
-        code: The folder that the suite's path is relative to.
+        code: The folder that the suite's paths are relative to.
 
     Raises:
-        ExpectedFailuresError: The file cannot be read, has wrong content, or an entry matches tests of two files.
+        ExpectedFailuresError: A file cannot be read, has wrong content, or an entry matches tests of two files.
     """
-    version, path = str(torch.__version__).partition("+")[0], _file_of(code / config.path)
-    expected = {each.test: each for each in read(path) if each.applies_to(config, version)}
+    version = str(torch.__version__).partition("+")[0]
+    for path in dict.fromkeys(_file_of(code / path) for path in config.paths):
+        expected = {each.test: each for each in read(path) if each.applies_to(config, version)}
+        own = [item for item in items if (code / item.nodeid.partition("::")[0]).is_relative_to(path.parent)]
+        _expect_failures(own, expected, path)
+
+
+def _expect_failures(items: Iterable[pytest.Item], expected: Mapping[str, ExpectedFailure], path: Path) -> None:
     files: dict[str, str] = {}
-    for item in items if expected else ():
+    for item in items:
         file, _, test = item.nodeid.partition("::")
         failure = expected.get(f"{Path(file).name}::{test}") or expected.get(test)
         if failure is None:

@@ -5,6 +5,7 @@ there. Ranks never write it: each has only its own outcomes. The fork server wri
 ranks. It does so through pytest's own cache plugins, because their files differ from version to version.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -56,16 +57,16 @@ def note_outcomes(config: pytest.Config, items: Iterable[pytest.Item], outcomes:
 _FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
 
 
-def suite_configuration(code: Path, path: str) -> tuple[str, ...]:
+def suite_configuration(code: Path, paths: Sequence[str]) -> tuple[str, ...]:
     """Arguments that name the suite's own configuration file, if it has one.
 
     pytest searches upwards from the paths it gets. Here it gets none, so it would only find a file in the code's root.
 
     Args:
         code: The root folder.
-        path: The suite, relative to the root.
+        paths: The suite's paths, relative to the root; as in pytest, what they have in common counts.
     """
-    suite = code / path
+    suite = code / os.path.commonpath(paths)
     folders = [suite, *suite.parents] if suite.is_dir() else [*suite.parents]
     between = [folder for folder in folders if folder != code and folder.is_relative_to(code)]
     files = (folder / name for folder in between for name in _FILES)

@@ -1,6 +1,7 @@
 """The fork server's pytest session: it parses, configures and collects; its forks run tests."""
 
 import gc
+import glob
 import os
 import platform
 import shlex
@@ -91,9 +92,9 @@ def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -
 
 def _obstacle(config: AgentConfig, folders: Folders) -> AgentFailed | CollectionFailed | None:
     """Why pytest is not to start: there is no suite, or another version of our plugin would be loaded."""
-    if not (folders.code / config.path).exists():
+    if absent := [path for path in config.paths if not (folders.code / path).exists()]:
         # pytest would collect everything below the code folder.
-        return CollectionFailed(text=f"There is no {config.path} in the code of this job.")
+        return CollectionFailed(text=f"There is no {', '.join(absent)} in the code of this job.")
     with suppress(PackageNotFoundError):
         if (installed := version("allranks")) != allranks.__version__:
             both = f"allranks {installed} is installed in the job's Python, and allranks {allranks.__version__}"
@@ -125,8 +126,8 @@ class ServerPlugin:
         self._deselected = 0
         self._skipped: dict[str, str] = {}
         self._has_failed = False
-        self._goes_on = False
         self._uncollected = 0
+        self._ignored = frozenset(folders.code.resolve() / path for path in config.ignored)
         self._threads = ThreadWatch()
         self._lack: tuple[SkipCode, str] | None = None
         self._measurement = Measurement(config, folders)
@@ -137,13 +138,13 @@ class ServerPlugin:
 
     @property
     def arguments(self) -> list[str]:
-        """The command line of pytest; the user's own paths and node ids replace the suite's path."""
+        """The command line of pytest; the user's own paths and node ids replace the suite's paths."""
         return [
             f"--rootdir={self._folders.code}",
-            # pytest uses testpaths if it gets no paths and runs in its root.
-            *("-o", f"testpaths={shlex.quote(self._config.path)}"),
+            # pytest uses testpaths, which are patterns, if it gets no paths and runs in its root.
+            *("-o", f"testpaths={shlex.join(map(glob.escape, self._config.paths))}"),
             *("-p", "allranks.testing.fixtures"),
-            *suite_configuration(self._folders.code, self._config.path),
+            *suite_configuration(self._folders.code, self._config.paths),
             *cache_arguments(self._folders.results, self._config.pytest_args),
             *self._config.pytest_args,
         ]
@@ -174,7 +175,6 @@ class ServerPlugin:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Report threads of plugins and of the first conftest files, before any module is imported."""
         stop_at_first_failure(session.config)
-        self._goes_on = bool(session.config.option.continue_on_collection_errors)
         news = self._threads.news()
         self._note_threads("", "A plugin or a conftest file", (*news.python, *news.native))
 
@@ -191,6 +191,10 @@ class ServerPlugin:
         except ExpectedFailuresError as error:
             self._fail("", str(error))
 
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Ignore what the suite excludes."""
+        return True if collection_path in self._ignored else None
+
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         """Adapt torch's launcher test classes before pytest creates an instance of one."""
         for text in adapt_torch_cases():
@@ -203,7 +207,7 @@ class ServerPlugin:
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Report modules that fail to import, initialise CUDA or start threads; note those that skip."""
         if report.failed:
-            self._fail(report.nodeid, report.longreprtext, goes_on=self._goes_on)
+            self._fail(report.nodeid, report.longreprtext, goes_on=True)
             return
         if report.skipped:
             self._skipped[report.nodeid] = shorten(skip_reason(report), MESSAGE_LIMIT)
@@ -261,7 +265,7 @@ class ServerPlugin:
                 is_collected_only=is_collected_only,
                 prints_at_once=self._prints_at_once(session),
                 lacks=self._lack[1] if self._lack else "",
-                goes_on=self._goes_on and not self._has_failed,
+                goes_on=not self._has_failed,
                 measures=self._measurement.is_asked_for,
                 python=platform.python_version(),
             )

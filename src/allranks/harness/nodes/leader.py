@@ -277,16 +277,18 @@ class Leader:
         """Wait until the others have collected, too, and check that they have collected the same tests.
 
         Returns:
-            Collection failures of the others.
+            Collection failures of the others, but for those of modules that fail here, too.
 
         Raises:
             NodesError: They have collected different tests, or did not finish in time.
         """
         digests = _Digests(self._links, self._config.limits).call()
+        same = {failure.nodeid for failure in own.failures if failure.nodeid}
         failures = [
             CollectionFailure(nodeid=failure.nodeid, text=f"On node {node}: {failure.text}")
             for node, digest in digests.items()
             for failure in digest.failures
+            if failure.nodeid not in same
         ]
         differences = [difference(own, digest, node) for node, digest in digests.items()]
         if not failures and any(differences):

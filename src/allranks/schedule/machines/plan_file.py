@@ -28,7 +28,7 @@ from allranks.schedule.results_folder import RUN_ID_VARIABLE, announced, fresh_m
 LENGTH: Final = 16
 """Hexadecimal digits of a digest: enough unless two plans with the same one are constructed on purpose."""
 
-_NO_DECLARATION: Final = frozenset({"path", "line"})
+_NO_DECLARATION: Final = frozenset({"path", "line", "warnings"})
 
 
 def digest(value: object) -> str:

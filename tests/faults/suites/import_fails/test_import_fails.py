@@ -4,7 +4,6 @@ FAULT = {
     "world_size": 2,
     "test": "collection",
     "verdict": ("error", "collection"),
-    "others": {"test_innocent": "not run"},
     "words": ["test_import_fails.py cannot be collected"],
     "text": ["No module named 'nowhere'"],
     "seconds": 10,

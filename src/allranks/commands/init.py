@@ -1,0 +1,367 @@
+"""``allranks init``: writes a matrix file, a noxfile and a first test for a repository."""
+
+import argparse
+import importlib.util
+import json
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from allranks.commands.options import remark, say
+from allranks.errors import DeviceError, EngineError, ExitCode, UsageError
+from allranks.matrix.axes import is_version
+from allranks.matrix.declaration import FILE_NAME
+from allranks.matrix.toml_file import PYPROJECT, PYPROJECT_TABLE
+
+NOXFILE = """\
+# /// script
+# dependencies = ["nox", "allranks"]
+# ///
+from allranks.sessions import register
+
+register()
+"""
+
+FIRST_TEST = '''\
+"""A first test: every rank of a cell runs it, in the process group of the cell."""
+
+import torch
+import torch.distributed as dist
+
+
+def test_all_reduce_sums_over_ranks(rank, world_size, device):
+    tensor = torch.full((3,), float(rank), device=device)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [sum(range(world_size))] * 3
+'''
+
+_TORCH = "2.13.0"
+"""The torch of the image if none is installed here."""
+
+_REQUIREMENTS = (
+    *("requirements-test.txt", "requirements-tests.txt", "requirements_test.txt", "test-requirements.txt"),
+    *("requirements/test.txt", "requirements/tests.txt", "tests/requirements.txt"),
+    *("requirements-dev.txt", "dev-requirements.txt", "requirements/dev.txt", "requirements.txt"),
+)
+"""Files with what tests need, the likeliest first."""
+
+_TEST_FOLDERS = ("tests", "test")
+_OWN_FOLDERS = ("distributed", "allranks", "ranks")
+_DISTRIBUTED = re.compile(r"\b(torch\.distributed|init_process_group|MultiProcessTestCase|torch\.multiprocessing)\b")
+_MOST_FILES_READ = 2000
+_MOST_FILES_NAMED = 5
+_XDIST = re.compile(r"""(?:^|[\s"'=\[])(?:-n|--numprocesses)(?=[\s"',=\d]|auto)""", re.MULTILINE)
+_COMMENT_COLUMN = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What `init` finds in a repository and on its host.
+
+    Attributes:
+        folder: The new folder of tests, relative to the repository.
+        others: Existing tests that use torch.distributed.
+        requirements: A requirements file; empty for none.
+        has_project: True if the repository is a package that pip can build.
+        uses_xdist: True if its pytest configuration asks for pytest-xdist's workers.
+        torch: The version of the installed torch, without a local part; empty if none is installed.
+        is_cpu_only: True if that torch was built without CUDA and ROCm.
+        python: This interpreter as the matrix file names it; empty if it lacks torch or pytest, or has no stable name.
+        gpus: The number of GPUs.
+        engine: Where runs take place: ``docker`` or ``process``, and why.
+    """
+
+    folder: str
+    others: tuple[str, ...] = ()
+    requirements: str = ""
+    has_project: bool = False
+    uses_xdist: bool = False
+    torch: str = ""
+    is_cpu_only: bool = False
+    python: str = ""
+    gpus: int = 0
+    engine: tuple[str, str] = ("process", "")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``allranks init``."""
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="the repository (default: this folder)")
+    parser.add_argument("--dry-run", action="store_true", help="print the files, and write nothing")
+    parser.add_argument("--force", action="store_true", help=f"overwrite an existing {FILE_NAME} or first test")
+    parser.set_defaults(command=_init)
+
+
+def add_schema(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of ``allranks schema``."""
+    meaning = f"the schema of {PYPROJECT}, in which the matrix is [{'.'.join(PYPROJECT_TABLE)}]"
+    parser.add_argument("--pyproject", action="store_true", help=meaning)
+    parser.set_defaults(command=_schema)
+
+
+def _schema(options: argparse.Namespace) -> ExitCode:
+    from importlib.resources import files  # noqa: PLC0415 - see _gpus
+
+    text = files("allranks.matrix").joinpath("matrix.schema.json").read_text(encoding="utf-8")
+    say(json.dumps(_inside_pyproject(json.loads(text)), indent=2) if options.pyproject else text.rstrip())
+    return ExitCode.OK
+
+
+def _inside_pyproject(schema: dict[str, object]) -> dict[str, object]:
+    """A schema of pyproject.toml that allows everything beside the matrix."""
+    outer = {"$schema": schema.pop("$schema"), "definitions": schema.pop("definitions")}
+    inner: dict[str, object] = schema
+    for name in reversed(PYPROJECT_TABLE):
+        inner = {"properties": {name: inner}}
+    return outer | inner
+
+
+def _init(options: argparse.Namespace) -> ExitCode:
+    root: Path = options.folder.absolute()
+    if not root.is_dir():
+        msg = f"There is no folder {options.folder}."
+        raise UsageError(msg, remedy="Create it, or name the folder of your repository.")
+    found = look_around(root)
+    texts = contents(found)
+    if not options.force and not options.dry_run:
+        _refuse_existing(root, texts)
+    if (root / "noxfile.py").exists():
+        del texts["noxfile.py"]
+    for name, text in texts.items():
+        if options.dry_run:
+            say(f"--- {name}\n{text}")
+        else:
+            _write(root / name, text)
+            say(f"wrote {name}")
+    for line in _advice(root, found):
+        remark(line)
+    return ExitCode.OK
+
+
+def _refuse_existing(root: Path, texts: Mapping[str, str]) -> None:
+    present = [name for name in texts if name != "noxfile.py" and (root / name).exists()]
+    if _tool_table(root, *PYPROJECT_TABLE):
+        present.append(f"[{'.'.join(PYPROJECT_TABLE)}] in {PYPROJECT}")
+    if present:
+        msg = f"This repository already has {' and '.join(present)}, and nothing was written."
+        remedy = "`allranks plan` shows its matrix. --dry-run prints the files, and --force overwrites."
+        raise UsageError(msg, remedy=remedy)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        msg = f"{path} cannot be written."
+        raise UsageError(msg, why=f"{error.strerror}.", remedy="Check the permissions of its folder.") from error
+
+
+def _advice(root: Path, found: Surroundings) -> Iterator[str]:
+    noxfile = root / "noxfile.py"
+    if noxfile.exists() and "allranks" not in _text(noxfile):
+        yield "noxfile.py is there already; for sessions of the cells add to it:"
+        yield "    from allranks.sessions import register"
+        yield "    register()"
+    if "results" not in _text(root / ".gitignore"):
+        yield "Add results/ to .gitignore: each run writes its report there."
+    name, why = found.engine
+    yield f"Jobs will run on the engine {name}{f' ({why})' if why else ''}."
+    yield "Next: allranks plan, then allranks run"
+
+
+def look_around(root: Path) -> Surroundings:
+    """What the repository and this host have.
+
+    Args:
+        root: The folder of the repository, absolute.
+    """
+    tests = next((name for name in _TEST_FOLDERS if (root / name).is_dir()), _TEST_FOLDERS[0])
+    folders = [f"{tests}/{name}" for name in _OWN_FOLDERS]
+    torch, is_cpu_only = _torch()
+    return Surroundings(
+        folder=next((name for name in folders if not _has_tests(root / name)), folders[-1]),
+        others=tuple(islice(_distributed_tests(root), _MOST_FILES_NAMED)),
+        requirements=next((name for name in _REQUIREMENTS if (root / name).is_file()), ""),
+        has_project=_has_project(root),
+        uses_xdist=any(_XDIST.search(text) for text in _pytest_configurations(root)),
+        torch=torch,
+        is_cpu_only=is_cpu_only,
+        python=_python(root) if torch and importlib.util.find_spec("pytest") else "",
+        gpus=0 if is_cpu_only else _gpus(),
+        engine=_engine(),
+    )
+
+
+def _has_tests(folder: Path) -> bool:
+    return any(path.name != "test_all_reduce.py" for path in folder.glob("**/*.py"))
+
+
+def _distributed_tests(root: Path) -> Iterator[str]:
+    """Test files that use torch.distributed, relative to the repository."""
+    found = (path for name in _TEST_FOLDERS for path in sorted((root / name).glob("**/test_*.py")))
+    for path in islice(found, _MOST_FILES_READ):
+        if path.name != "test_all_reduce.py" and _DISTRIBUTED.search(_text(path)):
+            yield path.relative_to(root).as_posix()
+
+
+def _has_project(root: Path) -> bool:
+    return (root / "setup.py").is_file() or bool(_tool_table(root, "project") or _tool_table(root, "build-system"))
+
+
+def _pytest_configurations(root: Path) -> Iterator[str]:
+    yield str(_tool_table(root, "tool", "pytest"))
+    for name in ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg"):
+        yield "\n".join(re.findall(r"^addopts(?:.*\n(?:[ \t].*\n?)*)", _text(root / name) + "\n", re.MULTILINE))
+
+
+def _tool_table(root: Path, *keys: str) -> object:
+    """A table of pyproject.toml; None if there is none, or no such file."""
+    value: object = None
+    with suppress(OSError, ValueError):
+        value = tomllib.loads((root / PYPROJECT).read_text(encoding="utf-8"))
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def _torch() -> tuple[str, bool]:
+    """The installed torch, without importing it: its version, and whether it lacks CUDA and ROCm."""
+    spec = importlib.util.find_spec("torch")
+    text = _text(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
+    values = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+    version = values.get("__version__", "").partition("+")[0]
+    return (version, not {"cuda", "hip"} & values.keys()) if is_version(version) else ("", False)
+
+
+def _python(root: Path) -> str:
+    """This interpreter, by a name that is good on other machines, too: below the repository, or on the PATH."""
+    prefix = Path(sys.prefix)
+    if prefix.is_relative_to(root):
+        return (prefix.relative_to(root) / "bin" / "python").as_posix()
+    first = shutil.which("python3")
+    return "python3" if first and Path(first).parent == Path(sys.executable).parent else ""
+
+
+def _gpus() -> int:
+    from allranks.engine.gpus import take_inventory  # noqa: PLC0415 - no other command line part needs it so early
+
+    try:
+        return len(take_inventory().gpus)
+    except DeviceError:
+        return 0
+
+
+def _engine() -> tuple[str, str]:
+    from allranks.engine.kind import choose_engine  # noqa: PLC0415 - see _gpus
+    from allranks.engine_registry import AUTO  # noqa: PLC0415
+
+    try:
+        engine, why = choose_engine(AUTO)
+    except EngineError as error:
+        return "process", error.what
+    if engine.image_daemon is not None:
+        engine.image_daemon.close()
+    return engine.name, why
+
+
+def contents(found: Surroundings) -> dict[str, str]:
+    """The files to write, relative to the repository, each with its text."""
+    return {
+        FILE_NAME: matrix_text(found),
+        "noxfile.py": NOXFILE,
+        f"{found.folder}/test_all_reduce.py": FIRST_TEST,
+    }
+
+
+def matrix_text(found: Surroundings) -> str:
+    """The text of the matrix file."""
+    parts = (_HEAD, _axes(found), _suite(found), _image(found), _process(found))
+    return "\n".join("\n".join(part) + "\n" for part in parts if part)
+
+
+_HEAD = (
+    "# The matrix of this repository. allranks runs every suite in every cell: a combination of values of [matrix].",
+    "# `allranks plan` lists the cells, `allranks run` runs them, and `allranks schema` helps editors with this file.",
+)
+
+
+def _axes(found: Surroundings) -> list[str]:
+    gpus = [count for count in (1, 2) if count <= found.gpus]
+    lines = ["[matrix]"]
+    if gpus:
+        lines.append(_line("backend", ["gloo", "nccl"], "the backends of the process group"))
+        lines.append(_line("world_size", gpus, "ranks: one process each"))
+        lines.append(_line("gpu_count", [0, *gpus], "GPUs of a cell"))
+        return [*lines, "", *_GPU_RULES]
+    lines.append(_line("backend", ["gloo"], 'the backends of the process group: also "nccl"'))
+    lines.append(_line("world_size", [1, 2], "ranks: one process each"))
+    return [*lines, "# For NCCL on GPUs, add it to the backends, and:", *(f"# {line}".rstrip() for line in _MORE_GPUS)]
+
+
+_GPU_RULES = (
+    "# `when` compares axes: ==, !=, <, in, and, or, not. The reason is shown with each dropped cell.",
+    "[[matrix.exclude]]",
+    "when   = \"backend == 'nccl' and gpu_count != world_size\"",
+    'reason = "NCCL needs a GPU for each rank"',
+    "",
+    "[[matrix.exclude]]",
+    "when   = \"backend == 'gloo' and gpu_count > 0\"",
+    'reason = "gloo is tested on CPU tensors"',
+)
+_MORE_GPUS = ("gpu_count  = [0, 1, 2]", *_GPU_RULES[1:])
+
+
+def _suite(found: Surroundings) -> list[str]:
+    lines = ["[suites.distributed]", _line("path", found.folder, "or a list of folders, files and patterns")]
+    if found.others:
+        lines += ["# These use torch.distributed, too. Add to path what every rank should run:"]
+        lines += [f"#     {json.dumps(name, ensure_ascii=False)}" for name in found.others]
+    lines.append(_line("isolation", "file", 'how long ranks live: "test", "file" or "job"'))
+    if found.uses_xdist:
+        lines.append(_line("pytest_args", ["-n", "0"], "pytest-xdist cannot be used: the ranks are the processes"))
+    return lines
+
+
+def _image(found: Surroundings) -> list[str]:
+    here = "as here" if found.engine[0] == "docker" else "not here"
+    lines = [
+        f"# Where a Docker daemon answers ({here}), cells run in containers of an image with this content,",
+        "# which the first run builds; elsewhere they run as processes.",
+        "[images.default]",
+        _line("torch", found.torch or _TORCH, "one exact version"),
+    ]
+    if found.requirements:
+        lines.append(_line("requirements", found.requirements, "what the tests need"))
+    else:
+        lines.append(f"# {_line('packages', ['numpy'], 'what else the tests need')}")
+    if found.has_project:
+        lines.append(_line("project", ".", "your own code, installed from a wheel"))
+    return lines
+
+
+def _process(found: Surroundings) -> list[str]:
+    if not found.python:
+        return []
+    kind = "for CPUs" if found.is_cpu_only else "for GPUs"
+    return [
+        "# The interpreter for processes. Without this table allranks makes an environment with the image's content.",
+        "[process]",
+        _line("python", found.python, f"it has torch {found.torch} {kind}"),
+    ]
+
+
+def _line(key: str, value: object, comment: str) -> str:
+    """A key with a comment; the strings of TOML and JSON are the same but for a few characters that are escaped."""
+    return f"{f'{key:<10} = {json.dumps(value, ensure_ascii=False)}':<{_COMMENT_COLUMN}} # {comment}"

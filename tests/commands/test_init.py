@@ -1,0 +1,201 @@
+"""``allranks init``: what it finds, what it writes, and what it leaves alone."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from allranks.commands import init
+from allranks.commands.init import Surroundings, look_around, matrix_text
+from allranks.matrix.declaration import load
+
+FIRST_TEST = "tests/distributed/test_all_reduce.py"
+HERE = Surroundings(folder="tests/distributed", engine=("process", "no Docker daemon"))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder, on a host without GPUs and Docker."""
+    folder = tmp_path / "new"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(init, "_engine", lambda: HERE.engine)
+    monkeypatch.setattr(init, "_gpus", lambda: 0)
+    return folder
+
+
+@pytest.fixture
+def write(folder):
+    def write(files):
+        for name, text in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+
+    return write
+
+
+def test_an_empty_folder_gets_three_files_that_plan_accepts(allranks, folder):
+    code, out, err = allranks("init")
+    assert code == 0
+    assert out.splitlines() == ["wrote matrix.toml", "wrote noxfile.py", f"wrote {FIRST_TEST}"]
+    assert "Next: allranks plan, then allranks run" in err
+    assert "engine process (no Docker daemon)" in err
+    assert [cell.id for cell in load(folder).cells] == ["gloo-w1-g0-env", "gloo-w2-g0-env"]
+    assert allranks("plan")[0] == 0
+    compile((folder / FIRST_TEST).read_text(), FIRST_TEST, "exec")
+    compile((folder / "noxfile.py").read_text(), "noxfile.py", "exec")
+
+
+def test_another_folder_is_named(allranks, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert allranks("init", "new")[0] == 0
+    assert (folder / "matrix.toml").exists()
+    code, _, err = allranks("init", "nowhere")
+    assert (code, "There is no folder nowhere" in err) == (2, True)
+
+
+def test_a_dry_run_prints_the_files_and_writes_nothing(allranks, folder):
+    code, out, _ = allranks("init", "--dry-run")
+    assert code == 0
+    for name in ("matrix.toml", "noxfile.py", FIRST_TEST):
+        assert f"--- {name}\n" in out
+    assert "[suites.distributed]" in out
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("present", "named"),
+    [
+        ("matrix.toml", "matrix.toml"),
+        (FIRST_TEST, FIRST_TEST),
+        ("pyproject.toml", "[tool.allranks] in pyproject.toml"),
+    ],
+)
+def test_nothing_is_written_where_a_file_exists_unless_forced(allranks, folder, write, present, named):
+    text = "[tool.allranks.matrix]\n"
+    write({present: text})
+    code, out, err = allranks("init")
+    assert (code, out) == (2, "")
+    assert f"already has {named}, and nothing was written" in err
+    assert [path.name for path in folder.rglob("*") if path.is_file()] == [present.rpartition("/")[2]]
+    assert (folder / present).read_text() == text
+    assert allranks("init", "--force")[0] == 0
+    assert allranks("plan")[0] == 0
+
+
+@pytest.mark.parametrize("arguments", [(), ("--force",)])
+def test_a_noxfile_is_never_touched(allranks, folder, write, arguments):
+    write({"noxfile.py": "# mine\n"})
+    code, out, err = allranks("init", *arguments)
+    assert (code, "noxfile" in out) == (0, False)
+    assert "add to it:\n    from allranks.sessions import register" in err
+    assert (folder / "noxfile.py").read_text() == "# mine\n"
+
+
+def test_a_folder_that_may_not_be_written_is_an_error(allranks, folder):
+    (folder / "tests").write_text("")
+    code, _, err = allranks("init")
+    assert (code, "cannot be written" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("files", "attribute", "value"),
+    [
+        ({"pyproject.toml": "[project]\nname = 'x'\n"}, "has_project", True),
+        ({"pyproject.toml": "[build-system]\nrequires = []\n"}, "has_project", True),
+        ({"setup.py": ""}, "has_project", True),
+        ({"pyproject.toml": "[tool.ruff]\n"}, "has_project", False),
+        ({"pyproject.toml": "[project"}, "has_project", False),
+        ({"requirements.txt": "", "requirements-test.txt": ""}, "requirements", "requirements-test.txt"),
+        ({"requirements/test.txt": ""}, "requirements", "requirements/test.txt"),
+        ({"test/test_x.py": ""}, "folder", "test/distributed"),
+        ({"tests/distributed/test_x.py": ""}, "folder", "tests/allranks"),
+        (
+            {"tests/a/test_x.py": "import torch.distributed as dist", "tests/test_y.py": ""},
+            "others",
+            ("tests/a/test_x.py",),
+        ),
+        ({"pytest.ini": "[pytest]\naddopts = -ra\n  -n auto\n"}, "uses_xdist", True),
+        ({"pyproject.toml": "[tool.pytest.ini_options]\naddopts = ['-ra', '-n4']\n"}, "uses_xdist", True),
+        ({"pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--numprocesses=4'\n"}, "uses_xdist", True),
+        ({"tox.ini": "[testenv]\ncommands = pytest -n 4\n"}, "uses_xdist", False),
+        ({"pytest.ini": "[pytest]\naddopts = -ra --no-header\n"}, "uses_xdist", False),
+    ],
+)
+def test_what_the_repository_has_is_found_and_the_file_is_right(folder, write, files, attribute, value):
+    write(files)
+    found = look_around(folder)
+    assert getattr(found, attribute) == value
+    for name, text in init.contents(found).items():
+        write({name: text})
+    load(folder)
+
+
+def test_the_installed_torch_and_its_interpreter_are_found(folder, monkeypatch):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    found = look_around(folder)
+    assert found.torch == "2.13.0"
+    assert found.python == "python3"
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert look_around(folder).python == ""
+    monkeypatch.setattr(sys, "prefix", str(folder / ".venv"))
+    assert look_around(folder).python == ".venv/bin/python"
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        (
+            "__version__ = '2.14.1+cu130'\ndebug = False\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n",
+            ("2.14.1", False),
+        ),
+        ("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", ("2.13.0", True)),
+        ("__version__ = '2.13.0'\nhip: str = '7.1'\n", ("2.13.0", False)),
+        ("", ("", False)),
+    ],
+)
+def test_the_kind_of_torch_is_read_without_importing_it(tmp_path, monkeypatch, version, found):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError")
+    (tmp_path / "torch" / "version.py").write_text(version)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert init._torch() == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "cells"),
+    [
+        ({}, 2),
+        ({"gpus": 1}, 2),
+        ({"gpus": 8}, 4),
+        ({"python": "python3", "torch": "2.14.1", "is_cpu_only": True}, 2),
+        ({"engine": ("docker", "a Docker daemon answers"), "others": ('a"b.py', "ü.py")}, 2),
+    ],
+)
+def test_whatever_was_found_the_file_is_right(folder, changes, cells):
+    found = Surroundings(**{"folder": "tests/distributed", **changes})
+    (folder / "tests" / "distributed").mkdir(parents=True)
+    (folder / "matrix.toml").write_text(matrix_text(found))
+    expansion = load(folder)
+    assert len(expansion.cells) == cells
+    assert expansion.matrix.process.python == changes.get("python")
+    assert expansion.matrix.warnings == ()
+
+
+def test_what_stands_in_comments_is_right_too(folder):
+    (folder / "tests" / "distributed").mkdir(parents=True)
+    lines = matrix_text(HERE).splitlines()
+    start = next(number for number, line in enumerate(lines) if "For NCCL" in line)
+    end = lines.index("[suites.distributed]")
+    shown = [line.removeprefix("#").removeprefix(" ") for line in lines[start + 1 : end]]
+    text = "\n".join([*lines[:start], *shown, *lines[end:]]).replace('["gloo"]', '["gloo", "nccl"]')
+    (folder / "matrix.toml").write_text(text)
+    assert [cell.id for cell in load(folder).cells] == [
+        "gloo-w1-g0-env",
+        "gloo-w2-g0-env",
+        "nccl-w1-g1-env",
+        "nccl-w2-g2-env",
+    ]
+    assert tomllib.loads(text)["matrix"]["gpu_count"] == [0, 1, 2]
