@@ -16,7 +16,7 @@ from pathlib import Path
 
 from allranks.harness import linux
 from allranks.harness.channel import RunTest
-from allranks.harness.config import AgentConfig, Folders, seed_of_test
+from allranks.harness.config import PORTS, AgentConfig, Folders, seed_of_test
 from allranks.harness.driver_workers import DriverWorkers
 from allranks.harness.forks import LocalNode
 from allranks.harness.gangs.ends import Journal, ends_of, failed_start
@@ -41,32 +41,43 @@ class Rendezvous:
 
     url: str
     environment: dict[str, str] = field(default_factory=dict)
-    held: socket.socket | None = None
+    held: Sequence[socket.socket] = ()
 
     def joined(self) -> None:
-        """Release the port: every rank has joined, or the gang is gone."""
-        if self.held is not None:
-            self.held.close()
+        """Release the ports: every rank has joined, or the gang is gone."""
+        for each in self.held:
+            each.close()
 
 
-def make_rendezvous(config: AgentConfig, shared: Path) -> Rendezvous:
+_GROUPS = 8
+"""Ports for the groups that a suite makes itself, taken in turn: when the first is due again, its store is gone."""
+
+
+def make_rendezvous(config: AgentConfig, shared: Path, *, groups: int = 1) -> Rendezvous:
     """A fresh rendezvous of the cell's init method.
+
+    Args:
+        config: The job.
+        shared: The folder that the ranks share.
+        groups: The number of ports for process groups that the ranks make one after the other.
 
     Raises:
         ValueError: The init method is none of ``env``, ``tcp``, ``file``.
     """
     if config.init_method == "file":
         return Rendezvous(url=f"file://{shared}/rendezvous-{uuid.uuid4().hex}")
-    held = _hold_port()
-    port = held.getsockname()[1]
+    held = [_hold_port() for _ in range(groups)]
+    port, *others = (each.getsockname()[1] for each in held)
     # Both are set for tcp, too: suites read them to create stores of their own.
     environment = {"MASTER_ADDR": config.master_addr, "MASTER_PORT": str(port)}
+    if others:
+        environment[PORTS] = ",".join(map(str, (port, *others)))
     match config.init_method:
         case "env":
             return Rendezvous(url="env://", environment=environment, held=held)
         case "tcp":
             return Rendezvous(url=f"tcp://{config.master_addr}:{port}", environment=environment, held=held)
-    held.close()
+    held[0].close()
     msg = f"init method {config.init_method!r} is none of env, tcp, file"
     raise ValueError(msg)
 
@@ -263,12 +274,15 @@ class TestLoop:
         """Start a gang for some tests and run as many as it can; return how many tests have run."""
         self._index = indices[0]
         terms = self._program.terms[indices[0]]
-        rendezvous = make_rendezvous(self._config, self._folders.shared) if terms.has_process_group else None
+        # Without a process group, too: a fixture of the suite may make one.
+        has_ranks = not (terms.launches or self._config.launches_ranks)
+        groups = 1 if terms.has_process_group else _GROUPS
+        rendezvous = make_rendezvous(self._config, self._folders.shared, groups=groups) if has_ranks else None
         self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
         try:
-            gang = self._start(rendezvous)
+            gang = self._start(rendezvous, has_group=terms.has_process_group)
             try:
-                return self._lead(gang, indices, rendezvous)
+                return self._lead(gang, indices, rendezvous if terms.has_process_group else None)
             except HangupError as error:
                 self._record_bad(gang, gang.abort(str(error)))
                 raise
@@ -281,19 +295,20 @@ class TestLoop:
             if rendezvous is not None:
                 rendezvous.joined()
 
-    def _start(self, rendezvous: Rendezvous | None) -> Gang:
+    def _start(self, rendezvous: Rendezvous | None, *, has_group: bool) -> Gang:
         number = next(self._count.gangs)
         orders = Orders(
             gang=number,
-            url=rendezvous.url if rendezvous else None,
+            url=rendezvous.url if rendezvous and has_group else None,
             environment=rendezvous.environment if rendezvous else {},
             preload=tuple(self._preload),
             launches=self._driver is not None,
             has_many_forks=self._has_many_forks,
         )
         self._has_many_forks = False
-        # A driver starts its ranks on its own node.
-        ranks = start_gang(self._nodes[:1] if orders.launches else self._nodes, orders)
+        # What starts ranks starts them on its own node.
+        is_alone = orders.launches or self._config.launches_ranks
+        ranks = start_gang(self._nodes[:1] if is_alone else self._nodes, orders)
         self._journal.write(
             GangStarted(gang=number, pids=tuple(pid for node_ranks in ranks for pid in node_ranks.pids))
         )
@@ -357,7 +372,7 @@ class TestLoop:
         if self._driver is not None:
             is_bad = self._driver.settle(gang, nodeid, step)
         else:
-            ends = ends_of(step, nodeid, self._config.world_size, gang.put_output_away(nodeid))
+            ends = ends_of(step, nodeid, self._config.ranks, gang.put_output_away(nodeid))
             for record in ends.records:
                 self._journal.write(record)
             may = may_disagree(nodeid, self._config.mixed_skip)

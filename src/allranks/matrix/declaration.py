@@ -227,13 +227,29 @@ def _suites(file: Table, known: Known) -> dict[str, Suite]:
 
 
 def _suite(name: str, table: Table, known: Known) -> Suite:
-    table.only("path", "isolation", "overlap", "when", "files", "pytest_args", "shards", "default")
+    table.only(
+        "path",
+        "isolation",
+        "overlap",
+        "process_group",
+        "launches_ranks",
+        "when",
+        "files",
+        "pytest_args",
+        "shards",
+        "default",
+    )
     table.needs("path", f'path = "tests/{name}"')
+    if table.flag("launches_ranks", default=False) and table.flag("process_group", default=False):
+        what = "a test that launches ranks itself runs in one process, which is no rank and has no process group"
+        raise table.error(name="process_group", what=what, remedy="Remove it, or launches_ranks.")
     return Suite(
         name=name,
         path=_inside(table, "path", table.text("path", "")),
         isolation=table.choice("isolation", get_args(Isolation), Suite.isolation),
         overlap=table.whole("overlap", Suite.overlap, 1),
+        process_group=table.flag("process_group", default=True) if "process_group" in table else None,
+        launches_ranks=table.flag("launches_ranks", Suite.launches_ranks),
         when=table.optional_condition(known),
         files=tuple(_inside(table, "files", text) for text in table.texts("files")),
         pytest_args=table.texts("pytest_args"),

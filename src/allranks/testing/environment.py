@@ -22,7 +22,7 @@ class RankEnvironment:
 
     Args:
         rank: This rank, from 0.
-        world_size: The number of ranks of the cell.
+        world_size: The number of ranks of the cell; if tests launch ranks themselves, how many they may start.
         local_rank: This rank's place on its own node, from 0.
         local_world_size: The number of ranks on this node.
         backend: The cell's backend, in lower case.
@@ -46,7 +46,8 @@ class RankEnvironment:
     def read(cls, environ: Mapping[str, str] = os.environ) -> Self:
         """Read the variables that the agent, or torchrun, set for this process."""
         rank = int(environ.get("RANK", "0"))
-        world_size = int(environ.get("WORLD_SIZE", "1"))
+        # In a suite whose tests launch ranks, their process has no WORLD_SIZE, which would make it a rank.
+        world_size = int(environ.get("WORLD_SIZE") or environ.get("ALLRANKS_WORLD_SIZE", "1"))
         shared = environ.get("ALLRANKS_SHARED")
         return cls(
             rank=rank,

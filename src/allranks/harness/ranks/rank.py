@@ -29,8 +29,9 @@ from allranks.harness.evidence import DiskUse
 from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
+from allranks.harness.ranks.own_groups import give_ports
 from allranks.harness.ranks.rank_setup import flush_output, live, silence_terminal
-from allranks.harness.ranks.reports import is_good_subtest, is_symptom, phase_of
+from allranks.harness.ranks.reports import is_good_subtest, is_symptom, phase_of, with_remedy
 from allranks.harness.ranks.surroundings import InitialState
 from allranks.outcomes import Outcome, Phase, following, overall, shorten
 from allranks.skip_codes import SkipCode
@@ -88,11 +89,14 @@ def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
 
 
 def _rank_environment(assignment: Assignment) -> dict[str, str]:
-    return {
+    place = {
         "RANK": str(assignment.rank),
         "LOCAL_RANK": str(assignment.local_ranks.index(assignment.rank)),
         "WORLD_SIZE": str(assignment.config.world_size),
         "LOCAL_WORLD_SIZE": str(len(assignment.local_ranks)),
+    }
+    return {
+        **({} if assignment.config.launches_ranks else place),
         "ALLRANKS_GANG": str(assignment.gang),
         "ALLRANKS_SHARED": str(assignment.shared),
         **assignment.environment,
@@ -128,7 +132,9 @@ class _Rank:
         self._imports = ImportWatch()
         self._room = DiskUse(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
         self._board = CallBoard(map_board(assignment.board))
-        self._calls = CallCounter(self._board)
+        # Calls in a group that the suite makes itself say which rank to blame; they are not compared after a test.
+        own_world = assignment.config.world_size if assignment.url is None else None
+        self._calls = CallCounter(self._board, own_world)
         session.config.pluginmanager.register(self, "allranks-rank")
         rank_setup.announce_to(self._connection, self._take_unreported)
         debugging.be_rank(assignment.rank)
@@ -155,6 +161,7 @@ class _Rank:
     def _join(self) -> Report:
         """Join the process group of the cell; failing to is an error of the gang's first test."""
         if self._assignment.url is None:
+            give_ports()
             return Report(outcome=Outcome.PASSED)
         try:
             init_process_group(self._assignment, self._assignment.url)
@@ -216,6 +223,7 @@ class _Rank:
     def _conclude(self) -> Report:
         deciding = overall(self._phases)
         changed, is_whole = self._surroundings.put_back()
+        calls = self._calls.take()
         self._board.enter("")
         return Report(
             nodeid=self._nodeid,
@@ -224,7 +232,7 @@ class _Rank:
             early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
             changed=tuple(changed),
             is_spoilt=not is_whole,
-            calls=dumps(self._calls.take().as_fields()),
+            calls=dumps(calls.as_fields()) if self._assignment.url is not None else "",
         )
 
     def _end(self, command: End) -> Report:
@@ -312,7 +320,8 @@ class _Rank:
             # The enclosing test has its own report.
             return
         error = self._errors.pop(report.when, None)
-        self._add_phase(phase_of(report, error, _now() - self._phase_began), error)
+        phase = phase_of(report, error, _now() - self._phase_began)
+        self._add_phase(with_remedy(phase, error, has_group=self._assignment.url is not None), error)
 
 
 def _changed(nodeid: str, item: pytest.Item | None) -> Phase:
