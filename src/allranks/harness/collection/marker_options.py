@@ -1,6 +1,5 @@
 """How a test's markers have it run: isolation, time limit, process group."""
 
-import unittest
 from collections.abc import Sequence
 from typing import get_args
 
@@ -8,11 +7,9 @@ import pytest
 
 from allranks.harness.config import AgentConfig, Isolation
 from allranks.harness.program import ItemOptions
-from allranks.testing.markers import REQUIREMENT_MARKERS
-from allranks.testing.skips.requirement import requirements_of
 
-_TESTING = "allranks.testing"
-_MARKERS = frozenset({"isolation", "time_limit", *REQUIREMENT_MARKERS})
+FOREIGN_ATTRIBUTE = "allranks_is_foreign"
+"""A test with a true attribute of this name was written for another runner; :mod:`allranks.testing` sets it."""
 
 _LONGEST = 10**8
 """Seconds of a time limit: three years."""
@@ -102,25 +99,8 @@ def _has_process_group(item: pytest.Item, config: AgentConfig) -> bool:
     """Whether the cell's process group is made for a test."""
     if config.launches_ranks or item.get_closest_marker("no_process_group") is not None:
         return False
-    return uses_allranks(item) if config.process_group is None else config.process_group
-
-
-def uses_allranks(item: pytest.Item) -> bool:
-    """Whether a test may have been written for ranks: any function, and a ``unittest.TestCase`` that uses allranks.
-
-    A ``TestCase`` uses a class, a fixture, a marker or a requirement of :mod:`allranks.testing`. One that does not was
-    written for another runner, and makes a process group itself if it needs one.
-    """
-    case = getattr(item, "cls", None)
-    if case is None or not issubclass(case, unittest.TestCase):
-        return True
-    fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).values()
-    return (
-        any(base.__module__.startswith(_TESTING) for base in case.__mro__)
-        or any(definition.func.__module__.startswith(_TESTING) for each in fixtures for definition in each)
-        or any(mark.name in _MARKERS for mark in item.iter_markers())
-        or any(requirements_of(place) for place in (case, getattr(item, "function", None)))
-    )
+    is_for_ranks = not getattr(item, FOREIGN_ATTRIBUTE, False)
+    return is_for_ranks if config.process_group is None else config.process_group
 
 
 def _isolation(item: pytest.Item) -> str | None:

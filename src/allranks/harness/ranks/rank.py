@@ -6,7 +6,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from json import dumps
@@ -29,11 +29,12 @@ from allranks.harness.evidence import DiskUse
 from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
+from allranks.harness.ranks.child_processes import ChildWatch
 from allranks.harness.ranks.own_groups import give_ports
 from allranks.harness.ranks.rank_setup import flush_output, live, silence_terminal
 from allranks.harness.ranks.reports import is_good_subtest, is_symptom, phase_of, with_remedy
 from allranks.harness.ranks.surroundings import InitialState
-from allranks.outcomes import Outcome, Phase, following, overall, shorten
+from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.skip_codes import SkipCode
 
 
@@ -137,6 +138,7 @@ class _Rank:
         self._calls = CallCounter(self._board, own_world)
         session.config.pluginmanager.register(self, "allranks-rank")
         rank_setup.announce_to(self._connection, self._take_unreported)
+        self._children = ChildWatch()
         debugging.be_rank(assignment.rank)
 
     def run(self) -> None:
@@ -199,6 +201,7 @@ class _Rank:
         os.environ["ALLRANKS_SEED"] = str(command.seed)
         seed_everything(command.seed)
         self._room.begin()
+        self._children.begin()
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
@@ -321,6 +324,8 @@ class _Rank:
             return
         error = self._errors.pop(report.when, None)
         phase = phase_of(report, error, _now() - self._phase_began)
+        if phase.outcome is Outcome.FAILED and (deaths := ", ".join(self._children.deaths())):
+            phase = replace(phase, message=shorten(f"{phase.message} ({deaths})", MESSAGE_LIMIT))
         self._add_phase(with_remedy(phase, error, has_group=self._assignment.url is not None), error)
 
 
