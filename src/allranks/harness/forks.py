@@ -391,6 +391,7 @@ class LocalNode:
                     preload=tuple(orders.preload),
                     has_many_forks=orders.has_many_forks,
                     results=str(self.folders.results),
+                    fresh=tuple(orders.fresh),
                 ),
                 ends,
                 self.end,

@@ -32,6 +32,9 @@ _NAMES = 20
 _COMMAND = 1000
 """Most characters of a command line that a record keeps."""
 
+FRESH_START = 120.0
+"""Seconds for ranks that are no forks to import torch and their file: a second or two each on an idle host."""
+
 MANY_FORKS = 60
 """From this many forks on, making them cheaper pays; it takes the better part of a second."""
 
@@ -213,7 +216,7 @@ class TestLoop:
         rendezvous = make_rendezvous(self._config, self._folders.shared, groups=groups) if has_ranks else None
         self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
         try:
-            gang = self._start(rendezvous, has_group=terms.has_process_group)
+            gang = self._start(rendezvous, indices)
             try:
                 return self._lead(gang, indices, rendezvous if terms.has_process_group else None)
             except HangupError as error:
@@ -228,15 +231,17 @@ class TestLoop:
             if rendezvous is not None:
                 rendezvous.joined()
 
-    def _start(self, rendezvous: Rendezvous | None, *, has_group: bool) -> Gang:
+    def _start(self, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
         number = next(self._count.gangs)
+        terms = self._program.terms[indices[0]]
         orders = Orders(
             gang=number,
-            url=rendezvous.url if rendezvous and has_group else None,
+            url=rendezvous.url if rendezvous and terms.has_process_group else None,
             environment=rendezvous.environment if rendezvous else {},
             preload=tuple(self._preload),
             launches=self._driver is not None,
             has_many_forks=self._has_many_forks,
+            fresh=[f"{index} {self._program.tests[index]}" for index in indices] if terms.is_fresh else (),
         )
         self._has_many_forks = False
         # What starts ranks starts them on its own node.
@@ -246,7 +251,8 @@ class TestLoop:
             GangStarted(gang=number, pids=tuple(pid for node_ranks in ranks for pid in node_ranks.pids))
         )
         may_be_held = self._config.pdb_rank is not None
-        return Gang(ranks, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held)
+        start_up = FRESH_START if terms.is_fresh else 0.0
+        return Gang(ranks, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held, start_up=start_up)
 
     def _close(self, gang: Gang) -> None:
         self._preload.update(gang.imported)

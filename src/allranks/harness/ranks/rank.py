@@ -5,7 +5,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -52,6 +52,8 @@ class Assignment:
         connection: Descriptor of the rank's end of its connection.
         board: Descriptor of its call board.
         supervisor: Process id of the supervisor.
+        items: The tests by their index in the job, if the rank has not collected all of them.
+        at_end: Called after the fixtures are torn down.
     """
 
     config: AgentConfig
@@ -66,6 +68,8 @@ class Assignment:
     connection: int
     board: int
     supervisor: int
+    items: Mapping[int, pytest.Item] | None = None
+    at_end: Callable[[], object] | None = None
 
 
 _now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
@@ -119,7 +123,8 @@ class _Rank:
     def __init__(self, session: pytest.Session, assignment: Assignment) -> None:
         self._session = session
         # A copy: a test may change the session's list, but commands refer to the collected one.
-        self._items = tuple(session.items)
+        items = assignment.items
+        self._items: Mapping[int, pytest.Item] = dict(enumerate(session.items)) if items is None else items
         self._assignment = assignment
         self._connection = RankEnd(assignment.connection)
         self._pid = getpid()
@@ -192,12 +197,12 @@ class _Rank:
 
     def _run_test(self, command: RunTest) -> Report:
         self._begin_step(command.nodeid)
-        item = self._items[command.index] if command.index < len(self._items) else None
+        item = self._items.get(command.index)
         if item is None or item.nodeid != command.nodeid:
             self._add_phase(_changed(command.nodeid, item), None)
             return self._conclude()
         self._last = item
-        following = None if command.following is None else self._items[command.following]
+        following = None if command.following is None else self._items.get(command.following)
         os.environ["ALLRANKS_SEED"] = str(command.seed)
         seed_everything(command.seed)
         self._room.begin()
@@ -243,11 +248,19 @@ class _Rank:
         self._begin_step("")
         self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
+        self._act_at_end()
         self._leave()
         save_coverage()
         flush_output()
         outcome = overall(self._phases).outcome if self._phases else Outcome.PASSED
         return Report(outcome=outcome, phases=self._take_unreported(), imported=self._imports.take())
+
+    def _act_at_end(self) -> None:
+        try:
+            if self._assignment.at_end is not None:
+                self._assignment.at_end()
+        except Exception as error:  # noqa: BLE001 - hooks of the suite may raise anything
+            self._add_error("teardown", "a hook has failed at the end of the session", error)
 
     def _tear_down_fixtures(self) -> None:
         """Tear down fixtures of wider scope: they remain if the last test was not known to be the gang's last."""
