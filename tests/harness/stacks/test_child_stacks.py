@@ -54,7 +54,8 @@ def child(command, **options):
 
 
 def of(pid, around):
-    return next(each for each in find_children(os.getpid(), around) if each.pid == pid)
+    deadline = time.monotonic() + child_stacks.PATIENCE
+    return next(each for each in find_children(os.getpid(), around, deadline) if each.pid == pid)
 
 
 def forked_child(file, ready):
@@ -84,6 +85,7 @@ def test_a_fork_writes_its_stacks_to_the_stack_file_and_is_stopped(around, tmp_p
         found = of(pid, around[0])
         assert found.line.startswith(f"process {pid} was in {__file__}:")
         assert found.line.endswith(" in hang_in_a_fork")
+        os.waitpid(pid, os.WUNTRACED)
         assert linux.state_of(pid) == "T"
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -124,6 +126,23 @@ def test_of_another_program_only_the_kernels_words_are_known(around):
     assert found.about.startswith(f"pid {process.pid}, state ")
     assert found.about.endswith("sleep 600")
     assert found.line == ""
+
+
+def test_so_many_processes_that_they_are_a_mistake_are_not_looked_at(around, monkeypatch):
+    monkeypatch.setattr(linux, "descendants", lambda _pid: list(range(10**6, 10**6 + 100)))
+    assert find_children(os.getpid(), around[0], time.monotonic() + 1) == []
+
+
+@pytest.mark.usefixtures("without_py_spy")
+def test_after_the_deadline_no_process_is_asked(around, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+    with child([sys.executable, str(script)], stderr=around[1], env=environment) as process:
+        process.stdout.readline()
+        found = find_children(os.getpid(), around[0], time.monotonic())
+        assert process.poll() is None
+    assert [each.stacks for each in found if each.pid == process.pid] == [""]
 
 
 def hang(name, frame):

@@ -1,4 +1,4 @@
-"""The pytest session of a rank that is no fork: it collects the files of one gang, and becomes the rank."""
+"""The pytest session of a rank that is no fork: it collects the gang's files, and becomes the rank."""
 
 import os
 import sys

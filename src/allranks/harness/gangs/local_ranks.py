@@ -15,7 +15,7 @@ from allranks.harness.gangs.call_board import LastCall, read_board, read_phase
 from allranks.harness.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Orphans, kill_orphans
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import Echo, RankProcess
-from allranks.harness.stacks.child_stacks import ChildHang, Surroundings, find_children, text_of, words_for
+from allranks.harness.stacks.child_stacks import PATIENCE, ChildHang, Surroundings, find_children, text_of, words_for
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import StackFile, dump_stacks
 
@@ -296,7 +296,8 @@ class LocalRanks:
             self._recorder.wait(recordings)
         held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]}
         # Only of ranks that are about to be killed: their children may end by it.
-        children = {rank: self._children_of(rank) for rank, pid in pids.items() if pid in self._stopped}
+        deadline = time.monotonic() + PATIENCE
+        children = {rank: self._children_of(rank, deadline) for rank, pid in pids.items() if pid in self._stopped}
         return {
             rank: RankHang(
                 stacks=stacks.get(rank, ""),
@@ -308,7 +309,7 @@ class LocalRanks:
             for rank in ranks
         }
 
-    def _children_of(self, number: int) -> Sequence[ChildHang]:
+    def _children_of(self, number: int, deadline: float) -> Sequence[ChildHang]:
         rank, file = self._processes[number], self._stacks[number]
         around = Surroundings(
             number=number,
@@ -317,7 +318,7 @@ class LocalRanks:
             printed=rank.stderr.glance,
             pipes=frozenset(os.fstat(each.descriptor).st_ino for each in (rank.stdout, rank.stderr)),
         )
-        children = find_children(rank.pid, around)
+        children = find_children(rank.pid, around, deadline)
         file.append(text_of(children))
         # Those that lead a session of their own, as torchrun's do, are no orphans of the rank: it is killed.
         self._stopped.update(child.pid for child in children)

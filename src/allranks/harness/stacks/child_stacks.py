@@ -19,6 +19,7 @@ from allranks.harness import linux
 from allranks.harness.stacks.stacks import (
     PYTHON,
     STACKS_SIGNAL,
+    VIEW_TIMEOUT,
     StackFile,
     View,
     find_py_spy,
@@ -28,14 +29,17 @@ from allranks.harness.stacks.stacks import (
     waits_in_distributed,
 )
 
-_MOST = 32
-"""Processes that are looked at; a rank has started more by mistake."""
+_MOST = 16
+"""Processes of a rank that are looked at."""
+
+_TOO_MANY = 100
+"""A rank has started that many by mistake: they only delay its end."""
 
 _NAMED = 3
 """Processes that a message names."""
 
-_PATIENCE = 2.0
-"""Seconds for all processes of a rank to write their stacks."""
+PATIENCE = 4.0
+"""Seconds for the processes of all ranks of a node together."""
 
 _EACH = 0.5
 _STUB = "<string>:"
@@ -98,14 +102,19 @@ def text_of(children: Sequence[ChildHang]) -> str:
     return "".join(f"\n--- {child.name}: {child.about} ---\n{child.stacks}" for child in children)
 
 
-def find_children(rank: int, around: Surroundings) -> list[ChildHang]:
-    """Look at the descendants of a rank that is about to be killed, with its process id.
+def find_children(rank: int, around: Surroundings, deadline: float) -> list[ChildHang]:
+    """Look at the descendants of a rank that is about to be killed.
 
     Those that cannot be seen from outside are asked for their stacks, and end by it.
+
+    Args:
+        rank: The rank's process id.
+        around: What is known of it.
+        deadline: When no further stacks are waited for, by the monotonic clock.
     """
-    pids = linux.descendants(rank)[:_MOST]
-    views = _views(pids)
-    deadline = time.monotonic() + _PATIENCE
+    all_pids = linux.descendants(rank)
+    pids = all_pids[:_MOST] if len(all_pids) < _TOO_MANY else []
+    views = _views(pids, deadline)
     variables = {pid: _place_of(pid) for pid in pids}
     tell_apart = len(set(variables.values()) - {None}) > 1 or set(variables.values()) - {None, str(around.number)}
     found = []
@@ -119,9 +128,9 @@ def find_children(rank: int, around: Surroundings) -> list[ChildHang]:
     return found
 
 
-def _views(pids: Sequence[int]) -> dict[int, View]:
-    program = find_py_spy()
-    return look(program, {pid: pid for pid in pids}, PYTHON) if program and pids else {}
+def _views(pids: Sequence[int], deadline: float) -> dict[int, View]:
+    program, left = find_py_spy(), deadline - time.monotonic()
+    return look(program, {pid: pid for pid in pids}, PYTHON, min(VIEW_TIMEOUT, left)) if program and left > 0 else {}
 
 
 def _place_of(pid: int) -> str | None:
