@@ -95,6 +95,9 @@ REQUIREMENT_MARKERS = MappingProxyType(
 
 
 _TESTING = "allranks.testing"
+_HYPOTHESIS = "hypothesis."
+"""Hypothesis makes a ``TestCase`` of each state machine; its author wrote none."""
+
 _NAMES = frozenset({"isolation", "time_limit", *REQUIREMENT_MARKERS})
 
 
@@ -147,7 +150,7 @@ def is_foreign(item: pytest.Item) -> bool:
         return False
     fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).values()
     return not (
-        any(base.__module__.startswith(_TESTING) for base in case.__mro__)
+        any(base.__module__.startswith((_TESTING, _HYPOTHESIS)) for base in case.__mro__)
         or any(definition.func.__module__.startswith(_TESTING) for each in fixtures for definition in each)
         or any(mark.name in _NAMES for mark in item.iter_markers())
         or any(requirements_of(place) for place in (case, getattr(item, "function", None)))
