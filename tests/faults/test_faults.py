@@ -24,6 +24,7 @@ IN_CONTAINERS = (
     "endless_c_call_with_the_lock",
     "fork_bomb",
     "gigabyte_of_output",
+    "hang_in_a_spawned_child",
     "hang_in_call",
     "hang_in_init_process_group",
     "hang_in_setup",

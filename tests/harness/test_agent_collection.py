@@ -52,16 +52,6 @@ def test_what_was_collected_runs_where_errors_are_to_stop_nothing(run_agent):
     assert agent.outcomes("test_passes") == ("passed", "passed")
 
 
-def test_a_thread_at_import_stops_the_job_whatever_errors_are_to_stop(run_agent):
-    files = {
-        "test_thread.py": "import threading, time\nthreading.Thread(target=time.sleep, args=[99], daemon=True).start()",
-        "test_fine.py": PASSING,
-    }
-    agent = run_agent(files, pytest_args=("--continue-on-collection-errors",))
-    assert agent.all(CollectionFailed)
-    assert not agent.all(GangStarted)
-
-
 SEVERAL = {"a/test_a.py": PASSING, "b/test_b.py": PASSING, "c/test_[c].py": PASSING, "c/test_d.py": "1 / 0"}
 
 

@@ -611,33 +611,6 @@ def test_a_log_handler_made_at_import_prints_to_its_rank(run_agent, arguments):
         assert "Logging error" not in case.stderr
 
 
-THREAD = """
-import threading
-threading.Thread(target=threading.Event().wait, name="heartbeat", daemon=True).start()
-def test_a(): pass
-"""
-
-
-def test_an_import_that_starts_a_thread_is_an_error_that_names_module_and_thread(run_agent):
-    agent = run_agent({"test_a.py": THREAD, "test_b.py": "def test_b(): pass"}, world_size=1)
-    [failure] = agent.all(CollectionFailed)
-    assert failure.nodeid == "suite/test_a.py"
-    assert failure.text.startswith("Importing it starts the thread heartbeat")
-
-
-def test_a_hook_after_collection_that_starts_a_thread_is_an_error(run_agent):
-    conftest = """
-        import threading
-
-        def pytest_collection_modifyitems():
-            threading.Thread(target=threading.Event().wait, name="heartbeat", daemon=True).start()
-    """
-    agent = run_agent({"conftest.py": conftest, "test_it.py": "def test_passes(): pass"})
-    [failure] = agent.all(CollectionFailed)
-    assert failure.text.startswith("A hook of a plugin or a conftest file starts the thread heartbeat")
-    assert agent.cases(0) == {}
-
-
 def test_a_thread_of_a_library_is_a_notice(run_agent):
     native = """
         import ctypes, ctypes.util

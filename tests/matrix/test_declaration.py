@@ -41,10 +41,11 @@ def test_every_table_is_read(load_text, repository, document):
     assert (suite.paths, suite.isolation, suite.files) == ((Path("suites/collectives"),), "job", (Path("data"),))
     assert suite.when is not None
     assert suite.overlap == 4
+    assert (suite.process_group, suite.launches_ranks) == (False, True)
     assert suite.pytest_args == ("-p", "no:randomly")
     assert suite.default is False
     assert (image.base, image.index, image.packages) == ("debian:12", "https://example.org/whl", ("numpy",))
-    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 24)
+    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 26)
     assert [rule.reason for rule in matrix.excludes] == ["a GPU for each rank", "gloo is tested on CPU tensors"]
     assert [rule.line for rule in matrix.excludes] == [6, 10]
     assert matrix.env[0].set == {"NCCL_DEBUG": "WARN"}
@@ -100,6 +101,8 @@ reason = "a backend of our own"
 SUITE_REST = """\
 isolation = "job"
 overlap = 4
+process_group = false
+launches_ranks = true
 when = "world_size > 1"
 files = ["data"]
 pytest_args = ["-p", "no:randomly"]
@@ -307,6 +310,12 @@ def load_edited(load_text, document):
             '"suites"\ndefault = "no"',
             "matrix.toml:16: suites.collectives.default: 'no' is not true or false",
             "default = true",
+        ),
+        (
+            '"suites/collectives"',
+            '"suites"\nlaunches_ranks = true\nprocess_group = true',
+            "matrix.toml:17: suites.collectives.process_group: a test that launches ranks itself",
+            "Remove it",
         ),
         ("[suites.collectives]", "[suites.'a/b']", "matrix.toml:14: suites.'a/b': cannot be a name", "letters"),
         (

@@ -118,11 +118,14 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # A child of a rank that dies of a signal then leaves its stacks on its standard error.
+        "PYTHONFAULTHANDLER": "1",
     }
     return {
         **{name: value for name, value in defaults.items() if name not in present},
         "BACKEND": config.backend,
-        "WORLD_SIZE": str(config.world_size),
+        # A launching process is no rank: libraries take one that has WORLD_SIZE for a rank.
+        "ALLRANKS_WORLD_SIZE" if config.launches_ranks else "WORLD_SIZE": str(config.world_size),
         "INIT_METHOD": config.init_method,
         "ALLRANKS_GPU_COUNT": str(config.gpu_count),
         "GROUP_RANK": str(config.node),
@@ -255,8 +258,8 @@ class Supervision:
             return
         if self._config.node == 0:
             for module in program.skipped:
-                for rank in range(self._config.world_size):
-                    self._stream.write(_skipped(module.nodeid, module.reason, rank, self._config.world_size))
+                for rank in range(self._config.ranks):
+                    self._stream.write(_skipped(module.nodeid, module.reason, rank, self._config.ranks))
 
     def _agree(self, server: ForkServer, program: Program, follower: Follower | None, leader: Leader) -> bool:
         """Compare the collections of all nodes; False if they differ or one is missing."""

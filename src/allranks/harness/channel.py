@@ -70,6 +70,19 @@ class Leaving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChildStarted:
+    """A rank has started a process.
+
+    Attributes:
+        pid: Its process id.
+        name: What the report calls it.
+    """
+
+    pid: int
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchedEnd:
     """A driver's report on a rank that its test has started.
 
@@ -119,6 +132,7 @@ class Report:
         launched: From a driver: the end of a rank of its test.
         driver: From a driver: anything else about its test.
         leaving: The process is about to end.
+        started: A process that the rank has started.
         is_debugging: A debugger has just taken the rank, or let go of it; None for no change.
         calls: With the end of a test, what the rank called in its process groups, in JSON: see
             :mod:`allranks.harness.gangs.unmatched_calls`.
@@ -137,13 +151,14 @@ class Report:
     launched: LaunchedEnd | None = None
     driver: DriverSays | None = None
     leaving: Leaving | None = None
+    started: ChildStarted | None = None
     is_debugging: bool | None = None
     calls: str = ""
 
     @property
     def is_final(self) -> bool:
         """Whether the step is over."""
-        others = (self.launched, self.driver, self.leaving, self.is_debugging)
+        others = (self.launched, self.driver, self.leaving, self.started, self.is_debugging)
         return not self.goes_on and all(each is None for each in others)
 
     @property

@@ -16,6 +16,9 @@ RESULTS_BYTES: Final = 512 << 20
 PYTEST_CACHE = "pytest-cache"
 """The folder of pytest's cache in a job's results folder: an earlier job's cache, which this job updates."""
 
+PORTS = "ALLRANKS_PORTS"
+"""The variable with ports for process groups that a suite makes itself: by commas, and the first is MASTER_PORT."""
+
 COVERAGE = "coverage"
 """The folder of pytest-cov's data and reports in a job's results folder."""
 
@@ -112,6 +115,8 @@ class AgentConfig:
         mixed_skip: Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone.
         nodes: How many nodes the ranks are spread over, in blocks.
         overlap: How many launcher tests may run at a time.
+        process_group: Whether the cell's process group is made for every test; None to decide by the test.
+        launches_ranks: Tests start ranks themselves, as many as the cell has: one process runs each test.
         post: This agent's place among those of the nodes, set by the engine; None for a single node.
         share: None where this job runs the whole suite.
         only: Node ids of the tests that an attempt runs again; None to run all collected tests.
@@ -139,6 +144,8 @@ class AgentConfig:
     mixed_skip: tuple[str, ...] = ()
     nodes: int = 1
     overlap: int = 1
+    process_group: bool | None = None
+    launches_ranks: bool = False
     post: NodeConfig | None = None
     share: JobShard | None = None
     only: tuple[str, ...] | None = None
@@ -155,9 +162,14 @@ class AgentConfig:
         return self.post.node if self.post else 0
 
     @property
+    def ranks(self) -> int:
+        """The number of processes that run each test, over all nodes; tests may start more."""
+        return 1 if self.launches_ranks else self.world_size
+
+    @property
     def local_ranks(self) -> range:
         """The ranks of this agent's node."""
-        return share_of(self.node, total=self.world_size, nodes=self.nodes)
+        return share_of(self.node, total=self.ranks, nodes=self.nodes)
 
     def to_json(self) -> str:
         """The text of the file that :meth:`read` reads."""

@@ -174,7 +174,7 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
 
         if not check_gpus(config.check_gpus, config.gpu_device, config.limits.gpu_check, supervisor):
             return 1
-    from allranks.harness.collection.pytest_session import run_session  # noqa: PLC0415 - needs torch and pytest
+    from allranks.harness.collection.session_end import run_session  # noqa: PLC0415 - needs torch and pytest
 
     ended = run_session(config, folders, supervisor)
     if ended is not None:

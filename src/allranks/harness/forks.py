@@ -41,7 +41,6 @@ SESSION_END_TIMEOUT = 20.0
 REPORT_TIMEOUT = 300.0
 """Seconds for pytest to end a session in which coverage is combined and reported."""
 
-_PIECE = 1 << 20
 _LOOK_AGAIN = 0.5
 STACKS = "stacks-agent.txt"
 """The file in the results folder with the stacks of a fork server."""
@@ -148,7 +147,7 @@ class ForkServer:
 
     def _receive(self) -> tuple[bytes, int]:
         try:
-            return receive(self._control, _PIECE)
+            return receive(self._control, 1 << 20)
         except ConnectionResetError:
             # It ended with unread requests.
             return b"", 0
@@ -391,6 +390,7 @@ class LocalNode:
                     preload=tuple(orders.preload),
                     has_many_forks=orders.has_many_forks,
                     results=str(self.folders.results),
+                    fresh=tuple(orders.fresh),
                 ),
                 ends,
                 self.end,

@@ -180,6 +180,19 @@ def members(group: int) -> set[int]:
     return {pid for pid in processes() if (stat := _stat(pid)) and int(stat[2]) == group}
 
 
+def descendants(pid: int) -> list[int]:
+    """The living processes that a process and its descendants have started, level by level, oldest first."""
+    by_parent: dict[int, list[int]] = {}
+    for each in processes():
+        stat = _stat(each)
+        if stat and stat[0] not in (b"Z", b"X"):
+            by_parent.setdefault(int(stat[1]), []).append(each)
+    found = list(by_parent.get(pid, ()))
+    for each in found:
+        found += by_parent.get(each, ())
+    return found
+
+
 def session_of(pid: int) -> int | None:
     """The process id of the session leader of a process, even of a dead one; None once it is reaped."""
     stat = _stat(pid)
@@ -218,12 +231,30 @@ _EXITING = 0x4  # PF_EXITING of the kernel
 
 def is_coming(pid: int, number: int) -> bool:
     """Whether a signal is pending for a process that does not block it."""
+    pending = _signals(pid, "SigPnd") | _signals(pid, "ShdPnd")
+    return bool(pending & ~_signals(pid, "SigBlk") & 1 << (number - 1))
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal, and does not block it."""
+    return bool(_signals(pid, "SigCgt") & ~_signals(pid, "SigBlk") & 1 << (number - 1))
+
+
+def _signals(pid: int, name: str) -> int:
+    """A set of signals of a process (proc(5), ``/proc/pid/status``); empty if unknown."""
     try:
         status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-        pending = int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
-        return bool(pending & ~int(status["SigBlk"], 16) & 1 << (number - 1))
+        return int(status[name], 16)
     except (OSError, ValueError, KeyError):
-        return False
+        return 0
+
+
+def waits_in(pid: int) -> str:
+    """In words, the function of the kernel that a process waits in; empty if unknown."""
+    with suppress(OSError, UnicodeDecodeError):
+        function = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii")
+        return f"in the kernel's {function}" if function not in ("", "0") else ""
+    return ""
 
 
 def describe(pid: int) -> LivingProcess | None:

@@ -24,6 +24,7 @@ class ItemOptions:
         is_skipped: The test is declared to be skipped, and will not begin.
         reruns: How many times the test is rerun at most while it goes wrong.
         delay: Seconds before each rerun.
+        is_fresh: Its ranks are no forks: they import its file again.
     """
 
     gang: tuple[str, ...]
@@ -33,6 +34,7 @@ class ItemOptions:
     is_skipped: bool = False
     reruns: int = 0
     delay: float = 0.0
+    is_fresh: bool = False
 
     @property
     def shares_ranks(self) -> bool:
@@ -118,6 +120,7 @@ class StartGang:
         preload: Modules that earlier ranks imported late.
         has_many_forks: Making forks cheaper pays, which takes the better part of a second.
         results: The folder of the ranks' files.
+        fresh: If the ranks are to be no forks, the tests of the gang, each as "INDEX NODEID".
     """
 
     ranks: tuple[int, ...]
@@ -128,6 +131,7 @@ class StartGang:
     preload: tuple[str, ...] = ()
     has_many_forks: bool = False
     results: str = ""
+    fresh: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,6 @@
-"""Leads gangs through the collected tests, each with a rendezvous of its own.
-
-``file`` gets a path that never existed before. ``env`` and ``tcp`` get a reserved port: the agent binds
-it with SO_REUSEADDR and never listens, so the kernel assigns it to no other process, while rank 0's
-store, which sets the same option, can still bind and listen on it. The agent keeps the socket until
-every rank has joined.
-"""
+"""Leads gangs through the collected tests, each with a rendezvous of its own."""
 
 import itertools
-import socket
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,57 +18,9 @@ from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
 from allranks.harness.launchers.driver_account import DriverAccount
 from allranks.harness.nodes.node import Node, Orders, start_gang
 from allranks.harness.program import ItemOptions, Program
+from allranks.harness.rendezvous import OWN_GROUPS, Rendezvous, make_rendezvous
 from allranks.outcomes import Outcome, disagree, may_disagree
 from allranks.records import GangReady, GangStarted, LeftBehind, Notice, NotRun, TestStarted
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rendezvous:
-    """The rendezvous of one gang.
-
-    Attributes:
-        url: What ``init_process_group`` takes as ``init_method``.
-        environment: Variables that the ranks need for it.
-    """
-
-    url: str
-    environment: dict[str, str] = field(default_factory=dict)
-    held: socket.socket | None = None
-
-    def joined(self) -> None:
-        """Release the port: every rank has joined, or the gang is gone."""
-        if self.held is not None:
-            self.held.close()
-
-
-def make_rendezvous(config: AgentConfig, shared: Path) -> Rendezvous:
-    """A fresh rendezvous of the cell's init method.
-
-    Raises:
-        ValueError: The init method is none of ``env``, ``tcp``, ``file``.
-    """
-    if config.init_method == "file":
-        return Rendezvous(url=f"file://{shared}/rendezvous-{uuid.uuid4().hex}")
-    held = _hold_port()
-    port = held.getsockname()[1]
-    # Both are set for tcp, too: suites read them to create stores of their own.
-    environment = {"MASTER_ADDR": config.master_addr, "MASTER_PORT": str(port)}
-    match config.init_method:
-        case "env":
-            return Rendezvous(url="env://", environment=environment, held=held)
-        case "tcp":
-            return Rendezvous(url=f"tcp://{config.master_addr}:{port}", environment=environment, held=held)
-    held.close()
-    msg = f"init method {config.init_method!r} is none of env, tcp, file"
-    raise ValueError(msg)
-
-
-def _hold_port() -> socket.socket:
-    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("", 0))
-    return held
-
 
 DRIVER_MARGIN = 5.0
 """Seconds that a driver gets beyond its ranks' limit, to read their stacks, to stop them and to tear down."""
@@ -87,6 +31,9 @@ _NAMES = 20
 
 _COMMAND = 1000
 """Most characters of a command line that a record keeps."""
+
+FRESH_START = 120.0
+"""Seconds for ranks that are no forks to import torch and their file: a second or two each on an idle host."""
 
 MANY_FORKS = 60
 """From this many forks on, making them cheaper pays; it takes the better part of a second."""
@@ -263,12 +210,15 @@ class TestLoop:
         """Start a gang for some tests and run as many as it can; return how many tests have run."""
         self._index = indices[0]
         terms = self._program.terms[indices[0]]
-        rendezvous = make_rendezvous(self._config, self._folders.shared) if terms.has_process_group else None
+        # Without a process group, too: a fixture of the suite may make one.
+        has_ranks = not (terms.launches or self._config.launches_ranks)
+        groups = 1 if terms.has_process_group else OWN_GROUPS
+        rendezvous = make_rendezvous(self._config, self._folders.shared, groups=groups) if has_ranks else None
         self._driver = DriverAccount(self._journal, self._config) if terms.launches else None
         try:
-            gang = self._start(rendezvous)
+            gang = self._start(rendezvous, indices)
             try:
-                return self._lead(gang, indices, rendezvous)
+                return self._lead(gang, indices, rendezvous if terms.has_process_group else None)
             except HangupError as error:
                 self._record_bad(gang, gang.abort(str(error)))
                 raise
@@ -281,24 +231,28 @@ class TestLoop:
             if rendezvous is not None:
                 rendezvous.joined()
 
-    def _start(self, rendezvous: Rendezvous | None) -> Gang:
+    def _start(self, rendezvous: Rendezvous | None, indices: Sequence[int]) -> Gang:
         number = next(self._count.gangs)
+        terms = self._program.terms[indices[0]]
         orders = Orders(
             gang=number,
-            url=rendezvous.url if rendezvous else None,
+            url=rendezvous.url if rendezvous and terms.has_process_group else None,
             environment=rendezvous.environment if rendezvous else {},
             preload=tuple(self._preload),
             launches=self._driver is not None,
             has_many_forks=self._has_many_forks,
+            fresh=[f"{index} {self._program.tests[index]}" for index in indices] if terms.is_fresh else (),
         )
         self._has_many_forks = False
-        # A driver starts its ranks on its own node.
-        ranks = start_gang(self._nodes[:1] if orders.launches else self._nodes, orders)
+        # What starts ranks starts them on its own node.
+        is_alone = orders.launches or self._config.launches_ranks
+        ranks = start_gang(self._nodes[:1] if is_alone else self._nodes, orders)
         self._journal.write(
             GangStarted(gang=number, pids=tuple(pid for node_ranks in ranks for pid in node_ranks.pids))
         )
         may_be_held = self._config.pdb_rank is not None
-        return Gang(ranks, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held)
+        start_up = FRESH_START if terms.is_fresh else 0.0
+        return Gang(ranks, limits=self._config.limits, end=self._job.end, may_be_held=may_be_held, start_up=start_up)
 
     def _close(self, gang: Gang) -> None:
         self._preload.update(gang.imported)
@@ -357,7 +311,7 @@ class TestLoop:
         if self._driver is not None:
             is_bad = self._driver.settle(gang, nodeid, step)
         else:
-            ends = ends_of(step, nodeid, self._config.world_size, gang.put_output_away(nodeid))
+            ends = ends_of(step, nodeid, self._config.ranks, gang.put_output_away(nodeid))
             for record in ends.records:
                 self._journal.write(record)
             may = may_disagree(nodeid, self._config.mixed_skip)

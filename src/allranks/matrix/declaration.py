@@ -263,8 +263,12 @@ def _suites(file: Table, known: Known) -> dict[str, Suite]:
 
 
 def _suite(name: str, table: Table, known: Known) -> Suite:
-    table.only("path", "exclude", "isolation", "overlap", "when", "files", "pytest_args", "shards", "default")
+    names = ("path", "exclude", "isolation", "overlap", "process_group", "launches_ranks", "when")
+    table.only(*names, "files", "pytest_args", "shards", "default")
     table.needs("path", f'path = "tests/{name}"')
+    if table.flag("launches_ranks", default=False) and table.flag("process_group", default=False):
+        what = "a test that launches ranks itself runs in one process, which is no rank and has no process group"
+        raise table.error(name="process_group", what=what, remedy="Remove it, or launches_ranks.")
     paths, ignored = suite_paths(table)
     return Suite(
         name=name,
@@ -272,6 +276,8 @@ def _suite(name: str, table: Table, known: Known) -> Suite:
         ignored=ignored,
         isolation=table.choice("isolation", get_args(Isolation), Suite.isolation),
         overlap=table.whole("overlap", Suite.overlap, 1),
+        process_group=table.flag("process_group", default=True) if "process_group" in table else None,
+        launches_ranks=table.flag("launches_ranks", Suite.launches_ranks),
         # A suite that runs nowhere because of a typing error would be missed by nobody.
         when=table.strict_condition(known),
         files=tuple(inside(table, "files", text) for text in table.texts("files")),

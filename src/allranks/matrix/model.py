@@ -90,6 +90,8 @@ class Suite:
         ignored: Files and folders below these paths whose tests are not the suite's.
         isolation: The lifetime of a gang of ranks.
         overlap: How many launcher tests may run at a time.
+        process_group: True or False if every or no test gets the default process group; None to decide by the test.
+        launches_ranks: The tests start ranks themselves: one process runs each of them.
         when: The cells that the suite runs in; None for all of them.
         files: Further files or folders (relative) that the tests read; they are copied too.
         pytest_args: Arguments that every run of the suite passes to pytest.
@@ -102,6 +104,8 @@ class Suite:
     ignored: tuple[Path, ...] = ()
     isolation: Isolation = "file"
     overlap: int = 1
+    process_group: bool | None = None
+    launches_ranks: bool = False
     when: Condition | None = None
     files: tuple[Path, ...] = ()
     pytest_args: tuple[str, ...] = ()

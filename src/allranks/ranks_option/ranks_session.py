@@ -137,7 +137,7 @@ class RanksSession:
         return Matrix(path=self._config.rootpath / "matrix.toml", axes={}, limits=limits)
 
     def _job(self) -> Job:
-        suite = Suite(name=_SUITE, paths=(".",))
+        suite = Suite(name=_SUITE, paths=(Path(),))
         return Job(cell=self._cell, suite=suite, image=Image(name="here"), environment={})
 
     def _import_folders(self) -> tuple[Path, ...]:

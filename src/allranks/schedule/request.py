@@ -146,6 +146,8 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         init_method=job.cell.init_method,
         isolation=job.suite.isolation,
         overlap=job.suite.overlap,
+        process_group=job.suite.process_group,
+        launches_ranks=job.suite.launches_ranks,
         limits=TimeLimits(
             process_group=limits.process_group,
             test=limits.test,

@@ -22,7 +22,7 @@ class RankEnvironment:
 
     Args:
         rank: This rank, from 0.
-        world_size: The number of ranks of the cell.
+        world_size: The number of ranks of the cell; if tests launch ranks themselves, how many they may start.
         local_rank: This rank's place on its own node, from 0.
         local_world_size: The number of ranks on this node.
         backend: The cell's backend, in lower case.
@@ -53,7 +53,8 @@ class RankEnvironment:
         """
         launcher, names = _launcher(environ)
         rank = _number(environ, names[0], 0)
-        world_size = _number(environ, names[1], 1)
+        # In a suite whose tests launch ranks, their process has no WORLD_SIZE, which would make it a rank.
+        world_size = _number(environ, names[1], _number(environ, "ALLRANKS_WORLD_SIZE", 1))
         if not rank < world_size:
             msg = f"{names[0]} is {rank}, and {names[1]} is {world_size}: ranks count from 0, and are fewer"
             raise LauncherError(msg)
@@ -93,7 +94,7 @@ _LAUNCHERS: Final = MappingProxyType(
 def _launcher(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """What started this rank, and its variables; a SLURM step of a single task starts no ranks."""
     own = _LAUNCHERS["the environment"]
-    if own[0] in environ or own[1] in environ:
+    if own[0] in environ or own[1] in environ or "ALLRANKS_GANG" in environ:
         return "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "the environment", own
     for launcher, names in _LAUNCHERS.items():
         if environ.get(names[0]) and environ.get(names[1], "1") != "1":

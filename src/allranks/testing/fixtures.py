@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from allranks.harness.collection.marker_options import FOREIGN_ATTRIBUTE
 from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
-from allranks.testing.markers import WrongMarkerError, marker_lines, requirements_of_item
+from allranks.testing.markers import WrongMarkerError, is_foreign, marker_lines, requirements_of_item
 from allranks.testing.plain_world import PlainWorld
 from allranks.testing.shared_files import FileBarrier, FolderOfGang, FolderOfTest, put_up, read_when_up, remove
 from allranks.testing.skips.requirement import skip
@@ -83,6 +84,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
     for line in marker_lines():
         config.addinivalue_line("markers", line)
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark tests that were written for another runner: an agent makes no process group for them."""
+    for item in filter(is_foreign, items):
+        setattr(item, FOREIGN_ATTRIBUTE, True)
 
 
 @pytest.hookimpl(tryfirst=True)

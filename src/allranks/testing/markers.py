@@ -1,6 +1,7 @@
 """Our markers: each requirement by its own name, and their values for a test."""
 
 import inspect
+import unittest
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -93,6 +94,13 @@ REQUIREMENT_MARKERS = MappingProxyType(
 )
 
 
+_TESTING = "allranks.testing"
+_HYPOTHESIS = "hypothesis."
+"""Hypothesis makes a ``TestCase`` of each state machine; its author wrote none."""
+
+_NAMES = frozenset({"isolation", "time_limit", *REQUIREMENT_MARKERS})
+
+
 def marker_lines() -> Iterator[str]:
     """All markers, as ``pytest --markers`` shows them."""
     yield from HARNESS_MARKERS
@@ -129,3 +137,21 @@ def _usage(name: str) -> str:
     parameters = inspect.signature(REQUIREMENT_MARKERS[name].make).parameters.values()
     bare = [parameter.replace(annotation=parameter.empty) for parameter in parameters]
     return f"{name}{inspect.Signature(bare)}" if bare else name
+
+
+def is_foreign(item: pytest.Item) -> bool:
+    """Whether a test was written for another runner: a ``unittest.TestCase`` that uses nothing of allranks.
+
+    It uses no class, fixture, marker or requirement of :mod:`allranks.testing`, and makes a process group itself if it
+    needs one. A function may use a group that is there without asking for it.
+    """
+    case = getattr(item, "cls", None)
+    if case is None or not issubclass(case, unittest.TestCase):
+        return False
+    fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).values()
+    return not (
+        any(base.__module__.startswith((_TESTING, _HYPOTHESIS)) for base in case.__mro__)
+        or any(definition.func.__module__.startswith(_TESTING) for each in fixtures for definition in each)
+        or any(mark.name in _NAMES for mark in item.iter_markers())
+        or any(requirements_of(place) for place in (case, getattr(item, "function", None)))
+    )

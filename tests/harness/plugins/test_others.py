@@ -83,11 +83,13 @@ def test_a_repeated_test_is_one_test_for_each_time(run_with):
 def test_flake_finder_repeats_functions_and_cases(run_with):
     tests = """
         import unittest
+        import pytest
         import torch.distributed as dist
 
         def test_often():
             dist.barrier()
 
+        @pytest.mark.usefixtures("process_group")
         class TestCase(unittest.TestCase):
             def test_case(self):
                 dist.barrier()

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import util
 from pathlib import Path
 from typing import TextIO
 
@@ -63,6 +64,14 @@ def _name(number: int) -> str:
         return (_TASKS / str(number) / "comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return "ended"
+
+
+def end_pools() -> None:
+    """End the pools and managers of ``multiprocessing`` that this process has, as its exit would."""
+    # The only function that does so; it runs what these objects have registered for the exit (Python 3.11 to 3.14).
+    finalize = getattr(util, "_run_finalizers", None)
+    if finalize is not None:
+        finalize(0)
 
 
 def redirect_handlers(captured: Sequence[TextIO], real: Sequence[TextIO]) -> None:

@@ -8,6 +8,9 @@ import pytest
 from allranks.harness.config import AgentConfig, Isolation
 from allranks.harness.program import ItemOptions
 
+FOREIGN_ATTRIBUTE = "allranks_is_foreign"
+"""A test with a true attribute of this name was written for another runner; :mod:`allranks.testing` sets it."""
+
 _LONGEST = 10**8
 """Seconds of a time limit: three years."""
 
@@ -82,7 +85,7 @@ def _is_skipped(item: pytest.Item) -> bool:
 def _terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
     if is_launcher(item):
         return _launcher_terms(item, index, config)
-    has_process_group = item.get_closest_marker("no_process_group") is None
+    has_process_group = _has_process_group(item, config)
     isolation = _isolation(item) or config.isolation
     place = {"test": (str(index),), "file": (str(item.path),)}.get(isolation, ())
     return ItemOptions(
@@ -90,6 +93,14 @@ def _terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
         has_process_group=has_process_group,
         limit=time_limit(item, config),
     )
+
+
+def _has_process_group(item: pytest.Item, config: AgentConfig) -> bool:
+    """Whether the cell's process group is made for a test."""
+    if config.launches_ranks or item.get_closest_marker("no_process_group") is not None:
+        return False
+    is_for_ranks = not getattr(item, FOREIGN_ATTRIBUTE, False)
+    return is_for_ranks if config.process_group is None else config.process_group
 
 
 def _isolation(item: pytest.Item) -> str | None:

@@ -1,4 +1,4 @@
-"""The fork server's pytest session: it parses, configures and collects; its forks run tests."""
+"""The plugin of the fork server's pytest session: it collects, and forks ranks that run tests."""
 
 import gc
 import glob
@@ -6,11 +6,8 @@ import os
 import platform
 import shlex
 import sys
-import traceback
 from collections.abc import Generator, Sequence
-from contextlib import suppress
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -18,18 +15,15 @@ import pytest
 import torch
 from _pytest.capture import CaptureManager
 
-import allranks
 from allranks.harness import linux
 from allranks.harness.collection.coverage import Measurement
 from allranks.harness.collection.expected_failures import ExpectedFailuresError, expect_failures
-from allranks.harness.collection.imports import ThreadWatch, preload, redirect_handlers
+from allranks.harness.collection.imports import ThreadWatch, end_pools, preload, redirect_handlers
 from allranks.harness.collection.lockstep import forget_plugin, settle_hypothesis, with_reruns
 from allranks.harness.collection.marker_options import MarkerError, read_terms
 from allranks.harness.collection.pytest_options import (
-    REFUSED_BY_PYTEST,
     cache_arguments,
     note_outcomes,
-    refusal_in,
     refuse_options,
     refuse_stepwise_of_a_share,
     share_seed,
@@ -39,11 +33,11 @@ from allranks.harness.collection.pytest_options import (
 )
 from allranks.harness.collection.selection import shuffled, take_share
 from allranks.harness.config import AgentConfig, Folders, seed_of_test
-from allranks.harness.environment_skips import watch_for_sandcastle_skips
 from allranks.harness.fork_server import Supervisor
+from allranks.harness.fresh_rank import FreshRank, become_fresh
 from allranks.harness.gpu_check import missing_hardware
 from allranks.harness.launchers.driver import Launching, run_driver
-from allranks.harness.program import Finish, ItemOptions, Program, SessionEnded, SkippedModule, StartGang
+from allranks.harness.program import Finish, ItemOptions, Program, SkippedModule, StartGang, line_of
 from allranks.harness.ranks import debugging
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
@@ -53,67 +47,7 @@ from allranks.records import AgentFailed, CollectionFailed, FailureKind, Notice,
 from allranks.skip_codes import SkipCode, installed_skips
 from allranks.xml_text import xml_id
 
-
-def run_session(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> SessionEnded | None:
-    """Collect the suite and serve the supervisor; returns how the session ended, None if it never got to run.
-
-    Args:
-        config: The job.
-        folders: Its folders.
-        supervisor: The supervisor of this process.
-    """
-    if (why_not := _obstacle(config, folders)) is not None:
-        supervisor.write(why_not)
-        return None
-    plugin = ServerPlugin(config, folders, supervisor)
-    # Paths on the command line are relative to the code folder; tests run in the shared folder.
-    os.chdir(folders.code)
-    try:
-        with watch_for_sandcastle_skips():
-            code = pytest.main(plugin.arguments, plugins=[plugin])
-    except BrokenPipeError:
-        raise
-    except Exception as error:  # noqa: BLE001 - pytest passes on errors of hooks at the end of its session
-        message = f"pytest, or a hook of the suite's, broke down: {type(error).__name__}: {error}"
-        text = shorten(traceback.format_exc())
-        supervisor.write(AgentFailed(message=shorten(message, MESSAGE_LIMIT), text=text, kind=FailureKind.SUITE))
-        return None
-    if plugin.was_refused:
-        return None
-    if not plugin.has_collected:
-        supervisor.write(_why_not_collected(code, _log(folders)))
-        return None
-    if code is pytest.ExitCode.INTERNAL_ERROR:
-        message = "pytest, or a hook of the suite's, broke down beside the tests"
-        supervisor.write(AgentFailed(message=message, text=shorten(_log(folders)), kind=FailureKind.SUITE))
-        return None
-    return SessionEnded(status=int(code), changed=plugin.changed_status)
-
-
-def _obstacle(config: AgentConfig, folders: Folders) -> AgentFailed | CollectionFailed | None:
-    """Why pytest is not to start: there is no suite, or another version of our plugin would be loaded."""
-    if absent := [path for path in config.paths if not (folders.code / path).exists()]:
-        # pytest would collect everything below the code folder.
-        return CollectionFailed(text=f"There is no {', '.join(absent)} in the code of this job.")
-    with suppress(PackageNotFoundError):
-        if (installed := version("allranks")) != allranks.__version__:
-            both = f"allranks {installed} is installed in the job's Python, and allranks {allranks.__version__}"
-            remedy = "Install the same version in both places, or leave it out of the job's packages."
-            return AgentFailed(message=f"{both} runs the job. {remedy}", kind=FailureKind.USAGE)
-    return None
-
-
-def _why_not_collected(code: int, output: str) -> AgentFailed | CollectionFailed:
-    """Why pytest has collected nothing: a fault of its arguments, or of the suite."""
-    if code == pytest.ExitCode.USAGE_ERROR and (refusal := refusal_in(output)):
-        return AgentFailed(message=refusal, text=REFUSED_BY_PYTEST, kind=FailureKind.USAGE)
-    return CollectionFailed(text=shorten(output))
-
-
-def _log(folders: Folders) -> str:
-    """The output of pytest: only there does it explain a usage error, or an exit during an import."""
-    sys.stdout.flush()
-    return (folders.results / "agent.log").read_text(encoding="utf-8", errors="replace")[-8000:]
+_BY_HOOK = "A hook of a plugin or a conftest file"
 
 
 class ServerPlugin:
@@ -129,6 +63,7 @@ class ServerPlugin:
         self._uncollected = 0
         self._ignored = frozenset(folders.code.resolve() / path for path in config.ignored)
         self._threads = ThreadWatch()
+        self._threaded: list[str] = []
         self._lack: tuple[SkipCode, str] | None = None
         self._measurement = Measurement(config, folders)
         self._bad_tests = 0
@@ -171,12 +106,17 @@ class ServerPlugin:
         for text in take_over_reports(config):
             self._supervisor.write(Notice(text=text))
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
         """Report threads of plugins and of the first conftest files, before any module is imported."""
         stop_at_first_failure(session.config)
         news = self._threads.news()
         self._note_threads("", "A plugin or a conftest file", (*news.python, *news.native))
+        yield
+        self._look_at_process("", _BY_HOOK)
+        if self._threaded:
+            # Each rank will have a pool of its own, and this one might hold a fixed port.
+            end_pools()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -219,11 +159,13 @@ class ServerPlugin:
             self._fail(nodeid, f"{cause} initialises CUDA, and no fork of this process could use CUDA then")
         news = self._threads.news()
         if news.python:
-            self._fail(
-                nodeid,
-                f"{cause} starts {_threads(news.python)}, and ranks, which are forks of this process, have no "
-                "such thread, but every lock that it holds\nStart it in a fixture.",
+            self._threaded.append(nodeid)
+            text = (
+                f"{cause} starts {_threads(news.python)}, which no fork of this process has: the ranks of "
+                f"{'these' if nodeid else 'all'} tests import their files again, in processes of their own. It is "
+                "faster to start it in a fixture."
             )
+            self._supervisor.write(Notice(nodeid=nodeid, text=text))
         self._note_threads(nodeid, cause, news.native)
 
     def _note_threads(self, nodeid: str, cause: str, names: Sequence[str]) -> None:
@@ -248,7 +190,7 @@ class ServerPlugin:
         self.has_collected = True
         # Not earlier: plugins and conftest files of the suite may change which devices are visible.
         self._lack = missing_hardware(self._config)
-        self._look_at_process("", "A hook of a plugin or a conftest file")
+        self._look_at_process("", _BY_HOOK)
         self._keep_own_share(session)
         self._keep_what_runs_again(session)
         terms = self._terms(session)
@@ -293,10 +235,18 @@ class ServerPlugin:
             return []
         try:
             terms = zip(session.items, read_terms(session.items, self._config), strict=True)
-            return [with_reruns(item, each) for item, each in terms]
+            return [self._in_a_fresh_process(with_reruns(item, each), item.nodeid) for item, each in terms]
         except MarkerError as error:
             self._fail(error.nodeid, str(error))
             return []
+
+    def _in_a_fresh_process(self, terms: ItemOptions, nodeid: str) -> ItemOptions:
+        """The options of a test; if what it imports starts threads, those of one whose ranks are no forks."""
+        if not any(
+            each in ("", ".", nodeid) or nodeid.startswith((f"{each}/", f"{each}::")) for each in self._threaded
+        ):
+            return terms
+        return replace(terms, is_fresh=True, gang=(*terms.gang, "fresh"))
 
     def _serve(self, session: pytest.Session) -> None:
         """Carry out the supervisor's requests until all tests have run."""
@@ -319,28 +269,45 @@ class ServerPlugin:
         if request.launches:
             # Read once here, rather than by each driver whose ranks have all ended.
             installed_skips()
-        local_ranks = tuple(self._config.local_ranks)
-        assign = partial(
-            Assignment,
+
+        def be_rank(number: int, connection: int, board: int) -> NoReturn:
+            if request.fresh:
+                become_fresh(
+                    FreshRank(
+                        config=self._config.to_json(),
+                        folders={name: str(path) for name, path in vars(self._folders).items()},
+                        request=line_of(request).decode(),
+                        rank=number,
+                        connection=connection,
+                        board=board,
+                        supervisor=self._supervisor.pid,
+                    )
+                )
+            self._be_rank(session, request, self._assignment(request, number, connection, board))
+
+        self._supervisor.start_ranks(request.ranks, be_rank)
+
+    def _assignment(self, request: StartGang, rank: int, connection: int, board: int) -> Assignment:
+        return Assignment(
             config=self._config,
-            local_ranks=local_ranks,
+            rank=rank,
+            local_ranks=tuple(self._config.local_ranks),
             gang=request.gang,
             url=None if self._lack else request.url,
             environment=dict(each.split("=", 1) for each in request.environment),
             hardware_skip=self._lack,
             results=Path(request.results),
             shared=self._folders.shared / f"gang-{request.gang}",
+            connection=connection,
+            board=board,
             supervisor=self._supervisor.pid,
         )
-        launching = Launching(results=Path(request.results), prints_at_once=self._prints_at_once(session))
 
-        def be_rank(number: int, connection: int, board: int) -> NoReturn:
-            assignment = assign(rank=number, connection=connection, board=board)
-            if request.launches:
-                run_driver(session, assignment, launching)
-            run_rank(session, assignment)
-
-        self._supervisor.start_ranks(request.ranks, be_rank)
+    def _be_rank(self, session: pytest.Session, request: StartGang, assignment: Assignment) -> NoReturn:
+        if request.launches:
+            launching = Launching(results=Path(request.results), prints_at_once=self._prints_at_once(session))
+            run_driver(session, assignment, launching)
+        run_rank(session, assignment)
 
     def _keep_own_share(self, session: pytest.Session) -> None:
         """Drop the tests of other shares; last, because the selection of ``--lf`` and similar is split, too."""

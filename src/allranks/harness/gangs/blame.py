@@ -169,7 +169,7 @@ def _timed_out(rank: int, hang: RankHang, reason: str, under_way: str) -> StepOu
         rank=rank,
         outcome=Outcome.TIMED_OUT,
         at=time.time(),
-        message=f"rank {rank} timed out: {reason}{phase}{where}",
-        text=hang.stacks,
+        message=f"rank {rank} timed out: {reason}{phase}{where}{hang.children}",
+        text=hang.stacks + hang.child_stacks,
         observed=True,
     )

@@ -55,14 +55,24 @@ class Gang:
         limits: Time limits.
         end: When the job is over.
         may_be_held: A debugger may have one of the ranks, whose reports about it stop and restart the clock.
+        start_up: Seconds that the ranks get before they join the process group.
 
     Attributes:
         imported: Modules that its ranks imported late, for the next gang to import before its forks; in order.
     """
 
-    def __init__(self, ranks: Sequence[Ranks], *, limits: TimeLimits, end: JobEnd, may_be_held: bool = False) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[Ranks],
+        *,
+        limits: TimeLimits,
+        end: JobEnd,
+        may_be_held: bool = False,
+        start_up: float = 0.0,
+    ) -> None:
         self._ranks = ranks
         self._may_be_held = may_be_held
+        self._start_up = start_up
         self._limits = limits
         self._alive = {rank for node_ranks in ranks for rank in node_ranks.ranks}
         self._exits: dict[int, RankExit] = {}
@@ -79,8 +89,9 @@ class Gang:
 
     def start(self) -> Step:
         """Wait until every rank has joined the process group."""
-        limit = self._limits.process_group + self._limits.peer_grace + ROUNDED_UP
-        return self._supervise(Deadlines(limit=limit, during="while it joined the process group"))
+        limit = self._start_up + self._limits.process_group + self._limits.peer_grace + ROUNDED_UP
+        imported = "imported its file again and " if self._start_up else ""
+        return self._supervise(Deadlines(limit=limit, during=f"while it {imported}joined the process group"))
 
     def run(self, command: RunTest, deadlines: Deadlines) -> Step:
         """Release one test and wait for its last rank."""

@@ -1,6 +1,7 @@
 """The ranks of one node, as the gang sees them: their events, and how to act on them."""
 
 import contextlib
+import os
 import selectors
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from allranks.harness.gangs.call_board import LastCall, read_board, read_phase
 from allranks.harness.gangs.orphans import REAP_TIMEOUT, KilledOrphan, Orphans, kill_orphans
 from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import Echo, RankProcess
+from allranks.harness.stacks.child_stacks import PATIENCE, ChildHang, Surroundings, find_children, text_of, words_for
 from allranks.harness.stacks.flight_recorder import FlightRecorder
 from allranks.harness.stacks.stacks import StackFile, dump_stacks
 
@@ -73,11 +75,15 @@ class RankHang:
         stacks: Its stacks; empty if there are none.
         held: What keeps it from running, in words; empty for nothing.
         phase: Of its test, in words; empty if unknown.
+        children: Where the processes are that it has started, in words; empty if unknown.
+        child_stacks: Their stacks.
     """
 
     stacks: str = ""
     held: str = ""
     phase: str = ""
+    children: str = ""
+    child_stacks: str = ""
 
 
 _HELD = {
@@ -172,6 +178,7 @@ class LocalRanks:
         self._stacks = stack_files(results, self._processes) if stacks is None else stacks
         self._selector: selectors.BaseSelector | None = None
         self._stopped: set[int] = set()
+        self._names: dict[int, dict[int, str]] = {}
 
     @property
     def ranks(self) -> Sequence[int]:
@@ -205,7 +212,9 @@ class LocalRanks:
     def _reports(self, rank: RankProcess) -> list[RankEvent]:
         events: list[RankEvent] = []
         for report in rank.link.read():
-            if report.driver is None or report.driver.printed is None:
+            if report.started is not None:
+                self._names.setdefault(rank.number, {})[report.started.pid] = report.started.name
+            elif report.driver is None or report.driver.printed is None:
                 strangers = rank.link.take_strangers()
                 events.append(RankReport(rank=rank.number, report=report, at=time.time(), has_strangers=strangers))
             elif self._echo is not None:
@@ -286,12 +295,34 @@ class LocalRanks:
         if self._recorder:
             self._recorder.wait(recordings)
         held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]}
+        # Only of ranks that are about to be killed: their children may end by it.
+        deadline = time.monotonic() + PATIENCE
+        children = {rank: self._children_of(rank, deadline) for rank, pid in pids.items() if pid in self._stopped}
         return {
             rank: RankHang(
-                stacks=stacks.get(rank, ""), held=held.get(rank, ""), phase=read_phase(self._processes[rank].board)
+                stacks=stacks.get(rank, ""),
+                held=held.get(rank, ""),
+                phase=read_phase(self._processes[rank].board),
+                children=words_for(children.get(rank, ())),
+                child_stacks=text_of(children.get(rank, ())),
             )
             for rank in ranks
         }
+
+    def _children_of(self, number: int, deadline: float) -> Sequence[ChildHang]:
+        rank, file = self._processes[number], self._stacks[number]
+        around = Surroundings(
+            number=number,
+            names=self._names.get(number, {}),
+            stacks=file,
+            printed=rank.stderr.glance,
+            pipes=frozenset(os.fstat(each.descriptor).st_ino for each in (rank.stdout, rank.stderr)),
+        )
+        children = find_children(rank.pid, around, deadline)
+        file.append(text_of(children))
+        # Those that lead a session of their own, as torchrun's do, are no orphans of the rank: it is killed.
+        self._stopped.update(child.pid for child in children)
+        return children
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
         """See :meth:`Ranks.calls`."""

@@ -19,6 +19,8 @@ _ORPHANS_TIMEOUT = 10.0
 _JANITORS = re.compile(r"multiprocessing\.resource_tracker|(^|/)torch_shm_manager\b")
 """Command lines of processes that remove shared memory once all their clients are gone, and then exit."""
 
+_SERVER = re.compile(r"from multiprocessing\.forkserver import main")
+
 JANITOR_TIMEOUT = 3.0
 """Seconds for that; ``torch_shm_manager`` waits for two before it begins (torch 2.13)."""
 
@@ -79,12 +81,13 @@ def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection
         if not found:
             break
         described = {pid: linux.describe(pid) for pid in found}
+        idle = {pid for pid, process in described.items() if process and _is_idle_server(pid, process)}
         for leader in {process.session for process in described.values() if process} & ranks.keys():
             # As one group, because they might start more processes than can be killed one by one.
             with suppress(ProcessLookupError):
                 kill_group(leader)
         for pid, process in described.items():
-            if process is not None and process.session not in stopped:
+            if process is not None and process.session not in stopped and pid not in idle:
                 left.append(KilledOrphan(rank=ranks.get(process.session), pid=pid, command=process.command))
             _kill(pid)
         for pid in found:
@@ -107,6 +110,11 @@ def end_children() -> None:
             _kill(pid)
             linux.reap(pid, REAP_TIMEOUT)
         tried |= left
+
+
+def _is_idle_server(pid: int, process: linux.LivingProcess) -> bool:
+    """Whether a process only waits for its rank to end, to end too: ``multiprocessing``'s server without a child."""
+    return _SERVER.search(process.command) is not None and not linux.descendants(pid)
 
 
 def _is_janitor(pid: int) -> bool:

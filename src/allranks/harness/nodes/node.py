@@ -98,6 +98,7 @@ class Orders:
         launches: The gang is a driver, which starts the ranks of its tests itself.
         has_many_forks: Many more forks will follow.
         preload: Modules that earlier ranks imported late; importing them once before the fork saves each rank the cost.
+        fresh: If the ranks are to be no forks, the tests of the gang, each as "INDEX NODEID".
     """
 
     gang: int
@@ -106,6 +107,7 @@ class Orders:
     launches: bool = False
     has_many_forks: bool = False
     preload: Sequence[str] = ()
+    fresh: Sequence[str] = ()
 
 
 class NodeLostError(Exception):

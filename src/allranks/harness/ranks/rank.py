@@ -5,8 +5,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from json import dumps
@@ -29,10 +29,12 @@ from allranks.harness.evidence import DiskUse
 from allranks.harness.gangs.call_board import CallBoard, map_board
 from allranks.harness.ranks import debugging, rank_setup
 from allranks.harness.ranks.call_counter import CallCounter
+from allranks.harness.ranks.child_processes import ChildWatch
+from allranks.harness.ranks.own_groups import give_ports
 from allranks.harness.ranks.rank_setup import flush_output, live, silence_terminal
-from allranks.harness.ranks.reports import is_good_subtest, is_symptom, phase_of
+from allranks.harness.ranks.reports import is_good_subtest, is_symptom, phase_of, with_remedy
 from allranks.harness.ranks.surroundings import InitialState
-from allranks.outcomes import Outcome, Phase, following, overall, shorten
+from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.skip_codes import SkipCode
 
 
@@ -50,6 +52,8 @@ class Assignment:
         connection: Descriptor of the rank's end of its connection.
         board: Descriptor of its call board.
         supervisor: Process id of the supervisor.
+        items: The tests by their index in the job, if the rank has not collected all of them.
+        at_end: Called after the fixtures are torn down.
     """
 
     config: AgentConfig
@@ -64,6 +68,8 @@ class Assignment:
     connection: int
     board: int
     supervisor: int
+    items: Mapping[int, pytest.Item] | None = None
+    at_end: Callable[[], object] | None = None
 
 
 _now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
@@ -88,11 +94,14 @@ def run_rank(session: pytest.Session, assignment: Assignment) -> NoReturn:
 
 
 def _rank_environment(assignment: Assignment) -> dict[str, str]:
-    return {
+    place = {
         "RANK": str(assignment.rank),
         "LOCAL_RANK": str(assignment.local_ranks.index(assignment.rank)),
         "WORLD_SIZE": str(assignment.config.world_size),
         "LOCAL_WORLD_SIZE": str(len(assignment.local_ranks)),
+    }
+    return {
+        **({} if assignment.config.launches_ranks else place),
         "ALLRANKS_GANG": str(assignment.gang),
         "ALLRANKS_SHARED": str(assignment.shared),
         **assignment.environment,
@@ -114,7 +123,8 @@ class _Rank:
     def __init__(self, session: pytest.Session, assignment: Assignment) -> None:
         self._session = session
         # A copy: a test may change the session's list, but commands refer to the collected one.
-        self._items = tuple(session.items)
+        items = assignment.items
+        self._items: Mapping[int, pytest.Item] = dict(enumerate(session.items)) if items is None else items
         self._assignment = assignment
         self._connection = RankEnd(assignment.connection)
         self._pid = getpid()
@@ -128,9 +138,12 @@ class _Rank:
         self._imports = ImportWatch()
         self._room = DiskUse(assignment.results, assignment.shared, Path(tempfile.gettempdir()))
         self._board = CallBoard(map_board(assignment.board))
-        self._calls = CallCounter(self._board)
+        # Calls in a group that the suite makes itself say which rank to blame; they are not compared after a test.
+        own_world = assignment.config.world_size if assignment.url is None else None
+        self._calls = CallCounter(self._board, own_world)
         session.config.pluginmanager.register(self, "allranks-rank")
         rank_setup.announce_to(self._connection, self._take_unreported)
+        self._children = ChildWatch()
         debugging.be_rank(assignment.rank)
 
     def run(self) -> None:
@@ -155,6 +168,7 @@ class _Rank:
     def _join(self) -> Report:
         """Join the process group of the cell; failing to is an error of the gang's first test."""
         if self._assignment.url is None:
+            give_ports()
             return Report(outcome=Outcome.PASSED)
         try:
             init_process_group(self._assignment, self._assignment.url)
@@ -183,15 +197,16 @@ class _Rank:
 
     def _run_test(self, command: RunTest) -> Report:
         self._begin_step(command.nodeid)
-        item = self._items[command.index] if command.index < len(self._items) else None
+        item = self._items.get(command.index)
         if item is None or item.nodeid != command.nodeid:
             self._add_phase(_changed(command.nodeid, item), None)
             return self._conclude()
         self._last = item
-        following = None if command.following is None else self._items[command.following]
+        following = None if command.following is None else self._items.get(command.following)
         os.environ["ALLRANKS_SEED"] = str(command.seed)
         seed_everything(command.seed)
         self._room.begin()
+        self._children.begin()
         try:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
@@ -216,6 +231,7 @@ class _Rank:
     def _conclude(self) -> Report:
         deciding = overall(self._phases)
         changed, is_whole = self._surroundings.put_back()
+        calls = self._calls.take()
         self._board.enter("")
         return Report(
             nodeid=self._nodeid,
@@ -224,7 +240,7 @@ class _Rank:
             early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
             changed=tuple(changed),
             is_spoilt=not is_whole,
-            calls=dumps(self._calls.take().as_fields()),
+            calls=dumps(calls.as_fields()) if self._assignment.url is not None else "",
         )
 
     def _end(self, command: End) -> Report:
@@ -232,11 +248,19 @@ class _Rank:
         self._begin_step("")
         self._is_condemned = command.is_condemned
         self._tear_down_fixtures()
+        self._act_at_end()
         self._leave()
         save_coverage()
         flush_output()
         outcome = overall(self._phases).outcome if self._phases else Outcome.PASSED
         return Report(outcome=outcome, phases=self._take_unreported(), imported=self._imports.take())
+
+    def _act_at_end(self) -> None:
+        try:
+            if self._assignment.at_end is not None:
+                self._assignment.at_end()
+        except Exception as error:  # noqa: BLE001 - hooks of the suite may raise anything
+            self._add_error("teardown", "a hook has failed at the end of the session", error)
 
     def _tear_down_fixtures(self) -> None:
         """Tear down fixtures of wider scope: they remain if the last test was not known to be the gang's last."""
@@ -312,7 +336,10 @@ class _Rank:
             # The enclosing test has its own report.
             return
         error = self._errors.pop(report.when, None)
-        self._add_phase(phase_of(report, error, _now() - self._phase_began), error)
+        phase = phase_of(report, error, _now() - self._phase_began)
+        if phase.outcome is Outcome.FAILED and (deaths := ", ".join(self._children.deaths())):
+            phase = replace(phase, message=shorten(f"{phase.message} ({deaths})", MESSAGE_LIMIT))
+        self._add_phase(with_remedy(phase, error, has_group=self._assignment.url is not None), error)
 
 
 def _changed(nodeid: str, item: pytest.Item | None) -> Phase:

@@ -157,10 +157,7 @@ def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Map
     """
     status = 1
     try:
-        os.setsid()
-        _die_with(parent)
-        linux.allow_tracing(parent)
-        linux.offer_to_memory_killer()
+        lead_session(parent)
         _before = print_at_once()
         _set_up(stacks, environment)
         status = work()
@@ -171,6 +168,16 @@ def live(work: Callable[[], int], parent: int, *, stacks: Path, environment: Map
         traceback.print_exc()
     finally:
         leave(status)
+
+
+def lead_session(parent: int) -> None:
+    """Make this fork lead a session and die with its parent; does nothing where it does already."""
+    if os.getsid(0) == getpid():
+        return
+    os.setsid()
+    _die_with(parent)
+    linux.allow_tracing(parent)
+    linux.offer_to_memory_killer()
 
 
 def leave(status: int) -> NoReturn:

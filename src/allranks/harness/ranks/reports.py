@@ -6,6 +6,7 @@ verdict if the peer's own failure is known.
 
 import dis
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -153,6 +154,36 @@ def _message(report: pytest.TestReport, outcome: Outcome) -> str:
     lookup = getattr(report.longrepr, "errorstring", "")
     text = str(crash.message if crash is not None else lookup or report.longreprtext)
     return next((line for line in text.splitlines() if line.strip()), "")
+
+
+_MADE_TWICE: Final = "initialize the default process group twice"
+_NOT_MADE: Final = "Default process group has not been initialized"
+"""Parts of torch's messages (torch 2.6 to 2.14)."""
+
+_GROUP_IS_THERE: Final = (
+    "The agent made the default process group before this test. If tests make their own, mark them with "
+    "@pytest.mark.no_process_group, or write process_group = false in the table of the suite in matrix.toml."
+)
+_GROUP_IS_NOT_THERE: Final = (
+    "The agent made no process group for this test: for none of a suite with process_group = false, or of one that "
+    "launches ranks; for none that is marked no_process_group; and for no unittest.TestCase that uses nothing of "
+    'allranks, unless it is marked with @pytest.mark.usefixtures("process_group").'
+)
+
+
+def with_remedy(phase: Phase, error: BaseException | None, *, has_group: bool) -> Phase:
+    """A phase whose error is about the default process group, with the marker and the key that set whether it exists.
+
+    Args:
+        phase: The phase.
+        error: The exception that ended it.
+        has_group: Whether the agent made the group.
+    """
+    words, remedy = (_MADE_TWICE, _GROUP_IS_THERE) if has_group else (_NOT_MADE, _GROUP_IS_NOT_THERE)
+    if not phase.outcome.is_bad or words not in phase.message or not isinstance(error, Exception):
+        return phase
+    message = shorten(f"{phase.message.rstrip('.!')}. {remedy}", MESSAGE_LIMIT)
+    return replace(phase, message=message, text=shorten(f"{phase.text}\n\n{remedy}"))
 
 
 def is_good_subtest(report: pytest.TestReport) -> bool:

@@ -173,6 +173,10 @@ class StackFile:
         """The text added since this object was created."""
         return evidence.read(self._path, self._start)
 
+    def from_now_on(self) -> "StackFile":
+        """The same file, of which only later additions are read."""
+        return StackFile(self._path)
+
     def append(self, text: str) -> None:
         """Add text that the rank did not write itself."""
         evidence.append(self._path, text.encode("utf-8", "replace"), _MOST)

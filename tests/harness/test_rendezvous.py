@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from agent_run import CONFIG
 
-from allranks.harness.test_loop import make_rendezvous
+from allranks.harness.rendezvous import make_rendezvous
 
 
 def port_of(rendezvous):

@@ -1,0 +1,106 @@
+"""The pytest session of a rank that is no fork: it collects the gang's files, and becomes the rank."""
+
+import os
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from allranks.harness.collection.pytest_session import ServerPlugin
+from allranks.harness.config import AgentConfig, Folders
+from allranks.harness.environment_skips import watch_for_sandcastle_skips
+from allranks.harness.fresh_rank import Failures, FreshRank
+from allranks.harness.program import StartGang
+
+
+def collect_fresh(  # noqa: PLR0913, PLR0917 - what a fork server has in its process
+    rank: FreshRank,
+    request: StartGang,
+    config: AgentConfig,
+    folders: Folders,
+    failures: Failures,
+    outputs: Sequence[int],
+) -> None:
+    """Collect the files of a gang and run as one of its ranks; returns only if that fails.
+
+    Args:
+        rank: The rank.
+        request: The request for its gang.
+        config: The job.
+        folders: Its folders.
+        failures: Takes what goes wrong.
+        outputs: Descriptors that become its standard output and error when it has collected.
+    """
+    plugin = _FreshPlugin(rank, request, config, folders, failures, outputs)
+    os.chdir(folders.code)
+    with watch_for_sandcastle_skips():
+        pytest.main(plugin.arguments, plugins=[plugin])
+
+
+class _FreshPlugin(ServerPlugin):
+    """Collects as the fork server has, but only the gang's files, and runs as a rank."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - see above
+        self,
+        rank: FreshRank,
+        request: StartGang,
+        config: AgentConfig,
+        folders: Folders,
+        failures: Failures,
+        outputs: Sequence[int],
+    ) -> None:
+        super().__init__(config, folders, failures)
+        self._rank = rank
+        self._request = request
+        self._outputs = outputs
+        numbered = (each.split(" ", 1) for each in request.fresh)
+        self._numbers = {nodeid: int(number) for number, nodeid in numbered}
+        self._code = folders.code
+        self._wanted = {folders.code / nodeid.partition("::")[0] for nodeid in self._numbers}
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
+        """Keep the coverage data of other ranks, which a new session would delete."""
+        early_config.known_args_namespace.cov_append = True
+        self._measurement.begin(early_config)
+        return (yield)
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Leave out the files of other tests."""
+        return True if collection_path not in self._wanted and collection_path.is_file() else None
+
+    def _look_at_process(self, nodeid: str, cause: str) -> None:
+        """Accept any thread: this process does not fork."""
+
+    def _keep_own_share(self, session: pytest.Session) -> None:
+        """The fork server has chosen the tests."""
+
+    def _keep_what_runs_again(self, session: pytest.Session) -> None:
+        """The fork server has chosen the tests."""
+
+    def _serve(self, session: pytest.Session) -> None:
+        if self._has_failed:
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for target, descriptor in enumerate(self._outputs, start=1):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        assignment = self._assignment(self._request, self._rank.rank, self._rank.connection, self._rank.board)
+        items = {self._numbers[item.nodeid]: item for item in session.items if item.nodeid in self._numbers}
+        at_end = partial(_finish, session)
+        self._be_rank(session, self._request, replace(assignment, items=items, at_end=at_end))
+
+
+def _finish(session: pytest.Session) -> None:
+    """Call ``pytest_sessionfinish`` of conftest files: what they have started for this process, they end."""
+    manager = session.config.pluginmanager
+    others = [plugin for plugin in manager.get_plugins() if not _is_conftest(plugin)]
+    manager.subset_hook_caller("pytest_sessionfinish", others)(session=session, exitstatus=0)
+
+
+def _is_conftest(plugin: object) -> bool:
+    return Path(str(getattr(plugin, "__file__", ""))).name == "conftest.py"

@@ -1,0 +1,181 @@
+"""Tests whose import starts threads: their ranks are processes of their own."""
+
+import socket
+
+import pytest
+
+from allranks.records import CollectionFailed, LeftBehind, Notice
+
+THREADED = """
+    import os
+    import queue
+    import threading
+
+    import pytest
+    import torch
+    import torch.distributed as dist
+
+    work, results = queue.Queue(), queue.Queue()
+
+    def serve():
+        while True:
+            results.put(work.get() + 1)
+
+    threading.Thread(target=serve, name="heartbeat", daemon=True).start()
+    parents = [os.getpid()]
+
+    def test_thread_serves(rank, world_size):
+        work.put(rank)
+        assert results.get(timeout=20) == rank + 1
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == world_size
+        assert parents == [os.getpid()]
+        print("said by", rank)
+
+    @pytest.mark.parametrize("name", ["a b", "c::d"])
+    def test_same_process(name, tmp_path):
+        assert parents == [os.getpid()]
+        parents.append(os.getpid())
+        parents.pop()
+
+    def test_fails(rank):
+        assert rank == 1
+
+    def test_new_process():
+        assert parents == [os.getpid()]
+        work.put(1)
+        assert results.get(timeout=20) == 2
+"""
+FORKED = """
+    import os
+    imported_by = os.getpid()
+
+    def test_forked():
+        assert imported_by != os.getpid()
+"""
+
+
+@pytest.fixture(scope="module")
+def threaded(run_once):
+    return run_once("threaded", {"test_threaded.py": THREADED, "test_forked.py": FORKED})
+
+
+def test_a_notice_names_module_and_thread(threaded):
+    [notice] = threaded.all(Notice)
+    assert notice.nodeid == "suite/test_threaded.py"
+    assert notice.text.startswith("Importing it starts the thread heartbeat, which no fork of this process has")
+    assert not threaded.all(CollectionFailed)
+
+
+@pytest.mark.parametrize(
+    "test", ["test_thread_serves", "test_same_process[a b]", "test_same_process[c::d]", "test_new_process"]
+)
+def test_its_ranks_import_it_again_and_have_the_thread(threaded, test):
+    assert threaded.outcomes(test) == ("passed", "passed"), threaded.cases(0)[test]
+
+
+def test_the_ranks_of_other_files_are_forks(threaded):
+    assert threaded.outcomes("test_forked") == ("passed", "passed")
+
+
+def test_a_failure_replaces_them(threaded):
+    assert threaded.outcomes("test_fails") == ("failed", "passed")
+    assert len(threaded.gangs()) == 3
+
+
+def test_what_the_import_prints_is_not_the_tests_output(threaded):
+    case = threaded.cases(0)["test_fails"]
+    assert "collected" not in case.stdout
+    assert "test session starts" in threaded.log
+
+
+POOL = """
+    import multiprocessing
+    import pytest
+    import holder
+
+    def pytest_sessionstart():
+        pytest.pool = multiprocessing.get_context("spawn").Pool(1, holder.hold, (PORT,))
+
+    def pytest_sessionfinish():
+        pytest.pool.close()
+        pytest.pool.join()
+"""
+HOLDER = """
+    import socket
+
+    held = []
+
+    def hold(port):
+        # As a pool with a process group does: only one process at a time may have the port.
+        held.append(socket.create_server(("127.0.0.1", port)))
+"""
+USES_POOL = """
+    import pytest
+
+    def test_pool():
+        assert pytest.pool.map(abs, [-1, -2]) == [1, 2]
+"""
+
+
+def test_a_pool_of_the_session_works_in_its_tests_and_ends_with_them(run_agent):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    files = {"conftest.py": POOL.replace("PORT", str(port)), "holder.py": HOLDER, "test_pool.py": USES_POOL}
+    agent = run_agent(files, launches_ranks=True)
+    [end] = agent.arrived("test_pool")
+    assert end.outcome == "passed", end.text
+    [notice] = agent.all(Notice)
+    assert notice.text.startswith("A hook of a plugin or a conftest file starts the threads ")
+    assert not agent.all(LeftBehind)
+    agent.assert_nothing_left()
+
+
+def test_a_hook_after_collection_that_starts_a_thread_has_all_tests_in_fresh_processes(run_agent):
+    conftest = """
+        import threading
+
+        def pytest_collection_modifyitems():
+            threading.Thread(target=threading.Event().wait, name="heartbeat", daemon=True).start()
+    """
+    tests = """
+        import threading
+
+        def test_thread():
+            assert "heartbeat" in {thread.name for thread in threading.enumerate()}
+    """
+    agent = run_agent({"conftest.py": conftest, "test_it.py": tests}, world_size=1)
+    [notice] = agent.all(Notice)
+    assert notice.text.startswith("A hook of a plugin or a conftest file starts the thread heartbeat")
+    assert agent.outcomes("test_thread") == ("passed",)
+
+
+ONLY_ONCE = """
+    import os
+    import threading
+
+    if "IMPORTED" in os.environ:
+        raise RuntimeError("no second import")
+    os.environ["IMPORTED"] = "1"
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+    def test_never_runs(): pass
+"""
+
+
+def test_a_file_that_cannot_be_imported_again_is_an_error_of_its_tests(run_agent):
+    agent = run_agent({"test_once.py": ONLY_ONCE}, world_size=1)
+    case = agent.cases(0)["test_never_runs"]
+    assert case.outcome == "errored"
+    assert case.message.startswith("the files of this test could not be imported again, in a process of their own: ")
+    assert "no second import" in case.message
+    assert "test_once.py" in case.text
+
+
+def test_a_hang_of_the_second_import_ends_with_the_gangs_start(run_agent):
+    tests = ONLY_ONCE.replace('raise RuntimeError("no second import")', "threading.Event().wait()")
+    agent = run_agent({"test_once.py": tests}, world_size=1, limits={"job": 6})
+    case = agent.cases(0)["test_never_runs"]
+    assert case.outcome in ("timed_out", "aborted", "missing")
+    agent.assert_nothing_left()

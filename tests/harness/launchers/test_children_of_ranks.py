@@ -1,0 +1,112 @@
+"""Processes that a test starts: where they hang, how they die, and what they leave."""
+
+import pytest
+
+from allranks.records import LeftBehind
+
+HELPERS = """
+    import os
+    import signal
+    import time
+
+    def hang(number):
+        time.sleep(0 if number == 0 else 600)  # the child hangs
+
+    def die(number):
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+SUITE = """
+    import multiprocessing
+    import os
+    import subprocess
+    import sys
+    import time
+
+    import pytest
+    import torch.multiprocessing as mp
+    import helpers
+
+    pytestmark = pytest.mark.time_limit(4)
+
+    def run(method, target):
+        context = multiprocessing.get_context(method)
+        children = [context.Process(target=target, args=(number,)) for number in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        assert [child.exitcode for child in children] == [0, 0]
+
+    def test_forks_hang():
+        mp.start_processes(helpers.hang, nprocs=2, start_method="fork")
+
+    @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+    def test_hangs(method):
+        run(method, helpers.hang)
+
+    PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); import helpers; helpers.hang(1)"
+
+    def test_program_hangs():
+        folder = os.path.dirname(helpers.__file__)
+        environment = {**os.environ, "RANK": "1", "LOCAL_RANK": "1"}
+        subprocess.run([sys.executable, "-c", PROGRAM, folder], env=environment, start_new_session=True)
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_dies(method):
+        run(method, helpers.die)
+
+    def test_server_serves():
+        with multiprocessing.get_context("forkserver").Pool(1) as pool:
+            assert pool.map(abs, [-1]) == [1]
+
+    def test_child_of_a_server_stays():
+        multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,), daemon=True).start()
+        # The test ends in the middle of that.
+        multiprocessing.process._children.clear()
+"""
+
+
+@pytest.fixture(scope="module")
+def children(run_once):
+    files = {"test_children.py": SUITE, "helpers.py": HELPERS}
+    return run_once("children", files, launches_ranks=True, isolation="test")
+
+
+LINE = next(number for number, line in enumerate(HELPERS.splitlines(), start=1) if "the child hangs" in line)
+
+
+@pytest.mark.parametrize(
+    ("test", "name"),
+    [
+        ("test_forks_hang", "spawned process 1"),
+        ("test_hangs[spawn]", "SpawnProcess-2"),
+        ("test_hangs[forkserver]", "ForkServerProcess-2"),
+        ("test_program_hangs", "RANK 1"),
+    ],
+)
+def test_the_line_of_a_child_that_hangs_is_in_the_message_and_its_stack_in_the_text(children, test, name):
+    case = children.cases(0)[test]
+    assert case.outcome == "timed_out"
+    assert case.message.startswith("rank 0 timed out: no end after 4 s, in the call of this test; it was in ")
+    assert case.message.endswith(
+        f"; of its processes, {name} was in {children.folder}/code/suite/helpers.py:{LINE} in hang"
+    )
+    assert f"--- {name}: pid " in case.text
+    assert f"--- {name}: pid " in (children.results / "rank-0.stacks.txt").read_text()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_the_signal_that_killed_a_child_is_in_the_message(children, method):
+    case = children.cases(0)[f"test_dies[{method}]"]
+    assert case.outcome == "failed"
+    kind = {"fork": "Fork", "spawn": "Spawn", "forkserver": "ForkServer"}[method]
+    assert case.message.endswith(f"({kind}Process-2 was killed by SIGKILL)")
+
+
+def test_only_what_outlives_a_test_that_was_not_stopped_is_left_behind(children):
+    assert [record.nodeid.rpartition("::")[2] for record in children.all(LeftBehind)] == [
+        "test_child_of_a_server_stays"
+    ]
+    children.assert_nothing_left()
