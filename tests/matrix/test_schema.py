@@ -56,6 +56,8 @@ EVERYTHING = {
             "exclude": ["tests/slow"],
             "isolation": "job",
             "overlap": 2,
+            "process_group": False,
+            "launches_ranks": False,
             "when": "world_size > 1",
             "files": ["data.txt"],
             "pytest_args": ["-x"],
