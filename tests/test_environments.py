@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,25 @@ def test_key_changes_with_arguments_content_and_interpreter(monkeypatch):
     keys = {RECIPE.key, *(other.key for other in others)}
     monkeypatch.setattr(sys, "version", "4.0")
     assert len({*keys, RECIPE.key}) == 5
+
+
+def test_key_changes_with_the_configuration_of_pip_and_not_with_a_login(monkeypatch):
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    before = RECIPE.key
+    monkeypatch.setenv("PIP_FIND_LINKS", "https://me:old@example.org/wheels")
+    after = RECIPE.key
+    monkeypatch.setenv("PIP_FIND_LINKS", "https://me:new@example.org/wheels")
+    assert before != after == RECIPE.key
+
+
+def test_links_relative_to_another_folder_are_another_key(monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", "wheels")
+    assert replace(RECIPE, folder=Path("/one")).key != replace(RECIPE, folder=Path("/two")).key
+
+
+def test_no_login_is_told(made, capsys):  # noqa: ARG001 - made in no time
+    ensure_environment(EnvironmentRecipe(name="e", file="--index-url https://me:s3cret@x/simple\ntorch==1\n"), print)
+    assert capsys.readouterr().out == "making the e environment (--index-url https://****@x/simple torch==1), once\n"
 
 
 def test_an_environment_is_made_on_first_use_and_never_again(made):
@@ -181,6 +201,18 @@ def test_long_lines_of_pip_are_cut(pip):
     told = []
     run_pip_of(pip(f"echo Downloading {'x' * 300}"), [], "It", told.append)
     assert len(told[0]) == 100
+
+
+def test_no_login_that_pip_prints_is_told(pip):
+    told = []
+    with pytest.raises(EnvironmentBuildError) as error:
+        run_pip_of(
+            pip("echo Downloading https://me:s3cret@x/y.whl; echo ERROR: https://me:s3cret@x; exit 1"),
+            [],
+            "It",
+            told.append,
+        )
+    assert (told, error.value.why) == (["Downloading https://****@x/y.whl"], "ERROR: https://****@x")
 
 
 def test_errors_of_pip_are_the_reason(pip):

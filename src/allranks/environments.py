@@ -4,25 +4,79 @@ It needs only the standard library: the nox sessions use it before anything is i
 """
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.errors import EnvironmentBuildError
+from allranks.pip_settings import errors_in, pip_settings, python_that_builds, without_logins
 from allranks.user_cache import cache_folder, hold
 
 _COMPLETE = ".complete"
 
 _UNUSED = 14 * 24 * 3600.0
 """Seconds that an unused entry stays in the cache."""
+
+
+_REMEDY = "Check the package names and versions in the matrix file, and pip's configuration (pip config list)."
+
+_PROBE = """
+import importlib.metadata, json, os, sys
+folders = [os.path.abspath(path) for path in sys.path if path and os.path.isdir(path)]
+found = [name for path in folders for name in os.listdir(path)]
+versions = [found.version for found in importlib.metadata.distributions(name="torch")]
+print(json.dumps({
+    "folders": folders,
+    "content": [sys.version, os.path.realpath(sys.executable), *folders,
+                *sorted(name for name in found if name.endswith((".dist-info", ".egg-info", ".egg-link", ".egg")))],
+    "torch": next(iter(versions), ""),
+}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """An interpreter of the user's, with its packages.
+
+    Attributes:
+        python: Its path, or its name on the PATH.
+        folders: The folders that it imports from.
+        content: Its version and place, and the names and versions of its packages.
+        torch: The version of its torch; empty if it has none.
+    """
+
+    python: str
+    folders: tuple[str, ...]
+    content: tuple[str, ...]
+    torch: str
+
+
+def probe(python: str) -> Interpreter:
+    """Ask an interpreter for its packages, which takes a tenth of a second.
+
+    Raises:
+        EnvironmentBuildError: It cannot be started.
+    """
+    try:
+        answer = subprocess.run([python, "-c", _PROBE], capture_output=True, check=True, text=True).stdout
+        said = json.loads(answer.splitlines()[-1])
+    except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
+        msg = f"The interpreter {python} does not tell which packages it has."
+        why = (getattr(error, "stderr", "") or str(error)).strip()
+        raise EnvironmentBuildError(msg, why=why, remedy="Check process.python in the matrix file.") from error
+    return Interpreter(
+        python=python, folders=tuple(said["folders"]), content=tuple(said["content"]), torch=said["torch"]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +86,32 @@ class EnvironmentRecipe:
     Attributes:
         name: Its purpose; part of its folder's name.
         arguments: The arguments of ``pip install``.
+        file: The text of a further requirements file; `content` must have what is in it.
         content: Everything else that decides whether an existing environment can be reused.
+        folder: The folder that pip works in; relative paths start there.
+        below: The interpreter whose packages it sees; None for this one, without its packages.
+        remedy: What to do if pip fails.
     """
 
     name: str
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    file: str = ""
     content: tuple[str, ...] = ()
+    folder: Path = field(default_factory=Path.cwd)
+    below: Interpreter | None = None
+    remedy: str = _REMEDY
 
     @property
     def key(self) -> str:
-        """A hash of the content and of the interpreter."""
-        parts = (sys.version, os.path.realpath(sys.executable), *self.arguments, "", *self.content)
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+        """A hash of the content, of the interpreter, and of pip's configuration."""
+        interpreter = self.below.content if self.below else (sys.version, os.path.realpath(sys.executable))
+        parts = (*interpreter, *self.arguments, "", *self.content, "", *pip_settings(self.folder))
+        return hashlib.sha256("\0".join(map(without_logins, parts)).encode()).hexdigest()[:12]
+
+    @property
+    def told(self) -> str:
+        """What is installed, for people."""
+        return without_logins(" ".join((*self.arguments, *self.file.splitlines())))
 
 
 def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> Path:
@@ -95,9 +163,12 @@ def _is_unused(folder: Path) -> bool:
 
 
 def _make(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
-    progress(f"making the {recipe.name} environment ({' '.join(recipe.arguments)}), once")
+    progress(f"making the {recipe.name} environment ({recipe.told}), once")
     shutil.rmtree(folder, ignore_errors=True)
-    _create(folder)
+    if recipe.below:
+        _create_above(folder, recipe.below)
+    else:
+        _create(folder)
     _install(folder, recipe, progress)
     (folder / _COMPLETE).touch()
 
@@ -111,8 +182,42 @@ def _create(folder: Path) -> None:
         raise EnvironmentBuildError(msg, why=why, remedy="On Debian: apt-get install python3-venv.") from error
 
 
+def _create_above(folder: Path, below: Interpreter) -> None:
+    """Create an environment that sees the packages of an interpreter, which may itself be in an environment.
+
+    It has no pip, and no setuptools that would hide another version.
+    """
+    command = [below.python, "-m", "venv", "--without-pip", str(folder)]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    if done.returncode:
+        msg = f"{below.python} cannot make a virtual environment."
+        raise EnvironmentBuildError(
+            msg, why=done.stdout + done.stderr, remedy="On Debian: apt-get install python3-venv."
+        )
+    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in below.folders)
+    (packages_of(folder / "bin" / "python") / "below.pth").write_text(lines, encoding="utf-8")
+
+
+def packages_of(python: Path) -> Path:
+    """The folder of packages of an environment, by its interpreter."""
+    return next(python.parents[1].glob("lib/python*/site-packages"))
+
+
 def _install(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
-    run_pip_of(folder / "bin" / "python", recipe.arguments, f"The {recipe.name} environment", progress)
+    with tempfile.TemporaryDirectory() as scratch:  # only this user can read it: addresses may have passwords
+        file = Path(scratch, "requirements.txt")
+        file.write_text(recipe.file, encoding="utf-8")
+        arguments = (*recipe.arguments, *(("--requirement", str(file)) if recipe.file else ()))
+        command = [*_pip_of(folder / "bin" / "python"), *arguments]
+        _run_pip(command, f"The {recipe.name} environment", progress, recipe.folder, recipe.remedy)
+
+
+def _pip_of(python: Path) -> list[str]:
+    """The command ``pip install`` of an environment; by another pip if it has none."""
+    own = next(python.parents[1].glob("lib/python*/site-packages"), None)
+    lacks_pip = own is not None and not (own / "pip").exists()
+    pip = [python_that_builds() or sys.executable, "-m", "pip", "--python"] if lacks_pip else []
+    return [*pip, str(python), *(() if lacks_pip else ("-m", "pip")), "install", "--no-input"]
 
 
 def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Callable[[str], None]) -> None:
@@ -127,20 +232,30 @@ def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Call
     Raises:
         EnvironmentBuildError: pip failed.
     """
-    command = [str(python), *("-m", "pip", "install", "--no-input"), *arguments]
+    _run_pip([*_pip_of(python), *arguments], what, progress)
+
+
+def _run_pip(
+    command: Sequence[str],
+    what: str,
+    progress: Callable[[str], None],
+    folder: Path | None = None,
+    remedy: str = _REMEDY,
+) -> None:
     last: deque[str] = deque(maxlen=15)
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
         _killed_on_error(process),
     ):
-        for line in process.stdout or ():
+        for line in map(without_logins, process.stdout or ()):
             last.append(line.rstrip())
             if line.startswith(("Downloading ", "Processing ", "Installing collected ")):
                 progress(_shortened(line.strip()))
     if process.returncode != 0:
-        errors = [line for line in last if line.startswith("ERROR")] or list(last)
+        errors = errors_in(last) or list(last)
         msg = f"{what} cannot be made: pip failed."
-        remedy = "Check the package names and versions in the matrix file, and pip's configuration (pip config list)."
         raise EnvironmentBuildError(msg, why="\n".join(errors), remedy=remedy)
 
 

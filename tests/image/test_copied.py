@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks import pip_settings
 from allranks.errors import ImageError
 from allranks.image import project, wheels
 from allranks.image.project import project_files, without_project
@@ -108,7 +109,7 @@ def test_a_wheel_that_is_kept_needs_no_pip(repository, progress, monkeypatch):
     def refuse(*_, **__):
         pytest.fail("a Python was started, to see whether it has pip")
 
-    monkeypatch.setattr(wheels, "_has_pip", lambda: False)
+    monkeypatch.setattr(pip_settings, "has_pip", lambda: False)
     first = project_files(IMAGE, repository, progress)
     monkeypatch.setattr(wheels.subprocess, "run", refuse)
     assert project_files(IMAGE, repository, progress) == first

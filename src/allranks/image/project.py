@@ -1,6 +1,5 @@
 """The user's own project, as a wheel or as files that go into each job."""
 
-import hashlib
 import os
 import sys
 import tempfile
@@ -13,10 +12,11 @@ from pathlib import Path
 from allranks.environments import forget_unused, locked
 from allranks.errors import EnvironmentBuildError, ImageError
 from allranks.image.daemon import Progress
-from allranks.image.recipe import recipe_of
+from allranks.image.recipe import digest, recipe_of
 from allranks.image.sources import changed, has_changed, while_it_stays
-from allranks.image.wheels import PipRequest, is_pure, python_that_builds, requirements, run_pip
+from allranks.image.wheels import PipRequest, is_pure, requirements, run_pip
 from allranks.matrix.model import Image
+from allranks.pip_settings import pip_settings, prefix_of, python_that_builds
 from allranks.user_cache import cache_folder
 
 
@@ -86,7 +86,7 @@ def kept_wheel(folder: Path, progress: Progress) -> Path:
 
 
 def _kept_wheel(folder: Path, source: str, progress: Progress) -> Path:
-    kept = cache_folder() / "projects" / f"{source}-{_builder()}"
+    kept = cache_folder() / "projects" / f"{source}-{_builder(folder)}"
     with in_cache(kept):
         os.utime(kept)
         if wheels := list(kept.glob("*.whl")):
@@ -99,10 +99,11 @@ def _kept_wheel(folder: Path, source: str, progress: Progress) -> Path:
             return wheel.rename(kept / wheel.name)
 
 
-def _builder() -> str:
-    """A hash of the Python that builds, which compiled modules depend on."""
-    python = os.path.realpath(python_that_builds() or sys.executable)
-    return hashlib.sha256(f"{python} {sys.version}".encode()).hexdigest()[:12]
+def _builder(folder: Path) -> str:
+    """A hash of what compiled modules depend on: the Python that builds, and where its pip finds the build backend."""
+    python = python_that_builds() or sys.executable
+    settings = pip_settings(folder, prefix_of(python))
+    return digest(os.path.realpath(python), sys.version, settings)[:12]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from allranks.matrix.model import PROJECT_MODES, Cell, Image, Matrix, ProjectMod
 from allranks.matrix.toml_file import Table, place
 from allranks.matrix.when import Known
 
-BUILD_KEYS = ("base", "torch", "index", "packages", "requirements", "project", "apt", "mode")
+BUILD_KEYS = ("base", "torch", "index", "extra_index", "packages", "requirements", "project", "apt", "mode")
 
 DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?")
 """A name (Debian Policy, 5.6.1), with or without architecture and version, as apt-get install accepts it."""
@@ -56,6 +56,7 @@ def _image(name: str, table: Table, known: Known) -> Image:
         base=table.text("base", Image.base),
         torch=_torch(table),
         index=table.text("index", Image.index),
+        extra_index=table.texts("extra_index"),
         packages=table.texts("packages"),
         requirements=table.existing_path("requirements", requirements) if requirements else None,
         project=table.existing_path("project", project) if project else None,
