@@ -132,8 +132,8 @@ class Recipe:
         """What to do if pip cannot find all that is wanted."""
         if "--hash" in self.requirements_text:
             return (
-                f"A requirements file with hashes must have all packages: torch=={self.torch}, pytest, those of the matrix "
-                "file and of the project, and what these need. pip-compile --generate-hashes writes such a file."
+                f"A requirements file with hashes must have all packages: torch=={self.torch}, pytest, those of the "
+                "matrix file and of the project, and what these need. pip-compile --generate-hashes writes such a file."
             )
         if self.index and not self.extra_index:
             return (
