@@ -6,6 +6,7 @@ import pytest
 
 from allranks.engine import package
 from allranks.engine.package import package_files, package_folder, package_path
+from allranks.errors import EnvironmentBuildError
 
 
 @pytest.fixture
@@ -38,6 +39,13 @@ def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
 def test_a_package_alone_in_its_folder_is_found_there(installed, tmp_path):
     assert package_path(tmp_path / "cache") == installed.parent
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_package_among_others_needs_a_cache_that_can_be_made(installed):
+    (installed.parent / "torch").mkdir()
+    with pytest.raises(EnvironmentBuildError, match="No such file or directory") as error:
+        package_path(Path("/proc/nope/cache"))
+    assert "XDG_CACHE_HOME" in error.value.remedy
 
 
 def test_a_package_among_others_is_linked_to_where_nothing_else_is(installed, tmp_path):

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from allranks.commands.options import RESULTS_VARIABLE, say
+from allranks.commands.options import RESULTS_VARIABLE, say, writable_file
 from allranks.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline", type=Path, metavar="FILE", help="fail where fewer tests executed than this file records"
     )
-    parser.add_argument("--update-baseline", type=Path, metavar="FILE", help="record the executed tests in this file")
+    parser.add_argument(
+        "--update-baseline", type=writable_file, metavar="FILE", help="record the executed tests in this file"
+    )
     parser.add_argument(
         "--cell-in-classname",
         dest="classname",
@@ -59,7 +61,7 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
         help="write junit.xml as the schemas of Jenkins and Surefire both accept it: one suite, cells in class names",
     )
     meaning = "update this file with the durations of tests, for even shards (default: none)"
-    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+    parser.add_argument("--durations", type=writable_file, metavar="FILE", help=meaning)
     parser.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
 
 

@@ -5,9 +5,18 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
-from pathlib import Path
 
-from allranks.commands.options import add_selection, chosen_jobs, number, remark, run_id, say, selected_cells
+from allranks.commands.options import (
+    add_selection,
+    chosen_jobs,
+    existing_file,
+    number,
+    remark,
+    run_id,
+    say,
+    selected_cells,
+    writable_file,
+)
 from allranks.errors import ExitCode, counted
 from allranks.matrix.axes import AXES, NO_TORCH
 from allranks.matrix.cell_images import image_for
@@ -31,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=_plan)
     group = parser.add_argument_group("with --format github")
     meaning = "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`"
-    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--plan-file", type=writable_file, metavar="FILE", help=meaning)
     group.add_argument(
         "--max-entries",
         type=_entries,
@@ -47,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help=f"what a machine should have to do: fewer minutes, more machines (default: {MINUTES_PER_ENTRY})",
     )
     meaning = "what tests took, for even packs (default: the file that the matrix file names)"
-    group.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--durations", type=existing_file, metavar="FILE", help=meaning)
 
 
 def _plan(options: argparse.Namespace) -> ExitCode:

@@ -16,6 +16,8 @@ from allranks.commands.options import (
     add_results,
     add_selection,
     chosen_jobs,
+    existing_file,
+    existing_folder,
     number,
     run_id,
     say,
@@ -44,7 +46,7 @@ Say = Callable[[str], None]
 def add_images(parser: argparse.ArgumentParser) -> None:
     """Declare the option for prebuilt images."""
     parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="use the images that `allranks build --export DIR` wrote"
+        "--images", type=existing_folder, metavar="DIR", help="use the images that `allranks build --export DIR` wrote"
     )
 
 
@@ -84,7 +86,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_results(parser)
     parser.add_argument("--seed", type=int, help="seed of every rank of every test (default: a random one, recorded)")
     meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
-    parser.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+    parser.add_argument("--durations", type=existing_file, metavar="FILE", help=meaning)
     parser.add_argument(
         "--jobs", type=_count, metavar="N", help="at most N jobs at a time (default: as many as there is room for)"
     )
