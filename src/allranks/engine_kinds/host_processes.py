@@ -97,7 +97,7 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
     recipe = recipe_of(image, root=root)
     if recipe.apt:
         progress(f"image {image.name}: its Debian packages ({', '.join(recipe.apt)}) must be installed on this host")
-    project = kept_wheel(recipe.project, progress) if recipe.project else None
+    project = kept_wheel(recipe.project, progress, tests=recipe.tests) if recipe.project else None
     needs = requirements(project) if project else ()
     python = ensure_environment(_environment(recipe, needs, below, root), progress)
     installed = (_installed(project, python, progress),) if project else ()

@@ -86,6 +86,7 @@ class Recipe:
         requirements_text: The content of that file and of all that it includes, without logins.
         project: The folder of the user's project, or None.
         source: A hash of the project's files; empty without a project.
+        tests: The files and folders of all suites.
         apt: Names of Debian packages, with or without ``=version``.
         pip: The settings of the host's pip that decide what it installs.
     """
@@ -100,6 +101,7 @@ class Recipe:
     requirements_text: str = ""
     project: Path | None = None
     source: str = ""
+    tests: tuple[Path, ...] = ()
     apt: tuple[str, ...] = ()
     pip: tuple[str, ...] = ()
 
@@ -177,6 +179,7 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
         requirements=requirements,
         requirements_text=requirements_text,
         project=_project_folder(image, root),
+        tests=tuple(root.resolve() / path for path in image.tests),
         apt=image.apt,
         pip=pip_settings(root, prefix_of(python_that_builds())),
     )

@@ -101,7 +101,8 @@ def image_for(matrix: Matrix, cell: Cell) -> Image:
     if len(images) != 1:
         raise _image_error(matrix, cell, images)
     image = _with_torch(images[0], matrix, cell)
-    return replace(image, image=matrix.finished.get(image.name, image.image))
+    tests = tuple(dict.fromkeys(suite.path for suite in matrix.suites.values())) if image.project else ()
+    return replace(image, image=matrix.finished.get(image.name, image.image), tests=tests)
 
 
 def check_images(matrix: Matrix, cells: Iterable[Cell]) -> None:

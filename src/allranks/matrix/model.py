@@ -143,6 +143,7 @@ class Image:
         project: A folder, relative to the matrix file, that is built into a wheel and installed last.
         apt: Debian packages that are installed first, with or without ``=version``.
         mode: How the project is added: ``install`` as the last layer of the image, ``copy`` with each job.
+        tests: The paths of all suites, relative to the matrix file; a change of tests alone builds no wheel.
         line: The line of the matrix file that declares it.
     """
 
@@ -158,6 +159,7 @@ class Image:
     project: Path | None = None
     apt: tuple[str, ...] = ()
     mode: ProjectMode = "install"
+    tests: tuple[Path, ...] = ()
     line: int = 1
 
 
