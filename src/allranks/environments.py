@@ -13,7 +13,7 @@ import tempfile
 import time
 import venv
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,14 +33,11 @@ _REMEDY = "Check the package names and versions in the matrix file, and pip's co
 _PROBE = """
 import importlib.metadata, json, os, sys
 folders = [os.path.abspath(path) for path in sys.path if path and os.path.isdir(path)]
-found = [name for path in folders for name in os.listdir(path)]
-versions = [found.version for found in importlib.metadata.distributions(name="torch")]
-print(json.dumps({
-    "folders": folders,
-    "content": [sys.version, os.path.realpath(sys.executable), *folders,
-                *sorted(name for name in found if name.endswith((".dist-info", ".egg-info", ".egg-link", ".egg")))],
-    "torch": next(iter(versions), ""),
-}))
+versions = {}
+for found in importlib.metadata.distributions():
+    versions.setdefault((found.name or "").lower().replace("_", "-").replace(".", "-"), found.version)
+content = [sys.version, os.path.realpath(sys.executable), *folders]
+print(json.dumps({"folders": folders, "content": content, "versions": versions}))
 """
 
 
@@ -51,14 +48,19 @@ class Interpreter:
     Attributes:
         python: Its path, or its name on the PATH.
         folders: The folders that it imports from.
-        content: Its version and place, and the names and versions of its packages.
-        torch: The version of its torch; empty if it has none.
+        content: Its version and its place.
+        versions: Its packages: versions by name, in lower case and with hyphens.
     """
 
     python: str
     folders: tuple[str, ...]
     content: tuple[str, ...]
-    torch: str
+    versions: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """All that decides what is to be installed above it."""
+        return (*self.content, *(f"{name}=={version}" for name, version in sorted(self.versions.items())))
 
 
 def probe(python: str) -> Interpreter:
@@ -71,12 +73,11 @@ def probe(python: str) -> Interpreter:
         answer = subprocess.run([python, "-c", _PROBE], capture_output=True, check=True, text=True).stdout
         said = json.loads(answer.splitlines()[-1])
     except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
-        msg = f"The interpreter {python} does not tell which packages it has."
+        msg = f"The interpreter {python} does not report which packages it has."
         why = (getattr(error, "stderr", "") or str(error)).strip()
         raise EnvironmentBuildError(msg, why=why, remedy="Check process.python in the matrix file.") from error
-    return Interpreter(
-        python=python, folders=tuple(said["folders"]), content=tuple(said["content"]), torch=said["torch"]
-    )
+    folders, content = tuple(said["folders"]), tuple(said["content"])
+    return Interpreter(python=python, folders=folders, content=content, versions=said["versions"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ class EnvironmentRecipe:
     @property
     def key(self) -> str:
         """A hash of the content, of the interpreter, and of pip's configuration."""
-        interpreter = self.below.content if self.below else (sys.version, os.path.realpath(sys.executable))
+        interpreter = self.below.key if self.below else (sys.version, os.path.realpath(sys.executable))
         parts = (*interpreter, *self.arguments, "", *self.content, "", *pip_settings(self.folder))
         return hashlib.sha256("\0".join(map(without_logins, parts)).encode()).hexdigest()[:12]
 

@@ -70,7 +70,7 @@ def test_a_package_that_wants_another_torch_is_refused(environment):
 
 
 def test_it_is_made_once_and_again_when_the_interpreter_has_other_packages(environment, given, progress):
-    first = environment("six>=1")
+    first = environment("six>=1")  # and pytest, which it lacks
     assert environment("six>=1") == first
     command = [sys.executable, "-m", "pip", "--python", str(given), "uninstall", "-q", "-y", "six"]
     subprocess.run(command, check=True)
@@ -108,3 +108,13 @@ def test_a_requirements_file_is_installed(environment, tmp_path):
 def test_without_packages_it_is_used_as_it_is(environment, given, progress):
     made = environment()
     assert (made.python, made.python_path, progress) == (str(given), (), [])
+
+
+def test_an_interpreter_that_has_all_of_them_is_used_as_it_is(environment, given, progress, tmp_path):
+    command = [sys.executable, "-m", "pip", "--python", str(given), "install", "-q", "pytest"]
+    subprocess.run(command, check=True)
+    (tmp_path / "requirements.txt").write_text("# ours\nsix >= 1\n")
+    made = environment("six<2", requirements=Path("requirements.txt"))
+    assert (made.python, made.python_path, progress) == (str(given), (), [])
+    assert len(environment("six>=2").python_path) == 1
+    assert len(environment("six ; python_version > '3'").python_path) == 1, "pip decides"

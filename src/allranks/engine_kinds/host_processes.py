@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from allranks.engine.gpus import Inventory
 from allranks.engine.kind import Finding, JobEnvironment, MakeEnvironment, Progress, examine_remains
@@ -19,7 +21,11 @@ from allranks.image.project import in_cache, kept_wheel
 from allranks.image.recipe import Recipe, recipe_of
 from allranks.image.wheels import requirements
 from allranks.matrix.model import Image, Matrix, Process
+from allranks.pip_settings import requirement_lines
 from allranks.user_cache import cache_folder
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
 class ProcessKind:
@@ -92,23 +98,44 @@ def environment_of(image: Image, *, root: Path, process: Process, progress: Prog
         remedy = "Use --engine docker, or give process.python an interpreter with torch."
         raise EngineError(msg, remedy=remedy)
     below = probe(given) if given else None
-    if below and below.torch:
-        image = replace(image, torch=below.torch)  # as a requirement it is met, and keeps pip from installing another
+    if below and (torch := below.versions.get("torch")):
+        image = replace(image, torch=torch)  # as a requirement it is met, and keeps pip from installing another
     recipe = recipe_of(image, root=root)
     if recipe.apt:
         progress(f"image {image.name}: its Debian packages ({', '.join(recipe.apt)}) must be installed on this host")
     project = kept_wheel(recipe.project, progress, tests=recipe.tests) if recipe.project else None
     needs = requirements(project) if project else ()
-    python = ensure_environment(_environment(recipe, needs, below, root), progress)
+    above: tuple[Path, ...] = ()
+    if below and _has_all(below, recipe, needs):
+        python = Path(shutil.which(below.python) or below.python)
+    else:
+        python = ensure_environment(_environment(recipe, needs, below, root), progress)
+        above = (packages_of(python),) if below else ()
     installed = (_installed(project, python, progress),) if project else ()
-    if given:
-        return JobEnvironment(python=given, python_path=(*installed, packages_of(python)))
-    return JobEnvironment(python=str(python), python_path=installed)
+    return JobEnvironment(python=given or str(python), python_path=(*installed, *above))
 
 
 def _given(process: Process, root: Path) -> str | None:
     """The interpreter of the matrix file: a path from its folder, or a name on the PATH."""
     return str(root / process.python) if process.python and "/" in process.python else process.python
+
+
+def _has_all(below: Interpreter, recipe: Recipe, needs: Sequence[str]) -> bool:
+    """Whether an interpreter has all that a recipe names; False if only pip can tell."""
+    from packaging.requirements import InvalidRequirement, Requirement  # noqa: PLC0415 - few runs need it
+
+    try:
+        wanted = [
+            Requirement(line) for line in (*recipe.packages, *requirement_lines(recipe.requirements_text), *needs)
+        ]
+    except InvalidRequirement:  # an option, such as --hash
+        return False
+    return all(each.marker is None and not each.extras and each.url is None and _has(below, each) for each in wanted)
+
+
+def _has(below: Interpreter, wanted: "Requirement") -> bool:
+    version = below.versions.get(wanted.name.lower().replace("_", "-").replace(".", "-"))
+    return version is not None and wanted.specifier.contains(version)
 
 
 def _environment(recipe: Recipe, needs: Sequence[str], below: Interpreter | None, root: Path) -> EnvironmentRecipe:
