@@ -239,7 +239,9 @@ def test_an_interrupted_pip_does_not_go_on_writing(pip, tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)
 
 
-def test_a_real_environment_runs_what_was_installed_into_it(tmp_path):
+@pytest.fixture
+def hello(tmp_path):
+    """The environment of a small project."""
     package = tmp_path / "hello"
     package.mkdir()
     (package / "backend.py").write_text(
@@ -257,9 +259,68 @@ def test_a_real_environment_runs_what_was_installed_into_it(tmp_path):
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
         '[project]\nname = "hello"\nversion = "1"\n'
     )
-    recipe = EnvironmentRecipe(name="real", arguments=("--no-index", str(package)))
-    python = ensure_environment(recipe, ignore)
-    answer = subprocess.run(
-        [python, "-c", "import hello; print(hello.VALUE)"], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout == "1\n"
+    return EnvironmentRecipe(name="real", arguments=("--no-index", str(package)))
+
+
+def answer(python):
+    code = "import hello; print(hello.VALUE)"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_real_environment_runs_what_was_installed_into_it(hello, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # without uv
+    python = ensure_environment(hello, ignore)
+    assert answer(python) == "1\n"
+    assert {path.name for path in python.parents[1].iterdir()} <= {
+        "bin",
+        "include",
+        "lib",
+        "lib64",
+        "pyvenv.cfg",
+        ".complete",
+    }
+
+
+@pytest.fixture
+def uv(tmp_path, monkeypatch):
+    """A stand-in for uv, which keeps its arguments."""
+
+    def write(script):
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/uv").write_text(
+            f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\nenv > {tmp_path}/environ\n{script}\n'
+        )
+        (tmp_path / "bin/uv").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+
+    return write
+
+
+def test_uv_unpacks_what_pip_has_chosen_and_asks_nobody(hello, uv, tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_INDEX_URL", "https://example.org/simple")
+    uv("exit 0")
+    python = ensure_environment(hello, ignore)
+    arguments = (tmp_path / "arguments").read_text()
+    assert arguments.startswith("pip install --no-config --offline --cache-dir ")
+    assert arguments.endswith(" hello==1\n")
+    assert f"--python {python} --no-index --no-deps --find-links" in arguments
+    assert "UV_INDEX_URL" not in (tmp_path / "environ").read_text()
+
+
+def test_pip_does_it_where_uv_fails(hello, uv):
+    uv("exit 2")
+    assert answer(ensure_environment(hello, ignore)) == "1\n"
+
+
+def test_uv_changes_no_key(uv):
+    before = RECIPE.key
+    uv("exit 0")
+    assert RECIPE.key == before
+
+
+def test_a_section_of_pip_install_is_left_to_pip_install(hello, uv, tmp_path, monkeypatch):
+    (tmp_path / "pip.conf").write_text("[install]\nno-index = 1\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    uv("exit 0")
+    assert answer(ensure_environment(hello, ignore)) == "1\n"
+    assert not (tmp_path / "arguments").exists()

@@ -116,7 +116,7 @@ class Recipe:
         """
         index = [f"--index-url {self.index}"] if self.index else []
         extra = [f"--extra-index-url {each}" for each in self.extra_index]
-        file = [f"--requirement {shlex.quote(str(self.requirements.resolve()))}"] if self.requirements else []
+        file = [f"--requirement {shlex.quote(str(self.requirements.absolute()))}"] if self.requirements else []
         return "\n".join([*index, *extra, *file, f"torch=={self.torch}", *self.packages, *further, ""])
 
     def wanted(self, further: Iterable[str] = ()) -> tuple[object, ...]:
