@@ -151,13 +151,14 @@ def with_tests(repository):
     return replace(IMAGE, tests=(Path("tests"),))
 
 
-def test_a_changed_test_builds_nothing(repository, with_tests, builds, progress):
+def test_a_changed_test_builds_nothing(repository, with_tests, builds, progress, own_cache):
     first = project_files(with_tests, repository, progress)
     (repository / "tests/test_hello.py").write_text("WORD = 2\n")
     assert project_files(with_tests, repository, progress) == first
     (repository / "tests/test_hello.py").write_text("WORD = 3\n")
     assert project_files(with_tests, repository, progress) == first
     assert len(builds.wheels) == 1
+    assert len([path for path in (own_cache / "allranks/projects").iterdir() if path.is_dir()]) == 1
 
 
 @pytest.mark.parametrize(

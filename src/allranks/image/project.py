@@ -116,6 +116,8 @@ def wheel_of(folder: Path, source: str, tests: Sequence[Path], progress: Progres
 
 
 def _found(kept: Path) -> Path | None:
+    if not kept.is_dir():
+        return None
     with in_cache(kept):
         os.utime(kept)
         return next(kept.glob("*.whl"), None)
