@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,25 @@ def test_key_changes_with_arguments_content_and_interpreter(monkeypatch):
     keys = {RECIPE.key, *(other.key for other in others)}
     monkeypatch.setattr(sys, "version", "4.0")
     assert len({*keys, RECIPE.key}) == 5
+
+
+def test_key_changes_with_the_configuration_of_pip_and_not_with_a_login(monkeypatch):
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    before = RECIPE.key
+    monkeypatch.setenv("PIP_FIND_LINKS", "https://me:old@example.org/wheels")
+    after = RECIPE.key
+    monkeypatch.setenv("PIP_FIND_LINKS", "https://me:new@example.org/wheels")
+    assert before != after == RECIPE.key
+
+
+def test_links_relative_to_another_folder_are_another_key(monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", "wheels")
+    assert replace(RECIPE, folder=Path("/one")).key != replace(RECIPE, folder=Path("/two")).key
+
+
+def test_no_login_is_told(made, capsys):  # noqa: ARG001 - made in no time
+    ensure_environment(EnvironmentRecipe(name="e", file="--index-url https://me:s3cret@x/simple\ntorch==1\n"), print)
+    assert capsys.readouterr().out == "making the e environment (--index-url https://****@x/simple torch==1), once\n"
 
 
 def test_an_environment_is_made_on_first_use_and_never_again(made):
@@ -183,6 +203,18 @@ def test_long_lines_of_pip_are_cut(pip):
     assert len(told[0]) == 100
 
 
+def test_no_login_that_pip_prints_is_told(pip):
+    told = []
+    with pytest.raises(EnvironmentBuildError) as error:
+        run_pip_of(
+            pip("echo Downloading https://me:s3cret@x/y.whl; echo ERROR: https://me:s3cret@x; exit 1"),
+            [],
+            "It",
+            told.append,
+        )
+    assert (told, error.value.why) == (["Downloading https://****@x/y.whl"], "ERROR: https://****@x")
+
+
 def test_errors_of_pip_are_the_reason(pip):
     script = "echo noise; echo 'ERROR: No matching distribution found for torch==9' >&2; exit 1"
     with pytest.raises(EnvironmentBuildError, match="It cannot be made: pip failed") as error:
@@ -207,7 +239,9 @@ def test_an_interrupted_pip_does_not_go_on_writing(pip, tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)
 
 
-def test_a_real_environment_runs_what_was_installed_into_it(tmp_path):
+@pytest.fixture
+def hello(tmp_path):
+    """The environment of a small project."""
     package = tmp_path / "hello"
     package.mkdir()
     (package / "backend.py").write_text(
@@ -225,9 +259,68 @@ def test_a_real_environment_runs_what_was_installed_into_it(tmp_path):
         '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
         '[project]\nname = "hello"\nversion = "1"\n'
     )
-    recipe = EnvironmentRecipe(name="real", arguments=("--no-index", str(package)))
-    python = ensure_environment(recipe, ignore)
-    answer = subprocess.run(
-        [python, "-c", "import hello; print(hello.VALUE)"], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout == "1\n"
+    return EnvironmentRecipe(name="real", arguments=("--no-index", str(package)))
+
+
+def answer(python):
+    code = "import hello; print(hello.VALUE)"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_real_environment_runs_what_was_installed_into_it(hello, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))  # without uv
+    python = ensure_environment(hello, ignore)
+    assert answer(python) == "1\n"
+    assert {path.name for path in python.parents[1].iterdir()} <= {
+        "bin",
+        "include",
+        "lib",
+        "lib64",
+        "pyvenv.cfg",
+        ".complete",
+    }
+
+
+@pytest.fixture
+def uv(tmp_path, monkeypatch):
+    """A stand-in for uv, which keeps its arguments."""
+
+    def write(script):
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/uv").write_text(
+            f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\nenv > {tmp_path}/environ\n{script}\n'
+        )
+        (tmp_path / "bin/uv").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+
+    return write
+
+
+def test_uv_unpacks_what_pip_has_chosen_and_asks_nobody(hello, uv, tmp_path, monkeypatch):
+    monkeypatch.setenv("UV_INDEX_URL", "https://example.org/simple")
+    uv("exit 0")
+    python = ensure_environment(hello, ignore)
+    arguments = (tmp_path / "arguments").read_text()
+    assert arguments.startswith("pip install --no-config --offline --cache-dir ")
+    assert arguments.endswith(" hello==1\n")
+    assert f"--python {python} --no-index --no-deps --find-links" in arguments
+    assert "UV_INDEX_URL" not in (tmp_path / "environ").read_text()
+
+
+def test_pip_does_it_where_uv_fails(hello, uv):
+    uv("exit 2")
+    assert answer(ensure_environment(hello, ignore)) == "1\n"
+
+
+def test_uv_changes_no_key(uv):
+    before = RECIPE.key
+    uv("exit 0")
+    assert RECIPE.key == before
+
+
+def test_a_section_of_pip_install_is_left_to_pip_install(hello, uv, tmp_path, monkeypatch):
+    (tmp_path / "pip.conf").write_text("[install]\nno-index = 1\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    uv("exit 0")
+    assert answer(ensure_environment(hello, ignore)) == "1\n"
+    assert not (tmp_path / "arguments").exists()

@@ -4,25 +4,80 @@ It needs only the standard library: the nox sessions use it before anything is i
 """
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.errors import EnvironmentBuildError
+from allranks.pip_settings import errors_in, pip_settings, python_that_builds, without_logins
 from allranks.user_cache import cache_folder, hold
 
 _COMPLETE = ".complete"
 
 _UNUSED = 14 * 24 * 3600.0
 """Seconds that an unused entry stays in the cache."""
+
+
+_REMEDY = "Check the package names and versions in the matrix file, and pip's configuration (pip config list)."
+
+_PROBE = """
+import importlib.metadata, json, os, sys
+folders = [os.path.abspath(path) for path in sys.path if path and os.path.isdir(path)]
+versions = {}
+for found in importlib.metadata.distributions():
+    versions.setdefault((found.name or "").lower().replace("_", "-").replace(".", "-"), found.version)
+content = [sys.version, os.path.realpath(sys.executable), *folders]
+print(json.dumps({"folders": folders, "content": content, "versions": versions}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """An interpreter of the user's, with its packages.
+
+    Attributes:
+        python: Its path, or its name on the PATH.
+        folders: The folders that it imports from.
+        content: Its version and its place.
+        versions: Its packages: versions by name, in lower case and with hyphens.
+    """
+
+    python: str
+    folders: tuple[str, ...]
+    content: tuple[str, ...]
+    versions: Mapping[str, str]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """All that decides what is to be installed above it."""
+        return (*self.content, *(f"{name}=={version}" for name, version in sorted(self.versions.items())))
+
+
+def probe(python: str) -> Interpreter:
+    """Ask an interpreter for its packages, which takes a tenth of a second.
+
+    Raises:
+        EnvironmentBuildError: It cannot be started.
+    """
+    try:
+        answer = subprocess.run([python, "-c", _PROBE], capture_output=True, check=True, text=True).stdout
+        said = json.loads(answer.splitlines()[-1])
+    except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
+        msg = f"The interpreter {python} does not report which packages it has."
+        why = (getattr(error, "stderr", "") or str(error)).strip()
+        raise EnvironmentBuildError(msg, why=why, remedy="Check process.python in the matrix file.") from error
+    folders, content = tuple(said["folders"]), tuple(said["content"])
+    return Interpreter(python=python, folders=folders, content=content, versions=said["versions"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +87,32 @@ class EnvironmentRecipe:
     Attributes:
         name: Its purpose; part of its folder's name.
         arguments: The arguments of ``pip install``.
+        file: The text of a further requirements file; `content` must have what is in it.
         content: Everything else that decides whether an existing environment can be reused.
+        folder: The folder that pip works in; relative paths start there.
+        below: The interpreter whose packages it sees; None for this one, without its packages.
+        remedy: What to do if pip fails.
     """
 
     name: str
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    file: str = ""
     content: tuple[str, ...] = ()
+    folder: Path = field(default_factory=Path.cwd)
+    below: Interpreter | None = None
+    remedy: str = _REMEDY
 
     @property
     def key(self) -> str:
-        """A hash of the content and of the interpreter."""
-        parts = (sys.version, os.path.realpath(sys.executable), *self.arguments, "", *self.content)
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+        """A hash of the content, of the interpreter, and of pip's configuration."""
+        interpreter = self.below.key if self.below else (sys.version, os.path.realpath(sys.executable))
+        parts = (*interpreter, *self.arguments, "", *self.content, "", *pip_settings(self.folder))
+        return hashlib.sha256("\0".join(map(without_logins, parts)).encode()).hexdigest()[:12]
+
+    @property
+    def told(self) -> str:
+        """What is installed, for people."""
+        return without_logins(" ".join((*self.arguments, *self.file.splitlines())))
 
 
 def ensure_environment(recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> Path:
@@ -95,9 +164,12 @@ def _is_unused(folder: Path) -> bool:
 
 
 def _make(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
-    progress(f"making the {recipe.name} environment ({' '.join(recipe.arguments)}), once")
+    progress(f"making the {recipe.name} environment ({recipe.told}), once")
     shutil.rmtree(folder, ignore_errors=True)
-    _create(folder)
+    if recipe.below:
+        _create_above(folder, recipe.below)
+    else:
+        _create(folder)
     _install(folder, recipe, progress)
     (folder / _COMPLETE).touch()
 
@@ -111,8 +183,72 @@ def _create(folder: Path) -> None:
         raise EnvironmentBuildError(msg, why=why, remedy="On Debian: apt-get install python3-venv.") from error
 
 
+def _create_above(folder: Path, below: Interpreter) -> None:
+    """Create an environment that sees the packages of an interpreter, which may itself be in an environment.
+
+    It has no pip, and no setuptools that would hide another version.
+    """
+    command = [below.python, "-m", "venv", "--without-pip", str(folder)]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
+    if done.returncode:
+        msg = f"{below.python} cannot make a virtual environment."
+        raise EnvironmentBuildError(
+            msg, why=done.stdout + done.stderr, remedy="On Debian: apt-get install python3-venv."
+        )
+    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in below.folders)
+    (packages_of(folder / "bin" / "python") / "below.pth").write_text(lines, encoding="utf-8")
+
+
+def packages_of(python: Path) -> Path:
+    """The folder of packages of an environment, by its interpreter."""
+    return next(python.parents[1].glob("lib/python*/site-packages"))
+
+
 def _install(folder: Path, recipe: EnvironmentRecipe, progress: Callable[[str], None]) -> None:
-    run_pip_of(folder / "bin" / "python", recipe.arguments, f"The {recipe.name} environment", progress)
+    python = folder / "bin" / "python"
+    # Only this user can read the file, whose addresses may have passwords.
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        file = Path(scratch, "requirements.txt")
+        file.write_text(recipe.file, encoding="utf-8")
+        arguments = (*recipe.arguments, *(("--requirement", str(file)) if recipe.file else ()))
+        what = f"The {recipe.name} environment"
+        # `pip wheel` takes no account of what an interpreter below has, or of [install] in pip.conf.
+        if recipe.below or any(text.startswith("install.") for text in pip_settings(recipe.folder)):
+            command = _Command((*_pip_of(python), *arguments), what, recipe.folder, recipe.remedy)
+            command.run(progress)
+            return
+        wheels = Path(scratch, "wheels")
+        fetch = (str(python), *("-m", "pip", "wheel", "--no-input", "--wheel-dir", str(wheels)), *arguments)
+        _Command(fetch, what, recipe.folder, recipe.remedy).run(progress)
+        progress("Installing collected packages")
+        _unpack(python, wheels, what)
+
+
+def _unpack(python: Path, wheels: Path, what: str) -> None:
+    """Install the wheels that pip has chosen, fetched, checked and built: by uv if it is there, which takes less time.
+
+    uv gets no index and no configuration, so that its result is that of pip.
+    """
+    chosen = ["==".join(wheel.name.split("-")[:2]) for wheel in sorted(wheels.glob("*.whl"))]
+    where = ["--no-index", "--no-deps", "--find-links", str(wheels), *chosen]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    environ["PIP_CONFIG_FILE"] = os.devnull
+    if uv := shutil.which("uv"):
+        cache = ["--cache-dir", str(wheels.parent / "uv")]
+        by_uv = [uv, "pip", "install", "--no-config", "--offline", *cache, "--python", str(python), *where]
+        if subprocess.run(by_uv, env=environ, capture_output=True, check=False).returncode == 0:
+            return
+    # What an early end of uv has left has no list of its files, by which pip could remove it.
+    by_pip = (*_pip_of(python), "--ignore-installed", *where) if uv else (*_pip_of(python), *where)
+    _Command(by_pip, what, environ=environ).run(lambda _: None)
+
+
+def _pip_of(python: Path) -> list[str]:
+    """The command ``pip install`` of an environment; by another pip if it has none."""
+    own = next(python.parents[1].glob("lib/python*/site-packages"), None)
+    lacks_pip = own is not None and not (own / "pip").exists()
+    pip = [python_that_builds() or sys.executable, "-m", "pip", "--python"] if lacks_pip else []
+    return [*pip, str(python), *(() if lacks_pip else ("-m", "pip")), "install", "--no-input"]
 
 
 def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Callable[[str], None]) -> None:
@@ -127,21 +263,41 @@ def run_pip_of(python: Path, arguments: Sequence[str], what: str, progress: Call
     Raises:
         EnvironmentBuildError: pip failed.
     """
-    command = [str(python), *("-m", "pip", "install", "--no-input"), *arguments]
-    last: deque[str] = deque(maxlen=15)
-    with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
-        _killed_on_error(process),
-    ):
-        for line in process.stdout or ():
-            last.append(line.rstrip())
-            if line.startswith(("Downloading ", "Processing ", "Installing collected ")):
-                progress(_shortened(line.strip()))
-    if process.returncode != 0:
-        errors = [line for line in last if line.startswith("ERROR")] or list(last)
-        msg = f"{what} cannot be made: pip failed."
-        remedy = "Check the package names and versions in the matrix file, and pip's configuration (pip config list)."
-        raise EnvironmentBuildError(msg, why="\n".join(errors), remedy=remedy)
+    _Command((*_pip_of(python), *arguments), what).run(progress)
+
+
+@dataclass(frozen=True)
+class _Command:
+    """One run of pip: its command line, what it makes, its folder, the remedy for a failure, and its variables."""
+
+    line: Sequence[str]
+    what: str
+    folder: Path | None = None
+    remedy: str = _REMEDY
+    environ: Mapping[str, str] | None = None
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        last: deque[str] = deque(maxlen=15)
+        with (
+            subprocess.Popen(
+                self.line,
+                cwd=self.folder,
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            ) as process,
+            _killed_on_error(process),
+        ):
+            for line in map(without_logins, process.stdout or ()):
+                last.append(line.rstrip())
+                if line.startswith(("Downloading ", "Processing ", "Installing collected ")):
+                    progress(_shortened(line.strip()))
+        if process.returncode != 0:
+            errors = errors_in(last) or list(last)
+            msg = f"{self.what} cannot be made: pip failed."
+            raise EnvironmentBuildError(msg, why="\n".join(errors), remedy=self.remedy)
 
 
 @contextmanager

@@ -97,6 +97,10 @@ class EngineError(AllranksError):
     """The engine could not run a job: no daemon, a refused container, a lost connection."""
 
 
+class EngineDeniedError(EngineError):
+    """The engine is there, and this user may not use it: ``auto`` then takes no other one."""
+
+
 class DeviceError(AllranksError):
     """GPUs cannot be queried, or one of them is faulty."""
 

@@ -1,17 +1,29 @@
 """The user's cache on this host, and locks between the processes that use it."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from allranks.errors import ImageError
+from allranks.errors import EnvironmentBuildError, ImageError
+
+WRITABLE = "Set XDG_CACHE_HOME to a folder that can be written."
 
 
 def cache_folder() -> Path:
-    """The cache folder of allranks for this user (XDG Base Directory Specification), which may not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """The cache folder of allranks for this user (XDG Base Directory Specification), which may not exist yet.
+
+    Raises:
+        EnvironmentBuildError: This user has no home folder.
+    """
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        msg = "There is no folder for the cache."
+        why = "Neither HOME nor XDG_CACHE_HOME is set, and this user has no entry in /etc/passwd."
+        raise EnvironmentBuildError(msg, why=why, remedy=WRITABLE) from error
     return Path(base) / "allranks"
 
 
@@ -41,17 +53,19 @@ def made_cache_folder(name: str) -> Path:
         name: Its content, such as ``wheels``.
 
     Raises:
-        ImageError: The folder cannot be created.
+        ImageError: The folder cannot be created or written.
     """
     folder = cache_folder() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "It is not writable", str(folder))
     except OSError as error:
         what = f"The cache folder {folder} cannot be made."
         raise ImageError(
             what,
             why=f"{error.strerror or error}.",
-            remedy="Set XDG_CACHE_HOME to a folder that can be written.",
+            remedy=WRITABLE,
         ) from error
     return folder
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from allranks.commands import init
-from allranks.commands.init import Surroundings, look_around, matrix_text
+from allranks.commands.init import Repository, look_around, matrix_text
 from allranks.matrix.declaration import load
 
 FIRST_TEST = "tests/distributed/test_all_reduce.py"
-HERE = Surroundings(folder="tests/distributed", engine=("process", "no Docker daemon"))
+HERE = Repository(folder="tests/distributed", engine=("process", "no Docker daemon"))
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_the_kind_of_torch_is_read_without_importing_it(tmp_path, monkeypatch, v
     ],
 )
 def test_whatever_was_found_the_file_is_right(folder, changes, cells):
-    found = Surroundings(**{"folder": "tests/distributed", **changes})
+    found = Repository(**{"folder": "tests/distributed", **changes})
     (folder / "tests" / "distributed").mkdir(parents=True)
     (folder / "matrix.toml").write_text(matrix_text(found))
     expansion = load(folder)

@@ -47,3 +47,36 @@ def test_a_wrong_engine_is_refused_with_the_right_ones(allranks, monkeypatch, wh
 def test_a_wrong_engine_in_the_environment_disturbs_no_other_command(allranks, monkeypatch):
     monkeypatch.setenv("ALLRANKS_ENGINE", "podman")
     assert allranks("plan")[0] == 0
+
+
+@pytest.mark.parametrize("engine", ["auto", "process", "docker"])
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("--images", "argument --images: there is no folder '/nope/here'"),
+        ("--durations", "argument --durations: there is no file '/nope/here'"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_an_error_on_every_engine(allranks, runs, option, error, engine):
+    code, _, err = allranks("run", "--engine", engine, option, "/nope/here")
+    assert (code, runs) == (2, [])
+    assert error in err
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (["plan", "--format", "github", "--durations", "/nope"], "--durations: there is no file '/nope'"),
+        (["plan", "--format", "github", "--plan-file", "/nope/plan.json"], "'/nope/plan.json' cannot be a file"),
+        (["plan", "--format", "github", "--plan-file", "/"], "'/' cannot be a file"),
+        (["merge", ".", "--durations", "/nope/mine.json"], "'/nope/mine.json' cannot be a file"),
+        (["merge", ".", "--update-baseline", "/nope/mine.json"], "'/nope/mine.json' cannot be a file"),
+        (["merge", ".", "--durations", "x" * 300], "cannot be"),
+        (["run", "--images", ""], "there is no folder ''"),
+        (["run", "--durations", "x" * 300], "cannot be used"),
+    ],
+)
+def test_other_paths_are_checked_too(allranks, command, error):
+    code, _, err = allranks(*command)
+    assert code == 2
+    assert error in err

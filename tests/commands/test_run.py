@@ -104,7 +104,8 @@ def test_a_dry_run_prints_a_request_for_each_shard(allranks):
 
 
 @pytest.mark.usefixtures("shards")
-def test_a_run_gets_the_shards_and_the_durations_that_it_is_told(allranks, runs):
+def test_a_run_gets_the_shards_and_the_durations_that_it_is_told(allranks, runs, repository):
+    (repository / "mine.json").touch()
     allranks("run", "gloo-w2-g0-env", "--suite", "tiny@2of2", "--durations", "mine.json")
     [(jobs, options)] = runs
     assert jobs == ["gloo-w2-g0-env/tiny@2of2"]

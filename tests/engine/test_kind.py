@@ -9,6 +9,7 @@ import pytest
 from allranks import engine_registry
 from allranks.engine.kind import choose_engine, cleaners, engine_kind
 from allranks.engine.process import ProcessEngine
+from allranks.engine_kinds import containers
 from allranks.errors import EngineError, MatrixError
 from allranks.host_checks import examine
 from allranks.matrix.declaration import load
@@ -89,6 +90,43 @@ def test_an_engine_whose_import_leaves_ends_no_run(others, tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EngineError, match="SystemExit: 0"):
         engine_kind("leaves")
+
+
+@pytest.fixture
+def closed(others, monkeypatch):  # noqa: ARG001 - names a daemon
+    """A socket that this user may not open; root may open any."""
+
+    def refuse(_self, _path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_daemon_that_this_user_may_not_use_is_an_error_and_no_reason_to_run_without_it():
+    with pytest.raises(EngineError, match="This user may not use Docker") as raised:
+        choose_engine("auto")
+    assert raised.value.exit_code == 4
+    assert "/nowhere/docker.sock" in raised.value.why
+    assert "--engine process" in raised.value.remedy
+    assert choose_engine("process")[0].name == "process"
+
+
+@pytest.mark.usefixtures("closed", "locks")
+def test_the_doctor_reports_the_same(tmp_path):
+    [found] = [finding for finding in examine("auto", "none", tmp_path) if finding.subject == "Docker"]
+    assert "This user may not use Docker" in found.text
+    assert "usermod -aG docker" in found.remedy
+
+
+def test_a_socket_in_a_closed_folder_is_tried(monkeypatch):
+    class Closed:
+        def exists(self):
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(containers, "_SOCKET", Closed())
+    assert engine_kind("docker").why_not() == ""
 
 
 def test_clean_goes_on_where_an_engine_is_broken_or_not_here(others):

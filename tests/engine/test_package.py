@@ -7,6 +7,7 @@ import pytest
 
 from allranks.engine import package
 from allranks.engine.package import package_files, package_folder, package_path
+from allranks.errors import EnvironmentBuildError
 
 
 @pytest.fixture
@@ -56,6 +57,13 @@ def test_what_is_copied_imports_nothing_of_allranks_that_is_not():
 def test_a_package_alone_in_its_folder_is_found_there(installed, tmp_path):
     assert package_path(tmp_path / "cache") == installed.parent
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_package_among_others_needs_a_cache_that_can_be_made(installed):
+    (installed.parent / "torch").mkdir()
+    with pytest.raises(EnvironmentBuildError, match="No such file or directory") as error:
+        package_path(Path("/proc/nope/cache"))
+    assert "XDG_CACHE_HOME" in error.value.remedy
 
 
 def test_a_package_among_others_is_linked_to_where_nothing_else_is(installed, tmp_path):

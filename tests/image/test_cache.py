@@ -2,8 +2,8 @@ import fcntl
 
 import pytest
 
-from allranks.errors import ImageError
-from allranks.user_cache import keep, locked, made_cache_folder
+from allranks.errors import EnvironmentBuildError, ImageError
+from allranks.user_cache import cache_folder, keep, locked, made_cache_folder
 
 
 def test_the_cache_follows_the_xdg_variable(own_cache):
@@ -21,6 +21,24 @@ def test_a_cache_that_cannot_be_made_is_an_error_with_a_remedy(monkeypatch, tmp_
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ImageError, match="Set XDG_CACHE_HOME"):
         made_cache_folder("wheels")
+
+
+def test_a_cache_that_cannot_be_written_is_the_same_error(monkeypatch):
+    monkeypatch.setattr("allranks.user_cache.os.access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(ImageError, match="not writable") as error:
+        made_cache_folder("wheels")
+    assert "XDG_CACHE_HOME" in error.value.remedy
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    def fail():
+        msg = "Could not determine home directory."
+        raise RuntimeError(msg)
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("allranks.user_cache.Path.home", fail)
+    with pytest.raises(EnvironmentBuildError, match="Neither HOME nor XDG_CACHE_HOME"):
+        cache_folder()
 
 
 def test_a_kept_file_is_replaced_as_a_whole(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks import pip_settings
 from allranks.errors import ImageError
 from allranks.image import project, wheels
 from allranks.image.project import project_files, without_project
@@ -108,7 +109,7 @@ def test_a_wheel_that_is_kept_needs_no_pip(repository, progress, monkeypatch):
     def refuse(*_, **__):
         pytest.fail("a Python was started, to see whether it has pip")
 
-    monkeypatch.setattr(wheels, "_has_pip", lambda: False)
+    monkeypatch.setattr(pip_settings, "has_pip", lambda: False)
     first = project_files(IMAGE, repository, progress)
     monkeypatch.setattr(wheels.subprocess, "run", refuse)
     assert project_files(IMAGE, repository, progress) == first
@@ -139,3 +140,78 @@ def test_files_for_other_folders_than_pythons_are_refused(repository, builds, pr
     with pytest.raises(ImageError, match="cannot be copied into jobs") as error:
         project_files(IMAGE, repository, progress)
     assert 'mode = "install" in [images.cpu]' in error.value.remedy
+
+
+@pytest.fixture
+def with_tests(repository):
+    """The image of a project with a folder of tests, which its suite names."""
+    (repository / "tests").mkdir()
+    (repository / "tests/test_hello.py").write_text("WORD = 1\n")
+    (repository / "tests/kernel.cu").write_text("// 1\n")
+    return replace(IMAGE, tests=(Path("tests"),))
+
+
+def test_a_changed_test_builds_nothing(repository, with_tests, builds, progress, own_cache):
+    first = project_files(with_tests, repository, progress)
+    (repository / "tests/test_hello.py").write_text("WORD = 2\n")
+    assert project_files(with_tests, repository, progress) == first
+    (repository / "tests/test_hello.py").write_text("WORD = 3\n")
+    assert project_files(with_tests, repository, progress) == first
+    assert len(builds.wheels) == 1
+    assert len([path for path in (own_cache / "allranks/projects").iterdir() if path.is_dir()]) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["hello.py", "pyproject.toml", "tests/test_new.py", "tests/__init__.py", "tests/kernel.cu", "tests/setup.py"],
+)
+def test_any_other_change_beside_it_builds(repository, with_tests, builds, progress, path):
+    project_files(with_tests, repository, progress)
+    (repository / "tests/test_hello.py").write_text("WORD = 2\n")
+    (repository / path).write_text("VALUE = 1\n")
+    made = project_files(with_tests, repository, progress)
+    assert len(builds.wheels) == 2
+    assert (made / "hello.py").read_text() == (repository / "hello.py").read_text()
+
+
+def test_code_that_goes_back_and_forth_is_never_another_one(repository, with_tests, builds, progress):
+    for word in ("one", "two", "one", "two"):
+        (repository / "hello.py").write_text(f"WORD = '{word}'\n")
+        (repository / "tests/test_hello.py").write_text(f"# {len(progress)}\n")
+        made = project_files(with_tests, repository, progress)
+        assert (made / "hello.py").read_text() == f"WORD = '{word}'\n"
+    assert len(builds.wheels) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["tests/test_hello.py", "hello/tests/test_hello.py", "copied.py", "tests/test_hello.pyc"]
+)
+def test_a_test_that_goes_into_the_wheel_is_built_anew(repository, with_tests, builds, progress, name):
+    builds.more[name] = "WORD = 1\n" if name == "copied.py" else "another text"
+    if name.startswith("hello/"):
+        (repository / "hello").mkdir()
+        (repository / "tests").rename(repository / "hello/tests")
+        with_tests = replace(with_tests, tests=(Path("hello/tests"),))
+    project_files(with_tests, repository, progress)
+    next(repository.rglob("test_hello.py")).write_text("WORD = 2\n")
+    project_files(with_tests, repository, progress)
+    assert len(builds.wheels) == 2
+
+
+@pytest.mark.parametrize("place", [".", ".."])
+def test_a_suite_that_holds_the_whole_project_leaves_nothing_out(repository, with_tests, builds, progress, place):
+    root = repository.parent if place == ".." else repository
+    image = replace(with_tests, project=repository.relative_to(root), tests=(Path(),))
+    project_files(image, root, progress)
+    (repository / "tests/test_hello.py").write_text("WORD = 2\n")
+    project_files(image, root, progress)
+    assert len(builds.wheels) == 2
+
+
+def test_tests_that_change_while_a_wheel_is_built_are_not_noted_as_those_that_it_lacks(
+    repository, with_tests, builds, progress
+):
+    builds.meanwhile = (repository / "tests/__init__.py").touch
+    project_files(with_tests, repository, progress)
+    assert len(builds.wheels) == 2
+    assert any("Trying again" in line for line in progress)

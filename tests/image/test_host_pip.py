@@ -2,6 +2,7 @@ import sys
 
 import pytest
 
+from allranks import pip_settings
 from allranks.errors import ImageError
 from allranks.image import wheels
 from allranks.image.wheels import PipRequest, cause, run_pip, without_configuration
@@ -28,6 +29,11 @@ def test_output_without_errors_is_the_cause_as_it_is():
     assert cause(["Traceback", "", "KeyError"]) == "Traceback\nKeyError"
 
 
+def test_the_lines_that_belong_to_an_error_are_told_with_it():
+    lines = ["Collecting x", "ERROR: These do not:", "    six (from a)", "    seven", "", "Note: x", "  rest"]
+    assert cause(lines) == "These do not:\nsix (from a)\nseven"
+
+
 def test_markers_are_those_of_the_image_and_not_of_the_host(tmp_path, progress, make_wheel):
     links = tmp_path / "links"
     make_wheel(links, "top", "1.0", requires=['old ; python_version < "3.0"', 'new ; python_version >= "3.0"'])
@@ -49,7 +55,7 @@ def test_a_module_in_the_working_folder_cannot_take_pips_place(tmp_path, progres
 
 
 def test_an_environment_without_pip_uses_the_python_of_the_path(monkeypatch, tmp_path):
-    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(pip_settings.importlib.util, "find_spec", lambda _: None)
     (tmp_path / "python3").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "python3").unlink()
@@ -59,7 +65,7 @@ def test_an_environment_without_pip_uses_the_python_of_the_path(monkeypatch, tmp
 
 
 def test_no_pip_anywhere_is_an_error_with_a_remedy(monkeypatch, tmp_path):
-    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(pip_settings.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ImageError, match="Install pip"):
         wheels._python_with_pip()

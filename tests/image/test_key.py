@@ -17,6 +17,8 @@ def key(recipe=RECIPE, **changes):
     [
         {"torch": "2.14.1"},
         {"index": "https://example.org/simple"},
+        {"extra_index": ("https://example.org/simple",)},
+        {"pip": (".find-links=/wheels",)},
         {"packages": ("pytest", "numpy")},
         {"requirements_text": "numpy\n"},
         {"apt": ("libnuma1",)},
@@ -40,7 +42,13 @@ def test_names_and_places_do_not_change_the_image_key(change):
 
 
 def test_the_image_key_is_the_same_in_every_process():
-    assert key() == "e91b024e40dc"
+    assert key() == "4a0169ba80ab"
+
+
+def test_a_login_does_not_change_the_image_key():
+    index = replace(RECIPE, index="https://me:old@example.org/simple")
+    assert key(index) == key(replace(RECIPE, index="https://me:new@example.org/simple"))
+    assert key(index) != key(replace(RECIPE, index="https://me:old@example.com/simple"))
 
 
 def test_the_order_of_wheels_does_not_change_the_layer_key():

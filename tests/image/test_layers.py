@@ -10,6 +10,7 @@ from allranks.engine.leftovers import builder_of
 from allranks.engine.ownership import image_lock, is_held
 from allranks.errors import ImageError, SourceChangedError
 from allranks.image import layers
+from allranks.image import project as the_project
 from allranks.image.base import Base, ImagePython
 from allranks.image.builders import build_with_sdk
 from allranks.image.daemon import Site
@@ -44,8 +45,8 @@ def no_effects(monkeypatch, house, make_wheel):
 
     monkeypatch.setattr(layers, "python_of", lambda _client, _base: PYTHON)
     monkeypatch.setattr(layers, "resolve", lambda _wanted, _progress: house)
-    monkeypatch.setattr(layers, "build_wheel", build_wheel)
-    monkeypatch.setattr(layers, "has_changed", lambda folder, source: folder.read_text() != source)
+    monkeypatch.setattr(the_project, "build_wheel", build_wheel)
+    monkeypatch.setattr(the_project, "has_changed", lambda folder, source: folder.read_text() != source)
     monkeypatch.setattr(layers, "builder_of_host", lambda: build_with_sdk)
 
 
@@ -205,7 +206,7 @@ def test_a_build_of_debian_packages_that_fails_otherwise_says_all(daemon, site):
 def test_the_projects_requirements_are_resolved(site, project, monkeypatch, make_wheel, house):
     asked = []
     monkeypatch.setattr(
-        layers, "build_wheel", lambda *_, into, **__: make_wheel(into, "hello", "1.0", requires=["six"])
+        the_project, "build_wheel", lambda *_, into, **__: make_wheel(into, "hello", "1.0", requires=["six"])
     )
     monkeypatch.setattr(layers, "resolve", lambda wanted, _: asked.append(wanted.further) or house)
     build_layers(project("1"), BASE, site)
@@ -218,3 +219,10 @@ def test_a_project_that_is_not_what_it_was_when_its_image_was_named_is_not_built
     with pytest.raises(SourceChangedError):
         build_layers(recipe, BASE, site)
     assert not daemon.builds
+
+
+def test_the_wheel_of_a_project_is_built_once_for_all_its_images(daemon, site, project, monkeypatch):
+    build_layers(project("1"), BASE, site)
+    monkeypatch.setattr(the_project, "build_wheel", lambda *_, **__: pytest.fail("it is kept"))
+    build_layers(project("1"), replace(BASE, id="sha256:other"), site)
+    assert built(daemon) == ["torch", "packages", "project"] * 2

@@ -1,14 +1,19 @@
+import hashlib
 import os
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from allranks.errors import ImageError
 from allranks.image import wheels
 from allranks.image.base import ImagePython
-from allranks.image.recipe import Recipe
-from allranks.image.wheels import Wanted, requirements_of, resolve, target_flags
+from allranks.image.recipe import Recipe, recipe_of
+from allranks.image.wheels import Wanted, resolve, target_flags
+from allranks.matrix.model import Image
 
 PYTHON = ImagePython(
     version=(3, 11),
@@ -103,16 +108,106 @@ def test_only_wheels_are_taken():
     assert "--only-binary=:all:" in target_flags(PYTHON)
 
 
-def test_the_index_of_an_image_adds_to_the_hosts_configuration(wanted):
-    recipe = replace(wanted.recipe, index="https://example.org/cu130")
-    assert requirements_of(replace(wanted, recipe=recipe))[-2:] == ["--extra-index-url", "https://example.org/cu130"]
-
-
 def test_the_kernel_of_the_host_does_not_name_the_wheelhouse(wanted):
     moved = replace(wanted, python=replace(PYTHON, markers={**PYTHON.markers, "platform_release": "6.2"}))
     assert wheels._key(moved) == wheels._key(wanted)
 
 
-def test_a_requirements_file_is_given_by_its_full_path(wanted, tmp_path):
-    recipe = replace(wanted.recipe, requirements=Path(tmp_path / "r.txt"))
-    assert requirements_of(replace(wanted, recipe=recipe))[-2:] == ["--requirement", str(tmp_path / "r.txt")]
+@pytest.fixture
+def hashed(tmp_path, links):
+    """Write a requirements file with the hash of each wheel, but for one of torch's for another Python."""
+
+    def write(*left_out):
+        lines = []
+        for wheel in sorted(links.iterdir()):
+            name, version, *_ = wheel.name.split("-")
+            if name not in left_out and "cp312" not in wheel.name and wheel.name != "sympy-1.0-py3-none-any.whl":
+                lines.append(f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
+        (tmp_path / "requirements.txt").write_text("".join(lines))
+        return recipe_of(Image(name="cpu", torch="2.13.0", requirements=Path("requirements.txt")), root=tmp_path)
+
+    return write
+
+
+def test_a_requirements_file_with_hashes_is_resolved(wanted, hashed, progress):
+    house = resolve(replace(wanted, recipe=hashed("pip")), progress)
+    assert names(house.torch) == ["sympy-2.0", "torch-2.13.0+cpu"]
+    assert names(house.packages) == ["pluggy-1.0", "pytest-9.0"]
+
+
+@pytest.mark.parametrize("name", ["torch", "pytest", "pluggy"])
+def test_what_a_file_with_hashes_lacks_is_an_error_that_says_what_it_must_have(wanted, hashed, progress, name):
+    with pytest.raises(ImageError, match=name) as error:
+        resolve(replace(wanted, recipe=hashed("pip", name)), progress)
+    assert "--generate-hashes" in error.value.remedy
+
+
+def test_a_wheel_of_another_hash_is_refused(wanted, hashed, progress, tmp_path):
+    recipe = hashed("pip")
+    text = (tmp_path / "requirements.txt").read_text()
+    (tmp_path / "requirements.txt").write_text(text.replace("sha256:", f"sha256:{'0' * 64} --hash=sha256:"))
+    assert resolve(replace(wanted, recipe=recipe), progress)
+    (tmp_path / "requirements.txt").write_text(re.sub("sha256:.*", f"sha256:{'0' * 64}", text))
+    other = recipe_of(Image(name="cpu", torch="2.13.0", requirements=Path("requirements.txt")), root=tmp_path)
+    with pytest.raises(ImageError, match="DO NOT MATCH THE HASHES"):
+        resolve(replace(wanted, recipe=other), progress)
+
+
+def simple_index(folder, *wheels):
+    """A package index (PEP 503) in a folder, and its address."""
+    for wheel in wheels:
+        place = folder / wheel.name.partition("-")[0]
+        place.mkdir(parents=True, exist_ok=True)
+        shutil.copy(wheel, place)
+        page = "".join(f'<a href="{quote(each.name)}">{each.name}</a>' for each in place.glob("*.whl"))
+        (place / "index.html").write_text(f"<!DOCTYPE html><html><body>{page}</body></html>")
+    return folder.as_uri()
+
+
+@pytest.fixture
+def indexes(tmp_path, links, make_wheel, monkeypatch):
+    """The index of the user, with all that is wanted, and one of the host with a higher version of it."""
+    own = simple_index(
+        tmp_path / "own", *(wheel for wheel in links.iterdir() if wheel.name != "sympy-2.0-py3-none-any.whl")
+    )
+    simple_index(tmp_path / "hosts", make_wheel(tmp_path, "sympy", "99.0"))
+    tools = simple_index(tmp_path / "hosts", next(links.glob("pip-*")))
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", tools)
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", tools)
+    return own, tools
+
+
+def test_the_index_of_an_image_is_the_only_one(wanted, indexes, progress):
+    recipe = replace(wanted.recipe, index=indexes[0])
+    assert "sympy-1.0" in names(resolve(replace(wanted, recipe=recipe), progress).torch)
+
+
+def test_a_further_index_is_asked_too(wanted, indexes, progress):
+    recipe = replace(wanted.recipe, index=indexes[0], extra_index=(indexes[1],))
+    assert "sympy-99.0" in names(resolve(replace(wanted, recipe=recipe), progress).torch)
+
+
+def test_a_further_index_alone_joins_those_of_the_host(wanted, indexes, progress):
+    recipe = replace(wanted.recipe, extra_index=(indexes[0],))
+    assert "sympy-99.0" in names(resolve(replace(wanted, recipe=recipe), progress).torch)
+
+
+@pytest.mark.usefixtures("indexes")
+def test_what_the_only_index_lacks_is_an_error_that_names_the_key_for_another(wanted, indexes, progress):
+    recipe = replace(wanted.recipe, index=indexes[1])
+    with pytest.raises(ImageError) as error:
+        resolve(replace(wanted, recipe=recipe), progress)
+    assert "extra_index" in error.value.remedy
+
+
+def test_other_links_of_pip_are_other_wheels(wanted, links, progress, monkeypatch, make_wheel):
+    first, others = resolve(wanted, progress), links.parent / "others"
+    shutil.copytree(links, others)
+    make_wheel(others, "pluggy", "2.0")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(others))
+    recipe = recipe_of(Image(name="cpu", torch="2.13.0"), root=others)
+    second = resolve(replace(wanted, recipe=recipe), progress)
+    assert first != second
+    assert names(second.packages) == ["pluggy-2.0", "pytest-9.0"]

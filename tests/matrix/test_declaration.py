@@ -45,7 +45,8 @@ def test_every_table_is_read(load_text, repository, document):
     assert suite.pytest_args == ("-p", "no:randomly")
     assert suite.default is False
     assert (image.base, image.index, image.packages) == ("debian:12", "https://example.org/whl", ("numpy",))
-    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 26)
+    assert image.extra_index == ("https://example.org/more",)
+    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 24)
     assert [rule.reason for rule in matrix.excludes] == ["a GPU for each rank", "gloo is tested on CPU tensors"]
     assert [rule.line for rule in matrix.excludes] == [6, 10]
     assert matrix.env[0].set == {"NCCL_DEBUG": "WARN"}
@@ -114,6 +115,7 @@ index = "https://example.org/whl"
 packages = ["numpy"]
 requirements = "more.txt"
 project = "."
+extra_index = ["https://example.org/more"]
 """
 
 
@@ -646,3 +648,16 @@ def test_a_mode_that_is_none_or_of_no_project_is_refused(load_text, lines, what)
         load_text(AXES_LINES + REST + lines + "\n")
     assert "images.cpu.mode" in error.value.what
     assert what in error.value.what
+
+
+def test_the_matrix_file_of_the_readme_works_as_it_stands(tmp_path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (tmp_path / "matrix.toml").write_text(readme.partition("```toml\n# matrix.toml\n")[2].partition("```")[0])
+    (tmp_path / "tests/distributed").mkdir(parents=True)
+    expansion = load(tmp_path)
+    assert [cell.id for cell in expansion.cells] == [
+        "gloo-w2-g0-env",
+        "gloo-w4-g0-env",
+        "nccl-w2-g2-env",
+        "nccl-w4-g4-env",
+    ]

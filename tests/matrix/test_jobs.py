@@ -108,6 +108,16 @@ def test_job_has_the_image_of_its_cell(load_text, document):
     assert [job.image.name for job in plan(matrix, expand(matrix).cells)] == ["cpu", "cpu", "cuda", "cuda"]
 
 
+def test_the_image_of_a_project_knows_the_tests_of_all_suites(load_text, document):
+    plain, with_project = (
+        load_text(document.replace("[images.cpu]", f"[images.cpu]{key}")) for key in ("", "\nproject = '.'")
+    )
+    [image, *_] = {job.image for job in plan(with_project, expand(with_project).cells) if job.image.name == "cpu"}
+    assert image.tests == tuple(dict.fromkeys(suite.path for suite in with_project.suites.values()))
+    assert image.tests
+    assert all(job.image.tests == () for job in plan(plain, expand(plain).cells))
+
+
 def test_of_two_environment_rules_the_later_wins(load_text, document):
     text = document + "[[env]]\nset = { A = '1' }\n[[env]]\nwhen = 'world_size == 2'\nset = { NCCL_DEBUG = 'INFO' }\n"
     matrix = load_text(text)

@@ -71,6 +71,7 @@ EVERYTHING = {
             "when": "gpu_count == 0",
             "base": "python:3.12-slim",
             "index": "https://example.org/whl",
+            "extra_index": ["https://example.org/more"],
             "packages": ["numpy>=2"],
             "requirements": "data.txt",
             "project": ".",

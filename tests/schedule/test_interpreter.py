@@ -4,7 +4,7 @@ import pytest
 
 from allranks.engine_kinds import host_processes
 from allranks.engine_kinds.host_processes import environment_of
-from allranks.errors import EngineError
+from allranks.errors import EngineError, EnvironmentBuildError
 from allranks.matrix.model import Image, Process
 
 NO_PYTHON = Process()
@@ -27,6 +27,13 @@ def test_the_interpreter_of_the_matrix_file_wins(tmp_path, lines, recipes):
     image = Image(name="cpu", torch="2.13.0")
     found = environment_of(image, root=tmp_path, process=Process(python="/opt/py"), progress=lines)
     assert (found.python, recipes) == ("/opt/py", [])
+
+
+def test_an_interpreter_that_does_not_start_is_an_error_that_names_the_key(tmp_path, lines):
+    image = Image(name="cpu", torch="2.13.0", packages=("numpy",))
+    with pytest.raises(EnvironmentBuildError, match="/gone/python") as error:
+        environment_of(image, root=tmp_path, process=Process(python="/gone/python"), progress=lines)
+    assert "process.python" in error.value.remedy
 
 
 def test_an_interpreter_in_the_repository_is_found_from_anywhere(tmp_path, lines):
@@ -56,8 +63,13 @@ def test_an_image_becomes_an_environment_of_the_same_things(tmp_path, lines, rec
     [recipe] = recipes
     assert (found.python, found.python_path) == ("/env/bin/python", ())
     assert recipe.name == "torch-2.13.0"
-    assert recipe.arguments[0] == "torch==2.13.0"
-    assert {"numpy", "--requirement", "--extra-index-url", "https://x/whl"} <= set(recipe.arguments)
+    assert recipe.file.splitlines() == [
+        "--index-url https://x/whl",
+        f"--requirement {tmp_path}/requirements.txt",
+        "torch==2.13.0",
+        "pytest>=8",
+        "numpy",
+    ]
 
 
 def test_another_content_of_the_requirements_is_another_environment(tmp_path, lines, recipes):

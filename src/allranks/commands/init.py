@@ -61,7 +61,7 @@ _COMMENT_COLUMN = 36
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class Repository:
     """What `init` finds in a repository and on its host.
 
     Attributes:
@@ -162,7 +162,7 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(msg, why=f"{error.strerror}.", remedy="Check the permissions of its folder.") from error
 
 
-def _advice(root: Path, found: Surroundings) -> Iterator[str]:
+def _advice(root: Path, found: Repository) -> Iterator[str]:
     noxfile = root / "noxfile.py"
     if noxfile.exists() and "allranks" not in _text(noxfile):
         yield "noxfile.py is there already; for sessions of the cells add to it:"
@@ -175,7 +175,7 @@ def _advice(root: Path, found: Surroundings) -> Iterator[str]:
     yield "Next: allranks plan, then allranks run"
 
 
-def look_around(root: Path) -> Surroundings:
+def look_around(root: Path) -> Repository:
     """What the repository and this host have.
 
     Args:
@@ -184,7 +184,7 @@ def look_around(root: Path) -> Surroundings:
     tests = next((name for name in _TEST_FOLDERS if (root / name).is_dir()), _TEST_FOLDERS[0])
     folders = [f"{tests}/{name}" for name in _OWN_FOLDERS]
     torch, is_cpu_only = _torch()
-    return Surroundings(
+    return Repository(
         folder=next((name for name in folders if not _has_tests(root / name)), folders[-1]),
         others=tuple(islice(_distributed_tests(root), _MOST_FILES_NAMED)),
         requirements=next((name for name in _REQUIREMENTS if (root / name).is_file()), ""),
@@ -276,7 +276,7 @@ def _engine() -> tuple[str, str]:
     return engine.name, why
 
 
-def contents(found: Surroundings) -> dict[str, str]:
+def contents(found: Repository) -> dict[str, str]:
     """The files to write, relative to the repository, each with its text."""
     return {
         FILE_NAME: matrix_text(found),
@@ -285,7 +285,7 @@ def contents(found: Surroundings) -> dict[str, str]:
     }
 
 
-def matrix_text(found: Surroundings) -> str:
+def matrix_text(found: Repository) -> str:
     """The text of the matrix file."""
     parts = (_HEAD, _axes(found), _suite(found), _image(found), _process(found))
     return "\n".join("\n".join(part) + "\n" for part in parts if part)
@@ -297,7 +297,7 @@ _HEAD = (
 )
 
 
-def _axes(found: Surroundings) -> list[str]:
+def _axes(found: Repository) -> list[str]:
     gpus = [count for count in (1, 2) if count <= found.gpus]
     lines = ["[matrix]"]
     if gpus:
@@ -323,7 +323,7 @@ _GPU_RULES = (
 _MORE_GPUS = ("gpu_count  = [0, 1, 2]", *_GPU_RULES[1:])
 
 
-def _suite(found: Surroundings) -> list[str]:
+def _suite(found: Repository) -> list[str]:
     lines = ["[suites.distributed]", _line("path", found.folder, "or a list of folders, files and patterns")]
     if found.others:
         lines += ["# These use torch.distributed, too. Add to path what every rank should run:"]
@@ -334,7 +334,7 @@ def _suite(found: Surroundings) -> list[str]:
     return lines
 
 
-def _image(found: Surroundings) -> list[str]:
+def _image(found: Repository) -> list[str]:
     here = "as here" if found.engine[0] == "docker" else "not here"
     lines = [
         f"# Where a Docker daemon answers ({here}), cells run in containers of an image with this content,",
@@ -351,7 +351,7 @@ def _image(found: Surroundings) -> list[str]:
     return lines
 
 
-def _process(found: Surroundings) -> list[str]:
+def _process(found: Repository) -> list[str]:
     if not found.python:
         return []
     kind = "for CPUs" if found.is_cpu_only else "for GPUs"

@@ -17,6 +17,7 @@ from allranks.commands.options import (
     say,
     say_json,
     say_verdict,
+    writable_file,
 )
 from allranks.errors import MEANING, ExitCode
 
@@ -66,9 +67,9 @@ def _add_form(group: OptionGroup) -> None:
     add_json(group)
     add_quiet(group, "print problems and the verdict alone")
     meaning = "record the executed tests in this file"
-    group.add_argument("--update-baseline", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--update-baseline", type=writable_file, metavar="FILE", help=meaning)
     meaning = "update this file with the durations of tests, for even shards (default: none)"
-    group.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--durations", type=writable_file, metavar="FILE", help=meaning)
     group.add_argument(
         "--cell-in-classname",
         dest="classname",

@@ -171,6 +171,43 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
+def existing_file(text: str) -> Path:
+    """Parse the path of a file that a command reads.
+
+    Raises:
+        argparse.ArgumentTypeError: There is none.
+    """
+    return _checked(text, Path.is_file, "there is no file {}")
+
+
+def existing_folder(text: str) -> Path:
+    """Parse the path of a folder that a command reads.
+
+    Raises:
+        argparse.ArgumentTypeError: There is none.
+    """
+    return _checked(text, Path.is_dir, "there is no folder {}")
+
+
+def writable_file(text: str) -> Path:
+    """Parse the path of a file that a command writes, and perhaps creates.
+
+    Raises:
+        argparse.ArgumentTypeError: It is a folder, or its folder does not exist.
+    """
+    return _checked(text, lambda path: path.parent.is_dir() and not path.is_dir(), "{} cannot be a file")
+
+
+def _checked(text: str, is_right: Callable[[Path], bool], otherwise: str) -> Path:
+    try:
+        if text and is_right(Path(text)):
+            return Path(text)
+    except (OSError, ValueError) as error:
+        msg = f"{text!r} cannot be used: {error}"
+        raise argparse.ArgumentTypeError(msg) from error
+    raise argparse.ArgumentTypeError(otherwise.format(repr(text)))
+
+
 def number(text: str) -> int:
     """Parse a number that is not negative.
 

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
-from pathlib import Path
 
 from allranks.commands.command_parser import CommandParser, one_of
 from allranks.commands.options import (
@@ -13,12 +12,14 @@ from allranks.commands.options import (
     add_tests,
     chosen_jobs,
     chosen_names,
+    existing_file,
     number,
     read_request,
     remark,
     run_id,
     say,
     selected_cells,
+    writable_file,
 )
 from allranks.errors import ExitCode, counted
 from allranks.matrix.axes import AXES, NO_TORCH
@@ -49,7 +50,7 @@ def add(parser: CommandParser) -> None:
     parser.set_defaults(command=_plan)
     group = parser.add_argument_group("with --format github")
     meaning = "write the plan here, for each machine's `allranks run --plan-file FILE --pack PACK`"
-    group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--plan-file", type=writable_file, metavar="FILE", help=meaning)
     group.add_argument(
         "--max-entries",
         type=_entries,
@@ -65,7 +66,7 @@ def add(parser: CommandParser) -> None:
         help=f"what a machine should have to do: fewer minutes, more machines (default: {MINUTES_PER_ENTRY})",
     )
     meaning = "what tests took, for even packs (default: the file that the matrix file names)"
-    group.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--durations", type=existing_file, metavar="FILE", help=meaning)
 
 
 def _plan(options: argparse.Namespace) -> ExitCode:

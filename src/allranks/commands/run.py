@@ -20,6 +20,7 @@ from allranks.commands.options import (
     add_selection,
     add_tests,
     chosen_jobs,
+    existing_folder,
     number,
     read_request,
     run_id,
@@ -49,7 +50,7 @@ Say = Callable[[str], None]
 def add_images(group: OptionGroup) -> None:
     """Declare the option for prebuilt images."""
     meaning = "use the images that `allranks build --export DIR` wrote"
-    group.add_argument("--images", type=Path, metavar="DIR", help=meaning)
+    group.add_argument("--images", type=existing_folder, metavar="DIR", help=meaning)
 
 
 def taking_images(matrix: Matrix, folder: Path, names: Iterable[str], say: Say) -> Matrix:
@@ -122,7 +123,7 @@ def _add_look(group: OptionGroup) -> None:
 def _add_report(group: OptionGroup) -> None:
     add_results(group)
     meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
-    group.add_argument("--durations", type=Path, metavar="FILE", help=meaning)
+    group.add_argument("--durations", type=existing_file, metavar="FILE", help=meaning)
     group.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
 
 

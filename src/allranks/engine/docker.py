@@ -51,7 +51,7 @@ from allranks.engine.ownership import (
     is_of_earlier_boot,
 )
 from allranks.engine.protocol import FileCopy, JobSpec
-from allranks.errors import EngineError
+from allranks.errors import EngineDeniedError, EngineError
 from allranks.interruption import uninterrupted
 
 _LOCAL = "http+unix://"
@@ -70,6 +70,7 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
     """A client of the daemon that the environment names (``DOCKER_HOST``), or the local one.
 
     Raises:
+        EngineDeniedError: The daemon's socket is closed to this user.
         EngineError: No daemon answers.
     """
     try:
@@ -78,12 +79,11 @@ def connect(*, timeout: int = 60) -> docker.DockerClient:
         client = docker.DockerClient(version="auto", timeout=timeout, **settings)
     except FAILURES as error:
         if isinstance(error, PermissionError):
-            msg, remedy = "This user may not use Docker.", "Join the group docker"
-        else:
-            msg, remedy = (
-                "No Docker daemon answers.",
-                "Install one (https://docs.docker.com/engine/install) and start it",
-            )
+            msg = "This user may not use Docker."
+            remedy = "Join its group (sudo usermod -aG docker $USER, then log in again), or use --engine process."
+            raise EngineDeniedError(msg, why=str(error), remedy=remedy) from error
+        msg = "No Docker daemon answers."
+        remedy = "Install one (https://docs.docker.com/engine/install) and start it"
         raise EngineError(msg, why=str(error), remedy=f"{remedy}, or use --engine process.") from error
     return client
 

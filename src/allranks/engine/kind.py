@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 from allranks.engine.gpus import Inventory
 from allranks.engine.protocol import Engine
 from allranks.engine_registry import AUTO, OWN_ENGINES, engine_names, load_engine
-from allranks.errors import EngineError
+from allranks.errors import EngineDeniedError, EngineError
 from allranks.matrix.model import Image, Matrix
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ def choose_engine(name: str) -> tuple[ConnectedEngine, str]:
         name: Its name, or ``auto``.
 
     Raises:
+        EngineDeniedError: The engine that ``auto`` would take is there, but closed to this user. To run without it
+            silently would be to run without its containers.
         EngineError: The named engine is not there.
     """
     if name != AUTO:
@@ -150,6 +152,8 @@ def choose_engine(name: str) -> tuple[ConnectedEngine, str]:
             continue
         try:
             connected = kind.connect()
+        except EngineDeniedError:
+            raise
         except EngineError as error:
             lacking.append(_reason(error))
             continue

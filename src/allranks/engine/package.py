@@ -16,6 +16,8 @@ from pathlib import Path
 import allranks
 from allranks.engine.protocol import FileCopy
 from allranks.environments import forget_unused
+from allranks.errors import EnvironmentBuildError
+from allranks.user_cache import WRITABLE
 
 _NEEDED = (
     "__init__.py",
@@ -47,18 +49,29 @@ def package_path(cache: Path) -> Path:
 
     Args:
         cache: Where a folder with a link to the package may be kept, for a package among others in site-packages.
+
+    Raises:
+        EnvironmentBuildError: The cache cannot be written.
     """
     folder = package_folder()
     if [entry.name for entry in folder.parent.iterdir() if not entry.name.startswith(".")] == [folder.name]:
         return folder.parent
     alone = cache / hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    try:
+        _link(folder, alone)
+    except OSError as error:
+        msg = f"The folder {alone} of the cache cannot be made."
+        raise EnvironmentBuildError(msg, why=f"{error.strerror or error}.", remedy=WRITABLE) from error
+    return alone
+
+
+def _link(folder: Path, alone: Path) -> None:
     alone.mkdir(parents=True, exist_ok=True)
     link = alone / folder.name
     if not link.exists():
         draft = alone / f".{folder.name}-{os.getpid()}"
         draft.symlink_to(folder, target_is_directory=True)
         draft.rename(link)
-    return alone
 
 
 def bytecode_of(copies: Iterable[FileCopy], cache: Path) -> tuple[FileCopy, ...]:

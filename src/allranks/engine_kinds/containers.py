@@ -43,7 +43,10 @@ class DockerKind:
 
     def why_not(self) -> str:
         """See :meth:`allranks.engine.kind.EngineKind.why_not`."""
-        is_expected = "DOCKER_HOST" in os.environ or _SOCKET.exists()
+        try:
+            is_expected = "DOCKER_HOST" in os.environ or _SOCKET.exists()
+        except PermissionError:
+            is_expected = True
         return "" if is_expected else f"no Docker daemon: there is no {_SOCKET}"
 
     def connect(self) -> "ConnectedDaemon":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -15,9 +14,8 @@ from allranks.errors import ImageError
 from allranks.image.base import DEBIAN, Base, dockerfile_path, python_of
 from allranks.image.builders import BuildRequest, builder_of_host, check_room, stream
 from allranks.image.daemon import Progress, Site, find, reported
-from allranks.image.project import build_wheel
+from allranks.image.project import wheel_of
 from allranks.image.recipe import Recipe, layer_key
-from allranks.image.sources import changed, has_changed
 from allranks.image.wheels import Wanted, Wheelhouse, identity, requirements, resolve
 from allranks.user_cache import locked
 
@@ -75,14 +73,13 @@ def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
         ImageError: Something cannot be resolved or built.
         SourceChangedError: The recipe's project has changed since the recipe was read.
     """
-    with tempfile.TemporaryDirectory(prefix="allranks-") as scratch:
-        project = _project_wheels(recipe, Path(scratch), site.progress)
-        further = tuple(text for wheel in project for text in requirements(wheel))
-        ground = with_debian_packages(recipe, base, site)
-        python = python_of(site.client, ground)
-        house = resolve(Wanted(recipe=recipe, further=further, python=python, root=site.root), site.progress)
-        layers = _wheel_layers(house, project, recipe.torch)
-        return reduce(lambda below, layer: _ensure_layer(layer, below, site), layers, ground)
+    project = _project_wheels(recipe, site.progress)
+    further = tuple(text for wheel in project for text in requirements(wheel))
+    ground = with_debian_packages(recipe, base, site)
+    python = python_of(site.client, ground)
+    house = resolve(Wanted(recipe=recipe, further=further, python=python, root=site.root), site.progress)
+    layers = _wheel_layers(house, project, recipe.torch)
+    return reduce(lambda below, layer: _ensure_layer(layer, below, site), layers, ground)
 
 
 def with_debian_packages(recipe: Recipe, base: Base, site: Site) -> Base:
@@ -137,13 +134,10 @@ def _wheel_layers(house: Wheelhouse, project: tuple[Path, ...], torch: str) -> l
     ]
 
 
-def _project_wheels(recipe: Recipe, scratch: Path, progress: Progress) -> tuple[Path, ...]:
+def _project_wheels(recipe: Recipe, progress: Progress) -> tuple[Path, ...]:
     if recipe.project is None:
         return ()
-    wheel = build_wheel(recipe.project, into=scratch, progress=progress)
-    if has_changed(recipe.project, recipe.source):
-        raise changed(recipe.project)
-    return (wheel,)
+    return (wheel_of(recipe.project, recipe.source, recipe.tests, progress),)
 
 
 def _ensure_layer(layer: Layer, below: Base, site: Site) -> Base:

@@ -1,11 +1,10 @@
 """The user's own project, as a wheel or as files that go into each job."""
 
-import hashlib
 import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +12,12 @@ from pathlib import Path
 from allranks.environments import forget_unused, locked
 from allranks.errors import EnvironmentBuildError, ImageError
 from allranks.image.daemon import Progress
-from allranks.image.recipe import recipe_of
-from allranks.image.sources import changed, has_changed, while_it_stays
-from allranks.image.wheels import PipRequest, is_pure, python_that_builds, requirements, run_pip
+from allranks.image.recipe import digest, recipe_of
+from allranks.image.sources import changed, has_changed, has_test, is_known, source_digest, while_it_stays
+from allranks.image.wheels import PipRequest, is_pure, requirements, run_pip
 from allranks.matrix.model import Image
-from allranks.user_cache import cache_folder
+from allranks.pip_settings import pip_settings, prefix_of, python_that_builds
+from allranks.user_cache import cache_folder, keep
 
 
 def without_project(image: Image, root: Path, progress: Progress) -> Image:
@@ -59,11 +59,11 @@ def project_files(image: Image, root: Path, progress: Progress) -> Path:
 
 
 def _wheel(image: Image, root: Path, progress: Progress) -> Path:
-    folder = recipe_of(image, root=root).project
-    if folder is None:
+    recipe = recipe_of(image, root=root)
+    if recipe.project is None:
         msg = f"Image {image.name} has no project to copy."
         raise ImageError(msg, remedy=f"Add project to [images.{image.name}], or remove its mode.")
-    wheel = kept_wheel(folder, progress)
+    wheel = kept_wheel(recipe.project, progress, tests=recipe.tests)
     if not is_pure(wheel):
         msg = f"The project of image {image.name} cannot be copied into jobs."
         why = f"{wheel.name} has compiled modules, or files outside Python's folders."
@@ -71,38 +71,70 @@ def _wheel(image: Image, root: Path, progress: Progress) -> Path:
     return wheel
 
 
-def kept_wheel(folder: Path, progress: Progress) -> Path:
+def kept_wheel(folder: Path, progress: Progress, *, tests: Sequence[Path] = ()) -> Path:
     """The wheel of a project, built when its source has changed, in its own folder of the cache.
+
+    A change of tests alone builds nothing if the last wheel had none of them: then neither has the next, which would be
+    built from files of the same names. A build that compiles or runs its tests is not seen.
 
     Args:
         folder: The project's folder.
         progress: Receives lines about the build.
+        tests: Files and folders of tests.
 
     Raises:
         EnvironmentBuildError: The cache cannot be used.
         ImageError: The project does not build.
     """
-    return while_it_stays(folder, lambda source: _kept_wheel(folder, source, progress), progress)
+    return while_it_stays(folder, lambda source: wheel_of(folder, source, tests, progress), progress)
 
 
-def _kept_wheel(folder: Path, source: str, progress: Progress) -> Path:
-    kept = cache_folder() / "projects" / f"{source}-{_builder()}"
+def wheel_of(folder: Path, source: str, tests: Sequence[Path], progress: Progress) -> Path:
+    """The wheel of a project with this hash of its files; the rest as for :func:`kept_wheel`.
+
+    Raises:
+        SourceChangedError: The project changed meanwhile.
+    """
+    projects = cache_folder() / "projects"
+    kept, note = projects / f"{source}-{_builder(folder)}", _note(folder, tests)
+    same_but_for_tests = projects / note.read_text(encoding="utf-8") if note and note.is_file() else kept
+    if found := _found(kept) or _found(same_but_for_tests):
+        return found
     with in_cache(kept):
-        os.utime(kept)
-        if wheels := list(kept.glob("*.whl")):
-            return wheels[0]
-        forget_unused(kept.parent)
+        if found := next(kept.glob("*.whl"), None):  # another run was faster
+            return found
+        forget_unused(projects)
         with tempfile.TemporaryDirectory(dir=kept) as scratch:
             wheel = build_wheel(folder, into=Path(scratch), progress=progress)
+            lacks_tests = note is not None and is_known(source) and not has_test(wheel, folder, tests)
             if has_changed(folder, source):
                 raise changed(folder)
-            return wheel.rename(kept / wheel.name)
+            wheel = wheel.rename(kept / wheel.name)
+        if note and lacks_tests:
+            keep(note, kept.name)
+        return wheel
 
 
-def _builder() -> str:
-    """A hash of the Python that builds, which compiled modules depend on."""
-    python = os.path.realpath(python_that_builds() or sys.executable)
-    return hashlib.sha256(f"{python} {sys.version}".encode()).hexdigest()[:12]
+def _found(kept: Path) -> Path | None:
+    if not kept.is_dir():
+        return None
+    with in_cache(kept):
+        os.utime(kept)
+        return next(kept.glob("*.whl"), None)
+
+
+def _note(folder: Path, tests: Sequence[Path]) -> Path | None:
+    """The file that names the kept wheel without tests of this source, whatever the tests are; None for no tests."""
+    if not tests:
+        return None
+    return cache_folder() / "projects" / f"{source_digest(folder, tests=tests)}-{_builder(folder)}.wheel"
+
+
+def _builder(folder: Path) -> str:
+    """A hash of what compiled modules depend on: the Python that builds, and where its pip finds the build backend."""
+    python = python_that_builds() or sys.executable
+    settings = pip_settings(folder, prefix_of(python))
+    return digest(os.path.realpath(python), sys.version, settings)[:12]
 
 
 @contextmanager

@@ -12,27 +12,29 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.errors import ImageError
 from allranks.matrix.model import Image
+from allranks.pip_settings import (
+    pip_settings,
+    prefix_of,
+    python_that_builds,
+    requirement_lines,
+    requirement_texts,
+    with_variables,
+    without_logins,
+)
 
 _EDITABLE = re.compile(r"(?:-e|--ed[a-z]*)(?:[\s=]+|(?<=-e))(?P<target>.+)")
 _NAMED = re.compile(r"[\w.-]+\s*(?:\[[^\]]*\])?\s*@\s*(?P<url>\S+)")
 _URL = re.compile(r"(?:[a-z]+\+)?(?P<transport>[a-z][a-z0-9.-]*)://", re.IGNORECASE)
-_CONTINUED = re.compile(r"\\\r?\n")
-_COMMENT = re.compile(r"(?:^|\s+)#.*$")
 _MARKER_OR_OPTION = re.compile(r"\s*;|\s--?[a-z]")
 _EXTRAS = re.compile(r"\[[^\]]*\]$")
 _ARCHIVES = (".whl", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tar.xz", ".txz", ".tar.lzma", ".tlz")
-
-
-def requirement_lines(text: str) -> Iterator[str]:
-    """The non-empty lines of a requirements file, without comments, continued lines as one."""
-    lines = (_COMMENT.sub("", line).strip() for line in _CONTINUED.sub("", text).splitlines())
-    return (line for line in lines if line)
 
 
 def names_local_path(requirement: str) -> bool:
@@ -68,8 +70,6 @@ def _is_path(text: str) -> bool:
 PYTEST = "pytest>=8"
 """The harness runs pytest inside every image, whether or not the suites' packages name it."""
 
-_INCLUDE = re.compile(r"^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(?P<path>\S+)", re.MULTILINE)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -79,25 +79,73 @@ class Recipe:
         name: The image's name in the matrix file.
         base: Base image as the matrix file names it.
         torch: Exact torch version.
-        index: Address of a further package index; empty for none.
+        index: Address of the package index, in place of all that the host's pip is set to; empty for those.
+        extra_index: Addresses of package indexes beside it.
         packages: Requirement strings, pytest among them.
         requirements: The requirements file, or None.
-        requirements_text: The content of that file and of all that it includes.
+        requirements_text: The content of that file and of all that it includes, without logins.
         project: The folder of the user's project, or None.
         source: A hash of the project's files; empty without a project.
+        tests: The files and folders of all suites.
         apt: Names of Debian packages, with or without ``=version``.
+        pip: The settings of the host's pip that decide what it installs.
     """
 
     name: str
     base: str
     torch: str
     index: str = ""
+    extra_index: tuple[str, ...] = ()
     packages: tuple[str, ...] = (PYTEST,)
     requirements: Path | None = None
     requirements_text: str = ""
     project: Path | None = None
     source: str = ""
+    tests: tuple[Path, ...] = ()
     apt: tuple[str, ...] = ()
+    pip: tuple[str, ...] = ()
+
+    def requirements_file(self, further: Iterable[str] = ()) -> str:
+        """What pip is to install, as the text of a requirements file.
+
+        In such a file ``--index-url`` replaces every index of pip's configuration; as an option it would only join the
+        extra ones there. The user's file is first: its hashes then hold for what is repeated after it.
+
+        Args:
+            further: Requirements of the user's project.
+        """
+        index = [f"--index-url {self.index}"] if self.index else []
+        extra = [f"--extra-index-url {each}" for each in self.extra_index]
+        file = [f"--requirement {shlex.quote(str(self.requirements.absolute()))}"] if self.requirements else []
+        return "\n".join([*index, *extra, *file, f"torch=={self.torch}", *self.packages, *further, ""])
+
+    def wanted(self, further: Iterable[str] = ()) -> tuple[object, ...]:
+        """The same for a key: the text of the user's file, pip's settings, and no login, which may change.
+
+        Args:
+            further: Requirements of the user's project.
+        """
+        addresses = [without_logins(self.index), *map(without_logins, self.extra_index)]
+        packages = [without_logins(each) for each in (*self.packages, *further)]
+        return (self.torch, addresses, packages, self.requirements_text, self.pip)
+
+    @property
+    def remedy(self) -> str:
+        """What to do if pip cannot find all that is wanted."""
+        if "--hash" in self.requirements_text:
+            return (
+                f"A requirements file with hashes must have all packages: torch=={self.torch}, pytest, those of the "
+                "matrix file and of the project, and what these need. pip-compile --generate-hashes writes such a file."
+            )
+        if self.index and not self.extra_index:
+            return (
+                f"index of [images.{self.name}] is the only index: check it and the versions in matrix.toml, or name "
+                'another one beside it, as in extra_index = ["https://pypi.org/simple"].'
+            )
+        return (
+            "Check the versions in matrix.toml and this host's package index (`pip config list`); "
+            "PIP_FIND_LINKS can supply a package that has no wheel."
+        )
 
 
 def recipe_of(image: Image, *, root: Path) -> Recipe:
@@ -119,18 +167,21 @@ def recipe_of(image: Image, *, root: Path) -> Recipe:
             remedy=f'Add torch = "<version>" or image = "<reference>" to [images.{image.name}].',
         )
     requirements = root / image.requirements if image.requirements else None
-    requirements_text = "\n".join(_texts(requirements, set())) if requirements else ""
+    requirements_text = _text(requirements) if requirements else ""
     _refuse_local_paths(image, (*image.packages, *requirement_lines(requirements_text)))
     return Recipe(
         name=image.name,
         base=image.base,
         torch=image.torch,
-        index=image.index,
-        packages=(PYTEST, *image.packages),
+        index=with_variables(image.index),
+        extra_index=tuple(map(with_variables, image.extra_index)),
+        packages=(PYTEST, *map(with_variables, image.packages)),
         requirements=requirements,
         requirements_text=requirements_text,
         project=_project_folder(image, root),
+        tests=tuple(root.resolve() / path for path in image.tests),
         apt=image.apt,
+        pip=pip_settings(root, prefix_of(python_that_builds())),
     )
 
 
@@ -161,27 +212,19 @@ def _project_folder(image: Image, root: Path) -> Path | None:
     return folder
 
 
-def _texts(file: Path, seen: set[Path]) -> Iterator[str]:
-    """The text of a requirements file, then of each file it includes, every file once."""
-    if file in seen:
-        return
-    seen.add(file)
+def _text(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = f"The requirements file {file} cannot be read."
+        return "\n".join(requirement_texts(file))
+    except OSError as error:
+        what = f"The requirements file {error.filename or file} cannot be read."
         raise ImageError(
             what,
-            why=f"{error}.",
+            why=f"{error.strerror}.",
             remedy="Correct the path, which is relative to the file that names it.",
         ) from error
-    yield text
-    for include in _INCLUDE.finditer(text):
-        if "://" not in include["path"]:
-            yield from _texts(file.parent / include["path"], seen)
 
 
-_SCHEMA = 1
+_SCHEMA = 2
 _LENGTH = 12
 
 
@@ -199,10 +242,7 @@ def image_key(recipe: Recipe, *, base_id: str, dockerfile: str) -> str:
         base_id: Id of the base image in the daemon.
         dockerfile: Text of the Dockerfile.
     """
-    inputs = asdict(recipe)
-    for not_content in ("name", "base", "requirements", "project"):
-        del inputs[not_content]
-    return digest(_SCHEMA, inputs, base_id, dockerfile)[:_LENGTH]
+    return digest(_SCHEMA, recipe.wanted(), recipe.source, recipe.apt, base_id, dockerfile)[:_LENGTH]
 
 
 def layer_key(*, parent_id: str, content: tuple[str, ...], dockerfile: str) -> str:

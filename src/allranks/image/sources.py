@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ _Identity = tuple[int, int]
 """A folder's device and inode, which identify it regardless of the links that lead to it."""
 
 
-def source_digest(folder: Path) -> str:
+def source_digest(folder: Path, *, tests: Sequence[Path] = ()) -> str:
     """A hash of a project's files.
 
     Hidden folders, virtual environments and leftovers of tools do not count; links are followed. Contents are read
@@ -32,16 +33,58 @@ def source_digest(folder: Path) -> str:
 
     Args:
         folder: The project's folder.
+        tests: Files and folders of tests, of whose files the names count but not the contents.
     """
     files = sorted(_project_files(str(folder)), key=lambda entry: entry.path)
-    stamps = _hash(f"{entry.path}:{_stamp(entry.stat())}" for entry in files)
-    memory = made_cache_folder("projects") / f"{_hash([str(folder)])}.json"
+    apart = {entry.path for entry in files if _is_test(entry, folder, tests)}
+    stamps = _hash(f"{entry.path}:{'' if entry.path in apart else _stamp(entry.stat())}" for entry in files)
+    memory = made_cache_folder("projects") / f"{_hash(map(str, (folder, *tests)))}.json"
     remembered = _recall(memory)
     if remembered.get("stamps") == stamps:
         return remembered["digest"]
-    digest = _hash(f"{os.path.relpath(entry.path, folder)}:{_content(entry.path)}" for entry in files)
+    names = {entry.path: os.path.relpath(entry.path, folder) for entry in files}
+    digest = _hash(f"{name}:{'' if path in apart else _content(path)}" for path, name in names.items())
     keep(memory, json.dumps({"stamps": stamps, "digest": digest}))
     return digest
+
+
+_READ_BY_TESTS = frozenset({".py", ".json", ".yaml", ".yml", ".csv", ".npz", ".pt"})
+"""Files that a build either takes as they are or does not need; others may be compiled."""
+
+_BUILD_SCRIPTS = frozenset({"setup.py", "build.py", "hatch_build.py", "pdm_build.py"})
+
+
+def _is_test(entry: os.DirEntry[str], folder: Path, tests: Iterable[Path]) -> bool:
+    """Whether a file is part of tests: of a suite that is the whole project, none is."""
+    if os.path.splitext(entry.name)[1] not in _READ_BY_TESTS or entry.name in _BUILD_SCRIPTS:  # noqa: PTH122
+        return False
+    return any(f"{entry.path}{os.sep}".startswith(f"{path}{os.sep}") for path in tests if folder in path.parents)
+
+
+def has_test(wheel: Path, folder: Path, tests: Sequence[Path]) -> bool:
+    """Whether a project's wheel has one of its tests, by content or by name, so that a change of tests changes it.
+
+    Args:
+        wheel: The wheel, built from the present source.
+        folder: The project's folder.
+        tests: Files and folders of tests.
+    """
+    found = [entry for entry in _project_files(str(folder)) if _is_test(entry, folder, tests)]
+    with zipfile.ZipFile(wheel) as archive:
+        members = [member for member in archive.infolist() if found and not member.is_dir()]
+        names = {os.path.splitext(member.filename)[0] for member in members}  # noqa: PTH122
+        sizes = {entry.stat().st_size for entry in found} - {0}
+        contents = {hashlib.sha256(archive.read(member)).hexdigest() for member in members if member.file_size in sizes}
+    return any(
+        not names.isdisjoint(_names_of(os.path.relpath(entry.path, folder))) or _content(entry.path) in contents
+        for entry in found
+    )
+
+
+def _names_of(path: str) -> Iterator[str]:
+    """The names that a file may have in a wheel, without suffix: below each of the folders above it."""
+    parts = Path(path).with_suffix("").parts
+    return ("/".join(parts[start:]) for start in range(len(parts)))
 
 
 def changed(folder: Path) -> SourceChangedError:
@@ -75,7 +118,12 @@ def while_it_stays(folder: Path, make: Callable[[str], T], progress: Progress) -
 
 def has_changed(folder: Path, source: str) -> bool:
     """Whether a project no longer has this hash."""
-    return not source.startswith(_UNKNOWN) and source_digest(folder) != source
+    return is_known(source) and source_digest(folder) != source
+
+
+def is_known(source: str) -> bool:
+    """Whether a hash is of a source, and not of one that changed with each build."""
+    return not source.startswith(_UNKNOWN)
 
 
 def _project_files(project: str) -> Iterator[os.DirEntry[str]]:

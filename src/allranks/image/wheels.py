@@ -6,7 +6,6 @@ counts. Only wheels are taken: a source distribution would be built for the host
 
 import email.parser
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from allranks.image.base import ImagePython, as_json
 from allranks.image.child_process import child, lines_of
 from allranks.image.daemon import Progress
 from allranks.image.recipe import Recipe, digest
+from allranks.pip_settings import errors_in, has_pip, python_that_builds, without_logins
 from allranks.user_cache import made_cache_folder
 
 _OF_AN_EXTRA = re.compile(r"\bextra\s*==")
@@ -119,35 +119,24 @@ def run_pip(request: PipRequest, progress: Progress) -> None:
     command = [_python_with_pip(), "-c", _WITH_MARKERS, *request.arguments]
     environ = {**request.environ, "ALLRANKS_MARKERS": json.dumps(dict(request.markers)), "PIP_NO_INPUT": "1"}
     with child(command, environ=environ, folder=request.folder) as process:
-        for line in map(str.strip, lines_of(process)):
+        for line in map(without_logins, lines_of(process)):
             last.append(line)
-            if line.startswith(_SHOWN):
-                progress(line)
+            if (shown := line.strip()).startswith(_SHOWN):
+                progress(shown)
     if process.returncode:
         raise ImageError(request.what, why=cause(last), remedy=request.remedy)
 
 
 def cause(lines: Iterable[str]) -> str:
     """The lines of pip's output with the reason why it failed: its errors, or all of them if it names none."""
-    kept = [line for line in lines if line]
-    errors = [line.removeprefix("ERROR: ") for line in kept if line.startswith("ERROR: ")]
-    return "\n".join(errors or kept)
-
-
-def python_that_builds() -> str | None:
-    """The interpreter whose pip is used, if it has one: every run asks, so no process is started to check that."""
-    return sys.executable if _has_pip() else shutil.which("python3")
-
-
-def _has_pip() -> bool:
-    """Whether this Python has pip; environments made by uv have none."""
-    return importlib.util.find_spec("pip") is not None
+    kept = [line for line in lines if line.strip()]
+    return "\n".join(line.removeprefix("ERROR: ") for line in errors_in(kept) or kept)
 
 
 def _python_with_pip() -> str:
     python = python_that_builds()
     if python and (
-        _has_pip() or subprocess.run([python, "-c", "import pip"], capture_output=True, check=False).returncode == 0
+        has_pip() or subprocess.run([python, "-c", "import pip"], capture_output=True, check=False).returncode == 0
     ):
         return python
     what = "The packages of the image cannot be resolved."
@@ -162,12 +151,6 @@ def without_configuration() -> dict[str, str]:
     """Environment variables that keep pip from all sources but those on its command line."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     return {**kept, "PIP_CONFIG_FILE": os.devnull}
-
-
-_REMEDY = (
-    "Check the versions in matrix.toml and this host's package index (`pip config list`); "
-    "PIP_FIND_LINKS can supply a package that has no wheel for the image."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,26 +207,18 @@ def resolve(wanted: Wanted, progress: Progress) -> Wheelhouse:
 
 
 def _key(wanted: Wanted) -> str:
-    recipe = wanted.recipe
-    inputs = (recipe.torch, recipe.index, recipe.packages, recipe.requirements_text, wanted.further)
-    return digest(*inputs, as_json(wanted.python))[:16]
+    return digest(wanted.recipe.wanted(wanted.further), as_json(wanted.python))[:16]
 
 
 def _fill(scratch: Path, wanted: Wanted, progress: Progress) -> None:
     for name in ("tools", "torch", "packages"):
         (scratch / name).mkdir()
-    run_pip(_download(wanted, scratch / "packages", requirements_of(wanted)), progress)
+    file = scratch / "requirements.txt"  # in a folder that only this user can read: addresses may have passwords
+    file.write_text(wanted.recipe.requirements_file(wanted.further), encoding="utf-8")
+    run_pip(_download(wanted, scratch / "packages", ["--requirement", str(file)]), progress)
     run_pip(_download(wanted, scratch / "tools", ["--no-deps", "pip"]), progress)
     for name in _torch_wheels(wanted, scratch):
         (scratch / "packages" / name).rename(scratch / "torch" / name)
-
-
-def requirements_of(wanted: Wanted) -> list[str]:
-    """The requirements of an image, as pip takes them."""
-    recipe = wanted.recipe
-    file = ["--requirement", str(recipe.requirements.resolve())] if recipe.requirements else []
-    index = ["--extra-index-url", recipe.index] if recipe.index else []
-    return [f"torch=={recipe.torch}", *recipe.packages, *wanted.further, *file, *index]
 
 
 def _publish(scratch: Path, folder: Path) -> None:
@@ -288,7 +263,7 @@ def _request(wanted: Wanted, command: Sequence[str], environ: Mapping[str, str])
     return PipRequest(
         arguments=command,
         what=f"The packages of image {wanted.recipe.name} could not be resolved.",
-        remedy=_REMEDY,
+        remedy=wanted.recipe.remedy,
         folder=wanted.root,
         environ=environ,
         markers=wanted.python.markers,

@@ -14,7 +14,7 @@ from allranks.matrix.toml_file import Table, place
 
 T = TypeVar("T")
 
-BUILD_KEYS = ("base", "torch", "index", "packages", "requirements", "project", "apt", "mode")
+BUILD_KEYS = ("base", "torch", "index", "extra_index", "packages", "requirements", "project", "apt", "mode")
 
 DEBIAN_PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?")
 """A name (Debian Policy, 5.6.1), with or without architecture and version, as apt-get install accepts it."""
@@ -60,6 +60,7 @@ def _image(name: str, table: Table, known: Known) -> Image:
         base=_reference(table, "base", Image.base),
         torch=_torch(table),
         index=table.text("index", Image.index),
+        extra_index=table.texts("extra_index"),
         packages=_packages(table),
         requirements=table.existing_path("requirements", requirements) if requirements else None,
         project=table.existing_path("project", project) if project else None,
@@ -128,7 +129,9 @@ def image_for(matrix: Matrix, cell: Cell) -> Image:
     if len(images) != 1:
         raise _image_error(matrix, cell, images)
     image = _with_torch(images[0], matrix, cell)
-    return replace(image, image=matrix.finished.get(image.name, image.image))
+    paths = dict.fromkeys(path for suite in matrix.suites.values() for path in suite.paths)
+    tests = tuple(paths) if image.project else ()
+    return replace(image, image=matrix.finished.get(image.name, image.image), tests=tests)
 
 
 def check_images(matrix: Matrix, cells: Iterable[Cell]) -> None:

@@ -142,12 +142,14 @@ class Image:
         image: A finished image, used unchanged; None to build one from the rest.
         base: Base image of the build.
         torch: Exact torch version, such as ``2.13.0``; None for the cell's.
-        index: Address of the package index for torch; empty for the host's pip configuration.
+        index: Address of the package index, the only one; empty for those of the host's pip configuration.
+        extra_index: Addresses of package indexes beside it, or beside those of the host.
         packages: Requirement strings for the suites' dependencies.
         requirements: A requirements file, relative to the matrix file.
         project: A folder, relative to the matrix file, that is built into a wheel and installed last.
         apt: Debian packages that are installed first, with or without ``=version``.
         mode: How the project is added: ``install`` as the last layer of the image, ``copy`` with each job.
+        tests: The paths of all suites, relative to the matrix file; a change of tests alone builds no wheel.
         line: The line of the matrix file that declares it.
     """
 
@@ -157,11 +159,13 @@ class Image:
     base: str = "python:3.11-slim-bookworm"
     torch: str | None = None
     index: str = ""
+    extra_index: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     requirements: Path | None = None
     project: Path | None = None
     apt: tuple[str, ...] = ()
     mode: ProjectMode = "install"
+    tests: tuple[Path, ...] = ()
     line: int = 1
 
 
