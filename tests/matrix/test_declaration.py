@@ -46,7 +46,7 @@ def test_every_table_is_read(load_text, repository, document):
     assert suite.default is False
     assert (image.base, image.index, image.packages) == ("debian:12", "https://example.org/whl", ("numpy",))
     assert image.extra_index == ("https://example.org/more",)
-    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 24)
+    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 26)
     assert [rule.reason for rule in matrix.excludes] == ["a GPU for each rank", "gloo is tested on CPU tensors"]
     assert [rule.line for rule in matrix.excludes] == [6, 10]
     assert matrix.env[0].set == {"NCCL_DEBUG": "WARN"}

@@ -20,6 +20,7 @@ from allranks.commands.options import (
     add_selection,
     add_tests,
     chosen_jobs,
+    existing_file,
     existing_folder,
     number,
     read_request,
