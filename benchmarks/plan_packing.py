@@ -108,7 +108,7 @@ def timed_plan(expansion: Expansion, durations: Durations) -> None:
     document = plan_document(
         run_id="benchmark",
         matrix=expansion.matrix,
-        facts=Manifest(),
+        facts=Manifest(run_id=""),
         jobs=jobs,
         packs=division.packs,
         durations=durations,

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
-from allranks.xml_text import cut, first_line
+from allranks.xml_text import cut, first_line, xml_id
 
 MANIFEST_PLACE: Final = ("run", "manifest")
 """Cell and suite of the suite that reports an unreadable manifest."""
@@ -20,6 +20,7 @@ MANIFEST_PLACE: Final = ("run", "manifest")
 KEPT_FAILURES: Final = 50
 """Distinct failures of a job that its row keeps: as many as the longest list built from rows can show."""
 
+_SHARES: Final = range(1, 1_001)  # the limit of a matrix file
 _MESSAGE: Final = 500
 _SHOWN: Final = 4
 
@@ -59,9 +60,9 @@ class Share:
         elsewhere: The number of collected tests that belong to other jobs.
     """
 
-    suite: str
-    number: int
-    count: int
+    suite: Annotated[str, xml_id]
+    number: Annotated[int, _SHARES]
+    count: Annotated[int, _SHARES]
     split: str = ""
     elsewhere: int = 0
 

@@ -19,7 +19,7 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 from allranks.report.baseline import read_baseline
 from allranks.report.run_files import DroppedCells, JudgingPolicy, Manifest, PlannedJob, as_json
-from allranks.report.untrusted import Fields
+from allranks.report.untrusted import parsed
 from allranks.schedule.packing.estimate import seconds_of_tests
 from allranks.user_cache import hold
 
@@ -32,6 +32,7 @@ def facts_of(expansion: Expansion) -> Manifest:
     matrix = expansion.matrix
     policy = matrix.policy
     return Manifest(
+        run_id="",
         command=shlex.join(["allranks", *sys.argv[1:]]),
         matrix=matrix.path.name,
         policy=JudgingPolicy(
@@ -270,7 +271,7 @@ def _is_others(job_id: str, run_id: str, how: str) -> UsageError:
 def _read(path: Path) -> Manifest | None:
     if not path.exists():
         return None
-    return Manifest.read(Fields(json.loads(path.read_text(encoding="utf-8"))))
+    return parsed(Manifest, json.loads(path.read_text(encoding="utf-8")))
 
 
 def write_json(path: Path, value: object) -> None:
