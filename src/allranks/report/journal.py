@@ -25,7 +25,7 @@ from allranks.records import (
     TestStarted,
     decode,
 )
-from allranks.report.results import ABSENT, Key, RankFile, RankResult, Rerun
+from allranks.report.results import ABSENT, Key, RankFile, RankResult
 from allranks.report.untrusted import duration, open_regular
 from allranks.typed_json import RecordError
 from allranks.xml_text import cut, legal, split_nodeid, xml_id
@@ -51,7 +51,7 @@ class _RankColumn:
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
     at: "array[float]" = field(default_factory=lambda: array("d"))
     ends: dict[int, RankEnded] = field(default_factory=dict)
-    reruns: dict[int, list[Rerun]] = field(default_factory=dict)
+    reruns: dict[int, list[RankResult]] = field(default_factory=dict)
 
     def reach(self, count: int) -> None:
         """Extend the columns to this many tests."""
@@ -65,11 +65,17 @@ class _RankColumn:
         if math.isnan(self.seconds[place]):
             self.seconds[place], self.at[place] = duration(seconds), at
 
-    def begin_again(self, place: int) -> None:
+    def begin_again(self, place: int, key: Key, rank: int) -> None:
         """Move the result of a test that runs again to its earlier tries."""
         self.reach(place + 1)
-        ended = self.ends.pop(place, None)
-        self.reruns.setdefault(place, []).append(_try(ended, self.seconds[place], self.at[place]))
+        ended, seconds, at = self.ends.pop(place, None), self.seconds[place], self.at[place]
+        if ended is not None:
+            result = replace(_result(key, ended, {}), stdout="", stderr="")
+        elif math.isnan(seconds):
+            result = _missing(key, rank)
+        else:
+            result = replace(_missing(key, rank), outcome=Outcome.PASSED, at=at, message="", text="")
+        self.reruns.setdefault(place, []).append(result)
         self.seconds[place], self.at[place] = _NONE, ABSENT
 
     def end(self, place: int, ended: RankEnded) -> None:
@@ -79,21 +85,17 @@ class _RankColumn:
             self.ends[place] = ended
 
 
-def _try(ended: RankEnded | None, seconds: float, at: float) -> Rerun:
-    """A rank's result in a try of a test, from its one record of it."""
-    if ended is not None:
-        message = legal(ended.message or ended.outcome)
-        return Rerun(
-            outcome=ended.outcome,
-            message=message,
-            text=cut(legal(ended.text) or message),
-            at=ended.arrived,
-            consequence=ended.consequence,
-            caused_by=ended.caused_by,
-        )
-    if math.isnan(seconds):
-        return Rerun(outcome=Outcome.MISSING, message=NOTHING_CAME, text=NOTHING_CAME)
-    return Rerun(outcome=Outcome.PASSED, at=at)
+def _missing(key: Key, rank: int) -> RankResult:
+    """The result of a rank from which nothing came."""
+    return RankResult(
+        nodeid=key.nodeid,
+        classname=key.classname,
+        name=key.name,
+        rank=rank,
+        outcome=Outcome.MISSING,
+        message=NOTHING_CAME,
+        text=NOTHING_CAME,
+    )
 
 
 def _weight(ended: RankEnded) -> int:
@@ -148,8 +150,8 @@ class _JournalReader:
                 self._tests.started.add(place)
                 if record.number > 1:
                     self._tests.further_tries[place] = self._tests.further_tries.get(place, 0) + 1
-                    for column in self._columns.values():
-                        column.begin_again(place)
+                    for rank, column in self._columns.items():
+                        column.begin_again(place, _key(record.nodeid), rank)
             case Passed():
                 self._pass(record)
             case RankEnded():
@@ -192,7 +194,7 @@ class _JournalReader:
         troubled = [RankFile(path=self._path, rank=None, problem=f"{self._path.name} {problem}.")] if problem else []
         if self._job is None:
             return troubled
-        keys = tuple(Key(*split_nodeid(name), name) for name in map(xml_id, self._tests.places))
+        keys = tuple(map(_key, self._tests.places))
         share = _Shares(keys, self._tests.world_sizes)
         ranks = sorted({*range(self._job.world_size), *self._columns})
         return [*(self._file(rank, self._job, share) for rank in ranks), *troubled]
@@ -232,7 +234,7 @@ class _JournalReader:
         for place, count in part.renumbered(self._tests.further_tries).items():
             told = reruns.get(place, [])
             # This rank has no result of the tries before the first of these.
-            earlier = (*[_try(None, _NONE, ABSENT)] * (count - len(told)), *told)
+            earlier = (*[_missing(part.keys[place], rank)] * (count - len(told)), *told)
             details[place] = replace(file.result(place), reruns=earlier)
         return file
 
@@ -287,6 +289,11 @@ class _Shares:
             told = array("H", (sizes[place] for place in places))
             self._others[places] = _JournalPart(tuple(self.keys[place] for place in places), told, places)
         return self._others[places]
+
+
+def _key(nodeid: str) -> Key:
+    name = xml_id(nodeid)
+    return Key(*split_nodeid(name), name)
 
 
 def _check_rank(rank: int, world_size: int) -> None:

@@ -18,7 +18,6 @@ from allranks.report.results import (
     RankFile,
     RankGroup,
     RankResult,
-    Rerun,
     TestVerdict,
     Verdict,
     VerdictKind,
@@ -331,23 +330,8 @@ def reruns(test: TestVerdict, setting: VerdictPolicy) -> Iterator[EarlierAttempt
     """
     tries = max((len(rank.reruns) for rank in _notable(test)), default=0)
     for number in range(tries):
-        ranks = tuple(_as_result(rank, rank.reruns[number]) for rank in test.ranks if number < len(rank.reruns))
+        ranks = tuple(rank.reruns[number] for rank in test.ranks if number < len(rank.reruns))
         yield EarlierAttempt(number=number + 1, verdict=verdict(ranks, setting), ranks=ranks)
-
-
-def _as_result(rank: RankResult, rerun: Rerun) -> RankResult:
-    return replace(
-        rank,
-        outcome=rerun.outcome,
-        message=rerun.message,
-        text=rerun.text,
-        at=rank.at if rerun.at is None else rerun.at,
-        consequence=rerun.consequence,
-        caused_by=rerun.caused_by,
-        stdout="",
-        stderr="",
-        reruns=(),
-    )
 
 
 def _notable(test: TestVerdict) -> Sequence[RankResult]:

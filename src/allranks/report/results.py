@@ -24,22 +24,6 @@ XPASS: Final = "xpass"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rerun:
-    """A try of a test after which the same rank tried again.
-
-    Attributes:
-        at: See :class:`RankResult`, as for the next two; None if unknown.
-    """
-
-    outcome: Outcome
-    message: str = ""
-    text: str = ""
-    at: float | None = None
-    consequence: bool = False
-    caused_by: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
     """The result of one test on one rank.
 
@@ -52,7 +36,7 @@ class RankResult:
         skip_code: Exit code of torch's skip table.
         duration: Seconds.
         world_size: Ranks that took part in this test, if it differs from the job's.
-        reruns: The tries before the one with this outcome, oldest first.
+        reruns: The tries before the one with this outcome, oldest first, without output.
     """
 
     nodeid: str
@@ -72,7 +56,7 @@ class RankResult:
     stdout: str = ""
     stderr: str = ""
     world_size: int | None = None
-    reruns: tuple[Rerun, ...] = ()
+    reruns: tuple["RankResult", ...] = ()
 
 
 class VerdictKind(StrEnum):
