@@ -73,12 +73,7 @@ def make_token() -> str:
 
 
 def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
-    """The part of a job on several nodes for one node.
-
-    Args:
-        spec: The job.
-        agent: The configuration of the node's agent, its post included.
-    """
+    """The part of a job on several nodes for the node of this agent."""
     node, nodes = agent.node, agent.nodes
     gpus = gpus_of(node, spec.gpus, nodes)
     return replace(
@@ -111,12 +106,8 @@ def gpus_of(node: int, gpus: Sequence[str], nodes: int) -> tuple[str, ...]:
 def bring_home(folders: Sequence[Path], results: Path, each: int = RESULTS_BYTES) -> None:
     """Put the results of all nodes into one folder: only regular files, without following links.
 
-    Ranks are numbered over all nodes, so their files have unique names; an agent's files get its node's number.
-
-    Args:
-        folders: The results of each node's agent, the leader's first.
-        results: An existing folder.
-        each: How many bytes of a node are copied, over all nodes; see :class:`allranks.engine.intake.Intake`.
+    Ranks are numbered over all nodes, so their files have unique names; an agent's files get its node's number. The
+    leader's folder comes first; each may have this many bytes, or more if others have less.
 
     Raises:
         OSError: Something cannot be copied; everything else has been.
@@ -209,11 +200,7 @@ class Agent(Protocol):
         """One of these is readable when :meth:`hear` has data to read."""
 
     def hear(self, ready: Collection[int]) -> Iterable[Record | Damage]:
-        """Read the records that have arrived; set `has_ended` at its end.
-
-        Args:
-            ready: Those of its descriptors that are readable.
-        """
+        """Read the records that have arrived at its readable descriptors; set `has_ended` at its end."""
 
     def go(self) -> None:
         """Give it its turn; do nothing if it has ended already."""
@@ -239,12 +226,7 @@ A = TypeVar("A", bound=Agent)
 
 
 class JobOfAgents(Generic[A]):
-    """The handling of agents that the jobs of both engines share.
-
-    Args:
-        agents: The agents, the leading one first.
-        limit: Seconds that they may take from their turn on.
-    """
+    """The handling of agents, the leading one first, that the jobs of both engines share; `limit` is in seconds."""
 
     def __init__(self, agents: Sequence[A], limit: float) -> None:
         self._leader, *self._followers = agents

@@ -193,13 +193,7 @@ class _Agent:
 
 
 class ProcessJob(JobOfAgents[_Agent]):
-    """Agents on this host, one for each node.
-
-    Args:
-        agents: The agents, the leading one first.
-        limit: Seconds that they may take from their turn on.
-        meeting: How they find each other; None for a single one.
-    """
+    """Agents on this host, one for each node, the leading one first; a single one has no meeting."""
 
     def __init__(self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None) -> None:
         super().__init__(agents, limit)
@@ -257,15 +251,7 @@ def _write_secretly(path: Path, text: str) -> None:
 
 
 def command(python: str, package_path: Path, code: Path, scratch: Path, shared: Path) -> list[str]:
-    """The agent's command line on this host.
-
-    Args:
-        python: The interpreter.
-        package_path: A folder that holds the package ``allranks``.
-        code: The folder that the suite's path is relative to.
-        scratch: The agent's own folder.
-        shared: The folder that the agents of all nodes share.
-    """
+    """The agent's command line on this host."""
     return [
         python,
         *(*ISOLATED, str(package_path / "allranks" / "harness" / COMMAND.name)),

@@ -51,12 +51,8 @@ class _Known:
 def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | None = None) -> Iterator[CellSuite]:
     """One suite for each planned job, in the order of the plan, then one for each unplanned job.
 
-    The results of a job are read at its turn or shortly before, so that few jobs' tests are in memory.
-
-    Args:
-        gathered: The results in the folder, and the plan.
-        setting: How skips are read; the GPUs of each cell are filled in here.
-        baseline: The numbers of executed tests in a good run; None for the manifest's baseline.
+    The results of a job are read at its turn or shortly before, so that few jobs' tests are in memory. Without a
+    baseline, the manifest's counts.
     """
     manifest, attempts = gathered.manifest, gathered.attempts
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}

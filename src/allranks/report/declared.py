@@ -91,14 +91,7 @@ class CaseDetails:
         self.counts = counted(elements, added, len(self.reruns))
 
     def result(self, key: Key, rank: int, seconds: float, texts: dict[str, str]) -> RankResult:
-        """The result that the details add up to.
-
-        Args:
-            key: The test.
-            rank: The rank of the file.
-            seconds: The duration of the test.
-            texts: An intern table, so that equal texts are in memory once.
-        """
+        """The result that the details add up to; equal texts become one object, kept in ``texts``."""
         outcome, message, text = max(
             self.outcomes, key=lambda told: severity(told[0]), default=(Outcome.PASSED, "", "")
         )
@@ -208,13 +201,7 @@ def _said(attributes: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple
 
 
 def counted(elements: Collection[Outcome], said: Collection[Outcome], reruns: int) -> Counter[str]:
-    """The ways in which a testcase may be counted: how often, and as which outcomes.
-
-    Args:
-        elements: The outcomes of its elements.
-        said: The further outcomes in its attributes.
-        reruns: The number of earlier tries.
-    """
+    """How a testcase with these outcomes, of its elements and in its attributes, may be counted: how often, as what."""
     kinds = Counter(map(count_of, elements))
     found = Counter(kinds)
     for kind, times in kinds.items():
@@ -262,12 +249,7 @@ class Declarations:
         self._is_pytests = False
 
     def begin(self, attributes: Mapping[str, str], tests: int) -> None:
-        """Begin a suite, or the root.
-
-        Args:
-            attributes: Its attributes.
-            tests: The number of testcases before it.
-        """
+        """Begin a suite, or the root, before which this many testcases have come."""
         self._is_pytests = self._is_pytests or (not self._open and attributes.get("name") == _PYTEST)
         self._open.append(_Suite(attributes, self._so_far(tests)))
 
@@ -282,12 +264,7 @@ class Declarations:
         self._found["fewer tests"] += 1
 
     def end(self, tests: int, *, is_of_allranks: bool) -> None:
-        """End the suite that was begun last.
-
-        Args:
-            tests: The number of testcases before its end.
-            is_of_allranks: True if allranks wrote the document.
-        """
+        """End the suite that was begun last, before whose end this many testcases have come."""
         suite = self._open.pop()
         found = self._so_far(tests)
         found.subtract(suite.before)

@@ -70,9 +70,7 @@ def is_manifest(path: Path) -> bool:
 def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:
     """The manifest of a run folder (None if there is none), and its problem (empty for none).
 
-    Args:
-        root: The merged folder: files that lead out of it are not read.
-        folder: The run's folder in it.
+    Files that lead out of ``root``, the merged folder, are not read.
     """
     path = folder / "run.json"
     return (
@@ -83,10 +81,7 @@ def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:
 def read_attempts(root: Path, folder: Path, world_sizes: Mapping[str, int]) -> Iterator[Attempt]:
     """Every attempt at the jobs below ``cells/``, by cell, suite and number.
 
-    Args:
-        root: The merged folder: files that lead out of it are not read.
-        folder: The run's folder in it.
-        world_sizes: The world sizes in manifests, by cell.
+    Files that lead out of ``root``, the merged folder, are not read.
 
     Raises:
         OSError: A folder cannot be read.

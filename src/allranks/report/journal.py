@@ -334,11 +334,8 @@ def read_journal(path: Path, texts: dict[str, str] | None = None) -> list[RankFi
     """The results of each rank, by rank.
 
     Never raises for the content of the file: if it cannot be read any further, a last file without a rank states why,
-    and the records before count. An incomplete last line was being written when the run was killed.
-
-    Args:
-        path: The journal.
-        texts: An intern table, so that equal texts are in memory once: ranks mostly report the same failures.
+    and the records before count. An incomplete last line was being written when the run was killed. Equal texts become
+    one object, kept in ``texts``: ranks mostly report the same failures.
     """
     reader = _JournalReader(path, {} if texts is None else texts)
     try:

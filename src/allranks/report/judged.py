@@ -328,10 +328,6 @@ def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
     Each bad verdict has its own (see :attr:`Verdict.exit_code <allranks.report.results.Verdict.exit_code>`): 1 for a
     failed test and for a suite that cannot be collected or is empty, 3 for unaccounted results, 4 for infrastructure,
     130 for an interrupt. 5 is added if no test executed.
-
-    Args:
-        merged: The run, or a session's own part of it (:meth:`allranks.report.judged.MergedRun.only`).
-        nothing_ran_allowed: True if a run in which no test executed is good.
     """
     codes = {code for suite in merged.suites for code in suite.exit_codes}
     if nothing_ran(merged) and not nothing_ran_allowed:
@@ -349,13 +345,7 @@ CLASSNAME: Final = "allranks"
 
 
 def trouble(name: str, text: str, code: ExitCode = ExitCode.TESTS_FAILED) -> TestVerdict:
-    """An error testcase.
-
-    Args:
-        name: The subject of the error: ``job``, ``collection``, ``rank 3``.
-        text: Sentences, one per line; the first is the message.
-        code: Its contribution to the run's exit code.
-    """
+    """An error testcase named after its subject (``job``, ``rank 3``); the first line of its text is its message."""
     judged = Verdict(
         kind=VerdictKind.ERROR,
         rule=VerdictRule.JOB,

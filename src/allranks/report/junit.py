@@ -29,12 +29,7 @@ _USUAL: Final = JUnitForm()
 
 
 class JUnitWriter:
-    """Writes the report of a run; a context manager, whose successful exit moves the files to their places.
-
-    Args:
-        path: The first file, ``<folder>/junit.xml``.
-        form: The form of the report.
-    """
+    """Writes the report of a run; a context manager, whose successful exit moves the files to their places."""
 
     def __init__(self, path: Path, form: JUnitForm = _USUAL) -> None:
         self._path = path

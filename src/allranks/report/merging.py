@@ -57,12 +57,7 @@ ReportFormat = Callable[[Path], ReportWriter]
 
 
 class _Added:
-    """The writer of another package: all other reports are written first, even if it raises.
-
-    Args:
-        point: Its entry point.
-        folder: The folder of the report.
-    """
+    """The writer of another package: all other reports are written first, even if it raises."""
 
     def __init__(self, point: EntryPoint, folder: Path) -> None:
         self._point = point

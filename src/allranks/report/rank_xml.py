@@ -252,12 +252,7 @@ class RankReader:
         Never raises for the content of the file: a broken, truncated, empty, binary or foreign file becomes a
         :attr:`RankFile.problem <allranks.report.results.RankFile.problem>`, and the testcases before the break stay.
         Several testcases of one test (pytest writes a failed call and a failed tear-down as two) are folded into one,
-        the worst.
-
-        Args:
-            path: The file.
-            texts: An intern table of the texts of other ranks, to which those of this file are added: ranks mostly
-                report the same failures, and equal texts are in memory once.
+        the worst. Equal texts become one object, kept in ``texts``.
         """
         reader = _Reader(self._known, self._pieces)
         problem = _feed(reader, path)

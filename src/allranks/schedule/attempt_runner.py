@@ -143,9 +143,7 @@ class AttemptRunner:
     def run(self, attempt: JobAttempt, agent_has_ended: Callable[[], None]) -> None:
         """Start a job, let it run when it is released, wait for it, record it, and end its lease.
 
-        Args:
-            attempt: The attempt.
-            agent_has_ended: Called when the job needs no more cores: copying and recording its results takes a while.
+        `agent_has_ended` is called when the job needs no more cores: its results take a while.
 
         Raises:
             ResultsError: Results can no longer be written.

@@ -79,13 +79,6 @@ def combine(
     """Combine the coverage data of a run's jobs; do nothing if there is none.
 
     ``.coverage`` goes beside the matrix file, as do reports whose path the user names.
-
-    Args:
-        matrix: The matrix of the jobs.
-        run: The run's folder, which also gets data and reports.
-        jobs: The jobs of the run.
-        arguments: Arguments of this run for pytest.
-        say: Prints lines.
     """
     files = data_of(run, jobs)
     if not files:

@@ -55,10 +55,7 @@ class QueueEntry:
 
 
 def stand_in_line(gpus: Sequence[str]) -> QueueEntry:
-    """Take a place at the end of the queue.
-
-    Args:
-        gpus: The run waits for some of these.
+    """Take a place at the end of the queue, to wait for some of these GPUs.
 
     Raises:
         OSError: The folder of locks cannot be written.
@@ -78,11 +75,7 @@ def stand_in_line(gpus: Sequence[str]) -> QueueEntry:
 
 
 def claimed(ticket: QueueEntry | None = None) -> frozenset[str]:
-    """The GPUs that runs ahead of us in the queue wait for.
-
-    Args:
-        ticket: Our own queue entry; None if we have none, so that all others are ahead of us.
-    """
+    """The GPUs that runs ahead of us in the queue wait for; all are ahead of a run without a queue entry."""
     folder = lock_folder()
     # In one call: an interrupt in the middle of a walk would leave the folder open.
     names = (name for name in os.listdir(folder) if name.startswith(_QUEUE_PREFIX))  # noqa: PTH208
@@ -165,14 +158,7 @@ class Holder:
 def try_lease(
     gpus: Sequence[str], count: int, holder: Holder | None = None, ticket: QueueEntry | None = None
 ) -> Lease | None:
-    """A lease on `count` of these GPUs, all of them or none; None if too few are free, or others are ahead of us.
-
-    Args:
-        gpus: To choose from.
-        count: How many.
-        holder: The job that asks, for :func:`holders`.
-        ticket: Our queue entry.
-    """
+    """A lease on `count` of these GPUs, all of them or none; None if too few are free, or others are ahead of us."""
     held: dict[str, int] = {}
     for gpu in _not_claimed(gpus, ticket) if count else ():
         if len(held) == count:

@@ -75,11 +75,7 @@ class JournalWriter:
 
 
 def complete_dead_runs(folder: Path) -> None:
-    """Write the rank XML of jobs that were running when their runs were killed.
-
-    Args:
-        folder: A run's folder, or one with gathered runs. Write errors are ignored.
-    """
+    """Write the rank XML of jobs below a folder that were running when their runs were killed, as far as possible."""
     for attempt in _unended(folder):
         if is_dead(attempt.parents[3].name) and not list(attempt.glob("rank-*.xml")):
             with suppress(OSError):
@@ -120,10 +116,6 @@ class Ledger:
 
     Each agent's first record is :class:`Begun`, and none follows :class:`Finished`. Outcomes belong to tests that the
     leading agent has collected, and to ranks that these tests have; a follower's, to ranks of its node.
-
-    Args:
-        world_size: Ranks of the job.
-        nodes: Nodes that they are spread over.
     """
 
     def __init__(self, world_size: int, nodes: int = 1) -> None:

@@ -167,12 +167,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
 
 
 def files_of(root: Path, wanted: tuple[Path, ...]) -> Iterator[FileCopy]:
-    """The files that a job needs of a code base: the wanted ones, and what pytest reads in the folders above them.
-
-    Args:
-        root: The folder of the matrix file.
-        wanted: Files and folders, relative to it.
-    """
+    """The files that a job needs of a code base: the wanted ones, and what pytest reads in the folders above them."""
     names = ("conftest.py", "__init__.py", *_CONFIGURATION)
     extra = [folder / name for folder in {parent for path in wanted for parent in path.parents} for name in names]
     present = [path for path in sorted(set(extra)) if (root / path).is_file()]

@@ -282,13 +282,7 @@ _DATA: Final = "application/octet-stream"
 
 
 def document(static: Static, index: str, chunks: Sequence[str]) -> str:
-    """The whole page.
-
-    Args:
-        static: The part that needs no script.
-        index: All testcases, packed.
-        chunks: The details that they show when opened, packed.
-    """
+    """The whole page, with all testcases and the details that they show when opened, packed."""
     style, script = _resource("page.css"), _resource("page.js")
     return Template(_resource("page.html")).substitute(
         generator=GENERATOR,

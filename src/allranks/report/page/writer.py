@@ -44,11 +44,7 @@ class _Reason:
 
 
 class PageWriter:
-    """Writes the page of a run.
-
-    Args:
-        path: The path of ``report.html``, in the folder of the run.
-    """
+    """Writes the page of a run, ``report.html`` in its folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -128,11 +128,6 @@ class PackGroup:
 def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected]) -> list[PackGroup]:
     """Jobs by rule and image, in their order.
 
-    Args:
-        matrix: Defines the machines.
-        jobs: All planned jobs.
-        foreseen: What each of them is expected to take.
-
     Raises:
         UsageError: No machine takes a job, or it does not fit into the time that the CI gives it.
     """
@@ -236,12 +231,6 @@ class _PackPart:
 
 def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishes: PackOptions) -> Division:
     """Packs of jobs for the machines of a CI. The same jobs and durations give the same packs.
-
-    Args:
-        matrix: Defines the machines.
-        jobs: All that is to run, at least one.
-        durations: What tests have taken.
-        wishes: How many packs, and how large.
 
     Raises:
         UsageError: No machine takes a job, a job does not fit into the time that the CI gives it, or there are not

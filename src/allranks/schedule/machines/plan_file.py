@@ -134,17 +134,7 @@ def plan_document(  # noqa: PLR0913 - all of them go into one file
     durations: Durations,
     pytest_args: Sequence[str],
 ) -> dict[str, Any]:
-    """The contents of the file: a manifest, and under ``plan`` the packs.
-
-    Args:
-        run_id: The run that all machines take part in.
-        matrix: Where the jobs come from.
-        facts: The rest of the manifest.
-        jobs: All that is planned.
-        packs: Their division.
-        durations: What tests have taken.
-        pytest_args: The arguments of each job for pytest.
-    """
+    """The contents of the file: a manifest, and under ``plan`` the packs."""
     document = as_json(announced(fresh_manifest(run_id, facts, None), jobs, pytest_args))
     split = {job.suite.name for job in jobs if job.shard}
     document["plan"] = {
@@ -291,11 +281,7 @@ class OwnPart:
     jobs: tuple[Job, ...]
 
     def refuse_others(self, run_id: str | None, pytest_args: Sequence[str]) -> None:
-        """Check that the run and arguments that this machine was given are those of the plan.
-
-        Args:
-            run_id: The run that it should take part in; empty or None if unspecified.
-            pytest_args: Its arguments for pytest; empty if unspecified.
+        """Check that the run and arguments that this machine was given, if any, are those of the plan.
 
         Raises:
             UsageError: They differ: its results would not be the planned ones.
@@ -311,11 +297,6 @@ class OwnPart:
 
 def own_part(expansion: Expansion, plan_file: Path, pack_text: str) -> OwnPart:
     """The part of a plan that this machine runs.
-
-    Args:
-        expansion: This machine's matrix.
-        plan_file: The plan that the pack is of.
-        pack_text: The pack, as the job matrix names it.
 
     Raises:
         UsageError: There is no such pack, or this machine has another matrix.

@@ -122,11 +122,6 @@ class PlanOptions:
 def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOptions) -> tuple[str, list[str]]:
     """Write the plan file; return the job matrix for GitHub Actions, and a summary as lines.
 
-    Args:
-        expansion: The matrix that the jobs come from.
-        jobs: All that is to run, at least one.
-        options: How to divide it.
-
     Raises:
         UsageError: The jobs cannot be divided so, or the file cannot be written.
     """

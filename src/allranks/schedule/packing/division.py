@@ -91,12 +91,7 @@ TRIES: Final = 200
 
 
 def divide(tasks: Sequence[Task], total: Capacity, count: int) -> list[list[Task]]:
-    """Tasks for each host, with no host idle.
-
-    Args:
-        tasks: At least one.
-        total: What each host has.
-        count: The number of hosts; those that would have no task are left out.
+    """Tasks for each host, with no host idle: there may be fewer hosts than this.
 
     Returns:
         A list for each host, with its tasks in the given order. The same tasks give the same result.
