@@ -33,7 +33,6 @@ class Meeting:
 
     Attributes:
         held: The port, reserved as long as this is open: bound with SO_REUSEADDR, and not listening.
-        token: The job's token.
     """
 
     held: socket.socket

@@ -37,7 +37,6 @@ class Archive:
     """A finished archive.
 
     Attributes:
-        data: The archive's bytes.
         pages: How many pages its files and folders take when they are unpacked.
     """
 

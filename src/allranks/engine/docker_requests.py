@@ -42,7 +42,6 @@ class Daemon:
     """The abilities of a daemon's host.
 
     Attributes:
-        cpus: Its CPUs.
         limits_cpus: Its kernel can limit how much of them containers use.
         has_seccomp: Its kernel can filter system calls.
     """

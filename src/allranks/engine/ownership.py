@@ -139,7 +139,6 @@ class OwnedRun:
     """A run that this process owns, perhaps with others.
 
     Attributes:
-        run_id: The run.
         descriptor: Its file, which is not removed while the run is owned, so all owners lock bytes of the same one.
     """
 

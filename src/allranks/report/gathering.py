@@ -107,7 +107,6 @@ class Gathered:
     Attributes:
         run_id: The run that the results should belong to.
         manifest: The combined plan of the parts; None if none of them has one.
-        plans: The jobs of each plan, by cell and suite.
         problems: Why a plan cannot be read, or contradicts the others; a sentence or a few for each.
         attempts: The newest attempt of each job, by cell and suite.
     """

@@ -53,9 +53,7 @@ class Share:
     """The part of a suite's tests that a job had, if several jobs share the suite.
 
     Attributes:
-        suite: The suite's name.
         number: From 1.
-        count: The number of jobs.
         split: A digest of which job has which test; empty if the collection never ended.
         elsewhere: The number of collected tests that belong to other jobs.
     """
@@ -99,7 +97,6 @@ class JobSummary:
         axes: The cell's value on each axis; empty if unknown.
         attempt: Number of the attempt that counts; None where there are no attempts.
         folder: The folder of its files, relative to the report's folder; empty if there are no attempts.
-        gpus: Ids of the GPUs that the job was given.
         deselected: Tests that pytest's own selection (``-k``, ``-m``) left out.
         notes: Sentences about the job, without their full stops.
         started: Seconds since the epoch.
@@ -248,9 +245,7 @@ class MergedRun:
 
     Attributes:
         junit: The merged JUnit file; the first of them if the report is split.
-        junit_files: All of them, in order.
         page: The report for people, in HTML.
-        summary: The Markdown summary.
         policy: How environment skips were read.
         planned: The job ids of the manifest; None if there is no manifest.
     """

@@ -87,7 +87,6 @@ class Verdict:
         rule: The first rule that applied.
         reason: One or two words for the ``type`` attribute: ``failed``, ``timed_out``, ``pytest.skip``.
         exit_code: The run's exit code if there were only this verdict.
-        leading: The rank that the verdict leads with.
         executed: True if any rank ran the test.
     """
 
@@ -119,7 +118,6 @@ class EarlierAttempt:
 
     Attributes:
         number: The attempt, from 1.
-        ranks: As in :class:`TestVerdict`.
     """
 
     number: int
@@ -185,9 +183,7 @@ class RankFile:
 
     Attributes:
         rank: None if neither the file nor its name states it.
-        properties: The properties of the test suite, by name.
         keys: Its tests, each once, in order. Ranks that ran the same tests share one tuple.
-        seconds: The duration of each test.
         at: When the outcome of each test arrived; :data:`ABSENT` if unknown. Empty if all are.
         world_sizes: The number of ranks that took part in each; 0 if unknown. Empty if all are.
         details: The results with more than *passed* and these three.

@@ -26,7 +26,6 @@ class PlannedJob:
     """A job that a manifest announces.
 
     Attributes:
-        image: The name of its image in the matrix file.
         pytest_args: The run's arguments to pytest, which follow those of the suite.
     """
 
@@ -73,8 +72,6 @@ class Manifest:
     Attributes:
         allranks: The version that began the run.
         started: When it began, in ISO 8601.
-        seed: The seed of every rank of every test.
-        command: The command line.
         matrix: The name of the matrix file.
         cells: For each cell id its value on each axis.
     """

@@ -37,12 +37,7 @@ from allranks.schedule.retry_policy import WHOLE, Again, RunPolicy, newest_attem
 
 @dataclass(eq=False)
 class AttemptRunner:
-    """Runs the attempts of a run.
-
-    Attributes:
-        pytest_args: Arguments of this run for pytest.
-        pool: Where it leases GPUs.
-    """
+    """Runs the attempts of a run."""
 
     matrix: Matrix
     host: Host

@@ -190,8 +190,6 @@ class EarlierRun:
     """A run that has ended, well or not.
 
     Attributes:
-        run_id: The run.
-        folder: Its results.
         arguments: The pytest arguments of each of its jobs, by cell and suite.
         setting: How its results are judged: as when it began, even if the matrix file has changed.
     """

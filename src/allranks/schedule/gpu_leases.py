@@ -37,7 +37,6 @@ class QueueEntry:
 
     Attributes:
         path: The entry's file; names sort in the order of the queue.
-        descriptor: The lock.
     """
 
     path: Path

@@ -20,8 +20,6 @@ class Host:
     """Where the jobs of a run execute.
 
     Attributes:
-        gpus: Ids of the GPUs that jobs may lease.
-        inventory: How containers are given them.
         cores: CPU cores that ranks share.
         memory: MiB.
         environment_of: Where each job's Python comes from, made on first use.

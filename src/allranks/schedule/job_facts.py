@@ -49,11 +49,7 @@ _OTHER_TORCH = "Install the torch that the cell is named after in its image, or 
 
 @dataclass(eq=False)
 class JobFacts:
-    """Facts about a job, derived from its records.
-
-    Attributes:
-        tests: Its tests, by their results.
-    """
+    """Facts about a job, derived from its records."""
 
     tests: Tests = field(default_factory=Tests)
     _records: list[Record] = field(default_factory=list)

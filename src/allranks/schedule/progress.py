@@ -29,7 +29,6 @@ class Tests:
 
     Attributes:
         counts: The number of tests for each word.
-        first_bad: The first bad test.
     """
 
     __test__ = False  # not a test class, despite its name
@@ -86,7 +85,6 @@ class Row:
 
     Attributes:
         collected: Tests that it has to run; None until some are reported.
-        first_bad: Its first bad test.
         trouble: The error of the job as a whole.
         gpus: The indexes of its GPUs among the host's.
         seconds: Since it began to run; for a job that is done, its duration.

@@ -24,7 +24,6 @@ class Pdb:
     """A debugger in a rank.
 
     Attributes:
-        rank: Which.
         terminal: The path of its terminal.
     """
 
@@ -38,10 +37,6 @@ class AttemptOptions:
 
     Attributes:
         number: From 1.
-        gpus: The GPUs of its lease.
-        passthrough: How a container is given them.
-        seed: The seed of every rank of every test.
-        pytest_args: Arguments of this run for pytest.
         carried: Files of an earlier job of the same cell and suite for this one.
         seconds: Earlier durations of the suite's tests, by node id; for a shard.
         only: Node ids of the tests that it runs again; None for all.

@@ -105,8 +105,6 @@ class RunFolder:
 
     Attributes:
         path: ``results/<run id>``.
-        run_id: The run.
-        seed: The seed of every rank of every test.
         durations: Durations of tests when the run began, for its shards.
     """
 

@@ -47,7 +47,6 @@ class FailureGroup:
 
     Attributes:
         message: The message of the first of them.
-        reason: As a verdict's.
     """
 
     message: str
@@ -112,7 +111,6 @@ class Sample:
 
     Attributes:
         place: ``<cell> / <suite>``.
-        count: The number of failures in the group.
     """
 
     place: str
@@ -129,7 +127,6 @@ class Static:
     """The static part of the page.
 
     Attributes:
-        samples: The first groups of failures.
         reasons: Of skips, each with the number of skips and of skips that count as passes.
         listed: A sentence for what the page leaves out; empty for nothing.
     """

@@ -93,10 +93,7 @@ class PackGroup:
     """Jobs that may share a machine.
 
     Attributes:
-        rule: Which machines take them.
-        image: Name of the image that they run in.
         engine: Their engine; None if unspecified.
-        total: What such a machine has.
         tasks: The jobs, by their numbers among all that are planned, with their expected durations.
         allowed: Seconds that are set aside for each, by its number.
         own_limit: The longest limit that one of them has, in seconds.
@@ -182,13 +179,10 @@ class Pack:
 
     Attributes:
         slug: Its name, valid for files and artifacts: ``cuda-g4-03of12``.
-        rule: The machines that it is for.
-        image: Name of the image that its jobs run in.
         engine: The engine of its jobs; None if unspecified.
         jobs: Numbers of its jobs among all that are planned, in order.
         gpus: The most GPUs that one of them needs.
         seconds: How long it is expected to run.
-        limits: How long it may.
     """
 
     slug: str
@@ -212,7 +206,6 @@ class Division:
 
     Attributes:
         packs: Group by group, in the order of the jobs.
-        jobs: How many jobs there are.
         guessed: How many of them have never been measured.
     """
 

@@ -102,12 +102,9 @@ class PlanFile:
     """A plan, as read from its file.
 
     Attributes:
-        path: Where it was read.
         run_id: The run that all packs are parts of.
         seed: The seed of every rank of every test on all machines.
-        pytest_args: The arguments of each job for pytest.
         durations: What tests had taken when the plan was made, for the suites that are split.
-        digest: The digest of its jobs and packs.
         declaration: Digests of the parts of the matrix file.
         made: Which version of allranks made it, and when.
         packs: By slug.
@@ -268,13 +265,7 @@ def _refuse_another_matrix(plan: PlanFile, matrix: Matrix) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPart:
-    """What one machine has to run.
-
-    Attributes:
-        plan: The whole plan.
-        pack: The machine's part of it.
-        jobs: Its jobs, in the order of the plan.
-    """
+    """What one machine has to run."""
 
     plan: PlanFile
     pack: PlannedPack

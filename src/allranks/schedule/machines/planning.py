@@ -105,10 +105,6 @@ class PlanOptions:
     """The command line's options for a plan of machines.
 
     Attributes:
-        run_id: The run that all machines take part in.
-        pytest_args: The arguments of each job for pytest.
-        durations: What tests have taken.
-        wishes: How many packs, and how large.
         plan_file: Where the plan is written; None for nowhere.
     """
 

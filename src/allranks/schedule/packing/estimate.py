@@ -15,8 +15,6 @@ class Capacity(NamedTuple):
     """An amount of each resource that jobs share.
 
     Attributes:
-        gpus: Number of GPUs.
-        cores: Number of CPU cores.
         memory: MiB.
     """
 
@@ -46,7 +44,6 @@ class Task:
     """A job as the scheduler sees it.
 
     Attributes:
-        number: Identifies it for its creator.
         room: Its demand while it runs.
         seconds: How long it is expected to run.
     """
