@@ -299,8 +299,8 @@ class JobOfAgents(Generic[A]):
         with selectors.DefaultSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
             for agent in self._agents:
-                if not agent.has_ended:
-                    _register(selector, agent)
+                for descriptor in () if agent.has_ended else agent.descriptors:
+                    selector.register(descriptor, selectors.EVENT_READ, agent)
             looked = time.monotonic()
             while not is_over() and (remaining := deadline() - self._now()) > 0:
                 found = selector.select(min(remaining, _LOOK_AGAIN))
@@ -318,11 +318,6 @@ class JobOfAgents(Generic[A]):
                         for descriptor in agent.descriptors:
                             selector.unregister(descriptor)
         return is_over()
-
-
-def _register(selector: selectors.BaseSelector, agent: Agent) -> None:
-    for descriptor in agent.descriptors:
-        selector.register(descriptor, selectors.EVENT_READ, agent)
 
 
 def _by_agent(

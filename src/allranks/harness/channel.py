@@ -182,11 +182,7 @@ def command_of(message: object) -> RunTest | End:
 
 
 class RankEnd:
-    """A rank's own end of the connection.
-
-    Args:
-        descriptor: Of its socket.
-    """
+    """A rank's own end of the connection."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _Socket(fileno=descriptor)

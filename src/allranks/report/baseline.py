@@ -97,7 +97,9 @@ def renewed_baseline(known: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
         whole.setdefault((row.cell, row.whole_suite), []).append(row)
     after = {cell: dict(suites) for cell, suites in known.items()}
     for (cell, suite), shards in whole.items():
-        if all(map(_is_good, shards)) and _is_whole(shards[-1], {row.suite: 0 for row in shards}):
+        if not any(row.counts.bad or row.deselected for row in shards) and _is_whole(
+            shards[-1], {row.suite: 0 for row in shards}
+        ):
             after.setdefault(cell, {})[suite] = sum(row.executed for row in shards)
     return after
 
@@ -116,10 +118,6 @@ def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
     except OSError as error:
         msg = f"The baseline {path} cannot be written."
         raise ResultsError(msg, why=f"{error.strerror}.", remedy="Name a file in an existing folder.") from error
-
-
-def _is_good(row: SuiteRow) -> bool:
-    return not row.counts.bad and not row.deselected
 
 
 def _is_whole(job: JobSummary, seen: Mapping[str, int]) -> bool:

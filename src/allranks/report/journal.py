@@ -1,10 +1,13 @@
-"""Reads the journal of an attempt at a job: the outcomes of all ranks, in one pass.
+"""The journal of an attempt at a job: written record by record, read as the outcomes of all ranks.
+
+Verdicts come from the journal. Files that the job itself leaves are additional evidence.
 
 Of several records of one test and rank the first bad one counts, and a later good one never improves it. A record
 about a rank whose node is lost gives way to any record from that node itself.
 """
 
 import math
+import os
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping
@@ -24,6 +27,7 @@ from allranks.records import (
     Record,
     TestStarted,
     decode,
+    encode,
 )
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
 from allranks.report.untrusted import duration, open_regular
@@ -32,10 +36,40 @@ from allranks.xml_text import cut, legal, split_nodeid, xml_id
 
 _T = TypeVar("_T")
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
 _NONE: Final = math.nan
 """The placeholder for an unknown value in a column of numbers."""
 
 NOTHING_CAME: Final = "nothing came back: job and rank ended in this test"
+
+
+class JournalWriter:
+    """A file that records are appended to, made with the first of them; its size is in bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.size = 0
+        self._path = path
+        self._file: int | None = None
+
+    def write(self, record: Record) -> None:
+        """Append a record.
+
+        Raises:
+            OSError: The file cannot be written; its last line may be cut short.
+        """
+        if self._file is None:
+            self._file = os.open(self._path, _FLAGS, 0o644)
+        line = memoryview(encode(record) + b"\n")
+        self.size += len(line)
+        while line:
+            line = line[os.write(self._file, line) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 @dataclass(slots=True)

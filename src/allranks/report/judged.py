@@ -141,7 +141,6 @@ class SuiteRow(JobSummary):
         executed: Tests that any rank ran, however skips are read.
         exit_codes: The contributions of its verdicts to the run's exit code.
         failures: Its failures, equal ones grouped, those of the job itself first; at most :data:`KEPT_FAILURES`.
-        more_failures: The number of bad testcases that are in no entry of ``failures``.
         xpassed: Node ids of tests that were expected to fail but passed; at most :data:`KEPT_FAILURES`.
     """
 
@@ -149,7 +148,6 @@ class SuiteRow(JobSummary):
     executed: int
     exit_codes: frozenset[ExitCode]
     failures: tuple[Failure, ...] = ()
-    more_failures: int = 0
     xpassed: tuple[str, ...] = ()
 
     @property
@@ -207,15 +205,12 @@ class CellSuite(JobSummary):
     @property
     def row(self) -> SuiteRow:
         """The data that the report needs after its tests are written."""
-        failures = self._failures()
-        kept = failures[:KEPT_FAILURES]
         return SuiteRow(
             **{each.name: getattr(self, each.name) for each in fields(JobSummary)},
             counts=self.counts,
             executed=self.executed,
             exit_codes=frozenset(test.verdict.exit_code for test in self.tests),
-            failures=tuple(kept),
-            more_failures=sum(1 + failure.alike for failure in failures[KEPT_FAILURES:]),
+            failures=tuple(self._failures()[:KEPT_FAILURES]),
             xpassed=tuple(test.nodeid for test in self.tests if test.verdict.reason == XPASS)[:KEPT_FAILURES],
         )
 

@@ -308,12 +308,8 @@ def reruns(test: TestVerdict, setting: VerdictPolicy) -> Iterator[EarlierAttempt
 
     torch's own test/conftest.py writes ``<rerun>`` for one, Maven's Surefire ``<flakyFailure>`` and ``<rerunFailure>``.
     """
-    tries = max((len(rank.reruns) for rank in _notable(test)), default=0)
+    # Ranks of a plain pass have no such tries, and are built on access.
+    tries = 0 if test.slowest is not None else max((len(rank.reruns) for rank in test.ranks), default=0)
     for number in range(tries):
         ranks = tuple(rank.reruns[number] for rank in test.ranks if number < len(rank.reruns))
         yield EarlierAttempt(number=number + 1, verdict=verdict(ranks, setting), ranks=ranks)
-
-
-def _notable(test: TestVerdict) -> Sequence[RankResult]:
-    """The ranks of a test that is not a plain pass; else none."""
-    return test.ranks if test.slowest is None else ()

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from allranks.errors import ResultsError
@@ -94,9 +93,7 @@ class JUnitWriter:
         path = _unfinished(_place(self._path, len(self._parts) + 1))
         self._parts.append(_DOCUMENTS[self._form.schema](path))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the report; on an error, the previous report stays.
 
         Raises:

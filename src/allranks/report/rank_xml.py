@@ -289,11 +289,6 @@ def stray_file(path: Path) -> RankFile:
     return RankFile(path=path, rank=_rank({}, path), problem=stray_text(path))
 
 
-def read_rank_xml(path: Path) -> RankFile:
-    """The results in one XML file, as :meth:`RankReader.read` returns them."""
-    return RankReader().read(path)
-
-
 def _inside(inside: bytes) -> tuple[str, CaseDetails] | None:
     """Parse a testcase from the end of its attributes on; None if expat must read it in place."""
     is_one = inside.endswith(_END_OF_CASE) and inside.count(b"testcase") == 1 and b"testsuite" not in inside

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from allranks.engine.ownership import is_at, lock_folder, open_lock
@@ -132,9 +131,7 @@ class Lease(AbstractContextManager["Lease"]):
     gpus: tuple[str, ...] = ()
     descriptors: tuple[int, ...] = ()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give the GPUs back, as far as this process holds them."""
         for descriptor in self.descriptors:
             os.close(descriptor)
@@ -216,14 +213,10 @@ def _is_free(gpu: str) -> bool:
 
 
 def _try_lock(gpu: str) -> int | None:
-    descriptor = open_lock(_lock_path(gpu))
+    descriptor = open_lock(lock_folder() / f"{_LEASE_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', gpu)}")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _lock_path(gpu: str) -> str:
-    return str(lock_folder() / f"{_LEASE_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', gpu)}")

@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -67,12 +67,6 @@ class JobFacts:
                 pass
             case _:
                 self._records.append(record)
-
-    def take_all(self, records: Iterable[Record]) -> "JobFacts":
-        """Take in some records; returns itself."""
-        for record in records:
-            self.take(record)
-        return self
 
     def _all(self, kind: type[R]) -> list[R]:
         return [record for record in self._records if isinstance(record, kind)]

@@ -1,7 +1,4 @@
-"""The journal of an attempt on disk, and the checks that each record of a job must pass.
-
-Verdicts come from the journal. Files that the job itself leaves are additional evidence.
-"""
+"""The checks that each record of a job must pass before it enters the journal."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -31,47 +28,9 @@ from allranks.records import (
     RankEnded,
     Record,
     TestStarted,
-    encode,
 )
 from allranks.report.rank_document import write_rank_files
 from allranks.report.untrusted import leads_out, special
-
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-
-
-class JournalWriter:
-    """A file that records are appended to.
-
-    Args:
-        path: The file, made with the first record.
-
-    Attributes:
-        size: Bytes that have been written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.size = 0
-        self._path = path
-        self._file: int | None = None
-
-    def write(self, record: Record) -> None:
-        """Append a record.
-
-        Raises:
-            OSError: The file cannot be written; its last line may be cut short.
-        """
-        if self._file is None:
-            self._file = os.open(self._path, _FLAGS, 0o644)
-        line = memoryview(encode(record) + b"\n")
-        self.size += len(line)
-        while line:
-            line = line[os.write(self._file, line) :]
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
 
 
 def complete_dead_runs(folder: Path) -> None:

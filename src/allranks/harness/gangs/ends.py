@@ -42,14 +42,7 @@ class StepRecords:
 
 
 def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]) -> StepRecords:
-    """Turn a step into records.
-
-    Args:
-        step: The step, with its outcomes.
-        nodeid: The test that it was a part of.
-        world_size: The number of ranks of the test.
-        outputs: The output of each rank.
-    """
+    """Turn a step of a test into records, with the output of each rank."""
     outcomes = [_skipped_in_words(each, outputs.get(each.rank, Output()).stderr) for each in step.outcomes]
     final = {each.rank: each for each in outcomes}
     passed = [each for each in final.values() if each.outcome is Outcome.PASSED]

@@ -44,10 +44,6 @@ class Follower:
     def serve(self, node: Node, end: JobEnd) -> None:
         """Carry out the leader's commands until it dismisses this agent.
 
-        Args:
-            node: Starts ranks on this node.
-            end: Signals the end of the job.
-
         Raises:
             HangupError: The job was ended from outside, or its leader is gone.
         """
