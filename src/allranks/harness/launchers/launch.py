@@ -203,7 +203,7 @@ class Launch:
 
     def _record(self, step: Step) -> None:
         outputs = self._gang.put_output_away(self._last.nodeid)
-        for record in ends_of(step, self._last.nodeid, self.world_size, outputs).records:
+        for record in ends_of(step, self._last.nodeid, self.world_size, outputs):
             self._workplace.journal.write(record)
         self._workplace.show(outputs)
 
