@@ -90,7 +90,7 @@ def render_notes(division: Division) -> list[str]:
 
 
 def _groups(packs: Sequence[Pack]) -> list[list[Pack]]:
-    groups: dict[tuple[RunnerRule, str, str | None], list[Pack]] = {}
+    groups: dict[tuple[RunnerRule, str], list[Pack]] = {}
     for pack in packs:
         groups.setdefault(pack.group, []).append(pack)
     return list(groups.values())
