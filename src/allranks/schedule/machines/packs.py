@@ -1,6 +1,6 @@
 """Divides jobs into packs, one for each CI machine: by runner and image, evenly, with limits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -276,14 +276,19 @@ def _pack(group: PackGroup, tasks: Sequence[Task]) -> Pack:
     )
 
 
-def _slugs(packs: Sequence[Pack]) -> list[str]:
-    """A name for each pack, unique regardless of case: image, GPUs, and its number among how many."""
+def grouped(packs: Iterable[Pack]) -> list[list[Pack]]:
+    """The packs by their groups, in order."""
     groups: dict[tuple[RunnerRule, str], list[Pack]] = {}
     for pack in packs:
         groups.setdefault(pack.group, []).append(pack)
+    return list(groups.values())
+
+
+def _slugs(packs: Sequence[Pack]) -> list[str]:
+    """A name for each pack, unique regardless of case: image, GPUs, and its number among how many."""
     taken: set[str] = set()
     slugs: list[str] = []
-    for own in groups.values():
+    for own in grouped(packs):
         stem = _stem(f"{own[0].image[:LONGEST_IMAGE].lower()}-g{max(pack.gpus for pack in own)}", taken)
         width = len(str(len(own)))
         slugs += [f"{stem}-{number:0{width}}of{len(own)}" for number in range(1, len(own) + 1)]

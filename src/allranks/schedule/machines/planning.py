@@ -11,7 +11,7 @@ from allranks.errors import UsageError, counted
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job, RunnerRule
 from allranks.report.durations import Durations
-from allranks.schedule.machines.packs import Division, Pack, PackOptions, divide_jobs
+from allranks.schedule.machines.packs import Division, Pack, PackOptions, divide_jobs, grouped
 from allranks.schedule.machines.plan_file import plan_document, reference, write_plan
 from allranks.schedule.results_folder import facts_of
 
@@ -80,20 +80,13 @@ def render_notes(division: Division) -> list[str]:
     lines = [f"{counted(division.jobs, 'job')} in {counted(len(packs), 'entry', 'entries')} of the job matrix"]
     if division.guessed:
         lines.append(f"{counted(division.guessed, 'job')} of these were never measured: what they take is a guess")
-    for group in _groups(packs):
+    for group in grouped(packs):
         least, most = min(pack.seconds for pack in group), max(pack.seconds for pack in group)
         where, jobs = group[0].rule.runs_on, sum(len(pack.jobs) for pack in group)
         minutes = f"{_minutes(least)} to {_minutes(most)}" if len(group) > 1 else _minutes(most)
         entries = counted(len(group), "entry", "entries")
         lines.append(f"{group[0].image} on {where}: {counted(jobs, 'job')} in {entries} of {minutes} min")
     return lines
-
-
-def _groups(packs: Sequence[Pack]) -> list[list[Pack]]:
-    groups: dict[tuple[RunnerRule, str], list[Pack]] = {}
-    for pack in packs:
-        groups.setdefault(pack.group, []).append(pack)
-    return list(groups.values())
 
 
 def _minutes(seconds: float) -> str:
