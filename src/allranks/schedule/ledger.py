@@ -1,4 +1,4 @@
-"""The checks that each record of a job must pass before it enters the journal."""
+"""The checks that each record of a job must pass, and the journals of runs that were killed."""
 
 import os
 from collections.abc import Iterable, Iterator
