@@ -326,6 +326,6 @@ class _Digests:
             raise NodesError(msg)
         for digest in digests[:1]:
             # An agent whose collection failed sends its digest again as it ends.
-            self._digests[link.node] = CollectionDigest.from_message(digest)
+            self._digests[link.node] = build(CollectionDigest, digest)
             del self._absent[link.node]
         return bool(digests)
