@@ -32,7 +32,6 @@ class RankProcess:
         pidfd: Readable when the process has ended (pidfd_open(2)).
         board: Descriptor of its call board.
         exit_status: ``os.waitstatus_to_exitcode`` of its end; None while it lives.
-        is_held: It has been killed but does not end, or its tracer keeps its status.
     """
 
     number: int
@@ -43,7 +42,6 @@ class RankProcess:
     stderr: OutputStream
     board: int
     exit_status: int | None = None
-    is_held: bool = False
 
     def signal(self, number: int) -> None:
         """Send a signal to the rank alone."""
