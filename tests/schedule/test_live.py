@@ -1,10 +1,9 @@
 import pytest
-from scripted_engine import FINISHED, PASSED, failed
+from scripted_engine import FINISHED, PASSED, facts_of, failed
 
 from allranks.outcomes import Outcome
 from allranks.records import Collected, Passed, Printed
 from allranks.report.run_files import JobError
-from allranks.schedule.job_facts import JobFacts
 from allranks.schedule.log_lines import LiveView
 from allranks.schedule.progress import Tests
 
@@ -52,7 +51,7 @@ def test_an_end_counts_tests_by_their_worst_rank(live, lines):
         return Passed(nodeid=nodeid, ranks=ranks, arrived=ranks, seconds=ranks, world_size=2)
 
     skipped = [failed("c", rank, outcome=Outcome.SKIPPED) for rank in (0, 1)]
-    facts = JobFacts().take_all([passed("a", 0), failed("a", 1), passed("b", 0, 1), *skipped])
+    facts = facts_of([passed("a", 0), failed("a", 1), passed("b", 0, 1), *skipped])
     live.job_ended("cell/suite", facts.tests, 1.26, None)
     assert lines == ["cell/suite: 1 bad, 1 passed, 1 skipped (1.3 s)"]
 
