@@ -251,7 +251,15 @@ def _write_secretly(path: Path, text: str) -> None:
 
 
 def command(python: str, package_path: Path, code: Path, scratch: Path, shared: Path) -> list[str]:
-    """The agent's command line on this host."""
+    """The agent's command line on this host.
+
+    Args:
+        python: The interpreter.
+        package_path: A folder that holds the package ``allranks``.
+        code: The folder that the suite's path is relative to.
+        scratch: The agent's own folder.
+        shared: The folder that the agents of all nodes share.
+    """
     return [
         python,
         *(*ISOLATED, str(package_path / "allranks" / "harness" / COMMAND.name)),

@@ -27,8 +27,11 @@ _Identity = tuple[int, int]
 def source_digest(folder: Path) -> str:
     """A hash of a project's files.
 
-    Hidden folders, virtual environments and leftovers of tools do not count; links are followed. Contents are read only
-    if the size or the time of change of some file differs from the last call, since every run needs this hash.
+    Hidden folders, virtual environments and leftovers of tools do not count; links are followed. Contents are read
+    only if the size or the time of change of some file differs from the last call, since every run needs this hash.
+
+    Args:
+        folder: The project's folder.
     """
     files = sorted(_project_files(str(folder)), key=lambda entry: entry.path)
     stamps = _hash(f"{entry.path}:{_stamp(entry.stat())}" for entry in files)

@@ -20,7 +20,6 @@ MANIFEST_PLACE: Final = ("run", "manifest")
 KEPT_FAILURES: Final = 50
 """Distinct failures of a job that its row keeps: as many as the longest list built from rows can show."""
 
-_SHARES: Final = range(1, 1_001)  # the limit of a matrix file
 _MESSAGE: Final = 500
 _SHOWN: Final = 4
 
@@ -46,6 +45,9 @@ class Counts:
     def __add__(self, other: "Counts") -> "Counts":
         """The sum of both."""
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
+
+
+_SHARES: Final = range(1, 1_001)  # the limit of a matrix file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +143,7 @@ class SuiteRow(JobSummary):
         executed: Tests that any rank ran, however skips are read.
         exit_codes: The contributions of its verdicts to the run's exit code.
         failures: Its failures, equal ones grouped, those of the job itself first; at most :data:`KEPT_FAILURES`.
+        more_failures: The number of bad testcases that are in no entry of ``failures``.
         xpassed: Node ids of tests that were expected to fail but passed; at most :data:`KEPT_FAILURES`.
     """
 
@@ -148,6 +151,7 @@ class SuiteRow(JobSummary):
     executed: int
     exit_codes: frozenset[ExitCode]
     failures: tuple[Failure, ...] = ()
+    more_failures: int = 0
     xpassed: tuple[str, ...] = ()
 
     @property
@@ -205,12 +209,15 @@ class CellSuite(JobSummary):
     @property
     def row(self) -> SuiteRow:
         """The data that the report needs after its tests are written."""
+        failures = self._failures()
+        kept = failures[:KEPT_FAILURES]
         return SuiteRow(
             **{each.name: getattr(self, each.name) for each in fields(JobSummary)},
             counts=self.counts,
             executed=self.executed,
             exit_codes=frozenset(test.verdict.exit_code for test in self.tests),
-            failures=tuple(self._failures()[:KEPT_FAILURES]),
+            failures=tuple(kept),
+            more_failures=sum(1 + failure.alike for failure in failures[KEPT_FAILURES:]),
             xpassed=tuple(test.nodeid for test in self.tests if test.verdict.reason == XPASS)[:KEPT_FAILURES],
         )
 

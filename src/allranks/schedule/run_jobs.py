@@ -56,15 +56,19 @@ class RunOptions:
 
     Attributes:
         run_id: The run to begin or to join.
+        results: The folder of all runs.
         engine: The name of the requested engine, or ``auto``.
         seed: The requested seed; None for a random one.
+        pytest_args: Arguments for pytest inside the ranks.
         nothing_ran_allowed: Whether a run in which no test executed is good.
         durations: The file of durations; None for the one that the matrix names.
         known: Durations for its shards; None for those in the file of durations.
+        policy: How its jobs follow each other.
         left: The remaining parts of the jobs of a resumed run, by id; None for a new run.
         gpus: The GPUs that jobs may use, by number or by id; None for all of the host's.
         gpu_mode: Whose GPUs, and how containers are given them.
         planned_gpus: How many GPUs this machine must have, since a plan has chosen it for jobs that need them.
+        annotate: Reports failures to a CI service.
     """
 
     run_id: str
