@@ -108,7 +108,7 @@ def timed_plan(expansion: Expansion, durations: Durations) -> None:
     document = plan_document(
         run_id="benchmark",
         matrix=expansion.matrix,
-        facts=Manifest(),
+        facts=Manifest(run_id=""),
         jobs=jobs,
         packs=division.packs,
         durations=durations,
@@ -135,7 +135,7 @@ def compare(expansion: Expansion, durations: Durations, ours: Sequence[object]) 
     """Print what the plain ways come to with as many packs of each kind, and what the simulator says of ours."""
     jobs = plan(expansion.matrix, expansion.cells)
     groups = groups_of(expansion.matrix, jobs, expected(durations, jobs))
-    counts = [sum(each == (group.rule, group.image, group.engine) for each in ours) for group in groups]
+    counts = [sum(each == (group.rule, group.image) for each in ours) for group in groups]
     for name, way in (("round robin", round_robin), ("longest first", longest_first)):
         packs = packs_of(groups, counts, way)
         print(f"{name:14} {described([packed_seconds(tasks, group.total) for group, tasks in packs])}")

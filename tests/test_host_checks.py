@@ -149,7 +149,7 @@ def test_remains_that_nobody_can_list_are_a_problem(dead_run, tmp_path):
 @pytest.mark.usefixtures("locks")
 def test_a_daemon_that_was_asked_for_and_does_not_answer_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    assert "Start one" in problems(examine("docker", "none", tmp_path))["Docker"].remedy
+    assert "start it" in problems(examine("docker", "none", tmp_path))["Docker"].remedy
     assert "Docker" not in problems(examine("process", "none", tmp_path))
 
 

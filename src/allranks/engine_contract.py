@@ -151,12 +151,7 @@ ENDED: Final = {("test_that_ends", rank): "passed" for rank in (0, 1)}
 
 
 def job_of_two_ranks(run_id: str, code: Path) -> JobSpec:
-    """A job over gloo, without an environment and without files.
-
-    Args:
-        run_id: Its run.
-        code: The folder that its suite will be in.
-    """
+    """A job over gloo, without an environment and without files."""
     agent = AgentConfig(
         cell="gloo-w2-g0-env",
         suite="tiny",

@@ -7,11 +7,10 @@ needs only the standard library: agents write records inside a job, the orchestr
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from json import dumps, loads
 from typing import Final
 
 from allranks.outcomes import Outcome, SkipKind
-from allranks.typed_json import RecordError, build, told
+from allranks.typed_json import RecordError, decode_line, encode_line
 
 SCHEMA: Final = 2
 """Incremented when an older reader could misread new records."""
@@ -341,12 +340,13 @@ class ContainerEnded(Record):
     memory_kills: int
 
 
-_KINDS: Final[Mapping[str, type[Record]]] = {kind.__name__: kind for kind in Record.__subclasses__()}
+KINDS: Final[Mapping[str, type[Record]]] = {kind.__name__: kind for kind in Record.__subclasses__()}
+"""All records, by the names that their lines begin with."""
 
 
 def encode(record: Record) -> bytes:
     """The line of a record, without its line feed."""
-    return dumps([type(record).__name__, told(record)], separators=(",", ":")).encode()
+    return encode_line(record)
 
 
 def decode(line: bytes) -> Record:
@@ -355,19 +355,16 @@ def decode(line: bytes) -> Record:
     Raises:
         RecordError: The line is not a record of this version.
     """
+    check_length(line)
+    return decode_line(line, KINDS)
+
+
+def check_length(line: bytes) -> None:
+    """Check that a record's line is not too long.
+
+    Raises:
+        RecordError: It is.
+    """
     if len(line) > LINE_LIMIT:
         msg = f"has {len(line)} bytes, over the limit of {LINE_LIMIT}"
         raise RecordError(msg)
-    try:
-        value = loads(line)
-    except (ValueError, RecursionError) as error:
-        msg = "is not JSON"
-        raise RecordError(msg) from error
-    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)):
-        msg = "is not a record: a name and an object"
-        raise RecordError(msg)
-    kind = _KINDS.get(value[0])
-    if kind is None:
-        msg = f"is of an unknown kind: {value[0][:40]!r}"
-        raise RecordError(msg)
-    return build(kind, value[1])

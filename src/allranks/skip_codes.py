@@ -43,16 +43,7 @@ class SkipCode(IntEnum):
     NO_ACCELERATOR = 89
 
 
-_MULTI_GPU = (
-    SkipCode.MULTI_GPU_1,
-    SkipCode.MULTI_GPU_2,
-    SkipCode.MULTI_GPU_3,
-    SkipCode.MULTI_GPU_4,
-    SkipCode.MULTI_GPU_5,
-    SkipCode.MULTI_GPU_6,
-    SkipCode.MULTI_GPU_7,
-    SkipCode.MULTI_GPU_8,
-)
+_MULTI_GPU = tuple(code for code in SkipCode if code.name.startswith("MULTI_GPU"))
 
 _HARDWARE = frozenset({SkipCode.NO_CUDA, SkipCode.NO_PEER_ACCESS, SkipCode.NO_ACCELERATOR, *_MULTI_GPU})
 

@@ -1,10 +1,11 @@
-"""Dataclasses to JSON values and back, with every field checked."""
+"""Dataclasses to JSON and back, with every field checked; a line has the name of its class, too."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
+from json import dumps, loads
 from types import NoneType, UnionType
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
@@ -14,6 +15,41 @@ _Read = Callable[[Any], Any]
 
 class RecordError(ValueError):
     """A line is not a record of this version; the message gives the reason, as in "is not JSON"."""
+
+
+def encode_line(message: object) -> bytes:
+    """The line of a dataclass: an array of its class's name and its fields; without a line feed."""
+    return dumps([type(message).__name__, told(message)], separators=(",", ":")).encode()
+
+
+def decode_line(line: bytes, kinds: Mapping[str, type[T]]) -> T:
+    """The dataclass on a line, of one of these classes.
+
+    Raises:
+        RecordError: The line is none of these.
+    """
+    try:
+        value = loads(line)
+    except (ValueError, RecursionError) as error:
+        msg = "is not JSON"
+        raise RecordError(msg) from error
+    return build_named(value, kinds)
+
+
+def build_named(value: object, kinds: Mapping[str, type[T]]) -> T:
+    """The dataclass in the parsed JSON of a line.
+
+    Raises:
+        RecordError: The value is none of these classes.
+    """
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)):
+        msg = "is not a record: a name and an object"
+        raise RecordError(msg)
+    kind = kinds.get(value[0])
+    if kind is None:
+        msg = f"is of an unknown kind: {value[0][:40]!r}"
+        raise RecordError(msg)
+    return build(kind, value[1])
 
 
 def build(kind: type[T], told: object) -> T:

@@ -149,7 +149,7 @@ def earlier(repository):
     """A run of which one job is good and the others have not begun."""
     expansion = load(repository)
     jobs = plan(expansion.matrix, expansion.cells)
-    folder = open_run(repository / "results", "r1", jobs, Manifest(), 7, ("-k", "x"))
+    folder = open_run(repository / "results", "r1", jobs, Manifest(run_id=""), 7, ("-k", "x"))
     _, attempt = folder.new_attempt(jobs[0])
     case = "<testsuites><testsuite><testcase classname='t' name='x'/></testsuite></testsuites>"
     (attempt / "rank-0.xml").write_text(case)
@@ -186,7 +186,7 @@ def test_a_run_is_not_gone_on_with_under_another_selection(allranks, runs, earli
 def test_what_a_run_had_not_planned_cannot_be_gone_on_with(allranks, runs, repository):
     expansion = load(repository)
     [job] = [job for job in plan(expansion.matrix, expansion.cells) if job.id == "gloo-w1-g0-env/tiny"]
-    open_run(repository / "results", "r1", [job], Manifest(), 7)
+    open_run(repository / "results", "r1", [job], Manifest(run_id=""), 7)
     code, _, err = allranks("run", "--resume", "gloo-w2-g0-env")
     assert (code, runs) == (2, [])
     assert "The run r1 planned none of these cells and suites." in err

@@ -102,7 +102,7 @@ def run_jobs(tmp_path, docker_client, run_id):
         (tmp_path / "matrix.toml").write_text(MATRIX.format(gpu_count=gpu_count, suites=tables, nodes=nodes))
         expansion = load(tmp_path)
         jobs = plan(expansion.matrix, expansion.cells)
-        folder = open_run(tmp_path / "results", run_id, jobs, Manifest(), 7)
+        folder = open_run(tmp_path / "results", run_id, jobs, Manifest(run_id=""), 7)
         host = replace(choose_host("docker", expansion.matrix, print, inventory), cores=64, memory=1 << 20)
         with own_run(run_id), lives(docker_client, run_id, len(jobs) * nodes) as seen:
             Dispatcher(AttemptRunner(expansion.matrix, host, folder, LiveView(print), ())).run(jobs)

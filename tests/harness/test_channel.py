@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.harness import linux
+from allranks.harness import channel, linux
 from allranks.harness.channel import (
     MESSAGE_LIMIT,
     DriverSays,
@@ -22,13 +22,12 @@ from allranks.harness.channel import (
     RankEnd,
     Report,
     RunTest,
-    decode_command,
     encode_message,
     link_pair,
     receive,
 )
 from allranks.outcomes import Outcome, Phase, SkipKind
-from allranks.typed_json import RecordError
+from allranks.typed_json import RecordError, decode_line
 
 
 def test_a_patched_json_changes_no_report(monkeypatch):
@@ -163,7 +162,7 @@ def test_a_command_to_a_rank_that_reads_nothing_keeps_nobody_waiting(pair):
 @pytest.mark.parametrize("line", [b'["Report", {}]', b"[]", b'["Run", {}]', b'["End", {"is_condemned": 1}]', b'"End"'])
 def test_what_is_no_command_is_a_record_error(line):
     with pytest.raises(RecordError):
-        decode_command(line)
+        decode_line(line, channel.COMMANDS)
 
 
 def test_a_report_to_a_dead_supervisor_raises(pair):

@@ -174,7 +174,7 @@ def test_a_fork_server_that_the_kernel_killed_for_want_of_memory_says_so(start_s
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        ('control.sendall(b"hello\\n")', "tells a line that is no JSON"),
+        ('control.sendall(b"hello\\n")', "tells a line that is not JSON"),
         ('tell("Program", {"tests": 3})', "tells a line that has '3' as tests of Program"),
         ('tell("StartGang", {})', "tells a line that is of an unknown kind"),
     ],

@@ -123,8 +123,8 @@ def test_a_damaged_line_is_a_message_or_a_record_error(message, data):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b"hello", "is no JSON"),
-        (b"[" * 100_000, "is no JSON"),
+        (b"hello", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
         (b"{}", "is not a record"),
         (b'["Program", []]', "has no object as its Program"),
         (b'["Forked", {"pids": ["1"]}]', "as pids of Forked"),

@@ -15,7 +15,7 @@ from jsonschema import Draft7Validator
 from packaging.version import VERSION_PATTERN, Version
 from schema_documents import documents, mutated
 
-from allranks.commands.init import Surroundings, matrix_text
+from allranks.commands.init import Repository, matrix_text
 from allranks.errors import MatrixError
 from allranks.harness.config import Isolation
 from allranks.matrix import declaration, model
@@ -159,7 +159,7 @@ def test_parser_and_schema_accept_what_is_right(folder, document):
     assert wrongs(document) == []
 
 
-@pytest.mark.parametrize("text", [(ROOT / "matrix.toml").read_text(), matrix_text(Surroundings(folder="x", gpus=2))])
+@pytest.mark.parametrize("text", [(ROOT / "matrix.toml").read_text(), matrix_text(Repository(folder="x", gpus=2))])
 def test_the_schema_accepts_our_own_files(text):
     assert wrongs(tomllib.loads(text)) == []
 

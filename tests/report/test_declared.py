@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from allranks.report.declared import outcome_of
 from allranks.report.merging import merge
-from allranks.report.rank_xml import read_rank_xml
+from allranks.report.rank_xml import RankReader
 
 GOOD = '<testcase classname="t" name="a"/>'
 BAD = '<testcase classname="t" name="b"><failure message="m"/></testcase>'
@@ -24,7 +24,7 @@ def read(tmp_path):
     def of(document):
         path = tmp_path / "rank-0.xml"
         path.write_text(document)
-        return read_rank_xml(path)
+        return RankReader().read(path)
 
     return of
 
@@ -127,7 +127,7 @@ def test_pytests_own_counts_are_no_contradiction(tmp_path, chosen):
     (tmp_path / "test_real.py").write_text(SUITE)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=rank-0.xml", "-k", chosen]
     subprocess.run([*command, "test_real.py"], cwd=tmp_path, capture_output=True, check=False)
-    file = read_rank_xml(tmp_path / "rank-0.xml")
+    file = RankReader().read(tmp_path / "rank-0.xml")
     assert file.results
     assert file.problem == ""
     assert ("counts subtests" in file.note) == (chosen != "tears_down")
@@ -155,10 +155,10 @@ def test_right_counts_are_none_and_each_wrong_one_is_a_contradiction(tmp_path_fa
     path = tmp_path_factory.mktemp("declared") / "rank-0.xml"
     cases, counts = counted(kinds)
     path.write_text(suite(" ".join(f'{kind}="{count}"' for kind, count in counts.items()), cases))
-    assert read_rank_xml(path).problem == ""
+    assert RankReader().read(path).problem == ""
     more += counts["errors"] if name == "tests" else 0  # pytest may count as many twice
     path.write_text(suite(f'{name}="{counts[name] + more}"', cases))
-    assert "contradicts itself" in read_rank_xml(path).problem
+    assert "contradicts itself" in RankReader().read(path).problem
 
 
 @pytest.mark.parametrize(

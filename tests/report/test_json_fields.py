@@ -122,7 +122,7 @@ def test_any_json_in_any_field_costs_no_more_than_its_file(tmp_path_factory, fie
         (("jobs", 0), [], "run.json is damaged: jobs.0 is a list, not an object."),
         (("cells",), [], "run.json is damaged: cells is a list, not an object."),
         (("collected",), "abc", "job.json is damaged: collected is 'abc', not a list."),
-        (("collected",), [1], "job.json is damaged: collected is a list, not a list of texts."),
+        (("collected",), [1], "job.json is damaged: collected.0 is 1, not a text."),
         (("world_size",), True, "job.json is damaged: world_size is True, not a whole number from 1 to 16384."),
         (("world_size",), 0, "job.json is damaged: world_size is 0, not a whole number from 1 to 16384."),
         (("share", "count"), 10**9, "job.json is damaged: share.count is 1000000000, not a whole number from 1 to"),

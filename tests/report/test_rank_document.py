@@ -12,7 +12,7 @@ from allranks.outcomes import Outcome, SkipKind
 from allranks.records import JOURNAL, SCHEMA, JobStarted, Passed, PhaseEnd, RankEnded, TestStarted, encode
 from allranks.report.journal import read_journal
 from allranks.report.rank_document import write_rank_files
-from allranks.report.rank_xml import read_rank_xml
+from allranks.report.rank_xml import RankReader
 
 RECORDED = sorted(Path(__file__).with_name("earlier_schemas").rglob("rank-*.xml"))
 A, B = "suite/test_a.py::test_a", "suite/test_b.py::TestB::test_b[x-1]"
@@ -31,7 +31,7 @@ def journal_of(folder, *records):
 def written(folder, *records):
     """What each rank's XML says, by rank."""
     write_rank_files(folder, journal_of(folder, *records))
-    return {int(path.stem.removeprefix("rank-")): read_rank_xml(path) for path in folder.glob("rank-*.xml")}
+    return {int(path.stem.removeprefix("rank-")): RankReader().read(path) for path in folder.glob("rank-*.xml")}
 
 
 def passed(nodeid, *ranks, world_size=2, seconds=0.25):
@@ -75,7 +75,7 @@ def as_record(result, world_size):
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: "/".join(path.parts[-4:]))
 def test_the_xml_is_what_agents_wrote_before_there_were_journals(tmp_path, path):
-    before = read_rank_xml(path)
+    before = RankReader().read(path)
     size, cell = int(before.properties["allranks.world_size"]), before.properties["allranks.cell"]
     write_rank_files(
         tmp_path,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allranks.outcomes import Outcome, SkipKind
-from allranks.report.rank_xml import read_rank_xml
+from allranks.report.rank_xml import RankReader
 
 Write = Callable[[str, Sequence[str]], Path]
 
@@ -42,7 +42,7 @@ def test_real_pytest_xml_is_read_with_every_outcome(tmp_path: Path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=junit.rank3.xml"]
     done = subprocess.run([*command, "test_real.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout
-    file = read_rank_xml(tmp_path / "junit.rank3.xml")
+    file = RankReader().read(tmp_path / "junit.rank3.xml")
     assert (file.rank, file.problem) == (3, "")
     assert {result.name: result.outcome.value for result in file.results} == {
         "test_passes": "passed",
@@ -65,7 +65,7 @@ def test_call_and_tear_down_of_one_test_are_folded_and_both_are_told(write_ranks
             '<testcase classname="t" name="x" time="2"><error message="tear-down broke">other</error></testcase>',
         ],
     )
-    (result,) = read_rank_xml(root / "rank-0.xml").results
+    (result,) = RankReader().read(root / "rank-0.xml").results
     assert (result.outcome, result.message, result.duration) == (Outcome.ERRORED, "tear-down broke", 2.0)
     assert "call broke" in result.text
 
@@ -74,7 +74,7 @@ def test_our_properties_are_read(run_folder):
     said = {"outcome": "skipped", "message": "no GPU", "at": 1.5, "skip_kind": "hardware", "skip_code": 74}
     aborted = {"outcome": "aborted", "caused_by": 1, "consequence": 1, "phase": "call", "stdout": "hello"}
     path = run_folder.rank("c/s", 1, {"a/t.py::test_x": said, "a/t.py::T::test_y": aborted})
-    first, second = read_rank_xml(path).results
+    first, second = RankReader().read(path).results
     assert (first.nodeid, first.classname, first.name, first.rank) == ("a/t.py::test_x", "a.t", "test_x", 1)
     assert (first.outcome, first.message, first.at) == (Outcome.SKIPPED, "no GPU", 1.5)
     assert (first.skip_kind, first.skip_code) == (SkipKind.HARDWARE, 74)
@@ -87,30 +87,32 @@ def test_our_properties_are_read(run_folder):
     [("rank-3.xml", 3), ("junit.rank12.xml", 12), ("rank0_rank_7.xml", 7), ("Rank.4.xml", 4), ("junit.xml", None)],
 )
 def test_the_rank_comes_from_the_last_rank_token_of_the_name(write_ranks: Write, name: str, rank: int | None):
-    assert read_rank_xml(write_ranks(name, []) / name).rank == rank
+    assert RankReader().read(write_ranks(name, []) / name).rank == rank
 
 
 def test_of_two_outcome_elements_the_worse_counts(write_ranks: Write):
     case = '<testcase name="x"><skipped/><failure message="boom"/><rerunError message="earlier"/></testcase>'
-    (result,) = read_rank_xml(write_ranks("rank-0.xml", [case]) / "rank-0.xml").results
+    (result,) = RankReader().read(write_ranks("rank-0.xml", [case]) / "rank-0.xml").results
     assert (result.outcome, result.message, result.nodeid) == (Outcome.FAILED, "boom", "x")
 
 
 def test_nested_suites_are_read_whole(write_ranks: Write):
     root = write_ranks("rank-0.xml", ['<testsuite><testcase name="inner"/></testsuite><testcase name="outer"/>'])
-    assert [result.name for result in read_rank_xml(root / "rank-0.xml").results] == ["inner", "outer"]
+    assert [result.name for result in RankReader().read(root / "rank-0.xml").results] == ["inner", "outer"]
 
 
 @pytest.mark.parametrize("time", ["1,234.5", "nan", "inf", "-1", "soon", ""])
 def test_a_strange_time_is_no_reason_to_stop(write_ranks: Write, time: str):
-    (result,) = read_rank_xml(write_ranks("rank-0.xml", [f'<testcase name="x" time="{time}"/>']) / "rank-0.xml").results
+    (result,) = (
+        RankReader().read(write_ranks("rank-0.xml", [f'<testcase name="x" time="{time}"/>']) / "rank-0.xml").results
+    )
     assert result.duration == (1234.5 if time == "1,234.5" else 0.0)
 
 
 def test_the_testcases_before_a_cut_are_kept(run_folder):
     path = run_folder.rank("c/s", 0, {f"t.py::test_{n}": "passed" for n in range(100)})
     path.write_bytes(path.read_bytes()[:-5_000])
-    file = read_rank_xml(path)
+    file = RankReader().read(path)
     assert 10 < len(file.results) < 100
     assert (file.rank, "cut short" in file.problem) == (0, True)
 
@@ -139,19 +141,19 @@ EXTERNAL = '<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/hostname">]><testsuite><
 def test_a_file_that_is_no_report_is_one_clear_problem(tmp_path: Path, content: bytes, says: str):
     path = tmp_path / "rank-0.xml"
     path.write_bytes(content)
-    file = read_rank_xml(path)
+    file = RankReader().read(path)
     assert file.results == ()
     assert file.problem.startswith("rank-0.xml cannot be read to its end: ")
     assert says in file.problem
 
 
 def test_a_file_that_went_away_is_a_problem_and_no_traceback(tmp_path: Path):
-    assert "No such file" in read_rank_xml(tmp_path / "rank-0.xml").problem
+    assert "No such file" in RankReader().read(tmp_path / "rank-0.xml").problem
 
 
 def test_an_enormous_text_is_cut_in_the_middle(write_ranks: Write):
     case = f'<testcase name="x"><failure message="m">begin{"x" * 1_000_000}end</failure></testcase>'
-    (result,) = read_rank_xml(write_ranks("rank-0.xml", [case]) / "rank-0.xml").results
+    (result,) = RankReader().read(write_ranks("rank-0.xml", [case]) / "rank-0.xml").results
     assert len(result.text) < 70_000
     assert (result.text[:5], result.text[-3:]) == ("begin", "end")
     assert "characters cut here" in result.text

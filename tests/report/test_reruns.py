@@ -14,7 +14,7 @@ from allranks.report.journal import read_journal
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.merging import merge
 from allranks.report.rank_document import write_rank_files
-from allranks.report.rank_xml import read_rank_xml
+from allranks.report.rank_xml import RankReader
 
 JOB = "gloo-w2-g0-env/s"
 TEST = "s/test_a.py::test_a"
@@ -158,7 +158,7 @@ def test_nothing_is_good_that_went_wrong_in_any_try_and_has_not_run_well_since(r
 def test_the_xml_of_a_rank_has_its_bad_tries(tmp_path):
     tries = [("failed", "failed"), ("crashed", "passed"), ("passed", "failed")]
     write_rank_files(tmp_path, journal_of(tmp_path, tries))
-    zero, one = (read_rank_xml(tmp_path / f"rank-{rank}.xml").details[0] for rank in (0, 1))
+    zero, one = (RankReader().read(tmp_path / f"rank-{rank}.xml").details[0] for rank in (0, 1))
     assert [rerun.message for rerun in zero.reruns] == ["at 10.0", "at 20.0"]
     assert (zero.outcome, one.outcome) == (Outcome.PASSED, Outcome.FAILED)
     assert [rerun.outcome for rerun in one.reruns] == [Outcome.FAILED]

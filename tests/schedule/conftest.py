@@ -87,7 +87,7 @@ def jobs(matrix: Matrix) -> dict[str, Job]:
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., RunFolder]:
     def make(jobs: object = (), *, run_id: str = "r1", seed: int | None = 7) -> RunFolder:
-        return open_run(tmp_path / "results", run_id, jobs, Manifest(command="allranks run"), seed)
+        return open_run(tmp_path / "results", run_id, jobs, Manifest(run_id="", command="allranks run"), seed)
 
     return make
 

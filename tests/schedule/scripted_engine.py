@@ -7,12 +7,21 @@ from dataclasses import dataclass, field
 from allranks.engine.protocol import JobExit
 from allranks.outcomes import Outcome
 from allranks.records import SCHEMA, Begun, Collected, Finished, Interrupted, Passed, RankEnded
+from allranks.schedule.job_facts import JobFacts
 
 BEGUN = Begun(schema=SCHEMA)
 COLLECTED = Collected(tests=("t",), deselected=1)
 PASSED = Passed(nodeid="t", ranks=(0,), arrived=(2.0,), seconds=(0.5,), world_size=1)
 FINISHED = Finished(status=0)
 WELL = (COLLECTED, PASSED, FINISHED)
+
+
+def facts_of(records):
+    """The facts that these records come to."""
+    facts = JobFacts()
+    for record in records:
+        facts.take(record)
+    return facts
 
 
 def failed(nodeid, rank=0, message="", *, outcome=Outcome.FAILED, world_size=None, **more):

@@ -188,14 +188,14 @@ def test_what_cannot_be_collected_stays_so_when_the_run_ends_early(dispatcher, e
 
 
 def test_a_folder_of_another_name_is_not_gone_on_with(tmp_path, pair):
-    folder = open_run(tmp_path, "r1", pair, Manifest(), 7)
+    folder = open_run(tmp_path, "r1", pair, Manifest(run_id=""), 7)
     folder.path.rename(tmp_path / "copy")
     with pytest.raises(UsageError, match="holds the run r1 under another name"):
         earlier_run(tmp_path, "copy")
 
 
 def test_a_run_goes_on_with_the_policy_that_it_began_with(tmp_path, pair):
-    open_run(tmp_path, "r1", pair, Manifest(policy=JudgingPolicy(skip="pass", mixed_skip=("x",))), 7)
+    open_run(tmp_path, "r1", pair, Manifest(run_id="", policy=JudgingPolicy(skip="pass", mixed_skip=("x",))), 7)
     assert earlier_run(tmp_path, "r1").setting == VerdictPolicy(skip="pass", mixed_skip=("x",))
 
 
@@ -267,8 +267,8 @@ def test_the_number_of_an_attempt_is_above_all_that_were(make_folder, pair):
 
 def test_a_run_says_what_it_had_planned_and_with_which_arguments(tmp_path, jobs):
     one, two = jobs[ONE], jobs[TWO]
-    open_run(tmp_path, "r1", [one], Manifest(), 7, ("-k", "x"))
-    open_run(tmp_path, "r1", [one, two], Manifest(), 7)
+    open_run(tmp_path, "r1", [one], Manifest(run_id=""), 7, ("-k", "x"))
+    open_run(tmp_path, "r1", [one, two], Manifest(run_id=""), 7)
     earlier = earlier_run(tmp_path, "r1")
     assert earlier.own(list(jobs.values())) == [one, two]
     assert earlier.arguments_of([one], ()) == earlier.arguments_of([one], ("-k", "x")) == ("-k", "x")
@@ -282,7 +282,7 @@ def test_a_run_says_what_it_had_planned_and_with_which_arguments(tmp_path, jobs)
 
 
 def test_a_run_that_still_goes_on_is_left_alone(tmp_path, pair):
-    open_run(tmp_path, "r1", pair, Manifest(), 7)
+    open_run(tmp_path, "r1", pair, Manifest(run_id=""), 7)
     with own_run("r1"), pytest.raises(UsageError, match="has not ended yet"):
         earlier_run(tmp_path, None)
 

@@ -26,7 +26,7 @@ from allranks.records import (
     Printed,
     decode,
 )
-from allranks.report.rank_xml import read_rank_xml
+from allranks.report.rank_xml import RankReader
 from allranks.report.untrusted import digest
 from allranks.schedule.gpu_leases import claimed, count_free, stand_in_line, try_lease
 
@@ -434,7 +434,7 @@ def test_the_xml_of_ranks_is_made_of_the_journal_whatever_the_job_left(dispatche
     engine.records[ONE] = (COLLECTED, failed("t", message="no"), FINISHED)
     engine.files[ONE] = {"rank-0.xml": "the job's", "job.json": "the job's"}
     dispatcher(pair[:1]).run(pair[:1])
-    [result] = read_rank_xml(attempt_of(tmp_path) / "rank-0.xml").results
+    [result] = RankReader().read(attempt_of(tmp_path) / "rank-0.xml").results
     assert (result.outcome, result.message) == ("failed", "no")
     assert json.loads((attempt_of(tmp_path) / "job.json").read_text())["attempt"] == 1
 

@@ -23,7 +23,7 @@ from allranks.schedule.results_folder import open_run
 
 expansion = load(Path(sys.argv[1]))
 jobs = plan(expansion.matrix, expansion.cells)
-open_run(Path(sys.argv[2]), "r1", [jobs[int(sys.argv[3])]], Manifest(), None)
+open_run(Path(sys.argv[2]), "r1", [jobs[int(sys.argv[3])]], Manifest(run_id=""), None)
 """
 
 
@@ -238,7 +238,7 @@ def test_no_draft_is_left_behind(make_folder, tmp_path):
 def test_results_that_cannot_be_a_folder_are_an_error_that_names_them(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ResultsError) as error:
-        open_run(tmp_path / "file", "r1", [], Manifest(), None)
+        open_run(tmp_path / "file", "r1", [], Manifest(run_id=""), None)
     assert str(tmp_path / "file") in error.value.what
     assert "--results" in error.value.remedy
 

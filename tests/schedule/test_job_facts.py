@@ -1,7 +1,7 @@
 """What the records of a job say about the job as a whole."""
 
 import pytest
-from scripted_engine import COLLECTED, FINISHED, PASSED, failed
+from scripted_engine import COLLECTED, FINISHED, PASSED, facts_of, failed
 
 from allranks.engine.protocol import JobExit
 from allranks.errors import EngineError
@@ -21,13 +21,12 @@ from allranks.records import (
     Went,
 )
 from allranks.report.run_files import JobError
-from allranks.schedule.job_facts import JobFacts
 
 WELL = JobExit(status=0)
 
 
 def facts(*records):
-    return JobFacts().take_all(records)
+    return facts_of(records)
 
 
 def job_error(records, ending):

@@ -8,8 +8,9 @@ from scripted_engine import COLLECTED, PASSED, failed
 
 from allranks.engine.ownership import own_run
 from allranks.records import JOURNAL, SCHEMA, JobStarted, decode
-from allranks.report.rank_xml import read_rank_xml
-from allranks.schedule.ledger import JournalWriter, complete_dead_runs
+from allranks.report.journal import JournalWriter
+from allranks.report.rank_xml import RankReader
+from allranks.schedule.ledger import complete_dead_runs
 
 pytestmark = pytest.mark.usefixtures("locks")
 
@@ -37,7 +38,7 @@ def attempt(tmp_path):
 
 
 def told(path):
-    return [(result.nodeid, result.outcome.value, result.message) for result in read_rank_xml(path).results]
+    return [(result.nodeid, result.outcome.value, result.message) for result in RankReader().read(path).results]
 
 
 def test_each_record_is_there_as_soon_as_it_is_written(tmp_path):
@@ -63,7 +64,7 @@ def test_what_a_dead_run_kept_becomes_results_of_its_ranks(attempt, tmp_path):
     complete_dead_runs(tmp_path)
     assert told(attempt / "rank-0.xml") == [("t", "passed", "")]
     assert told(attempt / "rank-1.xml") == [("t", "failed", "assert 1 == 2")]
-    assert read_rank_xml(attempt / "rank-0.xml").properties["allranks.world_size"] == "2"
+    assert RankReader().read(attempt / "rank-0.xml").properties["allranks.world_size"] == "2"
 
 
 def test_a_living_run_is_left_alone(attempt, tmp_path):

@@ -1,12 +1,11 @@
 from dataclasses import replace
 
 import pytest
-from scripted_engine import FINISHED, PASSED, failed
+from scripted_engine import FINISHED, PASSED, facts_of, failed
 
 from allranks.outcomes import Outcome
 from allranks.records import Collected, Passed, Printed
 from allranks.report.run_files import JobError
-from allranks.schedule.job_facts import JobFacts
 from allranks.schedule.log_lines import LiveView
 from allranks.schedule.progress import Tests
 
@@ -54,7 +53,7 @@ def test_an_end_counts_tests_by_their_worst_rank(live, lines):
         return Passed(nodeid=nodeid, ranks=ranks, arrived=ranks, seconds=ranks, world_size=2)
 
     skipped = [failed("c", rank, outcome=Outcome.SKIPPED) for rank in (0, 1)]
-    facts = JobFacts().take_all([passed("a", 0), failed("a", 1), passed("b", 0, 1), *skipped])
+    facts = facts_of([passed("a", 0), failed("a", 1), passed("b", 0, 1), *skipped])
     live.job_ended("cell/suite", facts.tests, 1.26, None)
     assert lines == ["cell/suite: 1 bad, 1 passed, 1 skipped (1.3 s)"]
 
@@ -90,10 +89,10 @@ def test_a_quiet_run_says_what_is_wrong_with_a_job_and_nothing_else(quiet, lines
     quiet.job_requested(make_spec())
     quiet.job_started("one/suite", "image:1")
     quiet.take("one/suite", PASSED)
-    quiet.job_ended("one/suite", JobFacts().take_all([PASSED]).tests, 1, None)
+    quiet.job_ended("one/suite", facts_of([PASSED]).tests, 1, None)
     assert lines == []
     quiet.take("two/suite", failed("t", 1, "no"))
-    quiet.job_ended("two/suite", JobFacts().take_all([failed("t", 1, "no")]).tests, 1, None)
+    quiet.job_ended("two/suite", facts_of([failed("t", 1, "no")]).tests, 1, None)
     quiet.job_ended("three/suite", Tests(), 1, JobError(kind="agent", what="It died."))
     assert lines == [
         "two/suite: first failure: rank 1 failed in t: no",

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from scripted_engine import facts_of
 
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.protocol import JobExit, NodeExit, resources
 from allranks.records import Finished, NodeLost, NodesFailed
-from allranks.schedule.job_facts import JobFacts
 from allranks.schedule.request import AttemptOptions, job_spec, room_of
 
 ATTEMPT = AttemptOptions(run_id="r", number=1, seed=1)
@@ -34,7 +34,7 @@ def test_the_engines_limit_leaves_time_for_agents_to_come_together(matrix, wide,
 
 
 def job_error(records, ending):
-    return JobFacts().take_all(records).error(ending)
+    return facts_of(records).error(ending)
 
 
 GONE = "The agent of node 1 is gone."

@@ -33,7 +33,6 @@ class Meeting:
 
     Attributes:
         held: The port, reserved as long as this is open: bound with SO_REUSEADDR, and not listening.
-        token: The job's token.
     """
 
     held: socket.socket
@@ -73,12 +72,7 @@ def make_token() -> str:
 
 
 def spec_of_node(spec: JobSpec, agent: AgentConfig) -> JobSpec:
-    """The part of a job on several nodes for one node.
-
-    Args:
-        spec: The job.
-        agent: The configuration of the node's agent, its post included.
-    """
+    """The part of a job on several nodes for the node of this agent."""
     node, nodes = agent.node, agent.nodes
     gpus = gpus_of(node, spec.gpus, nodes)
     return replace(
@@ -111,12 +105,8 @@ def gpus_of(node: int, gpus: Sequence[str], nodes: int) -> tuple[str, ...]:
 def bring_home(folders: Sequence[Path], results: Path, each: int = RESULTS_BYTES) -> None:
     """Put the results of all nodes into one folder: only regular files, without following links.
 
-    Ranks are numbered over all nodes, so their files have unique names; an agent's files get its node's number.
-
-    Args:
-        folders: The results of each node's agent, the leader's first.
-        results: An existing folder.
-        each: How many bytes of a node are copied, over all nodes; see :class:`allranks.engine.intake.Intake`.
+    Ranks are numbered over all nodes, so their files have unique names; an agent's files get its node's number. The
+    leader's folder comes first; each may have this many bytes, or more if others have less.
 
     Raises:
         OSError: Something cannot be copied; everything else has been.
@@ -209,11 +199,7 @@ class Agent(Protocol):
         """One of these is readable when :meth:`hear` has data to read."""
 
     def hear(self, ready: Collection[int]) -> Iterable[Record | Damage]:
-        """Read the records that have arrived; set `has_ended` at its end.
-
-        Args:
-            ready: Those of its descriptors that are readable.
-        """
+        """Read the records that have arrived at its readable descriptors; set `has_ended` at its end."""
 
     def go(self) -> None:
         """Give it its turn; do nothing if it has ended already."""
@@ -239,12 +225,7 @@ A = TypeVar("A", bound=Agent)
 
 
 class JobOfAgents(Generic[A]):
-    """The handling of agents that the jobs of both engines share.
-
-    Args:
-        agents: The agents, the leading one first.
-        limit: Seconds that they may take from their turn on.
-    """
+    """The handling of agents, the leading one first, that the jobs of both engines share; `limit` is in seconds."""
 
     def __init__(self, agents: Sequence[A], limit: float) -> None:
         self._leader, *self._followers = agents
@@ -318,8 +299,8 @@ class JobOfAgents(Generic[A]):
         with selectors.DefaultSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
             for agent in self._agents:
-                if not agent.has_ended:
-                    _register(selector, agent)
+                for descriptor in () if agent.has_ended else agent.descriptors:
+                    selector.register(descriptor, selectors.EVENT_READ, agent)
             looked = time.monotonic()
             while not is_over() and (remaining := deadline() - self._now()) > 0:
                 found = selector.select(min(remaining, _LOOK_AGAIN))
@@ -337,11 +318,6 @@ class JobOfAgents(Generic[A]):
                         for descriptor in agent.descriptors:
                             selector.unregister(descriptor)
         return is_over()
-
-
-def _register(selector: selectors.BaseSelector, agent: Agent) -> None:
-    for descriptor in agent.descriptors:
-        selector.register(descriptor, selectors.EVENT_READ, agent)
 
 
 def _by_agent(

@@ -37,7 +37,6 @@ class Archive:
     """A finished archive.
 
     Attributes:
-        data: The archive's bytes.
         pages: How many pages its files and folders take when they are unpacked.
     """
 
@@ -46,11 +45,7 @@ class Archive:
 
 
 class ArchiveBuilder:
-    """A tar archive in memory whose entries all belong to one user.
-
-    Args:
-        owner: Numeric user and group of every entry.
-    """
+    """A tar archive in memory whose entries all belong to one user, given by its number."""
 
     def __init__(self, owner: int) -> None:
         self._owner = owner
@@ -127,13 +122,8 @@ def unpack(pieces: Iterable[bytes], into: Path, most: int = RESULTS_BYTES) -> No
     """Unpack an untrusted archive of a job, without the first component of its paths.
 
     Only files are made, with the folders above them: links and devices are left out, so no entry can lead elsewhere.
-    ``tarfile`` parses only headers here: its own streams would end silently at a damaged one, and skip for ever at
-    one that claims 2**80 bytes.
-
-    Args:
-        pieces: The archive.
-        into: A folder, made if need be.
-        most: How many bytes its files may have; see :class:`allranks.engine.intake.Intake`.
+    ``tarfile`` parses only headers here: its own streams would end silently at a damaged one, and skip for ever at one
+    that claims 2**80 bytes.
 
     Raises:
         tarfile.TarError: It is damaged, or an entry would leave the folder; the entries before it are unpacked.

@@ -37,11 +37,7 @@ _NO_ADDRESSES = "address pool"
 class Container:
     """The container of one node, whose program is the node's agent.
 
-    Args:
-        client: A client of the daemon.
-        identifier: The container's id.
-        title: Its name in messages, as in "The container of node 1 of …".
-        network: The network of the job's nodes; None for a job on one node.
+    Its title is its name in messages; a job on one node has no network.
     """
 
     def __init__(self, client: docker.APIClient, identifier: str, title: str, network: str | None = None) -> None:
@@ -200,11 +196,7 @@ class Container:
         return found
 
     def early_end(self, consequence: str) -> EngineError:
-        """The error of a job whose container, this one, ended before its agent did.
-
-        Args:
-            consequence: Appended to the first sentence; may be empty.
-        """
+        """The error of a job whose container, this one, ended before its agent did, with the consequence in words."""
         what, why = self._cause()
         return EngineError(
             f"{self.title} {what}{consequence}.",
@@ -247,10 +239,7 @@ class Container:
 class DockerJob(JobOfAgents[Container]):
     """Agents in containers; the files of all are in one volume, which exists while one of the containers runs.
 
-    Args:
-        client: A client of the daemon.
-        containers: The containers of the nodes, the leading one first.
-        limit: Seconds that they may take from their turn on.
+    The leading container comes first; `limit` is in seconds.
     """
 
     def __init__(self, client: docker.APIClient, containers: Sequence[Container], limit: float) -> None:

@@ -42,7 +42,6 @@ class Daemon:
     """The abilities of a daemon's host.
 
     Attributes:
-        cpus: Its CPUs.
         limits_cpus: Its kernel can limit how much of them containers use.
         has_seccomp: Its kernel can filter system calls.
     """
@@ -73,12 +72,7 @@ def own_folder(node: int) -> str:
 
 
 def specs_of_nodes(spec: JobSpec, token: str) -> list[JobSpec]:
-    """The part of a job for each of its nodes; the job itself if it has one node.
-
-    Args:
-        spec: The job.
-        token: The secret that its agents use to authenticate each other.
-    """
+    """The part of a job for each of its nodes; the job itself if it has one node."""
     nodes = spec.agent.nodes
     if nodes == 1:
         return [spec]
@@ -123,12 +117,7 @@ def volume_names(spec: JobSpec) -> tuple[str, ...]:
 
 
 def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
-    """The request for a network of a job's nodes alone.
-
-    Args:
-        spec: The job.
-        host: This host's id, for the labels.
-    """
+    """The request for a network of a job's nodes alone."""
     return {
         "name": object_name(spec),
         "driver": "bridge",
@@ -142,14 +131,7 @@ def network_request(spec: JobSpec, host: str) -> dict[str, Any]:
 
 
 def creation_request(spec: JobSpec, host: str, code_bytes: int, daemon: Daemon) -> dict[str, Any]:
-    """The request for a container that may do nothing but compute.
-
-    Args:
-        spec: The part of the job for one node.
-        host: This host's id, for the labels.
-        code_bytes: The bytes of the job's code and the agents' own.
-        daemon: The abilities of its host.
-    """
+    """The request for a container that may do nothing but compute."""
     limits = spec.resources
     return {
         "image": spec.image,
@@ -314,12 +296,7 @@ def gpu_settings(spec: JobSpec) -> dict[str, Any]:
 
 
 def job_archive(specs: Sequence[JobSpec], package: tuple[FileCopy, ...]) -> Archive:
-    """The contents of the job's volume. Its root belongs to root, so each folder below carries the job's user.
-
-    Args:
-        specs: The part of the job for each node.
-        package: The files of allranks that the agents need.
-    """
+    """The contents of the job's volume. Its root belongs to root, so each folder below carries the job's user."""
     archive = ArchiveBuilder(USER)
     for name in ("agent", "code"):
         archive.add_folder(name)

@@ -309,11 +309,7 @@ def _visible(gpus: Sequence[str], shown: str) -> Iterator[str]:
 
 
 def nvidia_cards(root: Path = _ROOT) -> Iterator[str]:
-    """Addresses of NVIDIA's GPUs on the PCI bus, driver or not.
-
-    Args:
-        root: Where ``/sys`` is.
-    """
+    """Addresses of NVIDIA's GPUs on the PCI bus, driver or not; ``/sys`` is in `root`."""
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         try:
             vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
@@ -338,11 +334,7 @@ def _amd_gpus(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 def chosen_gpus(gpus: Sequence[str], wanted: str) -> tuple[str, ...]:
-    """Some of a host's GPUs.
-
-    Args:
-        gpus: All of them, in the driver's order.
-        wanted: Numbers from 0, ranges of them and ids, comma-separated: ``0,2-3``. Empty for none.
+    """Those of a host's GPUs that a text names by numbers from 0, ranges of them and ids: ``0,2-3``.
 
     Raises:
         UsageError: One of them is not there.

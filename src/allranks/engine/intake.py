@@ -90,12 +90,7 @@ class Intake:
         return reason is None
 
     def add_file(self, path: PurePosixPath, size: int, content: Iterable[bytes | memoryview]) -> bool:
-        """Write a file, replacing an earlier one of its name; False if it was left out.
-
-        Args:
-            path: Relative to the folder, without ``..``.
-            size: Bytes of the content.
-            content: The content, in pieces.
+        """Write a file of this size, replacing an earlier one of its name; False if it was left out.
 
         Raises:
             OSError: The folder cannot be written.

@@ -115,11 +115,7 @@ class EngineKind(Protocol):
         """
 
     def examine(self, inventory: Inventory) -> Iterator[Finding]:
-        """Check its needs, for ``allranks doctor``; nothing is started, changed or removed.
-
-        Args:
-            inventory: The GPUs that its jobs are to use.
-        """
+        """Check its needs with these GPUs, for ``allranks doctor``; nothing is started, changed or removed."""
 
 
 def engine_kind(name: str) -> EngineKind:
@@ -132,10 +128,7 @@ def engine_kind(name: str) -> EngineKind:
 
 
 def choose_engine(name: str) -> tuple[ConnectedEngine, str]:
-    """Connect to an engine; return it and the reason for the choice.
-
-    Args:
-        name: Its name, or ``auto``.
+    """Connect to the engine of this name, or choose one (``auto``); return it and the reason for the choice.
 
     Raises:
         EngineDeniedError: The engine that ``auto`` would take is there, but closed to this user. To run without it
@@ -169,11 +162,7 @@ def _reason(error: EngineError) -> str:
 
 
 def cleaners(*, beside: str = "") -> list[Engine]:
-    """Every engine that this host has, to clean up after it; broken ones are left out.
-
-    Args:
-        beside: The name of one to leave out.
-    """
+    """Every engine that this host has, but the one `beside`, to clean up after it; broken ones are left out."""
     found: list[Engine] = []
     for name in engine_names():
         with suppress(EngineError):

@@ -61,12 +61,7 @@ def builder_of(reference: str) -> str:
 
 
 def remove_remains(client: APIClient, builder: str) -> None:
-    """Remove the leftovers of one build; the next run removes at its start what cannot be removed now.
-
-    Args:
-        client: The daemon's API.
-        builder: The value of the build's label.
-    """
+    """Remove the leftovers of one build; the next run removes at its start what cannot be removed now."""
     label = {"label": f"{LABEL}={builder}"}
     with suppress(*FAILURES):
         for container in client.containers(all=True, filters=label):

@@ -37,7 +37,10 @@ def host_id() -> str:
     """
     folder = lock_folder().stat()
     spaces = f"{process_namespace(Path('/proc/self'))} {folder.st_dev}:{folder.st_ino}"
-    return ".".join(_digest(part) for part in (_machine(), _text_of(_BOOT_ID), spaces))
+    machine = _text_of(Path("/etc/machine-id"), _BOOT_ID)
+    # Digests reveal nothing about their texts.
+    digests = (hashlib.sha256(part.encode()).hexdigest() for part in (machine, _text_of(_BOOT_ID), spaces))
+    return ".".join(digest[:16] for digest in digests)
 
 
 def is_of_earlier_boot(host: str, made: float) -> bool:
@@ -68,10 +71,6 @@ def process_namespace(process: Path) -> Path:
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def _machine() -> str:
-    return _text_of(Path("/etc/machine-id"), _BOOT_ID)
-
-
 def _text_of(*paths: Path) -> str:
     """The text of the first of these files that has any; else the host's name."""
     for path in paths:
@@ -82,11 +81,6 @@ def _text_of(*paths: Path) -> str:
         if text:
             return text
     return socket.gethostname()
-
-
-def _digest(text: str) -> str:
-    """A name that reveals nothing about the text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def lock_folder() -> Path:
@@ -139,7 +133,6 @@ class OwnedRun:
     """A run that this process owns, perhaps with others.
 
     Attributes:
-        run_id: The run.
         descriptor: Its file, which is not removed while the run is owned, so all owners lock bytes of the same one.
     """
 

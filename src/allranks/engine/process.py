@@ -193,13 +193,7 @@ class _Agent:
 
 
 class ProcessJob(JobOfAgents[_Agent]):
-    """Agents on this host, one for each node.
-
-    Args:
-        agents: The agents, the leading one first.
-        limit: Seconds that they may take from their turn on.
-        meeting: How they find each other; None for a single one.
-    """
+    """Agents on this host, one for each node, the leading one first; a single one has no meeting."""
 
     def __init__(self, agents: Sequence[_Agent], limit: float, meeting: Meeting | None = None) -> None:
         super().__init__(agents, limit)

@@ -84,10 +84,7 @@ class JobSpec:
         code: The folder on this host that suites are relative to.
         files: The parts of it that the job needs, for engines that copy.
         carried: The initial contents of the job's results folder, left by an earlier job.
-        agent: The agent's configuration.
-        environment: Variables for the agent and its ranks.
         gpus: Identifiers of the GPUs that the job holds; empty for none.
-        passthrough: How it is given them.
         resources: Its limits, on all of its nodes together.
         node_resources: Its limits on each of several nodes, by that node's ranks; empty for one node.
         seccomp: The filter of system calls in its container: our own list, or the daemon's default.

@@ -8,13 +8,13 @@ rank has sent is discarded.
 import array
 import socket
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from json import dumps, loads
 from typing import Final
 
 from allranks.outcomes import Outcome, Phase
-from allranks.typed_json import RecordError, build, told
+from allranks.typed_json import RecordError, decode_line, encode_line
 
 MESSAGE_LIMIT: Final = 4 << 20
 """Bytes of one message: a phase with its texts takes a fifth of it at most."""
@@ -167,41 +167,17 @@ class Report:
         return any(phase.outcome.is_bad for phase in self.phases)
 
 
+COMMANDS: Final[Mapping[str, type[RunTest | End]]] = {kind.__name__: kind for kind in (RunTest, End)}
+_REPORTS: Final = {Report.__name__: Report}
+
+
 def encode_message(message: RunTest | End | Report) -> bytes:
     """The line of a message, with its line feed."""
-    return dumps([type(message).__name__, told(message)]).encode() + b"\n"
-
-
-def decode_command(line: bytes) -> RunTest | End:
-    """The command on one line.
-
-    Raises:
-        RecordError: The line holds no command.
-    """
-    return command_of(loads(line))
-
-
-def command_of(message: object) -> RunTest | End:
-    """The command in a parsed JSON message.
-
-    Raises:
-        RecordError: The message is no command.
-    """
-    match message:
-        case ["RunTest", fields]:
-            return build(RunTest, fields)
-        case ["End", fields]:
-            return build(End, fields)
-    msg = "is no command"
-    raise RecordError(msg)
+    return encode_line(message) + b"\n"
 
 
 class RankEnd:
-    """A rank's own end of the connection.
-
-    Args:
-        descriptor: Of its socket.
-    """
+    """A rank's own end of the connection."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = _Socket(fileno=descriptor)
@@ -212,7 +188,7 @@ class RankEnd:
     def command(self) -> RunTest | End | None:
         """Wait for the next command; None when the supervisor has closed the connection."""
         line = self._commands.readline()
-        return decode_command(line) if line else None
+        return decode_line(line, COMMANDS) if line else None
 
     def report(self, report: Report) -> None:
         """Send a report.
@@ -264,13 +240,8 @@ class Link:
         reports: list[Report] = []
         try:
             for line in lines:
-                match loads(line):
-                    case ["Report", fields]:
-                        reports.append(build(Report, fields))
-                    case _:
-                        self._garble()
-                        break
-        except (ValueError, RecursionError):
+                reports.append(decode_line(line, _REPORTS))  # noqa: PERF401 - those before a damaged one count
+        except RecordError:
             self._garble()
         return reports
 

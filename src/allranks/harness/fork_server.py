@@ -31,14 +31,7 @@ from allranks.typed_json import RecordError
 
 
 class Supervisor:
-    """The fork server's connection to its supervisor.
-
-    Args:
-        control: Socket for messages in both directions.
-        lines: The reading side of that socket.
-        handover: Socket that delivers the descriptors of ranks.
-        pid: Its process id.
-    """
+    """The fork server's connection to its supervisor."""
 
     def __init__(self, control: socket.socket, lines: BinaryIO, handover: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -115,12 +108,7 @@ def _fork_all(ranks: Iterable[int], ends: list[tuple[int, ...]], be_rank: BeRank
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Serve a supervisor.
-
-    Args:
-        arguments: Descriptors of the two sockets. The first line on the first one is JSON: the supervisor's process
-            id, the config, and the folders.
-    """
+    """Serve a supervisor, whose first line is JSON: its process id, the config, and the folders."""
     control, handover = (socket.socket(fileno=int(number)) for number in arguments)
     lines = control.makefile("rb")
     request = loads(lines.readline() or b"{}")

@@ -281,11 +281,7 @@ def start_process(sockets: Sequence[socket.socket], environment: Mapping[str, st
 
 
 class Family:
-    """The supervisor's children that are no orphans of a rank: its fork server, and the ranks of living gangs.
-
-    Args:
-        known: Process ids of children that belong to no gang.
-    """
+    """The supervisor's children that are no orphans of a rank: its fork server, and the ranks of living gangs."""
 
     def __init__(self, *known: int) -> None:
         self._known = frozenset(known)

@@ -77,13 +77,8 @@ def compute(device: str, multiply: Callable[[torch.Tensor, torch.Tensor], torch.
 def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: Journal) -> bool:
     """Check all GPUs at the same time and record the results; True if all of them compute.
 
-    A torch built without support for them checks none: the job's tests may fail or skip on their own.
-
-    Args:
-        gpus: The job's.
-        device: torch's name of their type.
-        limit: Seconds that all of them together get.
-        journal: Takes the records.
+    A torch built without support for them checks none: the job's tests may fail or skip on their own. All of them
+    together get `limit` seconds.
     """
     if device == "cuda" and torch.version.cuda is None and torch.version.hip is None:
         return True
@@ -104,13 +99,7 @@ def check_gpus(gpus: Sequence[GpuToCheck], device: str, limit: float, journal: J
 
 
 def troubles_of(gpus: Sequence[GpuToCheck], work: Callable[[], None], limit: float) -> Mapping[str, str]:
-    """The error of each GPU on which the work fails, by its id.
-
-    Args:
-        gpus: Each gets a process that can see no other GPU.
-        work: What each process does.
-        limit: Seconds that all of them together get.
-    """
+    """The error of each GPU on which the work fails, by its id; all of them together get `limit` seconds."""
     deadline = time.monotonic() + limit
     checks = [_start(gpu, work) for gpu in gpus]
     troubles = {check.gpu: check.end(deadline, limit) for check in checks}

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from json import dumps, loads
 from typing import Final
 
-from allranks.records import Record, decode, encode
-from allranks.typed_json import RecordError, build, told
+from allranks.records import KINDS, Record, check_length
+from allranks.typed_json import decode_line, encode_line
 
 LINE_LIMIT: Final = 256 << 20
 """Bytes of one line: enough for the names of a million tests."""
@@ -155,17 +154,16 @@ class Finish:
 
 Reply = Record | Program | Forked | SessionEnded
 Request = StartGang | Finish
-_REPLIES: Final[Mapping[str, type[Program | Forked | SessionEnded]]] = {
-    kind.__name__: kind for kind in (Program, Forked, SessionEnded)
+_REPLIES: Final[Mapping[str, type[Reply]]] = {
+    **KINDS,
+    **{kind.__name__: kind for kind in (Program, Forked, SessionEnded)},
 }
 _REQUESTS: Final[Mapping[str, type[Request]]] = {kind.__name__: kind for kind in (StartGang, Finish)}
 
 
 def line_of(message: Reply | Request) -> bytes:
     """The line of a message, with its line feed."""
-    if isinstance(message, Record):
-        return encode(message) + b"\n"
-    return dumps([type(message).__name__, told(message)]).encode() + b"\n"
+    return encode_line(message) + b"\n"
 
 
 def parse_reply(line: bytes) -> Reply:
@@ -174,9 +172,10 @@ def parse_reply(line: bytes) -> Reply:
     Raises:
         RecordError: It is no message of this version.
     """
-    found = _message(line)
-    kind = _REPLIES.get(found[0]) if found else None
-    return decode(line) if found is None or kind is None else build(kind, found[1])
+    reply = decode_line(line, _REPLIES)
+    if isinstance(reply, Record):
+        check_length(line)
+    return reply
 
 
 def parse_request(line: bytes) -> Request:
@@ -185,21 +184,4 @@ def parse_request(line: bytes) -> Request:
     Raises:
         RecordError: It is no request of this version.
     """
-    found = _message(line)
-    kind = _REQUESTS.get(found[0]) if found else None
-    if found is None or kind is None:
-        msg = "is no request"
-        raise RecordError(msg)
-    return build(kind, found[1])
-
-
-def _message(line: bytes) -> tuple[str, object] | None:
-    try:
-        value = loads(line)
-    except (ValueError, RecursionError) as error:
-        msg = "is no JSON"
-        raise RecordError(msg) from error
-    match value:
-        case [str(name), fields]:
-            return name, fields
-    return None
+    return decode_line(line, _REQUESTS)

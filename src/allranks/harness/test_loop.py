@@ -311,11 +311,11 @@ class TestLoop:
         if self._driver is not None:
             is_bad = self._driver.settle(gang, nodeid, step)
         else:
-            ends = ends_of(step, nodeid, self._config.ranks, gang.put_output_away(nodeid))
-            for record in ends.records:
+            records = ends_of(step, nodeid, self._config.ranks, gang.put_output_away(nodeid))
+            for record in records:
                 self._journal.write(record)
             may = may_disagree(nodeid, self._config.mixed_skip)
-            is_bad = step.leader is not None or (disagree(ends.outcomes) and not may)
+            is_bad = step.leader is not None or (disagree({each.outcome for each in records}) and not may)
         for rank in sorted(step.strangers):
             text = f"a process that rank {rank} had forked went on in its place; what it reported was left out"
             self._journal.write(Notice(nodeid=nodeid, text=text))

@@ -31,9 +31,6 @@ def dockerfile_path(name: str = PYTHON) -> Path:
     """A Dockerfile that builds use.
 
     A wheel carries it beside this module; a checkout (and so an editable install) has it in ``docker/``.
-
-    Args:
-        name: Which one.
     """
     here = Path(__file__).resolve().parent
     installed = here / name
@@ -208,10 +205,6 @@ def _ask(client: DockerClient, base: Base) -> str:
 
 def read_probe(answer: str, *, base: str) -> ImagePython:
     """The Python that a probe's answer describes.
-
-    Args:
-        answer: The JSON that the probe printed.
-        base: The base image's name, for errors.
 
     Raises:
         ImageError: The Python is too old, no CPython, or not linked to glibc (torch has no musl wheels).

@@ -78,12 +78,6 @@ def _sizes(wheel: Path) -> tuple[int, int]:
 def check_room(client: DockerClient, layer: str, wheels: Iterable[Path], builder: Builder) -> None:
     """Check that the daemon has room to build a layer, if that can be determined.
 
-    Args:
-        client: Connection to the daemon.
-        layer: The layer's name, for the error.
-        wheels: The layer's wheels.
-        builder: The builder to use.
-
     Raises:
         ImageError: There is too little.
     """
@@ -104,13 +98,7 @@ def check_room(client: DockerClient, layer: str, wheels: Iterable[Path], builder
 
 
 def images_folder(said: Mapping[str, Any], address: str, containerd: Path = _CONTAINERD) -> Path | None:
-    """The folder where a daemon keeps its images; None if it is not on this host.
-
-    Args:
-        said: The daemon's answer to ``docker info``.
-        address: Its address, as the SDK has it.
-        containerd: The folder of the system's containerd.
-    """
+    """The folder where a daemon keeps its images; None if it is not on this host."""
     root = Path(str(said.get("DockerRootDir", "")))
     if address != _LOCAL or not _is_here(root):
         return None
@@ -160,13 +148,7 @@ class BuildRequest:
 
 
 def stream(files: Mapping[str, Path]) -> Iterator[bytes]:
-    """Pack a context into a tar archive, piece by piece: wheels of three gigabytes then need neither memory nor disk.
-
-    Owner, mode and time are the same for every file, so equal contents give equal bytes on every host.
-
-    Args:
-        files: Paths in the archive, each with the file that it is read from.
-    """
+    """Pack files into a tar archive, piece by piece: wheels of three gigabytes need neither memory nor disk."""
     for name, path in sorted(files.items()):
         header = tarfile.TarInfo(name)
         header.size = path.stat().st_size

@@ -12,14 +12,8 @@ def child(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command with a pipe from its output and errors.
 
-    An exception in the block ends the command, too: an interrupt that reaches this process alone, as from nox or
-    a CI runner, would otherwise leave a build of minutes running.
-
-    Args:
-        command: Program and arguments.
-        environ: Its environment variables.
-        folder: Its working folder; None for this process's.
-        stdin: Where its input comes from, as for :class:`subprocess.Popen`.
+    An exception in the block ends the command, too: an interrupt that reaches this process alone, as from nox or a CI
+    runner, would otherwise leave a build of minutes running.
     """
     with subprocess.Popen(
         command,

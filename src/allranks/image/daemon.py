@@ -91,12 +91,6 @@ def touch(client: DockerClient, reference: str) -> None:
 def pull(client: DockerClient, reference: str, *, progress: Progress, remedy: str) -> Image:
     """Fetch an image from its registry.
 
-    Args:
-        client: Connection to the daemon.
-        reference: Image with tag or digest; without either the tag is ``latest``.
-        progress: Receives a line when the pull starts and when it ends.
-        remedy: The remedy if the registry does not provide it.
-
     Raises:
         ImageError: The registry cannot be reached, or does not provide this image.
     """

@@ -61,11 +61,6 @@ class Layer:
 def build_layers(recipe: Recipe, base: Base, site: Site) -> Base:
     """Build the missing layers of an image.
 
-    Args:
-        recipe: What goes in.
-        base: The image below.
-        site: Where it is built.
-
     Returns:
         The topmost layer, which is the image.
 

@@ -76,10 +76,7 @@ class Shelf:
 def export_images(images: Iterable[Image], shelf: Shelf, site: Site) -> tuple[PortableImage, ...]:
     """Put images where other machines can get them, and build those that do not exist yet.
 
-    Args:
-        images: The images as the matrix file declares them, each once.
-        shelf: Where they are put; images of an earlier call that are still right stay.
-        site: Where they are built.
+    Images of an earlier call that are still right stay.
 
     Raises:
         ImageError: One cannot be built, or cannot be put there.
@@ -147,12 +144,6 @@ def take_images(
     images: Iterable[PortableImage], folder: Path, client: DockerClient, progress: Progress
 ) -> dict[str, str]:
     """Load the archives of some images.
-
-    Args:
-        images: Some of :func:`read_images`.
-        folder: Where their archives are.
-        client: Connection to the daemon.
-        progress: Receives a line for each that is loaded.
 
     Returns:
         The reference to run each by, by name.

@@ -91,10 +91,6 @@ class _Seen:
 def take_stock(client: APIClient, is_needed: Callable[[str], bool]) -> tuple[StoredImage, ...]:
     """Every image of allranks in a daemon, the least recently used first.
 
-    Args:
-        client: The daemon's API.
-        is_needed: Whether a process of this host needs the image of some name.
-
     Raises:
         ImageError: The daemon does not answer.
     """
@@ -195,11 +191,6 @@ def to_remove(stock: Sequence[StoredImage], limits: StockLimits, now: float) -> 
 
     An image counts as used as recently as the most recent one above it, and as needed by the users of any of these, so
     no image is removed from under another.
-
-    Args:
-        stock: All images.
-        limits: The limits for images that stay.
-        now: Seconds since the epoch.
     """
     chosen: list[StoredImage] = []
     total = sum(image.own for image in stock)
@@ -213,13 +204,7 @@ def to_remove(stock: Sequence[StoredImage], limits: StockLimits, now: float) -> 
 
 
 def remove(client: APIClient, chosen: Iterable[StoredImage], say: Progress) -> Iterator[StoredImage]:
-    """Remove images that are still unused; yield the removed ones.
-
-    Args:
-        client: The daemon's API.
-        chosen: The images to remove, as :func:`to_remove` orders them.
-        say: Receives a line for each image that stays, with the reason.
-    """
+    """Remove images that are still unused, in this order; yield the removed ones, and say why others stay."""
     kept: list[StoredImage] = []
     for image in chosen:
         if any(other.lies_on(image) for other in kept):
@@ -289,9 +274,7 @@ def preview(limits: StockLimits, say: Progress) -> Pruning:
 def prune(limits: StockLimits, say: Progress) -> Pruning:
     """Remove images, least recently used first, and the leftovers of dead builds.
 
-    Args:
-        limits: What to keep; without limits, images used in the last two weeks.
-        say: Prints one line.
+    Without limits, images used in the last two weeks stay.
 
     Raises:
         AllranksError: No daemon answers.
@@ -334,12 +317,7 @@ _UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
 
 def render(stock: Sequence[StoredImage], now: float) -> str:
-    """The images, one per line, most recently used first, and their total size.
-
-    Args:
-        stock: The images of this host.
-        now: Seconds since the epoch.
-    """
+    """The images, one per line, most recently used first, and their total size."""
     rows = [_HEAD, *(_row(image, now) for image in reversed(stock))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -30,10 +30,6 @@ _LONGEST_NAME: Final = 256
 def read_runner(table: Table, known: Known) -> RunnerRule:
     """Reads one ``[[runners]]``.
 
-    Args:
-        table: The entry.
-        known: Every value that a cell may have, by axis.
-
     Raises:
         MatrixError: A key is wrong, or two of them contradict each other.
     """

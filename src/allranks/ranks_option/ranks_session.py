@@ -113,7 +113,7 @@ class RanksSession:
         )
         run_id, setting = new_run_id(), setting_of(matrix)
         with own_run(run_id), ExitStack() as undo:
-            folder = open_run(results, run_id, [job], Manifest(), None)
+            folder = open_run(results, run_id, [job], Manifest(run_id=run_id), None)
             policy = RunPolicy(judges=setting, pdb=self._pdb)
             runner = AttemptRunner(matrix, host, folder, reporter, self._arguments(session), policy)
             again = Again(tests=tuple(item.nodeid for item in session.items))

@@ -1,14 +1,15 @@
 """Verdicts over ranks as pytest's own reports: one test, one report, however many ranks ran it."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
 
 from allranks.outcomes import shorten
-from allranks.records import SCHEMA, Finished, JobStarted, Passed, Printed, RankEnded, Record, TestStarted
+from allranks.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, Printed, RankEnded, Record, TestStarted
 from allranks.report.folder import Attempt
-from allranks.report.journal import read_records
+from allranks.report.journal import JournalReader
 from allranks.report.judging import judge
 from allranks.report.results import XPASS, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.run_files import JobError
@@ -71,9 +72,11 @@ class VerdictReporter(LiveView):
 
     def _report_ended(self, running: str) -> None:
         for nodeid in [nodeid for nodeid in self._records if nodeid != running]:
-            files = read_records([self._start, *self._records[nodeid], Finished(status=0)])
+            journal = JournalReader(Path(JOURNAL), {})
+            for record in (self._start, *self._records[nodeid], Finished(status=0)):
+                journal.take(record)
             attempt = Attempt(cell="", suite="", files=(), world_size=self._start.world_size)
-            for test in judge(attempt, files, VerdictPolicy()):
+            for test in judge(attempt, journal.files(""), VerdictPolicy()):
                 if test.verdict.rule is not VerdictRule.UNACCOUNTED:  # some ranks may still be in it
                     del self._records[nodeid]
                     self._report(test)

@@ -15,7 +15,7 @@ from allranks.report.judged import MANIFEST_PLACE, CellSuite, trouble
 from allranks.report.judging import read_jobs, read_ranks, settled
 from allranks.report.rank_xml import stray_file
 from allranks.report.results import RankFile, TestVerdict
-from allranks.report.run_files import JobError, JobRecord, PlannedJob
+from allranks.report.run_files import PlannedJob
 from allranks.report.verdict import VerdictPolicy
 
 _EXIT_CODES: Final = MappingProxyType(
@@ -30,6 +30,9 @@ _EXIT_CODES: Final = MappingProxyType(
         "agent": ExitCode.UNACCOUNTED,
     }
 )
+
+
+_PART: Final = "attempt {} ran a part of the job again; the rest is from {}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +54,8 @@ class _Known:
 def account(gathered: Gathered, setting: VerdictPolicy, baseline: Baseline | None = None) -> Iterator[CellSuite]:
     """One suite for each planned job, in the order of the plan, then one for each unplanned job.
 
-    The results of a job are read at its turn or shortly before, so that few jobs' tests are in memory.
-
-    Args:
-        gathered: The results in the folder, and the plan.
-        setting: How skips are read; the GPUs of each cell are filled in here.
-        baseline: The numbers of executed tests in a good run; None for the manifest's baseline.
+    The results of a job are read at its turn or shortly before, so that few jobs' tests are in memory. Without a
+    baseline, the manifest's counts.
     """
     manifest, attempts = gathered.manifest, gathered.attempts
     found = {(attempt.cell, attempt.suite): attempt for attempt in attempts}
@@ -150,7 +149,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
         notes=(
             *(record.notes if record else ()),
             *attempt.notes,
-            *_note_on_base(attempt),
+            *((_PART.format(attempt.number, attempt.base.folder),) if attempt.base else ()),
             *twice,
             *dict.fromkeys(file.note for file in files if file.note),
             *copies.notes_on(attempt, files),
@@ -160,11 +159,6 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
         seed=record.seed if record else None,
         share=record.share if record else None,
     )
-
-
-def _note_on_base(attempt: Attempt) -> Iterator[str]:
-    if attempt.base:
-        yield f"attempt {attempt.number} ran a part of the job again; the rest is from {attempt.base.folder}"
 
 
 def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Iterator[TestVerdict]:
@@ -199,7 +193,8 @@ def _troubles_of_changes(attempt: Attempt) -> Iterator[TestVerdict]:
 def _troubles_of_files(files: Sequence[RankFile]) -> Iterator[TestVerdict]:
     for file in files:
         if file.problem:
-            yield trouble(_file_title(file), file.problem, ExitCode.UNACCOUNTED)
+            name = file.path.name if file.rank is None else f"rank {file.rank}"
+            yield trouble(name, file.problem, ExitCode.UNACCOUNTED)
     for rank, text in contradictions(files):
         yield trouble(f"rank {rank}", text, ExitCode.UNACCOUNTED)
 
@@ -223,30 +218,28 @@ def has_troubled_files(files: Sequence[RankFile]) -> bool:
 def has_collected_nothing(attempt: Attempt) -> bool:
     """True if an attempt ran nothing because there was nothing to collect, and not because tests were left out."""
     record = attempt.record
-    return bool(
-        record and record.collected == () and not record.deselected and not _elsewhere(record) and not attempt.base
-    )
+    if record is None or attempt.base or (record.share and record.share.elsewhere):
+        return False
+    return record.collected == () and not record.deselected
 
 
 def _troubles_of_record(attempt: Attempt, known: _Known) -> Iterator[TestVerdict]:
     record = attempt.record
+    # If allranks itself ran the job, job.json reports errors apart from tests, such as a coverage gate.
+    is_own = (attempt.cell, attempt.suite) in known.planned or any(path.name == JOURNAL for path in attempt.files)
     if attempt.problem:
         yield trouble("job", attempt.problem, ExitCode.UNACCOUNTED)
-    elif record is None and ((attempt.cell, attempt.suite) in known.planned or _has_journal(attempt)):
+    elif record is None and is_own:
         yield trouble("job", "job.json is missing: the job has not ended, or was killed.", ExitCode.UNACCOUNTED)
     elif record and attempt.world_size not in {None, record.world_size}:
         text = f"job.json records {record.world_size} ranks, but the cell has {attempt.world_size}."
         yield trouble("job", text, ExitCode.UNACCOUNTED)
     yield from _troubles_of_mixture(attempt, known.run_id)
     if record and record.error:
-        yield _job_trouble(record.error)
+        name = "collection" if record.error.kind == "collection" else "job"
+        yield trouble(name, record.error.text, _EXIT_CODES.get(record.error.kind, ExitCode.UNACCOUNTED))
     elif has_collected_nothing(attempt):
         yield trouble("collection", "No test was collected: the suite has none that pytest can find.")
-
-
-def _has_journal(attempt: Attempt) -> bool:
-    """True if allranks itself ran the job: job.json then reports errors apart from tests, such as a coverage gate."""
-    return any(path.name == JOURNAL for path in attempt.files)
 
 
 def _troubles_of_mixture(attempt: Attempt, run_id: str) -> Iterator[TestVerdict]:
@@ -258,16 +251,3 @@ def _troubles_of_mixture(attempt: Attempt, run_id: str) -> Iterator[TestVerdict]
     elif attempt.mixed:
         text = f"There are results of this job of the run {' and '.join(attempt.mixed)} too: they do not count."
         yield trouble("run", f"{text}\n{remedy}", ExitCode.UNACCOUNTED)
-
-
-def _elsewhere(record: JobRecord) -> int:
-    return record.share.elsewhere if record.share else 0
-
-
-def _file_title(file: RankFile) -> str:
-    return file.path.name if file.rank is None else f"rank {file.rank}"
-
-
-def _job_trouble(error: JobError) -> TestVerdict:
-    name = "collection" if error.kind == "collection" else "job"
-    return trouble(name, error.text, _EXIT_CODES.get(error.kind, ExitCode.UNACCOUNTED))

@@ -41,7 +41,6 @@ class Blame:
     """A predicate with its evidence.
 
     Attributes:
-        axis: The axis of the predicate.
         predicate: As written after ``when`` in a matrix file: ``world_size >= 4``.
         fails: The number of cells in which it holds; the test fails in each of them.
         passes: The number of cells in which it does not hold; the test passes in each of them.

@@ -8,13 +8,14 @@ errors, a shard without its siblings.
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
 from allranks.errors import ExitCode, ResultsError, UsageError
 from allranks.report.judged import CellSuite, JobSummary, SuiteRow, trouble
 from allranks.report.results import VerdictRule
+from allranks.report.untrusted import parsed
 from allranks.user_cache import keep
 
 Baseline = Mapping[str, Mapping[str, int]]
@@ -22,6 +23,12 @@ Baseline = Mapping[str, Mapping[str, int]]
 
 SCHEMA: Final = 1
 ABOUT: Final = "Tests that executed, kept for allranks: cell, suite. Fewer in a later run are an error there."
+
+
+@dataclass(frozen=True)
+class _Document:
+    schema: int
+    executed: Mapping[Annotated[str, str], Mapping[Annotated[str, str], int]]
 
 
 class BaselineWatch:
@@ -59,35 +66,20 @@ def read_baseline(path: Path) -> Baseline:
         UsageError: It cannot be read, or is not a baseline.
     """
     try:
-        return parse_baseline(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return _executed(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         msg = f"{path} is not a baseline."
         why = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         remedy = "Create one from a good run: allranks merge results/latest --update-baseline FILE"
         raise UsageError(msg, why=f"{why}.", remedy=remedy) from error
 
 
-def parse_baseline(document: Mapping[str, Any]) -> Baseline:
-    """Parse a baseline from a JSON document.
-
-    Raises:
-        ValueError: The document is not a baseline.
-        KeyError: The same.
-    """
-    if document["schema"] > SCHEMA:
+def _executed(text: str) -> Baseline:
+    document = parsed(_Document, json.loads(text))
+    if document.schema > SCHEMA:
         msg = "it was written by a newer allranks"
         raise ValueError(msg)
-    return {
-        str(cell): {str(suite): _count(count) for suite, count in suites.items()}
-        for cell, suites in document["executed"].items()
-    }
-
-
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        msg = f"{value!r} is not a number of tests"
-        raise ValueError(msg)
-    return value
+    return document.executed
 
 
 def renewed_baseline(known: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
@@ -97,7 +89,9 @@ def renewed_baseline(known: Baseline, rows: Iterable[SuiteRow]) -> Baseline:
         whole.setdefault((row.cell, row.whole_suite), []).append(row)
     after = {cell: dict(suites) for cell, suites in known.items()}
     for (cell, suite), shards in whole.items():
-        if all(map(_is_good, shards)) and _is_whole(shards[-1], {row.suite: 0 for row in shards}):
+        if not any(row.counts.bad or row.deselected for row in shards) and _is_whole(
+            shards[-1], {row.suite: 0 for row in shards}
+        ):
             after.setdefault(cell, {})[suite] = sum(row.executed for row in shards)
     return after
 
@@ -116,10 +110,6 @@ def update_baseline(path: Path, rows: Iterable[SuiteRow]) -> None:
     except OSError as error:
         msg = f"The baseline {path} cannot be written."
         raise ResultsError(msg, why=f"{error.strerror}.", remedy="Name a file in an existing folder.") from error
-
-
-def _is_good(row: SuiteRow) -> bool:
-    return not row.counts.bad and not row.deselected
 
 
 def _is_whole(job: JobSummary, seen: Mapping[str, int]) -> bool:

@@ -4,14 +4,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
 from allranks.outcomes import Outcome, SkipKind
 from allranks.records import MOST_RANKS
-from allranks.report.results import Key, RankResult, Rerun
+from allranks.report.results import Key, RankResult
 from allranks.report.untrusted import number, whole_number
 from allranks.report.verdict import severity
 from allranks.xml_text import cut
@@ -45,12 +45,13 @@ class CaseDetails:
 
     Attributes:
         outcomes: The outcomes, each with its message and its text.
+        reruns: The earlier tries, in the same form.
         counts: See :func:`allranks.report.declared.counted`.
     """
 
     properties: dict[str, str] = field(default_factory=dict)
     outcomes: list[tuple[Outcome, str, str]] = field(default_factory=list)
-    reruns: list[Rerun] = field(default_factory=list)
+    reruns: list[tuple[Outcome, str, str]] = field(default_factory=list)
     has_failed_to_the_end: bool = False
     output: dict[str, str] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -68,7 +69,7 @@ class CaseDetails:
         if tag in _OUTPUT_TAGS:
             self.output[tag] = self.output.get(tag, "") + text
         elif tag in _RERUN_TAGS:
-            self.reruns.append(Rerun(outcome=_RERUN_TAGS[tag], message=message, text=text))
+            self.reruns.append((_RERUN_TAGS[tag], message, text))
             self.has_failed_to_the_end |= tag in _TO_THE_END
         else:
             is_xfail = attributes.get("type") == "pytest.xfail"
@@ -79,7 +80,7 @@ class CaseDetails:
         if self.has_failed_to_the_end:
             said = [
                 *said,
-                (self.reruns[-1].outcome, "a rerun of a test that failed to its end, and nothing of that end"),
+                (self.reruns[-1][0], "a rerun of a test that failed to its end, and nothing of that end"),
             ]
         elements = [outcome for outcome, _, _ in self.outcomes]
         worst = max(map(severity, elements), default=0)
@@ -90,21 +91,14 @@ class CaseDetails:
         self.counts = counted(elements, added, len(self.reruns))
 
     def result(self, key: Key, rank: int, seconds: float, texts: dict[str, str]) -> RankResult:
-        """The result that the details add up to.
-
-        Args:
-            key: The test.
-            rank: The rank of the file.
-            seconds: The duration of the test.
-            texts: An intern table, so that equal texts are in memory once.
-        """
+        """The result that the details add up to; equal texts become one object, kept in ``texts``."""
         outcome, message, text = max(
             self.outcomes, key=lambda told: severity(told[0]), default=(Outcome.PASSED, "", "")
         )
         said = self.properties.get
         size = whole_number(said("allranks.world_size"))
         nodeid, stdout, stderr = key.nodeid, self.output.get("system-out", ""), self.output.get("system-err", "")
-        return RankResult(
+        result = RankResult(
             nodeid=texts.setdefault(nodeid, nodeid),
             classname=key.classname,
             name=key.name,
@@ -122,8 +116,10 @@ class CaseDetails:
             stdout=texts.setdefault(stdout, stdout),
             stderr=texts.setdefault(stderr, stderr),
             world_size=size if size and size <= MOST_RANKS else None,
-            reruns=tuple(self.reruns),
         )
+        before = replace(result, consequence=False, caused_by=None, stdout="", stderr="")
+        tries = (replace(before, outcome=each, message=words, text=long) for each, words, long in self.reruns)
+        return replace(result, reruns=tuple(tries)) if self.reruns else result
 
     def _outcome(self, shown: Outcome) -> Outcome:
         """The property's outcome, which is finer than the elements', unless it contradicts them."""
@@ -205,13 +201,7 @@ def _said(attributes: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple
 
 
 def counted(elements: Collection[Outcome], said: Collection[Outcome], reruns: int) -> Counter[str]:
-    """The ways in which a testcase may be counted: how often, and as which outcomes.
-
-    Args:
-        elements: The outcomes of its elements.
-        said: The further outcomes in its attributes.
-        reruns: The number of earlier tries.
-    """
+    """How a testcase with these outcomes, of its elements and in its attributes, may be counted: how often, as what."""
     kinds = Counter(map(count_of, elements))
     found = Counter(kinds)
     for kind, times in kinds.items():
@@ -259,12 +249,7 @@ class Declarations:
         self._is_pytests = False
 
     def begin(self, attributes: Mapping[str, str], tests: int) -> None:
-        """Begin a suite, or the root.
-
-        Args:
-            attributes: Its attributes.
-            tests: The number of testcases before it.
-        """
+        """Begin a suite, or the root, before which this many testcases have come."""
         self._is_pytests = self._is_pytests or (not self._open and attributes.get("name") == _PYTEST)
         self._open.append(_Suite(attributes, self._so_far(tests)))
 
@@ -279,12 +264,7 @@ class Declarations:
         self._found["fewer tests"] += 1
 
     def end(self, tests: int, *, is_of_allranks: bool) -> None:
-        """End the suite that was begun last.
-
-        Args:
-            tests: The number of testcases before its end.
-            is_of_allranks: True if allranks wrote the document.
-        """
+        """End the suite that was begun last, before whose end this many testcases have come."""
         suite = self._open.pop()
         found = self._so_far(tests)
         found.subtract(suite.before)

@@ -101,13 +101,7 @@ def read_durations(path: Path, say: Callable[[str], None]) -> Durations:
 
 
 def keep_durations(path: Path, new: Durations, say: Callable[[str], None]) -> None:
-    """Update a file with measured durations; an unusable file is reported and left unchanged.
-
-    Args:
-        path: The file, which may not exist yet, in an existing folder.
-        new: The measured durations.
-        say: Prints one line.
-    """
+    """Update a file with measured durations; an unusable file is reported and left unchanged."""
     if not any(tests for backends in new.values() for tests in backends.values()):
         return
     try:

@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
 from allranks.records import JOURNAL, MOST_RANKS
-from allranks.report.run_files import SCHEMA, JobRecord, Manifest
-from allranks.report.untrusted import Fields, digest, head, leads_out, listing, open_regular, special, walk
+from allranks.report.run_files import SCHEMA, JobRecord, Manifest, read_record
+from allranks.report.untrusted import digest, head, leads_out, listing, open_regular, parsed, special, walk
 from allranks.xml_text import legal, xml_id
 
 WIDE_NAME: Final = "allranks"
@@ -69,21 +70,18 @@ def is_manifest(path: Path) -> bool:
 def read_manifest(root: Path, folder: Path) -> tuple[Manifest | None, str]:
     """The manifest of a run folder (None if there is none), and its problem (empty for none).
 
-    Args:
-        root: The merged folder: files that lead out of it are not read.
-        folder: The run's folder in it.
+    Files that lead out of ``root``, the merged folder, are not read.
     """
     path = folder / "run.json"
-    return (None, _LEADS_OUT.format(path.name)) if leads_out(root, path) else _read_json(path, Manifest.read)
+    return (
+        (None, _LEADS_OUT.format(path.name)) if leads_out(root, path) else _read_json(path, partial(parsed, Manifest))
+    )
 
 
 def read_attempts(root: Path, folder: Path, world_sizes: Mapping[str, int]) -> Iterator[Attempt]:
     """Every attempt at the jobs below ``cells/``, by cell, suite and number.
 
-    Args:
-        root: The merged folder: files that lead out of it are not read.
-        folder: The run's folder in it.
-        world_sizes: The world sizes in manifests, by cell.
+    Files that lead out of ``root``, the merged folder, are not read.
 
     Raises:
         OSError: A folder cannot be read.
@@ -213,7 +211,7 @@ def _record_of(root: Path, folder: Path) -> tuple[JobRecord | None, str]:
         return None, _LEADS_OUT.format(said.name)
     if not folder.is_dir():
         return None, f"{folder.name} is {special(folder) or 'a file'}, not the folder of an attempt."
-    return _read_json(said, JobRecord.read)
+    return _read_json(said, read_record)
 
 
 def _world_size_of(name: str) -> int | None:
@@ -247,15 +245,19 @@ def _foreign_place(folder: Path, path: Path) -> tuple[str, str, int]:
     return xml_id("/".join(cell) or folder.name), xml_id("".join(suite) or "tests"), number
 
 
-def _read_json(path: Path, build: Callable[[Fields], _T]) -> tuple[_T | None, str]:
-    """The result of ``build`` for the JSON object in a file, or one sentence on why there is none."""
+@dataclass(frozen=True)
+class _Versioned:
+    schema: int
+
+
+def _read_json(path: Path, build: Callable[[object], _T]) -> tuple[_T | None, str]:
+    """The result of ``build`` for the JSON in a file, or one sentence on why there is none."""
     try:
         with open_regular(path) as file:
-            fields = Fields(json.loads(file.read()))
-        schema = fields.whole("schema", None)
-        if schema > SCHEMA:
+            document = json.loads(file.read())
+        if (schema := parsed(_Versioned, document).schema) > SCHEMA:
             return None, f"{path.name} was written by a newer allranks (schema {schema}): merge with that one."
-        return build(fields), ""
+        return build(document), ""
     except FileNotFoundError:
         return (None, f"{path.name} is a broken link.") if special(path) else (None, "")
     except OSError as error:

@@ -85,12 +85,9 @@ class CopyWatch:
     def notes_on(self, attempt: Attempt, files: Sequence[RankFile]) -> tuple[str, ...]:
         """The notes on a job: none, unless it is a duplicate."""
         place = f"{attempt.cell} / {attempt.suite}"
-        first = self._seen.setdefault(_digest(files), place) if _is_telling(files) else place
+        is_telling = len({seconds for file in files[:1] for seconds in file.seconds}) >= TELLING
+        first = self._seen.setdefault(_digest(files), place) if is_telling else place
         return () if first == place else (f"has the same results as {first}, as if these had been gathered twice",)
-
-
-def _is_telling(files: Sequence[RankFile]) -> bool:
-    return len({seconds for file in files[:1] for seconds in file.seconds}) >= TELLING
 
 
 def _digest(files: Sequence[RankFile]) -> bytes:
@@ -107,7 +104,6 @@ class Gathered:
     Attributes:
         run_id: The run that the results should belong to.
         manifest: The combined plan of the parts; None if none of them has one.
-        plans: The jobs of each plan, by cell and suite.
         problems: Why a plan cannot be read, or contradicts the others; a sentence or a few for each.
         attempts: The newest attempt of each job, by cell and suite.
     """
@@ -177,15 +173,12 @@ def _parts(root: Path) -> tuple[list[Path], list[Path]]:
     parts: list[Path] = []
     loose: list[Path] = []
     for path, folders, others in walk(root):
-        if (path / "cells").is_dir() or ("run.json" in (*folders, *others) and _is_plan(root, path / "run.json")):
+        has_plan = "run.json" in (*folders, *others) and (path == root or is_manifest(path / "run.json"))
+        if has_plan or (path / "cells").is_dir():
             parts.append(path)
         loose.extend(path / name for name in sorted((*folders, *others)) if is_named_like_a_rank(name))
         folders[:] = [name for name in folders if not name.startswith(".") and not is_attempt(root, path / name)]
     return parts, loose
-
-
-def _is_plan(root: Path, path: Path) -> bool:
-    return path.parent == root or is_manifest(path)
 
 
 def _nobodys(root: Path, loose: Sequence[Path]) -> Iterator[str]:

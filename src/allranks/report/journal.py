@@ -1,20 +1,22 @@
-"""Reads the journal of an attempt at a job: the outcomes of all ranks, in one pass.
+"""The journal of an attempt at a job: written record by record, read as the outcomes of all ranks.
+
+Verdicts come from the journal. Files that the job itself leaves are additional evidence.
 
 Of several records of one test and rank the first bad one counts, and a later good one never improves it. A record
 about a rank whose node is lost gives way to any record from that node itself.
 """
 
 import math
+import os
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
 from allranks.outcomes import Outcome
 from allranks.records import (
-    JOURNAL,
     LINE_LIMIT,
     MOST_RANKS,
     SCHEMA,
@@ -25,18 +27,49 @@ from allranks.records import (
     Record,
     TestStarted,
     decode,
+    encode,
 )
-from allranks.report.results import ABSENT, Key, RankFile, RankResult, Rerun
+from allranks.report.results import ABSENT, Key, RankFile, RankResult
 from allranks.report.untrusted import duration, open_regular
 from allranks.typed_json import RecordError
 from allranks.xml_text import cut, legal, readable, split_nodeid, xml_id
 
 _T = TypeVar("_T")
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
 _NONE: Final = math.nan
 """The placeholder for an unknown value in a column of numbers."""
 
 NOTHING_CAME: Final = "nothing came back: job and rank ended in this test"
+
+
+class JournalWriter:
+    """A file that records are appended to, made with the first of them; its size is in bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.size = 0
+        self._path = path
+        self._file: int | None = None
+
+    def write(self, record: Record) -> None:
+        """Append a record.
+
+        Raises:
+            OSError: The file cannot be written; its last line may be cut short.
+        """
+        if self._file is None:
+            self._file = os.open(self._path, _FLAGS, 0o644)
+        line = memoryview(encode(record) + b"\n")
+        self.size += len(line)
+        while line:
+            line = line[os.write(self._file, line) :]
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
 @dataclass(slots=True)
@@ -52,7 +85,7 @@ class _RankColumn:
     seconds: "array[float]" = field(default_factory=lambda: array("d"))
     at: "array[float]" = field(default_factory=lambda: array("d"))
     ends: dict[int, RankEnded] = field(default_factory=dict)
-    reruns: dict[int, list[Rerun]] = field(default_factory=dict)
+    reruns: dict[int, list[RankResult]] = field(default_factory=dict)
 
     def reach(self, count: int) -> None:
         """Extend the columns to this many tests."""
@@ -66,11 +99,17 @@ class _RankColumn:
         if math.isnan(self.seconds[place]):
             self.seconds[place], self.at[place] = duration(seconds), at
 
-    def begin_again(self, place: int) -> None:
+    def begin_again(self, place: int, key: Key, rank: int) -> None:
         """Move the result of a test that runs again to its earlier tries."""
         self.reach(place + 1)
-        ended = self.ends.pop(place, None)
-        self.reruns.setdefault(place, []).append(_try(ended, self.seconds[place], self.at[place]))
+        ended, seconds, at = self.ends.pop(place, None), self.seconds[place], self.at[place]
+        if ended is not None:
+            result = replace(_result(key, ended, {}), stdout="", stderr="")
+        elif math.isnan(seconds):
+            result = _missing(key, rank)
+        else:
+            result = replace(_missing(key, rank), outcome=Outcome.PASSED, at=at, message="", text="")
+        self.reruns.setdefault(place, []).append(result)
         self.seconds[place], self.at[place] = _NONE, ABSENT
 
     def end(self, place: int, ended: RankEnded) -> None:
@@ -80,21 +119,17 @@ class _RankColumn:
             self.ends[place] = ended
 
 
-def _try(ended: RankEnded | None, seconds: float, at: float) -> Rerun:
-    """A rank's result in a try of a test, from its one record of it."""
-    if ended is not None:
-        message = readable(ended.message or ended.outcome)
-        return Rerun(
-            outcome=ended.outcome,
-            message=message,
-            text=cut(readable(ended.text) or message),
-            at=ended.arrived,
-            consequence=ended.consequence,
-            caused_by=ended.caused_by,
-        )
-    if math.isnan(seconds):
-        return Rerun(outcome=Outcome.MISSING, message=NOTHING_CAME, text=NOTHING_CAME)
-    return Rerun(outcome=Outcome.PASSED, at=at)
+def _missing(key: Key, rank: int) -> RankResult:
+    """The result of a rank from which nothing came."""
+    return RankResult(
+        nodeid=key.nodeid,
+        classname=key.classname,
+        name=key.name,
+        rank=rank,
+        outcome=Outcome.MISSING,
+        message=NOTHING_CAME,
+        text=NOTHING_CAME,
+    )
 
 
 def _weight(ended: RankEnded) -> int:
@@ -121,7 +156,7 @@ class _Tests:
         return self.places.setdefault(nodeid, len(self.places))
 
 
-class _JournalReader:
+class JournalReader:
     """Collects records, and turns them into files of ranks."""
 
     def __init__(self, path: Path, texts: dict[str, str]) -> None:
@@ -149,8 +184,8 @@ class _JournalReader:
                 self._tests.started.add(place)
                 if record.number > 1:
                     self._tests.further_tries[place] = self._tests.further_tries.get(place, 0) + 1
-                    for column in self._columns.values():
-                        column.begin_again(place)
+                    for rank, column in self._columns.items():
+                        column.begin_again(place, _key(record.nodeid), rank)
             case Passed():
                 self._pass(record)
             case RankEnded():
@@ -193,7 +228,7 @@ class _JournalReader:
         troubled = [RankFile(path=self._path, rank=None, problem=f"{self._path.name} {problem}.")] if problem else []
         if self._job is None:
             return troubled
-        keys = tuple(Key(*split_nodeid(name), name) for name in map(xml_id, self._tests.places))
+        keys = tuple(map(_key, self._tests.places))
         share = _Shares(keys, self._tests.world_sizes)
         ranks = sorted({*range(self._job.world_size), *self._columns})
         return [*(self._file(rank, self._job, share) for rank in ranks), *troubled]
@@ -233,7 +268,7 @@ class _JournalReader:
         for place, count in part.renumbered(self._tests.further_tries).items():
             told = reruns.get(place, [])
             # This rank has no result of the tries before the first of these.
-            earlier = (*[_try(None, _NONE, ABSENT)] * (count - len(told)), *told)
+            earlier = (*[_missing(part.keys[place], rank)] * (count - len(told)), *told)
             details[place] = replace(file.result(place), reruns=earlier)
         return file
 
@@ -290,6 +325,11 @@ class _Shares:
         return self._others[places]
 
 
+def _key(nodeid: str) -> Key:
+    name = xml_id(nodeid)
+    return Key(*split_nodeid(name), name)
+
+
 def _check_rank(rank: int, world_size: int) -> None:
     if not 0 <= rank < world_size <= MOST_RANKS:
         msg = f"is about rank {rank} in a world of {world_size} ranks"
@@ -328,13 +368,10 @@ def read_journal(path: Path, texts: dict[str, str] | None = None) -> list[RankFi
     """The results of each rank, by rank.
 
     Never raises for the content of the file: if it cannot be read any further, a last file without a rank states why,
-    and the records before count. An incomplete last line was being written when the run was killed.
-
-    Args:
-        path: The journal.
-        texts: An intern table, so that equal texts are in memory once: ranks mostly report the same failures.
+    and the records before count. An incomplete last line was being written when the run was killed. Equal texts become
+    one object, kept in ``texts``: ranks mostly report the same failures.
     """
-    reader = _JournalReader(path, {} if texts is None else texts)
+    reader = JournalReader(path, {} if texts is None else texts)
     try:
         with open_regular(path) as file:
             problem = _read(reader, file)
@@ -343,19 +380,7 @@ def read_journal(path: Path, texts: dict[str, str] | None = None) -> list[RankFi
     return reader.files(problem)
 
 
-def read_records(records: Iterable[Record]) -> list[RankFile]:
-    """The results of each rank that some records of one job report; the first is :class:`JobStarted`.
-
-    Raises:
-        RecordError: One is implausible.
-    """
-    reader = _JournalReader(Path(JOURNAL), {})
-    for record in records:
-        reader.take(record)
-    return reader.files("")
-
-
-def _read(reader: _JournalReader, file: BinaryIO) -> str:
+def _read(reader: JournalReader, file: BinaryIO) -> str:
     """Reads the records of a file; returns why that failed, or an empty text."""
     number = 0
     while line := file.readline(LINE_LIMIT + 2):

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.tracebacks import excerpt, line_in
-from allranks.xml_text import command, cut, file_of, first_line
+from allranks.xml_text import command, cut, file_of, first_line, xml_id
 
 MANIFEST_PLACE: Final = ("run", "manifest")
 """Cell and suite of the suite that reports an unreadable manifest."""
@@ -54,21 +54,22 @@ class Counts:
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__})
 
 
+_SHARES: Final = range(1, 1_001)  # the limit of a matrix file
+
+
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """The part of a suite's tests that a job had, if several jobs share the suite.
 
     Attributes:
-        suite: The suite's name.
         number: From 1.
-        count: The number of jobs.
         split: A digest of which job has which test; empty if the collection never ended.
         elsewhere: The number of collected tests that belong to other jobs.
     """
 
-    suite: str
-    number: int
-    count: int
+    suite: Annotated[str, xml_id]
+    number: Annotated[int, _SHARES]
+    count: Annotated[int, _SHARES]
     split: str = ""
     elsewhere: int = 0
 
@@ -111,7 +112,6 @@ class JobSummary:
         axes: The cell's value on each axis; empty if unknown.
         attempt: Number of the attempt that counts; None where there are no attempts.
         folder: The folder of its files, relative to the report's folder; empty if there are no attempts.
-        gpus: Ids of the GPUs that the job was given.
         deselected: Tests that pytest's own selection (``-k``, ``-m``) left out.
         notes: Sentences about the job, without their full stops.
         started: Seconds since the epoch.
@@ -280,9 +280,7 @@ class MergedRun:
 
     Attributes:
         junit: The merged JUnit file; the first of them if the report is split.
-        junit_files: All of them, in order.
         page: The report for people, in HTML.
-        summary: The Markdown summary.
         policy: How environment skips were read.
         planned: The job ids of the manifest; None if there is no manifest.
     """
@@ -360,10 +358,6 @@ def exit_code(merged: MergedRun, *, nothing_ran_allowed: bool) -> ExitCode:
     Each bad verdict has its own (see :attr:`Verdict.exit_code <allranks.report.results.Verdict.exit_code>`): 1 for a
     failed test and for a suite that cannot be collected or is empty, 3 for unaccounted results, 4 for infrastructure,
     130 for an interrupt. 5 is added if no test executed.
-
-    Args:
-        merged: The run, or a session's own part of it (:meth:`allranks.report.judged.MergedRun.only`).
-        nothing_ran_allowed: True if a run in which no test executed is good.
     """
     codes = {code for suite in merged.suites for code in suite.exit_codes}
     if nothing_ran(merged) and not nothing_ran_allowed:
@@ -381,13 +375,7 @@ CLASSNAME: Final = "allranks"
 
 
 def trouble(name: str, text: str, code: ExitCode = ExitCode.TESTS_FAILED) -> TestVerdict:
-    """An error testcase.
-
-    Args:
-        name: The subject of the error: ``job``, ``collection``, ``rank 3``.
-        text: Sentences, one per line; the first is the message.
-        code: Its contribution to the run's exit code.
-    """
+    """An error testcase named after its subject (``job``, ``rank 3``); the first line of its text is its message."""
     judged = Verdict(
         kind=VerdictKind.ERROR,
         rule=VerdictRule.JOB,

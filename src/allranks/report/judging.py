@@ -18,7 +18,6 @@ from allranks.report.results import (
     RankFile,
     RankGroup,
     RankResult,
-    Rerun,
     TestVerdict,
     Verdict,
     VerdictKind,
@@ -37,11 +36,7 @@ def read_ranks(paths: Sequence[Path]) -> list[RankFile]:
 
 
 def read_jobs(jobs: Sequence[Sequence[Path]]) -> Iterator[list[RankFile]]:
-    """The results in the files of each job, in job order: a journal holds all ranks, any other file one.
-
-    Args:
-        jobs: The files of each job.
-    """
+    """The results in the files of each job, in job order: a journal holds all ranks, any other file one."""
     reader = RankReader()
     for paths in jobs:
         texts: dict[str, str] = {}
@@ -58,13 +53,7 @@ _EXPLAINS_WHAT_DID_NOT_RUN: Final = frozenset({"collection", "timeout", "interru
 
 
 def judge(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
-    """A verdict for each test that was collected, or that any rank reports.
-
-    Args:
-        attempt: The attempt, apart from the content of its rank files.
-        files: The rank files.
-        setting: How skips are read; the GPUs of the job are filled in here.
-    """
+    """A verdict for each test that was collected, or that any rank reports."""
     record, teams = attempt.record, teams_of(files)
     setting = replace(setting, gpus=len(record.gpus) if record else 0)
     reported = dict.fromkeys(nodeid for team in teams for nodeid in team.places)
@@ -210,11 +199,6 @@ def with_base(
 
     An attempt that reran a part of the job has new verdicts for these tests; the other verdicts are those of the
     attempt that it continues.
-
-    Args:
-        attempt: The newest attempt.
-        files: Its rank files.
-        setting: How skips are read.
     """
     if attempt.base is None:
         yield from ((test, attempt) for test in judge(attempt, files, setting))
@@ -263,11 +247,6 @@ def settled(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy)
     A failure stands until the test runs and ends well: a later skip, on the same rank or in a later attempt, does not
     settle it, nor does an attempt that no longer has the test. An xfail does settle it, since the test ran and can end
     no better.
-
-    Args:
-        attempt: The newest attempt, with those before it.
-        files: Its rank files.
-        setting: How skips are read.
     """
     past = _Past(attempt.earlier, setting)
     for test, of in with_base(attempt, files, setting):
@@ -329,27 +308,8 @@ def reruns(test: TestVerdict, setting: VerdictPolicy) -> Iterator[EarlierAttempt
 
     torch's own test/conftest.py writes ``<rerun>`` for one, Maven's Surefire ``<flakyFailure>`` and ``<rerunFailure>``.
     """
-    tries = max((len(rank.reruns) for rank in _notable(test)), default=0)
+    # Ranks of a plain pass have no such tries, and are built on access.
+    tries = 0 if test.slowest is not None else max((len(rank.reruns) for rank in test.ranks), default=0)
     for number in range(tries):
-        ranks = tuple(_as_result(rank, rank.reruns[number]) for rank in test.ranks if number < len(rank.reruns))
+        ranks = tuple(rank.reruns[number] for rank in test.ranks if number < len(rank.reruns))
         yield EarlierAttempt(number=number + 1, verdict=verdict(ranks, setting), ranks=ranks)
-
-
-def _as_result(rank: RankResult, rerun: Rerun) -> RankResult:
-    return replace(
-        rank,
-        outcome=rerun.outcome,
-        message=rerun.message,
-        text=rerun.text,
-        at=rank.at if rerun.at is None else rerun.at,
-        consequence=rerun.consequence,
-        caused_by=rerun.caused_by,
-        stdout="",
-        stderr="",
-        reruns=(),
-    )
-
-
-def _notable(test: TestVerdict) -> Sequence[RankResult]:
-    """The ranks of a test that is not a plain pass; else none."""
-    return test.ranks if test.slowest is None else ()

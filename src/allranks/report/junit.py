@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from allranks.errors import ResultsError
@@ -29,12 +28,7 @@ _USUAL: Final = JUnitForm()
 
 
 class JUnitWriter:
-    """Writes the report of a run; a context manager, whose successful exit moves the files to their places.
-
-    Args:
-        path: The first file, ``<folder>/junit.xml``.
-        form: The form of the report.
-    """
+    """Writes the report of a run; a context manager, whose successful exit moves the files to their places."""
 
     def __init__(self, path: Path, form: JUnitForm = _USUAL) -> None:
         self._path = path
@@ -99,9 +93,7 @@ class JUnitWriter:
         path = _unfinished(_place(self._path, len(self._parts) + 1))
         self._parts.append(_DOCUMENTS[self._form.schema](path))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the report; on an error, the previous report stays.
 
         Raises:

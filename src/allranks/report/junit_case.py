@@ -191,14 +191,7 @@ Element = tuple[str, str]
 
 
 def render_case(test: TestVerdict, name: Name, suite: JobSummary, form: JUnitForm) -> str:
-    """A testcase as XML.
-
-    Args:
-        test: The judged test.
-        name: Its class name and name, unique in the suite.
-        suite: The job that it belongs to.
-        form: The form of the report.
-    """
+    """A testcase as XML; its name is unique in the suite."""
     classname, own = name
     place = _place(test) if form.schema == "wide" and test.verdict.is_bad else ""
     start = f'<testcase classname={attribute(classname)} name={attribute(own)}{place} time="{test.time:.6g}">\n'

@@ -7,7 +7,7 @@ that merge the same folder wait for each other. At most one job's tests are in m
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ from allranks.report.junit_case import JUnitForm
 from allranks.report.page.writer import PageWriter, is_page
 from allranks.report.report_json import JsonWriter, is_report_json
 from allranks.report.results import SkipPolicy
+from allranks.report.run_files import JudgingPolicy
 from allranks.report.summary import write_summary
 from allranks.report.verdict import VerdictPolicy
 from allranks.user_cache import hold
@@ -57,12 +58,7 @@ ReportFormat = Callable[[Path], ReportWriter]
 
 
 class _Added:
-    """The writer of another package: all other reports are written first, even if it raises.
-
-    Args:
-        point: Its entry point.
-        folder: The folder of the report.
-    """
+    """The writer of another package: all other reports are written first, even if it raises."""
 
     def __init__(self, point: EntryPoint, folder: Path) -> None:
         self._point = point
@@ -91,24 +87,6 @@ class _Added:
         with self._kept():
             if self._writer is not None:
                 self._writer.finish(run)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Judged:
-    """A folder that is being judged.
-
-    Attributes:
-        suites: An iterable that can be consumed only once.
-    """
-
-    gathered: Gathered
-    policy: SkipPolicy
-    suites: Iterable[CellSuite]
-
-    @property
-    def planned(self) -> frozenset[str] | None:
-        manifest = self.gathered.manifest
-        return frozenset(f"{job.cell}/{job.suite}" for job in manifest.jobs) if manifest else None
 
 
 def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
@@ -146,8 +124,11 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             refuse_foreign(root / JUNIT_NAME, is_merged_report)
             refuse_foreign(root / PAGE_NAME, is_page)
             refuse_foreign(root / JSON_NAME, is_report_json)
-            judged = _judge(root, policy, environ, baseline)
-            return _write(root, judged, observers, junit_form or JUnitForm())
+            gathered = _gather(root)
+            setting = _setting(gathered, policy, environ)
+            damaged = (damaged_manifest(gathered.problems),) if gathered.problems else ()
+            suites = chain(damaged, account(gathered, setting, baseline))
+            return _write(_run(root, gathered, setting.skip), suites, observers, junit_form or JUnitForm())
     except OSError as error:
         msg = f"The report of {folder} cannot be made."
         raise ResultsError(
@@ -157,34 +138,45 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
         ) from error
 
 
-def _judge(folder: Path, policy: SkipPolicy | None, environ: Mapping[str, str], baseline: Baseline | None) -> _Judged:
+def _gather(folder: Path) -> Gathered:
     gathered = gather(folder)
-    manifest = gathered.manifest
-    setting = VerdictPolicy(
-        skip=policy or (manifest.policy.skip if manifest else None) or _sandcastle(environ),
-        mixed_skip=manifest.policy.mixed_skip if manifest else (),
-    )
-    if not gathered.attempts and manifest is None and not gathered.problems:
+    if not gathered.attempts and gathered.manifest is None and not gathered.problems:
         msg = f"There is nothing to merge in {folder}."
         raise UsageError(
             msg,
             why="No run.json and no XML file lies below it.",
             remedy="Give the folder of a run (results/latest), or a folder with the JUnit XML of ranks.",
         )
-    damaged = (damaged_manifest(gathered.problems),) if gathered.problems else ()
-    suites = chain(damaged, account(gathered, setting, baseline))
-    return _Judged(gathered=gathered, policy=setting.skip, suites=suites)
+    return gathered
 
 
-def _write(folder: Path, judged: _Judged, observers: Sequence[Observer], form: JUnitForm) -> MergedRun:
-    page = PageWriter(folder / PAGE_NAME)
-    added = [_Added(point, folder) for point in entry_points(group=FORMATS)]
-    with JsonWriter(folder / JSON_NAME) as machine:
-        with JUnitWriter(folder / JUNIT_NAME, form) as junit:
-            rows = tuple(
-                _rows(judged.suites, (junit.add, machine.add, page.add, *(each.add for each in added), *observers))
-            )
-        merged = _merged(folder, judged, rows, junit.files)
+def _setting(gathered: Gathered, policy: SkipPolicy | None, environ: Mapping[str, str]) -> VerdictPolicy:
+    told = gathered.manifest.policy if gathered.manifest else JudgingPolicy()
+    return VerdictPolicy(skip=policy or told.skip or _sandcastle(environ), mixed_skip=told.mixed_skip)
+
+
+def _run(folder: Path, gathered: Gathered, policy: SkipPolicy) -> MergedRun:
+    """The run, before any of its suites has been judged."""
+    manifest = gathered.manifest
+    return MergedRun(
+        folder=folder,
+        junit=folder / JUNIT_NAME,
+        page=folder / PAGE_NAME,
+        summary=folder / SUMMARY_NAME,
+        run_id=gathered.run_id,
+        suites=(),
+        policy=policy,
+        planned=frozenset(f"{job.cell}/{job.suite}" for job in manifest.jobs) if manifest else None,
+    )
+
+
+def _write(run: MergedRun, suites: Iterable[CellSuite], observers: Sequence[Observer], form: JUnitForm) -> MergedRun:
+    page = PageWriter(run.page)
+    added = [_Added(point, run.folder) for point in entry_points(group=FORMATS)]
+    with JsonWriter(run.folder / JSON_NAME) as machine:
+        with JUnitWriter(run.junit, form) as junit:
+            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, *(each.add for each in added), *observers)))
+        merged = replace(run, suites=rows, junit_files=junit.files)
         machine.write(merged)
     page.write(merged)
     write_summary(merged)
@@ -193,20 +185,6 @@ def _write(folder: Path, judged: _Judged, observers: Sequence[Observer], form: J
     if error := next((each.error for each in added if each.error), None):
         raise error
     return merged
-
-
-def _merged(folder: Path, judged: _Judged, rows: tuple[SuiteRow, ...], junit_files: tuple[Path, ...]) -> MergedRun:
-    return MergedRun(
-        folder=folder,
-        junit=folder / JUNIT_NAME,
-        junit_files=junit_files,
-        page=folder / PAGE_NAME,
-        summary=folder / SUMMARY_NAME,
-        run_id=judged.gathered.run_id,
-        suites=rows,
-        policy=judged.policy,
-        planned=judged.planned,
-    )
 
 
 def _rows(suites: Iterable[CellSuite], observers: Sequence[Observer]) -> Iterator[SuiteRow]:

@@ -130,7 +130,6 @@ class Run(NamedTuple):
     """Consecutive testcases.
 
     Attributes:
-        times: The seconds of each.
         begins: The piece in which each of them begins.
         ends: The piece in which each of them ends.
     """

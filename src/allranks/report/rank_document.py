@@ -36,9 +36,7 @@ _TYPE: Final = MappingProxyType({Outcome.SKIPPED: "pytest.skip", Outcome.XFAILED
 def write_rank_files(attempt: Path, journal: Path) -> dict[str, str]:
     """Write the rank XML of an attempt from its journal; return the :func:`digest` of each file, by name.
 
-    Args:
-        attempt: The attempt's folder.
-        journal: The journal; if it is damaged, its readable part is used.
+    Of a damaged journal, the readable part is used.
 
     Raises:
         OSError: The folder cannot be written.

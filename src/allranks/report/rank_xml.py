@@ -252,12 +252,7 @@ class RankReader:
         Never raises for the content of the file: a broken, truncated, empty, binary or foreign file becomes a
         :attr:`RankFile.problem <allranks.report.results.RankFile.problem>`, and the testcases before the break stay.
         Several testcases of one test (pytest writes a failed call and a failed tear-down as two) are folded into one,
-        the worst.
-
-        Args:
-            path: The file.
-            texts: An intern table of the texts of other ranks, to which those of this file are added: ranks mostly
-                report the same failures, and equal texts are in memory once.
+        the worst. Equal texts become one object, kept in ``texts``.
         """
         reader = _Reader(self._known, self._pieces)
         problem = _feed(reader, path)
@@ -292,11 +287,6 @@ class RankReader:
 def stray_file(path: Path) -> RankFile:
     """A placeholder for a file that is not read, because it is not a regular file inside the results folder."""
     return RankFile(path=path, rank=_rank({}, path), problem=stray_text(path))
-
-
-def read_rank_xml(path: Path) -> RankFile:
-    """The results in one XML file, as :meth:`RankReader.read` returns them."""
-    return RankReader().read(path)
 
 
 def _inside(inside: bytes) -> tuple[str, CaseDetails] | None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from allranks.report.judged import CellSuite, Counts, MergedRun
@@ -70,9 +69,7 @@ class JsonWriter:
         self._file.close()
         self._unfinished.replace(self._path)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove an unfinished file."""
         self._file.close()
         self._unfinished.unlink(missing_ok=True)

@@ -24,22 +24,6 @@ XPASS: Final = "xpass"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rerun:
-    """A try of a test after which the same rank tried again.
-
-    Attributes:
-        at: See :class:`RankResult`, as for the next two; None if unknown.
-    """
-
-    outcome: Outcome
-    message: str = ""
-    text: str = ""
-    at: float | None = None
-    consequence: bool = False
-    caused_by: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
     """The result of one test on one rank.
 
@@ -52,7 +36,7 @@ class RankResult:
         skip_code: Exit code of torch's skip table.
         duration: Seconds.
         world_size: Ranks that took part in this test, if it differs from the job's.
-        reruns: The tries before the one with this outcome, oldest first.
+        reruns: The tries before the one with this outcome, oldest first, without output.
     """
 
     nodeid: str
@@ -72,7 +56,7 @@ class RankResult:
     stdout: str = ""
     stderr: str = ""
     world_size: int | None = None
-    reruns: tuple[Rerun, ...] = ()
+    reruns: tuple["RankResult", ...] = ()
 
 
 class VerdictKind(StrEnum):
@@ -103,7 +87,6 @@ class Verdict:
         rule: The first rule that applied.
         reason: One or two words for the ``type`` attribute: ``failed``, ``timed_out``, ``pytest.skip``.
         exit_code: The run's exit code if there were only this verdict.
-        leading: The rank that the verdict leads with.
         executed: True if any rank ran the test.
     """
 
@@ -135,7 +118,6 @@ class EarlierAttempt:
 
     Attributes:
         number: The attempt, from 1.
-        ranks: As in :class:`TestVerdict`.
     """
 
     number: int
@@ -206,9 +188,7 @@ class RankFile:
 
     Attributes:
         rank: None if neither the file nor its name states it.
-        properties: The properties of the test suite, by name.
         keys: Its tests, each once, in order. Ranks that ran the same tests share one tuple.
-        seconds: The duration of each test.
         at: When the outcome of each test arrived; :data:`ABSENT` if unknown. Empty if all are.
         world_sizes: The number of ranks that took part in each; 0 if unknown. Empty if all are.
         details: The results with more than *passed* and these three.

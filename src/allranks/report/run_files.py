@@ -4,20 +4,21 @@ Files of schema 1 lack some of the fields and are read in the same way.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Self, cast
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Final, Self
 
 from allranks.errors import AllranksError
 from allranks.records import MOST_RANKS
 from allranks.report.judged import Share
 from allranks.report.results import SkipPolicy
-from allranks.report.untrusted import Fields
+from allranks.report.untrusted import parsed
 from allranks.xml_text import xml_id
 
 SCHEMA: Final = 2
 """The schema that this version writes, and the newest that it reads."""
 
-_MOST_SHARES: Final = 1_000  # the limit of a matrix file
+_Id = Annotated[str, xml_id]
+_NodeIds = tuple[Annotated[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +26,12 @@ class PlannedJob:
     """A job that a manifest announces.
 
     Attributes:
-        image: The name of its image in the matrix file.
         pytest_args: The run's arguments to pytest, which follow those of the suite.
     """
 
     id: str = ""
-    cell: str
-    suite: str
+    cell: _Id
+    suite: _Id
     image: str = ""
     pytest_args: tuple[str, ...] = ()
 
@@ -53,7 +53,7 @@ class JudgingPolicy:
 
     skip: SkipPolicy | None = None
     mixed_skip: tuple[str, ...] = ()
-    baseline: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    baseline: Mapping[_Id, Mapping[_Id, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,50 +72,21 @@ class Manifest:
     Attributes:
         allranks: The version that began the run.
         started: When it began, in ISO 8601.
-        seed: The seed of every rank of every test.
-        command: The command line.
         matrix: The name of the matrix file.
         cells: For each cell id its value on each axis.
     """
 
-    run_id: str = ""
+    run_id: str
     allranks: str = ""
     python: str = ""
     started: str = ""
-    seed: int = 0
+    seed: Annotated[int, range(-(2**63), 2**63)] = 0
     command: str = ""
     matrix: str = ""
     policy: JudgingPolicy = field(default_factory=JudgingPolicy)
     dropped: tuple[DroppedCells, ...] = ()
-    cells: Mapping[str, Mapping[str, str | int]] = field(default_factory=dict)
+    cells: Mapping[_Id, Mapping[Annotated[str, str], str | int]] = field(default_factory=dict)
     jobs: tuple[PlannedJob, ...] = ()
-
-    @classmethod
-    def read(cls, said: Fields) -> Self:
-        """Parse a manifest from JSON.
-
-        Raises:
-            ValueError: A field is missing or invalid.
-        """
-        cells = said.fields("cells")
-        return cls(
-            run_id=said.text("run_id", None),
-            allranks=said.text("allranks"),
-            python=said.text("python"),
-            started=said.text("started"),
-            seed=said.whole("seed", least=-(2**63), most=2**63),
-            command=said.text("command"),
-            matrix=said.text("matrix"),
-            policy=_policy(said.fields("policy")),
-            dropped=tuple(
-                DroppedCells(rule=each.text("rule"), reason=each.text("reason"), count=each.whole("count"))
-                for each in said.objects("dropped")
-            ),
-            cells={
-                xml_id(cell): {axis: cells.fields(cell).scalar(axis) for axis in cells.fields(cell)} for cell in cells
-            },
-            jobs=tuple(map(_planned_job, said.objects("jobs"))),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,15 +141,15 @@ class JobRecord:
     image: str = ""
     spec: Mapping[str, Any] | None = None
     gpus: tuple[str, ...] = ()
-    world_size: int
+    world_size: Annotated[int, range(1, MOST_RANKS + 1)]
     nodes: int = 1
-    exit_status: int | None = None
+    exit_status: Annotated[int, range(-(2**31), 2**31)] | None = None
     error: JobError | None = None
     started: float | None = None
     finished: float | None = None
-    collected: tuple[str, ...] | None = None
+    collected: _NodeIds | None = None
     deselected: int = 0
-    not_run: tuple[str, ...] = ()
+    not_run: _NodeIds = ()
     stop_reason: str = ""
     notes: tuple[str, ...] = ()
     share: Share | None = None
@@ -196,83 +167,26 @@ class JobRecord:
         seed = agent.get("seed") if isinstance(agent, Mapping) else None
         return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
 
-    @classmethod
-    def read(cls, said: Fields) -> Self:
-        """Parse a record from JSON.
 
-        Raises:
-            ValueError: A field is missing or invalid.
-        """
-        spec = said.fields("spec")
-        return cls(
-            id=said.text("id"),
-            run_id=said.text("run_id") or spec.text("run_id"),
-            cell=said.text("cell"),
-            suite=said.text("suite"),
-            attempt=said.whole("attempt", 1),
-            continues=said.whole("continues"),
-            engine=said.text("engine"),
-            image=said.text("image") or spec.text("image"),
-            spec=spec.raw if said.has("spec") else None,
-            gpus=said.texts("gpus"),
-            world_size=said.whole("world_size", None, least=1, most=MOST_RANKS),
-            nodes=said.whole("nodes", 1),
-            exit_status=said.whole("exit_status", None, least=-(2**31), most=2**31)
-            if said.has("exit_status")
-            else None,
-            error=_job_error(said.fields("error")) if said.has("error") else None,
-            started=said.moment("started"),
-            finished=said.moment("finished"),
-            collected=said.raw_texts("collected") if said.has("collected") else None,
-            deselected=said.whole("deselected"),
-            not_run=said.raw_texts("not_run"),
-            stop_reason=said.text("stop_reason"),
-            notes=said.texts("notes"),
-            share=_share(said.fields("share")) if said.has("share") else None,
-            rank_files={name: files.text(name) for files in [said.fields("rank_files")] for name in files},
-        )
+@dataclass(frozen=True, kw_only=True)
+class _Spec:
+    """The part of a job's request in which schema 1 has what later ones have in the record itself."""
+
+    run_id: str = ""
+    image: str = ""
+
+
+def read_record(document: object) -> JobRecord:
+    """Parse the content of job.json.
+
+    Raises:
+        ValueError: A field is missing or invalid.
+    """
+    record = parsed(JobRecord, document)
+    spec = parsed(_Spec, record.spec or {}, "spec")
+    return replace(record, run_id=record.run_id or spec.run_id, image=record.image or spec.image)
 
 
 def as_json(document: Manifest | JobRecord) -> dict[str, Any]:
     """The content of the file."""
     return {"schema": SCHEMA, **asdict(document)}
-
-
-def _policy(said: Fields) -> JudgingPolicy:
-    baseline, skip = said.fields("baseline"), said.choice("skip", ("skip", "pass"))
-    return JudgingPolicy(
-        skip=cast("SkipPolicy", skip) if skip else None,
-        mixed_skip=said.texts("mixed_skip"),
-        baseline={
-            xml_id(cell): {xml_id(suite): suites.whole(suite) for suite in suites}
-            for cell in baseline
-            for suites in [baseline.fields(cell)]
-        },
-    )
-
-
-def _planned_job(said: Fields) -> PlannedJob:
-    return PlannedJob(
-        id=said.text("id"),
-        cell=xml_id(said.text("cell", None)),
-        suite=xml_id(said.text("suite", None)),
-        image=said.text("image"),
-        pytest_args=said.texts("pytest_args"),
-    )
-
-
-def _share(said: Fields) -> Share:
-    count = said.whole("count", None, least=1, most=_MOST_SHARES)
-    return Share(
-        suite=xml_id(said.text("suite", None)),
-        number=said.whole("number", None, least=1, most=count),
-        count=count,
-        split=said.text("split"),
-        elsewhere=said.whole("elsewhere"),
-    )
-
-
-def _job_error(said: Fields) -> JobError:
-    return JobError(
-        kind=said.text("kind") or "agent", what=said.text("what"), why=said.text("why"), remedy=said.text("remedy")
-    )

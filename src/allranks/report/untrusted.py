@@ -6,11 +6,13 @@ import os
 import re
 import stat
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import MISSING, fields
+from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import BinaryIO, Final
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from allranks.xml_text import readable
 
@@ -135,116 +137,115 @@ def write_whole(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-MOST: Final = 10**9
-"""A bound that no count of tests, jobs or attempts reaches."""
-
 LAST_MOMENT: Final = 253_402_300_799.0
 """The end of the year 9999, the last that ``datetime`` supports, in seconds since the epoch."""
 
 _SHOWN: Final = 60
 
+T = TypeVar("T")
+_Read = Callable[[Any, str], Any]
 
-class Fields:
-    """A JSON object with typed access to its fields. An absent field is like one that is null.
+
+def parsed(kind: type[T], value: object, path: str = "") -> T:
+    """Build a frozen dataclass from parsed JSON: absent fields are like those that are null, unknown ones are ignored.
+
+    Texts are made readable, whole numbers are counts, and other numbers are moments in seconds since the epoch, unless
+    an annotation differs: ``Annotated[str, xml_id]`` names another conversion, ``Annotated[int, range(9)]`` the bounds.
 
     Args:
+        kind: The dataclass; a field without a default is required.
         value: The parsed JSON value.
         path: Its path in the document: ``policy``, ``jobs.3``; empty for the document itself.
 
     Raises:
-        ValueError: The value is not an object. All methods also raise it for fields of the wrong type.
+        ValueError: A field is missing or invalid; the message names it.
     """
+    members = _members(value, path or "the document")
+    key: Any = kind
+    given = {}
+    for name, read, is_required in _fields(key):
+        if (told := members.get(name)) is not None or is_required:
+            given[name] = read(told, f"{path}.{name}" if path else name)
+    return kind(**given)
 
-    def __init__(self, value: object, path: str = "") -> None:
-        if not isinstance(value, dict):
-            raise _wrong(path or "the document", value, "an object")
-        self._value: Mapping[str, object] = value
-        self._path = path
 
-    def __iter__(self) -> Iterator[str]:
-        """The names of the fields."""
-        return iter(self._value)
+@cache
+def _fields(kind: Any) -> list[tuple[str, _Read, bool]]:  # noqa: ANN401 - a dataclass, which no type expresses
+    """The name and the reader of each field, and whether the field is required."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        (each.name, _reader(hints[each.name]), each.default is MISSING and each.default_factory is MISSING)
+        for each in fields(kind)
+    ]
 
-    @property
-    def raw(self) -> Mapping[str, object]:
-        """The unchecked object."""
-        return self._value
 
-    def _at(self, name: str) -> str:
-        return f"{self._path}.{name}" if self._path else name
+@cache
+def _reader(hint: Any) -> _Read:  # noqa: ANN401 - any annotation
+    """A function that checks and converts a value, given its path."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        base, how = arguments
+        return (lambda value, path: how(_text(value, path))) if base is str else partial(_whole, numbers=how)
+    if origin in {Union, UnionType}:
+        reads = [_reader(each) for each in arguments if each is not NoneType]
+        # Of several kinds, texts come first.
+        return lambda value, path: reads[0 if isinstance(value, str) else -1](value, path)
+    if origin is Literal:
+        return partial(_choice, choices=arguments)
+    if origin is tuple:
+        read = _reader(arguments[0])
+        return lambda value, path: tuple(read(each, f"{path}.{n}") for n, each in enumerate(_items(value, path)))
+    if origin is Mapping:
+        name, read = (_reader(each) for each in arguments)
+        return lambda value, path: {
+            name(key, path): read(each, f"{path}.{key}") for key, each in _members(value, path).items()
+        }
+    return _SIMPLE.get(hint) or partial(parsed, hint)
 
-    def has(self, name: str) -> bool:
-        """True if the field is present and not null."""
-        return self._value.get(name) is not None
 
-    def _wrong(self, name: str, wanted: str) -> ValueError:
-        return _wrong(self._at(name), self._value.get(name), wanted)
+def _text(value: object, path: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong(path, value, "a text")
+    return value
 
-    def text(self, name: str, default: str | None = "") -> str:
-        """A text, made readable; required if there is no default."""
-        value = self._value.get(name)
-        value = default if value is None else value
-        if not isinstance(value, str):
-            raise self._wrong(name, "a text")
-        return readable(value)
 
-    def choice(self, name: str, choices: Collection[str]) -> str:
-        """One of the given texts; empty if absent."""
-        value = self.text(name)
-        if value and value not in choices:
-            raise self._wrong(name, " or ".join(map(repr, choices)))
-        return value
+def _choice(value: object, path: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise _wrong(path, value, " or ".join(map(repr, choices)))
+    return str(value)
 
-    def raw_texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts, unchanged."""
-        values = self.items(name)
-        for value in values:
-            if not isinstance(value, str):
-                raise self._wrong(name, "a list of texts")
-        return tuple(str(value) for value in values)
 
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts, each made readable."""
-        return tuple(map(readable, self.raw_texts(name)))
+def _items(value: object, path: str) -> list[object]:
+    if not isinstance(value, list):
+        raise _wrong(path, value, "a list")
+    return value
 
-    def items(self, name: str) -> list[object]:
-        """A list of anything; empty if absent."""
-        value = self._value.get(name)
-        value = [] if value is None else value
-        if not isinstance(value, list):
-            raise self._wrong(name, "a list")
-        return value
 
-    def whole(self, name: str, default: int | None = 0, *, least: int = 0, most: int = MOST) -> int:
-        """A whole number from ``least`` to ``most``; required if there is no default."""
-        value = self._value.get(name)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise self._wrong(name, f"a whole number from {least} to {most}")
-        return value
+def _members(value: object, path: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise _wrong(path, value, "an object")
+    return value
 
-    def moment(self, name: str) -> float | None:
-        """Seconds since the epoch."""
-        value = self._value.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= LAST_MOMENT:
-            raise self._wrong(name, "a number of seconds since 1970")
-        return float(value)
 
-    def scalar(self, name: str) -> str | int:
-        """A text or a whole number."""
-        value = self._value.get(name)
-        return self.text(name) if isinstance(value, str) else self.whole(name, None)
+def _whole(value: object, path: str, numbers: range = range(10**9 + 1)) -> int:
+    """A whole number; without a range, one that a count of tests, jobs or attempts may reach."""
+    if not isinstance(value, int) or isinstance(value, bool) or value not in numbers:
+        raise _wrong(path, value, f"a whole number from {numbers.start} to {numbers.stop - 1}")
+    return value
 
-    def fields(self, name: str) -> "Fields":
-        """An object; an empty one if absent."""
-        value = self._value.get(name)
-        return Fields({} if value is None else value, self._at(name))
 
-    def objects(self, name: str) -> Iterator["Fields"]:
-        """A list of objects; empty if absent."""
-        return (Fields(value, f"{self._at(name)}.{place}") for place, value in enumerate(self.items(name)))
+def _moment(value: object, path: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= LAST_MOMENT:
+        raise _wrong(path, value, "a number of seconds since 1970")
+    return float(value)
+
+
+_SIMPLE: Final[Mapping[Any, _Read]] = {
+    str: lambda value, path: readable(_text(value, path)),
+    int: _whole,
+    float: _moment,
+    Any: lambda value, _: value,
+}
 
 
 def _wrong(path: str, value: object, wanted: str) -> ValueError:

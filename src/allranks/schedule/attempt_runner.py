@@ -14,6 +14,7 @@ from allranks.engine.protocol import JobSpec, RunningJob
 from allranks.errors import AllranksError
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
+from allranks.report.journal import JournalWriter
 from allranks.report.rank_document import write_rank_files
 from allranks.report.run_files import JobError, as_json
 from allranks.schedule.earlier_runs import (
@@ -27,7 +28,7 @@ from allranks.schedule.gpu_leases import Lease
 from allranks.schedule.gpu_pool import GpuPool
 from allranks.schedule.host import Host
 from allranks.schedule.job_attempt import JobAttempt
-from allranks.schedule.ledger import MOST_BYTES, ContradictionError, JournalWriter, Ledger
+from allranks.schedule.ledger import MOST_BYTES, ContradictionError, Ledger
 from allranks.schedule.log_lines import LiveView
 from allranks.schedule.packing.estimate import Capacity, Task
 from allranks.schedule.request import AttemptOptions, job_spec, room_of
@@ -37,12 +38,7 @@ from allranks.schedule.retry_policy import WHOLE, Again, RunPolicy, newest_attem
 
 @dataclass(eq=False)
 class AttemptRunner:
-    """Runs the attempts of a run.
-
-    Attributes:
-        pytest_args: Arguments of this run for pytest.
-        pool: Where it leases GPUs.
-    """
+    """Runs the attempts of a run."""
 
     matrix: Matrix
     host: Host
@@ -143,9 +139,7 @@ class AttemptRunner:
     def run(self, attempt: JobAttempt, agent_has_ended: Callable[[], None]) -> None:
         """Start a job, let it run when it is released, wait for it, record it, and end its lease.
 
-        Args:
-            attempt: The attempt.
-            agent_has_ended: Called when the job needs no more cores: copying and recording its results takes a while.
+        `agent_has_ended` is called when the job needs no more cores: its results take a while.
 
         Raises:
             ResultsError: Results can no longer be written.

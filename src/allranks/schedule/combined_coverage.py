@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from allranks.harness.config import COVERAGE
 from allranks.matrix.model import Job, Matrix
-from allranks.report.folder import newest, read_attempts_at
 from allranks.report.untrusted import listing
+from allranks.schedule.retry_policy import newest_attempt
 
 DATA: Final = ".coverage"
 
@@ -65,8 +65,8 @@ def data_of(run: Path, jobs: Iterable[Job]) -> list[Path]:
     """The data files of the newest attempts at these jobs."""
     found: list[Path] = []
     for job in jobs:
-        attempts = read_attempts_at(run, job.cell.id, job.name)
-        folder = run.resolve() / newest(attempts).folder / COVERAGE if attempts else None
+        attempt = newest_attempt(run, job)
+        folder = run.resolve() / attempt.folder / COVERAGE if attempt else None
         if folder is not None and folder.is_dir() and not folder.is_symlink():
             files = (path for path in listing(folder) if path.name.startswith("data"))
             found += (path for path in files if path.is_file() and not path.is_symlink())
@@ -79,13 +79,6 @@ def combine(
     """Combine the coverage data of a run's jobs; do nothing if there is none.
 
     ``.coverage`` goes beside the matrix file, as do reports whose path the user names.
-
-    Args:
-        matrix: The matrix of the jobs.
-        run: The run's folder, which also gets data and reports.
-        jobs: The jobs of the run.
-        arguments: Arguments of this run for pytest.
-        say: Prints lines.
     """
     files = data_of(run, jobs)
     if not files:

@@ -28,11 +28,7 @@ class Console(Protocol):
         """Print one line."""
 
     def watch(self, job_ids: Sequence[str], /) -> AbstractContextManager[LiveView]:
-        """The view that takes the events of jobs while they run.
-
-        Args:
-            job_ids: All of them, in the order of the plan.
-        """
+        """The view that takes the events of these jobs, in the order of the plan, while they run."""
 
     def annotate(self, merged: MergedRun, /) -> None:
         """Show the first failures wherever the run is shown, such as on GitHub."""

@@ -50,11 +50,7 @@ class Dispatcher:
         self._stopped: JobError | None = None
 
     def run(self, jobs: Sequence[Job], selections: Mapping[str, Again] | None = None) -> None:
-        """Run all jobs.
-
-        Args:
-            jobs: What to run.
-            selections: The remaining part of a job, by its id; all other jobs run whole.
+        """Run all jobs: of some, by their ids, only the selected part.
 
         Raises:
             KeyboardInterrupt: The user interrupted the run; the jobs that were running have their records.

@@ -61,11 +61,7 @@ def keep_cache(results: Path, cache: Path) -> None:
 def keep_cache_of_shard(results: Path, cache: Path, began_with: Path, own: Collection[str]) -> None:
     """Move a shard's cache out of its results, and merge what concerns its own tests into that of the whole suite.
 
-    Args:
-        results: The job's results.
-        cache: The suite's cache in this cell, which all shards share.
-        began_with: The cache as it was for all shards of the run.
-        own: Node ids of the shard's tests.
+    All shards of the run began with the cache `began_with`.
 
     Raises:
         OSError: The cache cannot be read or written.
@@ -194,8 +190,6 @@ class EarlierRun:
     """A run that has ended, well or not.
 
     Attributes:
-        run_id: The run.
-        folder: Its results.
         arguments: The pytest arguments of each of its jobs, by cell and suite.
         setting: How its results are judged: as when it began, even if the matrix file has changed.
     """
@@ -258,11 +252,7 @@ def setting_of(matrix: Matrix) -> VerdictPolicy:
 
 
 def earlier_run(results: Path, run_id: str | None) -> EarlierRun:
-    """The run to resume.
-
-    Args:
-        results: The folder of all runs.
-        run_id: The run; None for the newest.
+    """The run to resume, by its id; without one, the newest.
 
     Raises:
         UsageError: There is no such run, its plan cannot be read, or it has not ended.

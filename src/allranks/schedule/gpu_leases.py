@@ -20,7 +20,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from allranks.engine.ownership import is_at, lock_folder, open_lock
@@ -37,7 +36,6 @@ class QueueEntry:
 
     Attributes:
         path: The entry's file; names sort in the order of the queue.
-        descriptor: The lock.
     """
 
     path: Path
@@ -55,10 +53,7 @@ class QueueEntry:
 
 
 def stand_in_line(gpus: Sequence[str]) -> QueueEntry:
-    """Take a place at the end of the queue.
-
-    Args:
-        gpus: The run waits for some of these.
+    """Take a place at the end of the queue, to wait for some of these GPUs.
 
     Raises:
         OSError: The folder of locks cannot be written.
@@ -78,11 +73,7 @@ def stand_in_line(gpus: Sequence[str]) -> QueueEntry:
 
 
 def claimed(ticket: QueueEntry | None = None) -> frozenset[str]:
-    """The GPUs that runs ahead of us in the queue wait for.
-
-    Args:
-        ticket: Our own queue entry; None if we have none, so that all others are ahead of us.
-    """
+    """The GPUs that runs ahead of us in the queue wait for; all are ahead of a run without a queue entry."""
     folder = lock_folder()
     # In one call: an interrupt in the middle of a walk would leave the folder open.
     names = (name for name in os.listdir(folder) if name.startswith(_QUEUE_PREFIX))  # noqa: PTH208
@@ -140,9 +131,7 @@ class Lease(AbstractContextManager["Lease"]):
     gpus: tuple[str, ...] = ()
     descriptors: tuple[int, ...] = ()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give the GPUs back, as far as this process holds them."""
         for descriptor in self.descriptors:
             os.close(descriptor)
@@ -165,14 +154,7 @@ class Holder:
 def try_lease(
     gpus: Sequence[str], count: int, holder: Holder | None = None, ticket: QueueEntry | None = None
 ) -> Lease | None:
-    """A lease on `count` of these GPUs, all of them or none; None if too few are free, or others are ahead of us.
-
-    Args:
-        gpus: To choose from.
-        count: How many.
-        holder: The job that asks, for :func:`holders`.
-        ticket: Our queue entry.
-    """
+    """A lease on `count` of these GPUs, all of them or none; None if too few are free, or others are ahead of us."""
     held: dict[str, int] = {}
     for gpu in _not_claimed(gpus, ticket) if count else ():
         if len(held) == count:
@@ -231,14 +213,10 @@ def _is_free(gpu: str) -> bool:
 
 
 def _try_lock(gpu: str) -> int | None:
-    descriptor = open_lock(_lock_path(gpu))
+    descriptor = open_lock(lock_folder() / f"{_LEASE_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', gpu)}")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _lock_path(gpu: str) -> str:
-    return str(lock_folder() / f"{_LEASE_PREFIX}{re.sub(r'[^A-Za-z0-9._-]', '_', gpu)}")

@@ -9,12 +9,7 @@ from allranks.schedule.gpu_leases import Holder, Lease, QueueEntry, count_free, 
 
 
 class GpuPool:
-    """Leases GPUs to the jobs of one run.
-
-    Args:
-        gpus: Ids of the GPUs that the run may lease.
-        run_id: The run.
-    """
+    """Leases GPUs to the jobs of one run."""
 
     def __init__(self, gpus: tuple[str, ...], run_id: str) -> None:
         self._gpus = gpus

@@ -20,8 +20,6 @@ class Host:
     """Where the jobs of a run execute.
 
     Attributes:
-        gpus: Ids of the GPUs that jobs may lease.
-        inventory: How containers are given them.
         cores: CPU cores that ranks share.
         memory: MiB.
         environment_of: Where each job's Python comes from, made on first use.
@@ -70,12 +68,7 @@ def choose_host(
 ) -> Host:
     """The host of a run, after removal of what dead runs left on it.
 
-    Args:
-        engine: The name of the requested engine, or ``auto``.
-        matrix: Defines what jobs need.
-        say: Receives a line that names the engine and the reason.
-        inventory: The GPUs that jobs may use; None for all of this host's.
-        uses: Until it is closed, the images of the run's jobs are not removed.
+    Images that the run's jobs use are kept until `uses` is closed.
 
     Raises:
         EngineError: The engine that was asked for is not there.

@@ -30,13 +30,9 @@ class JobAttempt:
     On standby its agent imports torch and collects; while it closes, its results are copied and recorded.
 
     Attributes:
-        task: Its demand on the host.
-        folder: Where its results go.
-        again: Which part of the job it runs.
         lease: Its GPUs, until it is closed.
         spec: The request to the engine; None if it could not be made, for the reason in `error`.
         running: None if the job has not been started, or could not be.
-        facts: The job's reports about itself.
         fault: Why its further reports are ignored.
         cancelled: The reason for its cancellation; None without one.
         began: When it left standby, on the monotonic clock.

@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -50,11 +50,7 @@ _OTHER_TORCH = "Install the torch that the cell is named after in its image, or 
 
 @dataclass(eq=False)
 class JobFacts:
-    """Facts about a job, derived from its records.
-
-    Attributes:
-        tests: Its tests, by their results.
-    """
+    """Facts about a job, derived from its records."""
 
     tests: Tests = field(default_factory=Tests)
     _records: list[Record] = field(default_factory=list)
@@ -72,12 +68,6 @@ class JobFacts:
                 pass
             case _:
                 self._records.append(record)
-
-    def take_all(self, records: Iterable[Record]) -> "JobFacts":
-        """Take in some records; returns itself."""
-        for record in records:
-            self.take(record)
-        return self
 
     def _all(self, kind: type[R]) -> list[R]:
         return [record for record in self._records if isinstance(record, kind)]

@@ -1,7 +1,4 @@
-"""The journal of an attempt on disk, and the checks that each record of a job must pass.
-
-Verdicts come from the journal. Files that the job itself leaves are additional evidence.
-"""
+"""The checks that each record of a job must pass, and the journals of runs that were killed."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -31,55 +28,13 @@ from allranks.records import (
     RankEnded,
     Record,
     TestStarted,
-    encode,
 )
 from allranks.report.rank_document import write_rank_files
 from allranks.report.untrusted import leads_out, special
 
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-
-
-class JournalWriter:
-    """A file that records are appended to.
-
-    Args:
-        path: The file, made with the first record.
-
-    Attributes:
-        size: Bytes that have been written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.size = 0
-        self._path = path
-        self._file: int | None = None
-
-    def write(self, record: Record) -> None:
-        """Append a record.
-
-        Raises:
-            OSError: The file cannot be written; its last line may be cut short.
-        """
-        if self._file is None:
-            self._file = os.open(self._path, _FLAGS, 0o644)
-        line = memoryview(encode(record) + b"\n")
-        self.size += len(line)
-        while line:
-            line = line[os.write(self._file, line) :]
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
 
 def complete_dead_runs(folder: Path) -> None:
-    """Write the rank XML of jobs that were running when their runs were killed.
-
-    Args:
-        folder: A run's folder, or one with gathered runs. Write errors are ignored.
-    """
+    """Write the rank XML of jobs below a folder that were running when their runs were killed, as far as possible."""
     for attempt in _unended(folder):
         if is_dead(attempt.parents[3].name) and not list(attempt.glob("rank-*.xml")):
             with suppress(OSError):
@@ -120,10 +75,6 @@ class Ledger:
 
     Each agent's first record is :class:`Begun`, and none follows :class:`Finished`. Outcomes belong to tests that the
     leading agent has collected, and to ranks that these tests have; a follower's, to ranks of its node.
-
-    Args:
-        world_size: Ranks of the job.
-        nodes: Nodes that they are spread over.
     """
 
     def __init__(self, world_size: int, nodes: int = 1) -> None:

@@ -29,7 +29,6 @@ class Tests:
 
     Attributes:
         counts: The number of tests for each word.
-        first_bad: The first bad test.
     """
 
     __test__ = False  # not a test class, despite its name
@@ -86,7 +85,6 @@ class Row:
 
     Attributes:
         collected: Tests that it has to run; None until some are reported.
-        first_bad: Its first bad test.
         trouble: The error of the job as a whole.
         gpus: The indexes of its GPUs among the host's.
         seconds: Since it began to run; for a job that is done, its duration.
@@ -176,11 +174,7 @@ class _Job:
 
 
 class Board:
-    """The state of all jobs of a run; any thread may update or read it.
-
-    Args:
-        job_ids: The jobs in the order of the plan.
-    """
+    """The state of all jobs of a run; any thread may update or read it."""
 
     def __init__(self, job_ids: Iterable[str]) -> None:
         self._jobs = {job_id: _Job() for job_id in job_ids}
@@ -229,11 +223,7 @@ class Board:
             job.tests.forget_names()
 
     def picture(self, room: int) -> Picture:
-        """The current state.
-
-        Args:
-            room: Most jobs to show: running ones first, then bad ones.
-        """
+        """The current state, with at most `room` jobs: running ones first, then bad ones."""
         now = time.monotonic()
         with self._lock:
             chosen = sorted(self._jobs, key=lambda job_id: self._jobs[job_id].urgency)[: max(room, 0)]

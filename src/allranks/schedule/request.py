@@ -24,7 +24,6 @@ class Pdb:
     """A debugger in a rank.
 
     Attributes:
-        rank: Which.
         terminal: The path of its terminal.
     """
 
@@ -38,10 +37,6 @@ class AttemptOptions:
 
     Attributes:
         number: From 1.
-        gpus: The GPUs of its lease.
-        passthrough: How a container is given them.
-        seed: The seed of every rank of every test.
-        pytest_args: Arguments of this run for pytest.
         carried: Files of an earlier job of the same cell and suite for this one.
         seconds: Earlier durations of the suite's tests, by node id; for a shard.
         only: Node ids of the tests that it runs again; None for all.
@@ -170,12 +165,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
 
 
 def files_of(root: Path, wanted: tuple[Path, ...]) -> Iterator[FileCopy]:
-    """The files that a job needs of a code base: the wanted ones, and what pytest reads in the folders above them.
-
-    Args:
-        root: The folder of the matrix file.
-        wanted: Files and folders, relative to it.
-    """
+    """The files that a job needs of a code base: the wanted ones, and what pytest reads in the folders above them."""
     names = ("conftest.py", "__init__.py", *_CONFIGURATION)
     extra = [folder / name for folder in {parent for path in wanted for parent in path.parents} for name in names]
     present = [path for path in sorted(set(extra)) if (root / path).is_file()]

@@ -19,7 +19,7 @@ from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
 from allranks.report.baseline import read_baseline
 from allranks.report.run_files import DroppedCells, JudgingPolicy, Manifest, PlannedJob, as_json
-from allranks.report.untrusted import Fields
+from allranks.report.untrusted import parsed
 from allranks.schedule.packing.estimate import seconds_of_tests
 from allranks.user_cache import hold
 
@@ -32,6 +32,7 @@ def facts_of(expansion: Expansion) -> Manifest:
     matrix = expansion.matrix
     policy = matrix.policy
     return Manifest(
+        run_id="",
         command=shlex.join(["allranks", *sys.argv[1:]]),
         matrix=matrix.path.name,
         policy=JudgingPolicy(
@@ -47,13 +48,7 @@ def facts_of(expansion: Expansion) -> Manifest:
 
 
 def fresh_manifest(run_id: str, facts: Manifest, seed: int | None) -> Manifest:
-    """A manifest without jobs.
-
-    Args:
-        run_id: The run.
-        facts: The rest of it: command, policy, dropped cells.
-        seed: The seed of every rank of every test; None for a random one.
-    """
+    """A manifest without jobs, of these facts; without a seed, with a random one."""
     return replace(
         facts,
         run_id=run_id,
@@ -110,8 +105,6 @@ class RunFolder:
 
     Attributes:
         path: ``results/<run id>``.
-        run_id: The run.
-        seed: The seed of every rank of every test.
         durations: Durations of tests when the run began, for its shards.
     """
 
@@ -175,13 +168,7 @@ def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file
 ) -> RunFolder:
     """Make a run's folder, or join it, and announce jobs in its manifest before the first of them runs.
 
-    Args:
-        results: The folder of all runs.
-        run_id: The run; several processes may announce jobs of one run, one after the other.
-        jobs: The jobs to run.
-        facts: The rest of the manifest: command, policy, dropped cells.
-        seed: The requested seed; None for a random one, or that of the run that is joined.
-        pytest_args: The jobs' arguments for pytest, for resuming the run.
+    Without a seed, the run keeps its own, or gets a random one.
 
     Raises:
         ResultsError: The folder cannot be written.
@@ -203,15 +190,7 @@ def take_jobs(  # noqa: PLR0913 - each is something else
 
     A job belongs to one party: if a second one ran it again, its attempts would pass for retries of the first, and so
     turn bad results good. Sessions of one nox process, such as that of a cell and that of a prefix of it, are one
-    party: they run a job one after the other.
-
-    Args:
-        results: The folder of all runs.
-        owned: The run.
-        jobs: The jobs to run.
-        say: Prints one line.
-        party: The party of this process.
-        goes_on: Whether these jobs are resumed, whichever party has run them.
+    party: they run a job one after the other. If a run goes on, any party may take its jobs.
 
     Raises:
         UsageError: One of them is another party's.
@@ -270,7 +249,7 @@ def _is_others(job_id: str, run_id: str, how: str) -> UsageError:
 def _read(path: Path) -> Manifest | None:
     if not path.exists():
         return None
-    return Manifest.read(Fields(json.loads(path.read_text(encoding="utf-8"))))
+    return parsed(Manifest, json.loads(path.read_text(encoding="utf-8")))
 
 
 def write_json(path: Path, value: object) -> None:

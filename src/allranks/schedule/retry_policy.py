@@ -50,11 +50,6 @@ def to_run_again(attempt: Attempt | None, setting: VerdictPolicy, wanted: Wanted
     If the job itself went wrong, the results of its tests are unknown, and all of it runs again. If it ran out of time,
     or was ended, its tests so far stand. All of it also runs again if its files cannot be trusted, or if nothing was
     collected.
-
-    Args:
-        attempt: The newest; None where there is none.
-        setting: How skips are read.
-        wanted: Which tests.
     """
     if attempt is None or attempt.record is None or attempt.problem or attempt.number is None:
         return WHOLE
@@ -125,11 +120,6 @@ class RetryPolicy:
 
     def retry(self, job_id: str, left: Again, error_kind: str = "") -> str | None:
         """Let the next attempt at a job run the rest of it, unless its retries are used up.
-
-        Args:
-            job_id: The job.
-            left: What of it has to run again.
-            error_kind: The kind of its error as a whole; empty if only tests went wrong.
 
         Returns:
             The retry in words, such as ``retrying 2 tests (1 of 3)``; None if there is none.

@@ -33,11 +33,7 @@ ENOUGH = 65_536
 
 
 def make_room_for_descriptors(enough: int = ENOUGH) -> None:
-    """Raise this process's limit of open descriptors, and that of its children, as far as it may (setrlimit(2)).
-
-    Args:
-        enough: The highest limit that is needed.
-    """
+    """Raise this process's limit of open descriptors, and that of its children, as far as it may (setrlimit(2))."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -84,13 +80,7 @@ class RunOptions:
 
 
 def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Callable[[str], None]) -> ExitCode:
-    """Run jobs, merge their results, and show them.
-
-    Args:
-        expansion: The matrix that the jobs come from, with what was dropped from it.
-        jobs: The jobs to run, in order; for a resumed run, all whose results are shown.
-        options: How to run it.
-        say: Prints one line.
+    """Run jobs, or the remaining ones of a resumed run, merge the results of all, and show them.
 
     Raises:
         AllranksError: The run could not begin, or nothing can be written.

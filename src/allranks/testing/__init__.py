@@ -4,8 +4,10 @@ Names are imported on first use, so that the orchestrator can read :mod:`allrank
 can rewrite :mod:`allranks.testing.fixtures` before any module imports it.
 """
 
+import ast
 import importlib
-from types import MappingProxyType
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -164,121 +166,13 @@ __all__ = [
     "worker_name",
 ]
 
-_NAMES_BY_MODULE = MappingProxyType(
-    {
-        "allranks.testing.skips.software": (
-            "require_backend_available",
-            "require_backend_in",
-            "require_gloo",
-            "require_imports",
-            "require_mpi",
-            "require_nccl",
-            "require_nccl_version",
-            "require_ucc",
-            "skip_because",
-            "skip_if_windows",
-            "skip_nccl_versions",
-            "skip_unsupported",
-            "skip_when",
-        ),
-        "allranks.testing.shared_files": (
-            "FileBarrier",
-            "PeerTimeoutError",
-        ),
-        "allranks.testing.environment": (
-            "RankEnvironment",
-            "rank_to_gpus",
-        ),
-        "allranks.testing.fixtures": ("SubgroupMaker",),
-        "allranks.testing.skips.hardware": (
-            "require_accelerator",
-            "require_accelerators",
-            "require_compute_capability",
-            "require_exact_world_size",
-            "require_gpu",
-            "require_gpu_per_rank",
-            "require_gpus",
-            "require_gpus_or_none",
-            "require_peer_access",
-            "require_world_size",
-            "skip_if_odd_world_size",
-            "skip_if_rocm",
-            "skip_if_rocm_arch",
-            "skip_if_rocm_older",
-            "skip_if_small_world_size",
-        ),
-        "allranks.testing.process_cases": (
-            "MultiProcContinuousTest",
-            "MultiProcessTestCase",
-        ),
-        "allranks.skip_codes": (
-            "SkipCode",
-            "kind",
-            "kind_of_exit",
-            "multi_gpu",
-            "reason",
-            "reason_of_exit",
-            "sandcastle_reason",
-        ),
-        "allranks.harness.environment_skips": ("EnvironmentSkip",),
-        "allranks.testing.skips.requirement": (
-            "Requirement",
-            "skip",
-        ),
-        "allranks.testing.settings": (
-            "changed_variables",
-            "dist_debug_level",
-            "with_dist_debug_levels",
-            "with_nccl_blocking_wait",
-        ),
-        "allranks.testing.observed": (
-            "captured_output",
-            "get_function_event",
-            "verify_ddp_error_logged",
-        ),
-        "allranks.testing.tensors": (
-            "SparseReduction",
-            "TensorEquality",
-            "sparse_reduction_cases",
-        ),
-        "allranks.testing.rpc.rpc_agents": (
-            "FaultyRpcAgentTestFixture",
-            "FaultyTensorPipe",
-            "RpcAgent",
-            "TensorPipe",
-            "TensorPipeRpcAgentTestFixture",
-            "get_shutdown_error_regex",
-            "get_timeout_error_regex",
-            "has_efa",
-            "tensorpipe_transports",
-        ),
-        "allranks.testing.rpc.rpc_world": (
-            "NoMeetingPointError",
-            "initialize_pg",
-            "with_rpc",
-            "worker_name",
-        ),
-        "allranks.testing.rpc.waits": (
-            "OwnersAndForks",
-            "get_num_owners_and_forks",
-            "wait_until_node_failure",
-            "wait_until_owners_and_forks_on_rank",
-            "wait_until_pending_futures_and_users_flushed",
-        ),
-        "allranks.testing.subtests": ("run_subtests",),
-        "allranks.testing.stores": (
-            "create_tcp_store",
-            "reserved_port",
-        ),
-        "allranks.testing.threads.thread_cases": (
-            "MultiThreadedTestCase",
-            "spawn_threads_and_init_comms",
-        ),
-        "allranks.testing.threads.report": ("RankThreadError",),
-        "allranks.testing.threads.thread_world": ("ThreadedWorldError",),
-    }
-)
-_HOME = MappingProxyType({name: module for module, names in _NAMES_BY_MODULE.items() for name in names})
+
+@cache
+def _homes() -> dict[str, str]:
+    """The module of each name: the imports above say it to type checkers, and here."""
+    nodes = ast.walk(ast.parse(Path(__file__).read_bytes()))
+    imports = (node for node in nodes if isinstance(node, ast.ImportFrom) and node.module)
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def __dir__() -> list[str]:
@@ -287,8 +181,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    value: object = getattr(importlib.import_module(_HOME[name]), name)
+    value: object = getattr(importlib.import_module(_homes()[name]), name)
     return value

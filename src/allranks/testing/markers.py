@@ -17,10 +17,6 @@ def plain_mark(name: str, *args: str) -> pytest.MarkDecorator:
 
     Under ``--strict-markers``, ``pytest.mark.NAME`` is an error if the plugin that registers NAME is not loaded, and a
     suite must not fail because of a mark that its author did not write.
-
-    Args:
-        name: The mark.
-        args: Its arguments.
     """
     return pytest.MarkDecorator(pytest.Mark(name, args, {}, _ispytest=True), _ispytest=True)
 

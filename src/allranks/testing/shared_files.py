@@ -97,11 +97,6 @@ def put_up(notice: Path, text: str) -> None:
 def read_when_up(notice: Path, what: str, timeout: float = DEFAULT_TIMEOUT) -> str:
     """Wait for a published text, and return it.
 
-    Args:
-        notice: The file.
-        what: A description of the text, for the error.
-        timeout: Seconds.
-
     Raises:
         PeerTimeoutError: It was not published in time.
     """
@@ -121,11 +116,7 @@ def _made(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class FolderOfTest:
-    """The folder that the ranks share in one test.
-
-    Args:
-        path: The folder of the test.
-    """
+    """The folder that the ranks share in one test."""
 
     path: Path
 

@@ -8,7 +8,7 @@ from allranks.harness.gangs.ends import ends_of, failed_start
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.step_outcome import Step, StepOutcome
 from allranks.outcomes import TEXT_LIMIT, Outcome, Phase, SkipKind
-from allranks.records import PhaseEnd, decode, encode
+from allranks.records import Passed, PhaseEnd, RankEnded, decode, encode
 
 TEST = "t::x"
 
@@ -28,7 +28,7 @@ def ends(*outcomes, outputs=None, **phases):
 
 def test_ranks_that_simply_passed_are_one_record():
     whole = [phase("setup"), phase("call"), phase("teardown")]
-    [passed] = ends(step_outcome(1, "passed"), step_outcome(0, "passed"), r0=whole, r1=whole[:2]).records
+    [passed] = ends(step_outcome(1, "passed"), step_outcome(0, "passed"), r0=whole, r1=whole[:2])
     assert (passed.nodeid, passed.world_size) == (TEST, 4)
     assert (passed.ranks, passed.arrived, passed.seconds) == ((1, 0), (11.0, 10.0), (1.0, 1.5))
 
@@ -37,18 +37,17 @@ def test_other_ranks_have_a_record_each_in_the_order_of_their_arrival_after_thos
     made = ends(
         step_outcome(0, "passed"), step_outcome(3, "failed", message="a"), step_outcome(1, "aborted", consequence=True)
     )
-    assert [getattr(each, "rank", None) for each in made.records] == [None, 3, 1]
-    assert made.outcomes == {Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED}
+    assert [getattr(each, "rank", None) for each in made] == [None, 3, 1]
+    assert {each.outcome for each in made} == {Outcome.PASSED, Outcome.FAILED, Outcome.ABORTED}
 
 
 def test_nothing_that_arrived_is_no_record():
-    assert ends().records == []
-    assert ends().outcomes == set()
+    assert ends() == []
 
 
 def test_the_phase_that_decides_says_what_a_rank_came_to():
     bad = phase("call", "failed", message="why", text="traceback")
-    [end] = ends(step_outcome(0, "failed"), r0=[phase("setup"), bad, phase("teardown")]).others
+    [end] = ends(step_outcome(0, "failed"), r0=[phase("setup"), bad, phase("teardown")])
     assert (end.outcome, end.phase, end.message, end.text) == (Outcome.FAILED, "call", "why", "traceback")
     assert end.phases[1] == PhaseEnd(when="call", outcome=Outcome.FAILED, seconds=0.5)
     assert end.seconds == 1.5
@@ -56,7 +55,7 @@ def test_the_phase_that_decides_says_what_a_rank_came_to():
 
 def test_what_the_supervisor_saw_decides_over_phases_that_went_well():
     seen = step_outcome(0, "crashed", message="rank 0 was killed by SIGKILL", text="stacks", observed=True)
-    [end] = ends(seen, r0=[phase("setup")]).others
+    [end] = ends(seen, r0=[phase("setup")])
     assert (end.outcome, end.phase, end.message, end.text) == (
         Outcome.CRASHED,
         "",
@@ -67,7 +66,7 @@ def test_what_the_supervisor_saw_decides_over_phases_that_went_well():
 
 def test_a_skip_by_exit_has_its_code():
     seen = step_outcome(0, "skipped", message="no CUDA", observed=True, skip_kind=SkipKind.HARDWARE, skip_code=74)
-    [end] = ends(seen, r0=[phase("setup")]).others
+    [end] = ends(seen, r0=[phase("setup")])
     assert (end.outcome, end.skip_kind, end.skip_code, end.message) == (
         Outcome.SKIPPED,
         SkipKind.HARDWARE,
@@ -77,28 +76,28 @@ def test_a_skip_by_exit_has_its_code():
 
 
 def test_who_went_first_is_kept():
-    [end] = ends(step_outcome(1, "aborted", caused_by=3, consequence=True)).others
+    [end] = ends(step_outcome(1, "aborted", caused_by=3, consequence=True))
     assert (end.caused_by, end.consequence, end.is_lost) == (3, True, False)
-    assert ends(step_outcome(1, "crashed", is_lost=True, observed=True)).others[0].is_lost
+    assert ends(step_outcome(1, "crashed", is_lost=True, observed=True))[0].is_lost
 
 
 def test_output_is_what_the_rank_printed_and_else_what_a_plugin_has_put_into_a_phase():
     bad = phase("call", "failed", stdout="a plugin's", stderr="a plugin's")
-    [end] = ends(step_outcome(0, "failed"), r0=[bad], outputs={0: Output(stdout="printed")}).others
+    [end] = ends(step_outcome(0, "failed"), r0=[bad], outputs={0: Output(stdout="printed")})
     assert (end.stdout, end.stderr) == ("printed", "a plugin's")
 
 
 def test_texts_are_bounded():
     output = Output(stdout="x" * 1_000_000, stderr="y" * 1_000_000)
-    [end] = ends(step_outcome(0, "failed", text="z" * 1_000_000, observed=True), outputs={0: output}).others
+    [end] = ends(step_outcome(0, "failed", text="z" * 1_000_000, observed=True), outputs={0: output})
     assert max(map(len, (end.stdout, end.stderr, end.text))) < TEXT_LIMIT + 100
 
 
 def test_a_rank_that_passed_and_has_told_torchs_line_on_standard_error_was_skipped():
     line = "Skipping test on sandcastle for the following reason: no such device\n"
     made = ends(step_outcome(0, "passed"), step_outcome(1, "passed"), outputs={1: Output(stderr=f"noise\n{line}")})
-    assert made.passed.ranks == (0,)
-    [skipped] = made.others
+    [passed, skipped] = made
+    assert passed.ranks == (0,)
     assert (skipped.rank, skipped.outcome, skipped.skip_kind) == (1, Outcome.SKIPPED, SkipKind.ENVIRONMENT)
     assert "no such device" in skipped.message
 
@@ -106,7 +105,7 @@ def test_a_rank_that_passed_and_has_told_torchs_line_on_standard_error_was_skipp
 @pytest.mark.parametrize("outcome", ["failed", "crashed", "aborted"])
 def test_torchs_line_makes_nothing_bad_good(outcome):
     line = "Skipping test on sandcastle for the following reason: no such device\n"
-    [end] = ends(step_outcome(0, outcome), outputs={0: Output(stderr=line)}).others
+    [end] = ends(step_outcome(0, outcome), outputs={0: Output(stderr=line)})
     assert end.outcome == outcome
 
 
@@ -139,8 +138,9 @@ OUTCOMES = st.builds(
 @given(st.lists(OUTCOMES, max_size=4, unique_by=lambda each: each.rank), st.dictionaries(st.integers(0, 3), PHASES))
 def test_each_rank_that_arrived_has_one_end_and_none_that_is_bad_gets_a_good_one(outcomes, phases):
     made = ends_of(Step(nodeid=TEST, outcomes=outcomes, phases=phases), TEST, 4, {})
-    passed = made.passed.ranks if made.passed else ()
-    assert sorted([*passed, *(each.rank for each in made.others)]) == sorted(each.rank for each in outcomes)
-    bad = {each.rank for each in made.others if each.outcome.is_bad}
+    passed = [rank for each in made if isinstance(each, Passed) for rank in each.ranks]
+    others = [each for each in made if isinstance(each, RankEnded)]
+    assert sorted([*passed, *(each.rank for each in others)]) == sorted(each.rank for each in outcomes)
+    bad = {each.rank for each in others if each.outcome.is_bad}
     assert bad >= {each.rank for each in outcomes if each.outcome.is_bad}
-    assert all(decode(encode(record)) == record for record in made.records)
+    assert all(decode(encode(record)) == record for record in made)

@@ -189,7 +189,7 @@ def test_the_first_bad_phase_decides_whatever_a_rank_says_after_it(start_gang):
 def test_the_phases_that_a_rank_has_reported_are_kept(start_gang):
     step = start_gang([report(phase("setup"), phase("call"), phase("teardown"), PASSED)]).run(RUN, DEADLINES)
     assert [each.when for each in step.phases[0]] == ["setup", "call", "teardown"]
-    [passed] = ends_of(step, TEST, 1, {}).records
+    [passed] = ends_of(step, TEST, 1, {})
     assert passed.seconds == (1.5,)
 
 
@@ -393,7 +393,7 @@ def test_a_driver_can_start_the_clock_anew(start_gang):
 
 def test_an_observed_end_is_reported_with_its_skip_code(start_gang):
     step = start_gang([report(PASSED)], [announce_and_leave(76)]).run(RUN, DEADLINES)
-    [skipped] = ends_of(step, TEST, 2, {}).others
+    [_, skipped] = ends_of(step, TEST, 2, {})
     assert (skipped.nodeid, skipped.rank, skipped.outcome) == (TEST, 1, Outcome.SKIPPED)
     assert (skipped.skip_code, skipped.skip_kind) == (76, SkipKind.ENVIRONMENT)
 
@@ -492,6 +492,6 @@ def test_output_is_kept_of_a_rank_that_was_killed_in_the_middle_of_a_line(start_
     gang = start_gang([print_and_die])
     step = gang.run(RUN, DEADLINES)
     outputs = gang.put_output_away(TEST)
-    [ended] = ends_of(step, TEST, 1, outputs).others
+    [ended] = ends_of(step, TEST, 1, outputs)
     assert ended.stdout == outputs[0].stdout == "almost don"
     assert (tmp_path / "rank-0.log").read_text() == "--- stdout of t::x ---\nalmost don\n"

@@ -212,7 +212,7 @@ def test_even_the_longest_names_fit_into_what_github_takes_of_a_job():
     document = plan_document(
         run_id="r" * 60,
         matrix=matrix,
-        facts=Manifest(),
+        facts=Manifest(run_id=""),
         jobs=jobs,
         packs=division.packs,
         durations={},

@@ -54,10 +54,6 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 class Measurement:
     """Runs pytest-cov in a job, if the user asked for it.
 
-    Args:
-        config: The job.
-        folders: Its folders.
-
     Attributes:
         is_asked_for: Whether the user asked for coverage.
     """
@@ -110,9 +106,7 @@ class Measurement:
     def verdict(self, session: pytest.Session, bad_tests: int) -> str:
         """Save the terminal report; returns a message if coverage is too low, else an empty string.
 
-        Args:
-            session: pytest's session; pytest-cov adds one failure to those of the bad tests if coverage is too low.
-            bad_tests: The number of bad tests.
+        If it is too low, pytest-cov adds one failure to those of the bad tests.
         """
         plugin = _plugin(session.config)
         if plugin is None or plugin.cov_total is None:

@@ -79,10 +79,6 @@ def redirect_handlers(captured: Sequence[TextIO], real: Sequence[TextIO]) -> Non
 
     A handler keeps the stream it was created with. If that was at import, the stream closes when the capture ends, and
     each logged line would print a traceback.
-
-    Args:
-        captured: The streams during collection.
-        real: The replacement of each.
     """
     for handler in _stream_handlers():
         for before, after in zip(captured, real, strict=True):

@@ -93,12 +93,7 @@ _ALONE_PHASES = frozenset({"reuse", "shrink", "explain"})
 
 
 def settle_hypothesis(items: Iterable[pytest.Item], seed: Callable[[str], int]) -> None:
-    """Give each Hypothesis test lockstep settings and a seed; later forks inherit both.
-
-    Args:
-        items: The collected tests.
-        seed: Returns the seed of a test, given its node id without parameters.
-    """
+    """Give each Hypothesis test lockstep settings and the seed of its node id without parameters, for later forks."""
     if "hypothesis" not in sys.modules:
         return
     for item in items:

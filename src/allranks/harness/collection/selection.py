@@ -82,14 +82,7 @@ class OwnShare:
 def take_share(
     items: "Sequence[pytest.Item]", terms: Sequence[ItemOptions], skipped: Sequence[str], share: JobShard
 ) -> OwnShare:
-    """Select this job's part of the collected tests.
-
-    Args:
-        items: All tests that the user selected.
-        terms: The options of each test.
-        skipped: Node ids of modules that skipped themselves on import; the first share reports them.
-        share: The number of this share, the number of shares, and the known durations.
-    """
+    """Select this job's part of the collected tests; the first share reports modules that skipped themselves."""
     names = [xml_id(item.nodeid) for item in items]
     keys = [unit_key(item, each) for item, each in zip(items, terms, strict=True)]
     shares = split(units(keys, expected_seconds(names, share.seconds), names), share.count)

@@ -1,7 +1,7 @@
 """The outcome of a test on each rank, as records."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from allranks.harness.gangs.output import Output
@@ -18,52 +18,24 @@ class Journal(Protocol):
         """Report a record, stamped with the time of day."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepRecords:
-    """The records of a step.
+def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]) -> list[Passed | RankEnded]:
+    """Turn a step of a test into records, with the output of each rank.
 
-    Attributes:
-        passed: For the ranks that simply passed; None if there are none.
-        others: For each other rank, in the order of arrival.
-    """
-
-    passed: Passed | None
-    others: tuple[RankEnded, ...]
-
-    @property
-    def records(self) -> list[Passed | RankEnded]:
-        """All records; failures come last, so that the reader of the first one has everything before it."""
-        return [*([] if self.passed is None else [self.passed]), *self.others]
-
-    @property
-    def outcomes(self) -> set[Outcome]:
-        """The outcomes of all ranks."""
-        return {each.outcome for each in self.others} | ({Outcome.PASSED} if self.passed else set())
-
-
-def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]) -> StepRecords:
-    """Turn a step into records.
-
-    Args:
-        step: The step, with its outcomes.
-        nodeid: The test that it was a part of.
-        world_size: The number of ranks of the test.
-        outputs: The output of each rank.
+    The ranks that simply passed have one record. Failures come last, in the order of their arrival, so that the reader
+    of the first one has everything before it.
     """
     outcomes = [_skipped_in_words(each, outputs.get(each.rank, Output()).stderr) for each in step.outcomes]
-    final = {each.rank: each for each in outcomes}
-    passed = [each for each in final.values() if each.outcome is Outcome.PASSED]
+    final = {each.rank: each for each in outcomes}.values()
+    passed = [each for each in final if each.outcome is Outcome.PASSED]
     others = [
         _ended(each, step.phases.get(each.rank, ()), nodeid, world_size, outputs.get(each.rank, Output()))
-        for each in final.values()
+        for each in final
         if each.outcome is not Outcome.PASSED
     ]
-    return StepRecords(passed=_passed(passed, step, nodeid, world_size), others=tuple(others))
+    return [_passed(passed, step, nodeid, world_size), *others] if passed else [*others]
 
 
-def _passed(outcomes: Sequence[StepOutcome], step: Step, nodeid: str, world_size: int) -> Passed | None:
-    if not outcomes:
-        return None
+def _passed(outcomes: Sequence[StepOutcome], step: Step, nodeid: str, world_size: int) -> Passed:
     return Passed(
         nodeid=nodeid,
         ranks=tuple(each.rank for each in outcomes),

@@ -115,10 +115,7 @@ class Gang:
         self._stop(self._alive)
 
     def abort(self, reason: str) -> Step:
-        """Stop every rank at once, for a reason outside of the gang.
-
-        Args:
-            reason: The reason, in words.
+        """Stop every rank at once, for a reason outside of the gang, in words; return the aborted step.
 
         Returns:
             The aborted step.

@@ -127,11 +127,7 @@ class Ranks(Protocol):
         """The last calls of each rank in its process groups, the newest first."""
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
-        """Log what each rank has printed since the last call, and return it.
-
-        Args:
-            title: The node id of the test that printed it.
-        """
+        """Log what each rank has printed since the last call, under this title, and return it."""
 
     def close(self) -> Sequence[KilledOrphan]:
         """Kill processes that outlived the ranks, which have ended, and close all descriptors."""

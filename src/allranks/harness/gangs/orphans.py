@@ -66,12 +66,7 @@ def kill_group(leader: int) -> None:
 def kill_orphans(orphans: Orphans, ranks: Mapping[int, int], stopped: Collection[int]) -> list[KilledOrphan]:
     """Kill and reap processes that outlived ranks: this process, a subreaper, is their parent now.
 
-    Processes that clean up may continue until :func:`end_children`.
-
-    Args:
-        orphans: Finds them.
-        ranks: Numbers of the ranks by their process ids.
-        stopped: Process ids of ranks that were killed: their orphans are killed but not reported.
+    Processes that clean up may continue until :func:`end_children`. Orphans of `stopped` ranks are not reported.
     """
     left: list[KilledOrphan] = []
     tried: set[int] = set()

@@ -109,11 +109,7 @@ class Output:
 
 
 class OutputLog:
-    """``rank-N.log``: all output of a rank, test after test.
-
-    Args:
-        path: The file, which may hold output of earlier gangs.
-    """
+    """``rank-N.log``: all output of a rank, test after test, in each of its gangs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -32,7 +32,6 @@ class RankProcess:
         pidfd: Readable when the process has ended (pidfd_open(2)).
         board: Descriptor of its call board.
         exit_status: ``os.waitstatus_to_exitcode`` of its end; None while it lives.
-        is_held: It has been killed but does not end, or its tracer keeps its status.
     """
 
     number: int
@@ -43,7 +42,6 @@ class RankProcess:
     stderr: OutputStream
     board: int
     exit_status: int | None = None
-    is_held: bool = False
 
     def signal(self, number: int) -> None:
         """Send a signal to the rank alone."""
@@ -175,11 +173,6 @@ def open_ends(number: int, echo: Echo | None, undo: ExitStack) -> ConnectionEnds
 def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None) -> list[RankProcess]:
     """Fork ranks off this process.
 
-    Args:
-        numbers: Their ranks.
-        be_rank: The work of each fork.
-        echo: Gets each line that they print; None for no echo.
-
     Returns:
         This process's side of each rank, in the order of `numbers`.
 
@@ -204,13 +197,7 @@ def fork_ranks(numbers: Iterable[int], be_rank: BeRank, echo: Echo | None = None
 
 
 def fork_rank(number: int, ends: tuple[int, ...], be_rank: BeRank, others: Iterable[int]) -> int:
-    """Fork one rank; return its process id.
-
-    Args:
-        number: Its rank.
-        ends: Its descriptors, see :class:`ConnectionEnds`.
-        be_rank: The work of the fork.
-        others: Descriptors that the rank must not keep.
+    """Fork one rank, which must not keep the descriptors of others; return its process id.
 
     Raises:
         OSError: The system has no process left.

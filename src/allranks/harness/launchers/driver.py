@@ -80,14 +80,7 @@ class _Telling:
 
 
 class DriverSurroundings:
-    """What an agent provides to launcher tests; see :class:`allranks.harness.launchers.launch.LaunchContext`.
-
-    Args:
-        session: pytest's session.
-        assignment: The driver's assignment.
-        launching: The settings for its ranks.
-        telling: Reports on them.
-    """
+    """What an agent provides to launcher tests; see :class:`allranks.harness.launchers.launch.LaunchContext`."""
 
     def __init__(
         self, session: pytest.Session, assignment: Assignment, launching: Launching, telling: _Telling

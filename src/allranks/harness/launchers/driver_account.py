@@ -97,12 +97,7 @@ def _ranks(end: Passed | RankEnded) -> tuple[int, ...]:
 
 
 def _as_expected(end: Passed | RankEnded, passed: Phase) -> Sequence[RankEnded]:
-    """Convert outcomes of ranks for a test that is marked to fail.
-
-    Args:
-        end: The outcome of one or more ranks.
-        passed: The phase that replaces a pass.
-    """
+    """Convert outcomes of ranks for a test that is marked to fail; this phase replaces a pass."""
     if isinstance(end, RankEnded):
         return [replace(end, outcome=Outcome.XFAILED, consequence=False, text=end.text or end.message)]
     return [
@@ -127,10 +122,6 @@ class DriverAccount:
     Ranks that ended the test keep their outcomes, and errors of the launching process itself go to rank 0. Ranks that
     did not end it, because the launching process did not get that far, get its outcome; if it started none, the ranks
     of the cell do.
-
-    Args:
-        journal: Receives the outcomes.
-        config: The job.
     """
 
     def __init__(self, journal: Journal, config: AgentConfig) -> None:
@@ -141,13 +132,7 @@ class DriverAccount:
         self._sizes: dict[str, int] = {}
 
     def settle(self, gang: Gang, nodeid: str, step: Step) -> bool:
-        """Report one step of the driver under a test; returns whether the test is bad.
-
-        Args:
-            gang: The driver.
-            nodeid: The test.
-            step: What arrived from the driver; empty if it only tore down, without an error.
-        """
+        """Report one step of the driver under a test, empty if it only tore down; returns whether the test is bad."""
         output = gang.put_output_away(nodeid).get(DRIVER, Output())
         reports = _DriverReports.of(step, nodeid)
         for end in reports.settled:

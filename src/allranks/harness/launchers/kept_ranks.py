@@ -36,12 +36,6 @@ class RankLife:
 class KeptRanks:
     """The live ranks of a class, in its launching process.
 
-    Args:
-        case: The test that they are started for.
-        surroundings: What the runner provides.
-        world_size: The number of ranks.
-        life: What each rank does.
-
     Attributes:
         file: The file at which they meet.
     """

@@ -122,12 +122,7 @@ class Launch:
         return self._ranks.exit_status(rank)
 
     def wait_for_end(self, rank: int, timeout: float | None) -> None:
-        """Wait until the process of a rank has ended; :meth:`wait` tells what that means for the test.
-
-        Args:
-            rank: The rank.
-            timeout: Seconds; None to wait for ever.
-        """
+        """Wait until the process of a rank has ended; :meth:`wait` tells what that means for the test."""
         self._ranks.wait_for_end(rank, timeout)
 
     def signal(self, rank: int, number: int) -> None:
@@ -208,7 +203,7 @@ class Launch:
 
     def _record(self, step: Step) -> None:
         outputs = self._gang.put_output_away(self._last.nodeid)
-        for record in ends_of(step, self._last.nodeid, self.world_size, outputs).records:
+        for record in ends_of(step, self._last.nodeid, self.world_size, outputs):
             self._workplace.journal.write(record)
         self._workplace.show(outputs)
 

@@ -64,11 +64,7 @@ _now = partial(time.clock_gettime, time.CLOCK_MONOTONIC)
 
 
 class LaunchedRank:
-    """Reports a rank's outcomes to the launching process, and receives commands from it.
-
-    Args:
-        place: Its place.
-    """
+    """Reports a rank's outcomes to the launching process, and receives commands from it."""
 
     def __init__(self, place: Place) -> None:
         self.number = place.rank
@@ -149,13 +145,7 @@ def forget_rank() -> None:
 
 
 def be_launched_rank(place: Place, work: Callable[[LaunchedRank], int], variables: Mapping[str, str]) -> NoReturn:
-    """Run as a rank until `work` is done. Never returns: the fork must not run the launching process's code.
-
-    Args:
-        place: Its place.
-        work: What it does; returns the exit status.
-        variables: Further environment variables.
-    """
+    """Run as a rank until `work` is done. Never returns: the fork must not run the launching process's code."""
 
     def work_alone() -> int:
         # A garbage collection over the launching process's objects would only copy its memory.

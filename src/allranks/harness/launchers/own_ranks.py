@@ -128,14 +128,7 @@ def expected_ends(case: unittest.TestCase, test: Callable[[], object]) -> Expect
 
 
 class OwnRanks:
-    """Starts the ranks of a test, and waits for them.
-
-    Args:
-        case: The test; its clean-ups end the ranks.
-        surroundings: What the runner provides.
-        world_size: The number of ranks.
-        work: Runs in each rank; see :class:`allranks.harness.launchers.launch.Launch`.
-    """
+    """Starts the ranks of a test, and waits for them; clean-ups of the test end them."""
 
     def __init__(
         self,

@@ -36,10 +36,7 @@ class ConnectionLostError(Exception):
 
 
 class NodeConnection:
-    """One end of a connection.
-
-    Args:
-        connection: A connected socket, owned by this object from now on.
+    """One end of a connection; it owns the connected socket.
 
     Attributes:
         ended: Why no more messages can arrive, as in "is gone"; empty while they can.
@@ -64,10 +61,6 @@ class NodeConnection:
 
     def send(self, message: Message, timeout: float) -> None:
         """Send a whole message, and read incoming data meanwhile: two sides that only sent would deadlock.
-
-        Args:
-            message: The message.
-            timeout: Seconds that sending may take.
 
         Raises:
             ConnectionLostError: The other side is gone, or reads no more data.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from allranks.harness.channel import command_of
+from allranks.harness.channel import COMMANDS
 from allranks.harness.forks import ForkServerError
 from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, Ranks
 from allranks.harness.gangs.orphans import KilledOrphan
@@ -18,7 +18,7 @@ from allranks.harness.job_end import HangupError, JobEnd
 from allranks.harness.nodes.connection import ConnectionLostError, Message, NodeConnection
 from allranks.harness.nodes.node import CollectionDigest, Node, Orders
 from allranks.outcomes import shorten
-from allranks.typed_json import told
+from allranks.typed_json import build_named, told
 
 _SENT = 16_000
 """Maximum characters of a text sent to the leader: files of this node have all of it."""
@@ -43,10 +43,6 @@ class Follower:
 
     def serve(self, node: Node, end: JobEnd) -> None:
         """Carry out the leader's commands until it dismisses this agent.
-
-        Args:
-            node: Starts ranks on this node.
-            end: Signals the end of the job.
 
         Raises:
             HangupError: The job was ended from outside, or its leader is gone.
@@ -165,7 +161,7 @@ class _Service:
     def _lead(self, ranks: Ranks, command: str, message: Message) -> None:
         match command:
             case "send":
-                ranks.send(command_of(message["command"]))
+                ranks.send(build_named(message["command"], COMMANDS))
             case "signal":
                 ranks.signal(message["ranks"], message["number"])
             case "freeze_descendants":

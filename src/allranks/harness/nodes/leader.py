@@ -128,12 +128,7 @@ class FollowerLink:
 
 
 class RemoteNode:
-    """Starts ranks through the agent of another node.
-
-    Args:
-        link: The connection to that agent.
-        ranks: The numbers of its ranks.
-    """
+    """Starts ranks through the agent of another node."""
 
     def __init__(self, link: FollowerLink, ranks: Sequence[int]) -> None:
         self._link = link
@@ -155,12 +150,7 @@ class RemoteNode:
 
 
 class RemoteRanks:
-    """Ranks that the agent of another node has forked.
-
-    Args:
-        link: The connection to that agent.
-        pids: Process id of each rank, on its node.
-    """
+    """Ranks that the agent of another node has forked."""
 
     def __init__(self, link: FollowerLink, pids: Mapping[int, int]) -> None:
         self._link = link
@@ -260,12 +250,7 @@ def _event_of(fields: Message) -> RankEvent:
 
 
 class Leader:
-    """This agent in its relation to its followers; a job on one node has none.
-
-    Args:
-        config: The job.
-        connections: The connection to each follower, by node.
-    """
+    """This agent in its relation to its followers; a job on one node has none."""
 
     def __init__(self, config: AgentConfig, connections: Mapping[int, NodeConnection]) -> None:
         self._config = config
@@ -343,6 +328,6 @@ class _Digests:
             raise NodesError(msg)
         for digest in digests[:1]:
             # An agent whose collection failed sends its digest again as it ends.
-            self._digests[link.node] = CollectionDigest.from_message(digest)
+            self._digests[link.node] = build(CollectionDigest, digest)
             del self._absent[link.node]
         return bool(digests)

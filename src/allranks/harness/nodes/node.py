@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Protocol, Self
+from typing import Protocol
 
 from allranks.harness.gangs.local_ranks import Ranks
 from allranks.harness.nodes.connection import Message
@@ -43,15 +43,9 @@ class CollectionDigest:
     lacks: str = ""
 
     def as_message(self) -> Message:
-        """Convert to JSON's types, with long texts and lists of failures cut."""
+        """Convert to the JSON of :func:`~allranks.typed_json.build`, with long texts and lists of failures cut."""
         failures = [CollectionFailure(nodeid=each.nodeid, text=each.text[-_TEXT_LIMIT:]) for each in self.failures]
         return asdict(replace(self, failures=tuple(failures[:_MOST_FAILURES])))
-
-    @classmethod
-    def from_message(cls, message: Message) -> Self:
-        """Read the result of :meth:`as_message`."""
-        failures = tuple(CollectionFailure(**failure) for failure in message["failures"])
-        return cls(**{**message, "tests": tuple(message["tests"]), "failures": failures})
 
 
 def difference(leader: CollectionDigest, other: CollectionDigest, node: int) -> str:

@@ -50,10 +50,6 @@ class _Stranger:
 class NodeRendezvous:
     """The leading agent's port.
 
-    Args:
-        post: The leader's configuration.
-        followers: The nodes whose agents are expected.
-
     Raises:
         NodesError: The agent cannot listen on the port.
     """
@@ -72,10 +68,7 @@ class NodeRendezvous:
         self._selector.register(self._listener, selectors.EVENT_READ)
 
     def admit(self, limit: float) -> dict[int, NodeConnection]:
-        """Wait for the agents of the other nodes, then close the port.
-
-        Args:
-            limit: Seconds that they may take.
+        """Wait for the agents of the other nodes, for `limit` seconds, then close the port.
 
         Raises:
             NodesError: An agent has not joined in time.
@@ -202,11 +195,7 @@ def _listed(nodes: Collection[int]) -> str:
 
 
 def reach(post: NodeConfig, limit: float) -> NodeConnection:
-    """Connect a following agent to the leader, which may not be up yet.
-
-    Args:
-        post: The follower's configuration.
-        limit: Seconds that it may take.
+    """Connect a following agent to the leader, which may not be up yet; `limit` is in seconds.
 
     Raises:
         NodesError: The leader did not open its port in time, or one of the two does not have the token.

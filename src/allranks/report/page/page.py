@@ -47,7 +47,6 @@ class FailureGroup:
 
     Attributes:
         message: The message of the first of them.
-        reason: As a verdict's.
     """
 
     message: str
@@ -111,7 +110,6 @@ class Sample:
 
     Attributes:
         place: ``<cell> / <suite>``.
-        count: The number of failures in the group.
     """
 
     place: str
@@ -128,7 +126,6 @@ class Static:
     """The static part of the page.
 
     Attributes:
-        samples: The first groups of failures.
         reasons: Of skips, each with the number of skips and of skips that count as passes.
         listed: A sentence for what the page leaves out; empty for nothing.
     """
@@ -281,13 +278,7 @@ _DATA: Final = "application/octet-stream"
 
 
 def document(static: Static, index: str, chunks: Sequence[str]) -> str:
-    """The whole page.
-
-    Args:
-        static: The part that needs no script.
-        index: All testcases, packed.
-        chunks: The details that they show when opened, packed.
-    """
+    """The whole page, with all testcases and the details that they show when opened, packed."""
     style, script = _resource("page.css"), _resource("page.js")
     return Template(_resource("page.html")).substitute(
         generator=GENERATOR,

@@ -48,11 +48,7 @@ class _Reason:
 
 
 class PageWriter:
-    """Writes the page of a run.
-
-    Args:
-        path: The path of ``report.html``, in the folder of the run.
-    """
+    """Writes the page of a run, ``report.html`` in its folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,7 +102,8 @@ class PageWriter:
         self._time(job, key.nodeid, "P", test.time)
 
     def _add_notable(self, job: int, cell: int, key: CaseKey, test: TestVerdict, suite: CellSuite) -> None:
-        letter = letter_of(test)
+        # A skip that counts as a pass has a letter of its own.
+        letter = "K" if test.verdict.is_skip_but_pass else _LETTERS[test.verdict.kind]
         extra: dict[str, Any] = {"r": compact(test.ranks)}
         if test.verdict.is_bad:
             extra |= self._failure(cell, key, test, suite)
@@ -172,17 +169,15 @@ class PageWriter:
             yield told if blamed is None else {**told, "b": blamed}
 
     def _rest(self, merged: MergedRun) -> dict[str, Any]:
+        slowest = sorted(self._slowest, key=lambda slow: (-slow.seconds, slow.job, slow.nodeid))
         return {
             "run": readable(merged.run_id),
             "policy": merged.policy,
             "jobs": [self._job(number, row) for number, row in enumerate(merged.suites)],
             "reasons": [[reason.text, reason.skipped, reason.passed] for reason in self._histogram],
-            "slowest": [[round(s.seconds * 1000), s.job, s.nodeid, s.letter] for s in self._slowest_first()],
+            "slowest": [[round(s.seconds * 1000), s.job, s.nodeid, s.letter] for s in slowest],
             "cut": self._details.left_out,
         }
-
-    def _slowest_first(self) -> list[Slow]:
-        return sorted(self._slowest, key=lambda slow: (-slow.seconds, slow.job, slow.nodeid))
 
     def _job(self, number: int, row: SuiteRow) -> dict[str, Any]:
         counts, folder = row.counts, folder_to_link(row)
@@ -257,8 +252,3 @@ class Blames:
 def is_page(path: Path) -> bool:
     """True if allranks wrote this page, and may therefore overwrite it."""
     return GENERATOR.encode() in head(path, 1024)
-
-
-def letter_of(test: TestVerdict) -> str:
-    """The script's letter for a verdict: a skip that counts as a pass has its own."""
-    return "K" if test.verdict.is_skip_but_pass else _LETTERS[test.verdict.kind]

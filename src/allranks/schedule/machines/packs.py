@@ -1,6 +1,6 @@
 """Divides jobs into packs, one for each CI machine: by runner and image, evenly, with limits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -93,10 +93,6 @@ class PackGroup:
     """Jobs that may share a machine.
 
     Attributes:
-        rule: Which machines take them.
-        image: Name of the image that they run in.
-        engine: Their engine; None if unspecified.
-        total: What such a machine has.
         tasks: The jobs, by their numbers among all that are planned, with their expected durations.
         allowed: Seconds that are set aside for each, by its number.
         own_limit: The longest limit that one of them has, in seconds.
@@ -104,7 +100,6 @@ class PackGroup:
 
     rule: RunnerRule
     image: str
-    engine: str | None
     total: Capacity
     tasks: tuple[Task, ...]
     allowed: dict[int, float]
@@ -128,11 +123,6 @@ class PackGroup:
 def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected]) -> list[PackGroup]:
     """Jobs by rule and image, in their order.
 
-    Args:
-        matrix: Defines the machines.
-        jobs: All planned jobs.
-        foreseen: What each of them is expected to take.
-
     Raises:
         UsageError: No machine takes a job, or it does not fit into the time that the CI gives it.
     """
@@ -145,7 +135,6 @@ def groups_of(matrix: Matrix, jobs: Sequence[Job], foreseen: Sequence[Expected])
         group = PackGroup(
             rule=rule,
             image=image,
-            engine=rule.engine,
             total=Capacity(gpus=rule.gpus, cores=cores_of(rule)),
             tasks=tuple(Task(number, _room(matrix, jobs[number], rooms), foreseen[number].seconds) for number in own),
             allowed={number: allowed(jobs[number], foreseen[number], matrix.limits) for number in own},
@@ -187,28 +176,28 @@ class Pack:
 
     Attributes:
         slug: Its name, valid for files and artifacts: ``cuda-g4-03of12``.
-        rule: The machines that it is for.
-        image: Name of the image that its jobs run in.
-        engine: The engine of its jobs; None if unspecified.
         jobs: Numbers of its jobs among all that are planned, in order.
         gpus: The most GPUs that one of them needs.
         seconds: How long it is expected to run.
-        limits: How long it may.
     """
 
     slug: str
     rule: RunnerRule
     image: str
-    engine: str | None
     jobs: tuple[int, ...]
     gpus: int
     seconds: float
     limits: PackLimits
 
     @property
-    def group(self) -> tuple[RunnerRule, str, str | None]:
+    def group(self) -> tuple[RunnerRule, str]:
         """The traits that it shares with other packs that could have had its jobs."""
-        return self.rule, self.image, self.engine
+        return self.rule, self.image
+
+    @property
+    def engine(self) -> str | None:
+        """The engine of its jobs; None if unspecified."""
+        return self.rule.engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +206,6 @@ class Division:
 
     Attributes:
         packs: Group by group, in the order of the jobs.
-        jobs: How many jobs there are.
         guessed: How many of them have never been measured.
     """
 
@@ -226,22 +214,8 @@ class Division:
     guessed: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class _PackPart:
-    """The part of a group that one machine gets."""
-
-    tasks: Sequence[Task]
-    limits: PackLimits
-
-
 def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishes: PackOptions) -> Division:
     """Packs of jobs for the machines of a CI. The same jobs and durations give the same packs.
-
-    Args:
-        matrix: Defines the machines.
-        jobs: All that is to run, at least one.
-        durations: What tests have taken.
-        wishes: How many packs, and how large.
 
     Raises:
         UsageError: No machine takes a job, a job does not fit into the time that the CI gives it, or there are not
@@ -249,40 +223,39 @@ def divide_jobs(matrix: Matrix, jobs: Sequence[Job], durations: Durations, wishe
     """
     foreseen = expected(durations, jobs)
     groups = groups_of(matrix, jobs, foreseen)
-    parts = _parts(groups, wishes)
-    packs = [_pack(group, part) for group, own in zip(groups, parts, strict=True) for part in own]
+    packs = [pack for own in _packs(groups, wishes) for pack in own]
     named = tuple(replace(pack, slug=slug) for pack, slug in zip(packs, _slugs(packs), strict=True))
     return Division(packs=named, jobs=len(jobs), guessed=sum(not each.is_measured for each in foreseen))
 
 
-def _parts(groups: Sequence[PackGroup], wishes: PackOptions) -> list[list[_PackPart]]:
-    """For each group as many parts as wished, more if they would take too long, and never more than allowed.
+def _packs(groups: Sequence[PackGroup], wishes: PackOptions) -> list[list[Pack]]:
+    """For each group as many packs as wished, more if they would take too long, and never more than allowed.
 
     Raises:
         UsageError: More are needed than allowed.
     """
     works = [group.work for group in groups]
-    known: dict[tuple[int, int], list[_PackPart]] = {}
+    known: dict[tuple[int, int], list[Pack]] = {}
     while True:
         if sum(work.least for work in works) > wishes.most:
             raise _too_many(works, wishes.most)
         counts = list(enumerate(host_counts(works, wishes.minutes * 60.0, wishes.most)))
         known |= {place: _divided(groups[place[0]], place[1]) for place in counts if place not in known}
-        parts = [known[place] for place in counts]
-        needed = [_needed(group, own) for group, own in zip(groups, parts, strict=True)]
-        if all(more <= len(own) for more, own in zip(needed, parts, strict=True)):
-            return parts
+        packs = [known[place] for place in counts]
+        needed = [_needed(group, own) for group, own in zip(groups, packs, strict=True)]
+        if all(more <= len(own) for more, own in zip(needed, packs, strict=True)):
+            return packs
         works = [replace(work, least=max(work.least, more)) for work, more in zip(works, needed, strict=True)]
 
 
-def _divided(group: PackGroup, count: int) -> list[_PackPart]:
-    return [_PackPart(tasks=tasks, limits=group.limits_of(tasks)) for tasks in divide(group.tasks, group.total, count)]
+def _divided(group: PackGroup, count: int) -> list[Pack]:
+    return [_pack(group, tasks) for tasks in divide(group.tasks, group.total, count)]
 
 
-def _needed(group: PackGroup, parts: Sequence[_PackPart]) -> int:
-    """The fewest packs that are needed, judged by these parts: one if all of them end in time."""
-    latest, most = max(part.limits.job_minutes for part in parts), minutes_of(group.rule)
-    return 1 if latest <= most else min(len(group.tasks), max(len(parts) + 1, ceil(len(parts) * latest / most)))
+def _needed(group: PackGroup, packs: Sequence[Pack]) -> int:
+    """The fewest packs that are needed, judged by these: one if all of them end in time."""
+    latest, most = max(pack.limits.job_minutes for pack in packs), minutes_of(group.rule)
+    return 1 if latest <= most else min(len(group.tasks), max(len(packs) + 1, ceil(len(packs) * latest / most)))
 
 
 def _too_many(works: Sequence[Work], most: int) -> UsageError:
@@ -291,27 +264,31 @@ def _too_many(works: Sequence[Work], most: int) -> UsageError:
     return UsageError(what, why=why, remedy="Allow more entries or minutes, or plan a part of the cells with --where.")
 
 
-def _pack(group: PackGroup, part: _PackPart) -> Pack:
+def _pack(group: PackGroup, tasks: Sequence[Task]) -> Pack:
     return Pack(
         slug="",
         rule=group.rule,
         image=group.image,
-        engine=group.engine,
-        jobs=tuple(task.number for task in part.tasks),
-        gpus=max(task.room.gpus for task in part.tasks),
-        seconds=packed_seconds(part.tasks, group.total),
-        limits=part.limits,
+        jobs=tuple(task.number for task in tasks),
+        gpus=max(task.room.gpus for task in tasks),
+        seconds=packed_seconds(tasks, group.total),
+        limits=group.limits_of(tasks),
     )
+
+
+def grouped(packs: Iterable[Pack]) -> list[list[Pack]]:
+    """The packs by their groups, in order."""
+    groups: dict[tuple[RunnerRule, str], list[Pack]] = {}
+    for pack in packs:
+        groups.setdefault(pack.group, []).append(pack)
+    return list(groups.values())
 
 
 def _slugs(packs: Sequence[Pack]) -> list[str]:
     """A name for each pack, unique regardless of case: image, GPUs, and its number among how many."""
-    groups: dict[tuple[RunnerRule, str, str | None], list[Pack]] = {}
-    for pack in packs:
-        groups.setdefault(pack.group, []).append(pack)
     taken: set[str] = set()
     slugs: list[str] = []
-    for own in groups.values():
+    for own in grouped(packs):
         stem = _stem(f"{own[0].image[:LONGEST_IMAGE].lower()}-g{max(pack.gpus for pack in own)}", taken)
         width = len(str(len(own)))
         slugs += [f"{stem}-{number:0{width}}of{len(own)}" for number in range(1, len(own) + 1)]

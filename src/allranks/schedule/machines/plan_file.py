@@ -102,12 +102,9 @@ class PlanFile:
     """A plan, as read from its file.
 
     Attributes:
-        path: Where it was read.
         run_id: The run that all packs are parts of.
         seed: The seed of every rank of every test on all machines.
-        pytest_args: The arguments of each job for pytest.
         durations: What tests had taken when the plan was made, for the suites that are split.
-        digest: The digest of its jobs and packs.
         declaration: Digests of the parts of the matrix file.
         made: Which version of allranks made it, and when.
         packs: By slug.
@@ -134,17 +131,7 @@ def plan_document(  # noqa: PLR0913 - all of them go into one file
     durations: Durations,
     pytest_args: Sequence[str],
 ) -> dict[str, Any]:
-    """The contents of the file: a manifest, and under ``plan`` the packs.
-
-    Args:
-        run_id: The run that all machines take part in.
-        matrix: Where the jobs come from.
-        facts: The rest of the manifest.
-        jobs: All that is planned.
-        packs: Their division.
-        durations: What tests have taken.
-        pytest_args: The arguments of each job for pytest.
-    """
+    """The contents of the file: a manifest, and under ``plan`` the packs."""
     document = as_json(announced(fresh_manifest(run_id, facts, None), jobs, pytest_args))
     split = {job.suite.name for job in jobs if job.shard}
     document["plan"] = {
@@ -278,24 +265,14 @@ def _refuse_another_matrix(plan: PlanFile, matrix: Matrix) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPart:
-    """What one machine has to run.
-
-    Attributes:
-        plan: The whole plan.
-        pack: The machine's part of it.
-        jobs: Its jobs, in the order of the plan.
-    """
+    """What one machine has to run."""
 
     plan: PlanFile
     pack: PlannedPack
     jobs: tuple[Job, ...]
 
     def refuse_others(self, run_id: str | None, pytest_args: Sequence[str]) -> None:
-        """Check that the run and arguments that this machine was given are those of the plan.
-
-        Args:
-            run_id: The run that it should take part in; empty or None if unspecified.
-            pytest_args: Its arguments for pytest; empty if unspecified.
+        """Check that the run and arguments that this machine was given, if any, are those of the plan.
 
         Raises:
             UsageError: They differ: its results would not be the planned ones.
@@ -311,11 +288,6 @@ class OwnPart:
 
 def own_part(expansion: Expansion, plan_file: Path, pack_text: str) -> OwnPart:
     """The part of a plan that this machine runs.
-
-    Args:
-        expansion: This machine's matrix.
-        plan_file: The plan that the pack is of.
-        pack_text: The pack, as the job matrix names it.
 
     Raises:
         UsageError: There is no such pack, or this machine has another matrix.

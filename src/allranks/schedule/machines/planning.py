@@ -11,7 +11,7 @@ from allranks.errors import UsageError, counted
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job, RunnerRule
 from allranks.report.durations import Durations
-from allranks.schedule.machines.packs import Division, Pack, PackOptions, divide_jobs
+from allranks.schedule.machines.packs import Division, Pack, PackOptions, divide_jobs, grouped
 from allranks.schedule.machines.plan_file import plan_document, reference, write_plan
 from allranks.schedule.results_folder import facts_of
 
@@ -80,20 +80,13 @@ def render_notes(division: Division) -> list[str]:
     lines = [f"{counted(division.jobs, 'job')} in {counted(len(packs), 'entry', 'entries')} of the job matrix"]
     if division.guessed:
         lines.append(f"{counted(division.guessed, 'job')} of these were never measured: what they take is a guess")
-    for group in _groups(packs):
+    for group in grouped(packs):
         least, most = min(pack.seconds for pack in group), max(pack.seconds for pack in group)
         where, jobs = group[0].rule.runs_on, sum(len(pack.jobs) for pack in group)
         minutes = f"{_minutes(least)} to {_minutes(most)}" if len(group) > 1 else _minutes(most)
         entries = counted(len(group), "entry", "entries")
         lines.append(f"{group[0].image} on {where}: {counted(jobs, 'job')} in {entries} of {minutes} min")
     return lines
-
-
-def _groups(packs: Sequence[Pack]) -> list[list[Pack]]:
-    groups: dict[tuple[RunnerRule, str, str | None], list[Pack]] = {}
-    for pack in packs:
-        groups.setdefault(pack.group, []).append(pack)
-    return list(groups.values())
 
 
 def _minutes(seconds: float) -> str:
@@ -105,10 +98,6 @@ class PlanOptions:
     """The command line's options for a plan of machines.
 
     Attributes:
-        run_id: The run that all machines take part in.
-        pytest_args: The arguments of each job for pytest.
-        durations: What tests have taken.
-        wishes: How many packs, and how large.
         plan_file: Where the plan is written; None for nowhere.
     """
 
@@ -121,11 +110,6 @@ class PlanOptions:
 
 def plan_machines(expansion: Expansion, jobs: Sequence[Job], options: PlanOptions) -> tuple[str, list[str]]:
     """Write the plan file; return the job matrix for GitHub Actions, and a summary as lines.
-
-    Args:
-        expansion: The matrix that the jobs come from.
-        jobs: All that is to run, at least one.
-        options: How to divide it.
 
     Raises:
         UsageError: The jobs cannot be divided so, or the file cannot be written.

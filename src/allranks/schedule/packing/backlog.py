@@ -21,12 +21,7 @@ _OVERTIME = 0.25
 
 
 class Backlog:
-    """Tasks in the order of their importance.
-
-    Args:
-        tasks: The most important first.
-        total: The whole capacity; a task that needs more runs alone.
-    """
+    """Tasks in the order of their importance; one that needs more than the total runs alone."""
 
     def __init__(self, tasks: Iterable[Task], total: Capacity) -> None:
         self._tasks = list(tasks)
@@ -172,13 +167,7 @@ TRIES: Final = 100
 
 
 def ordered(tasks: Sequence[Task], total: Capacity, *, effort: int = EFFORT) -> list[Task]:
-    """The tasks, the most important first. The same tasks in the same order give the same result.
-
-    Args:
-        tasks: In the order that breaks ties.
-        total: What the host has.
-        effort: How many tasks may be placed in search of an order.
-    """
+    """The tasks, the most important first. The same tasks in the same order give the same result."""
     wanted, chance = lower_bound(tasks, total) * GOOD, random.Random(len(tasks))  # noqa: S311 - the same every time
     keys, left = iter(_keys(total)), min(effort, TRIES * len(tasks) ** 2)
     best, least = list[Task](), float("inf")

@@ -54,14 +54,11 @@ def host_counts(works: Sequence[Work], seconds: float, most: int) -> list[int]:
         for length in (seconds * _STEP**number for number in count())
         if sum(work.hosts(length) for work in works) <= most
     )
-    found = [(length, [work.hosts(length) for work in works]) for length in _lengths(shortest)]
+    lengths = [shortest * _STEP**number for number in range(_LONGER)]
+    found = [(length, [work.hosts(length) for work in works]) for length in lengths]
     uneven = [_unevenness(works, counts, length) for length, counts in found]
     wanted = max(EVEN_KINDS, min(uneven))
     return next(counts for (_, counts), each in zip(found, uneven, strict=True) if each <= wanted)
-
-
-def _lengths(shortest: float) -> list[float]:
-    return [shortest * _STEP**number for number in range(_LONGER)]
 
 
 def _unevenness(works: Sequence[Work], counts: Sequence[int], length: float) -> float:
@@ -91,12 +88,7 @@ TRIES: Final = 200
 
 
 def divide(tasks: Sequence[Task], total: Capacity, count: int) -> list[list[Task]]:
-    """Tasks for each host, with no host idle.
-
-    Args:
-        tasks: At least one.
-        total: What each host has.
-        count: The number of hosts; those that would have no task are left out.
+    """Tasks for each host, with no host idle: there may be fewer hosts than this.
 
     Returns:
         A list for each host, with its tasks in the given order. The same tasks give the same result.

@@ -15,8 +15,6 @@ class Capacity(NamedTuple):
     """An amount of each resource that jobs share.
 
     Attributes:
-        gpus: Number of GPUs.
-        cores: Number of CPU cores.
         memory: MiB.
     """
 
@@ -46,7 +44,6 @@ class Task:
     """A job as the scheduler sees it.
 
     Attributes:
-        number: Identifies it for its creator.
         room: Its demand while it runs.
         seconds: How long it is expected to run.
     """
@@ -70,11 +67,8 @@ class Running(NamedTuple):
 def lower_bound(tasks: Sequence[Task], total: Capacity) -> float:
     """Seconds that no schedule can beat: the longest task, and for each resource all work over the total."""
     longest = max((task.seconds for task in tasks), default=0.0)
-    return max(longest, *(_work(tasks, kind) / most for kind, most in enumerate(total) if most), 0.0)
-
-
-def _work(tasks: Iterable[Task], kind: int) -> float:
-    return sum(task.room[kind] * task.seconds for task in tasks)
+    work = [sum(task.room[kind] * task.seconds for task in tasks) for kind, _ in enumerate(total)]
+    return max(longest, *(amount / most for amount, most in zip(work, total, strict=True) if most), 0.0)
 
 
 OVERHEAD: Final = 3.0

@@ -57,12 +57,7 @@ class RpcAgent(Protocol):
         """A member of ``torch.distributed.rpc.BackendType``."""
 
     def options(self, init_method: str, timeout: float) -> Any:  # noqa: ANN401 - each backend has a type of its own
-        """The options of the backend.
-
-        Args:
-            init_method: The rendezvous of the workers.
-            timeout: Time limit of a call, in seconds.
-        """
+        """The options of the backend; the time limit of a call is in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,12 +55,7 @@ def frame_of(thread: int | None) -> FrameType | None:
 
 
 def place_of(frame: FrameType | None, *, below: str) -> str:
-    """``FILE:LINE in NAME`` of the innermost call in the test that is not torch's or Python's own.
-
-    Args:
-        frame: The current frame of a thread.
-        below: The file that called the test: frames outside of the test are ignored.
-    """
+    """``FILE:LINE in NAME`` of the innermost call in the test that is not torch's or Python's own."""
     stack = traceback.extract_stack(frame) if frame is not None else []
     files = [summary.filename for summary in stack]
     start = len(files) - files[::-1].index(below) if below in files else 0

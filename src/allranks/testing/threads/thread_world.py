@@ -24,12 +24,7 @@ class ThreadedWorldError(RuntimeError):
 
 
 class ThreadedWorld:
-    """The process groups of ranks that are threads, within :func:`threaded_world`.
-
-    Args:
-        backend: torch's module with the threaded group, which has installed its world.
-        size: The number of ranks.
-    """
+    """The process groups of ranks that are threads, within :func:`threaded_world`."""
 
     def __init__(self, backend: ModuleType, size: int) -> None:
         self._backend = backend
@@ -40,12 +35,7 @@ class ThreadedWorld:
 
     @contextmanager
     def member(self, rank: int, timeout: float) -> Iterator[None]:
-        """Give the calling thread, which becomes this rank, a default process group.
-
-        Args:
-            rank: The rank.
-            timeout: Time limit in seconds to create this group or a subgroup.
-        """
+        """Give the calling thread, which becomes this rank, a default process group."""
         dist.init_process_group(
             "threaded", rank=rank, world_size=self.size, store=self._store, timeout=timedelta(seconds=timeout)
         )
@@ -86,9 +76,6 @@ def threaded_world(size: int) -> Iterator[ThreadedWorld]:
     """Give each thread its own world, and restore the process's world at the end.
 
     A default process group of this process is hidden meanwhile, and stays intact.
-
-    Args:
-        size: The number of ranks.
 
     Raises:
         ThreadedWorldError: This torch has no threaded process group, or this process already has a threaded world.
