@@ -53,8 +53,8 @@ def test_a_wrong_engine_in_the_environment_disturbs_no_other_command(allranks, m
 @pytest.mark.parametrize(
     ("option", "error"),
     [
-        ("--images", "argument --images: there is no folder '/nope/here'"),
-        ("--durations", "argument --durations: there is no file '/nope/here'"),
+        ("--images", "--images: there is no folder '/nope/here'"),
+        ("--durations", "--durations: there is no file '/nope/here'"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_an_error_on_every_engine(allranks, runs, option, error, engine):

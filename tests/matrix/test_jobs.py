@@ -113,7 +113,7 @@ def test_the_image_of_a_project_knows_the_tests_of_all_suites(load_text, documen
         load_text(document.replace("[images.cpu]", f"[images.cpu]{key}")) for key in ("", "\nproject = '.'")
     )
     [image, *_] = {job.image for job in plan(with_project, expand(with_project).cells) if job.image.name == "cpu"}
-    assert image.tests == tuple(dict.fromkeys(suite.path for suite in with_project.suites.values()))
+    assert image.tests == tuple(dict.fromkeys(path for suite in with_project.suites.values() for path in suite.paths))
     assert image.tests
     assert all(job.image.tests == () for job in plan(plain, expand(plain).cells))
 

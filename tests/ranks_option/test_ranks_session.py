@@ -224,6 +224,18 @@ def test_two(): pass
     assert "starts the thread" in output
 
 
+def test_a_test_that_the_ranks_do_not_have_is_an_error(session):
+    suite = """
+import os, pytest
+@pytest.mark.parametrize("n", [0] if "ALLRANKS_GPU_COUNT" in os.environ else [0, 1])
+def test_it(n): pass
+"""
+    status, output = session("--ranks=2", test_it=suite)
+    assert status == 1
+    assert "1 passed, 1 error" in output
+    assert "no rank reported this test: it is there when pytest collects" in output
+
+
 def test_a_module_that_cannot_be_imported_ends_the_session_before_any_rank(session):
     status, output = session("--ranks=2", test_it="import nothing_of_the_kind")
     assert status == pytest.ExitCode.INTERRUPTED

@@ -91,16 +91,17 @@ class Repository:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``allranks init``."""
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="the repository (default: this folder)")
-    parser.add_argument("--dry-run", action="store_true", help="print the files, and write nothing")
-    parser.add_argument("--force", action="store_true", help=f"overwrite an existing {FILE_NAME} or first test")
+    group = parser.add_argument_group("what to write")
+    group.add_argument("folder", nargs="?", type=Path, default=Path(), help="the repository (default: this folder)")
+    group.add_argument("--dry-run", action="store_true", help="print the files, and write nothing")
+    group.add_argument("--force", action="store_true", help=f"overwrite an existing {FILE_NAME} or first test")
     parser.set_defaults(command=_init)
 
 
 def add_schema(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of ``allranks schema``."""
     meaning = f"the schema of {PYPROJECT}, in which the matrix is [{'.'.join(PYPROJECT_TABLE)}]"
-    parser.add_argument("--pyproject", action="store_true", help=meaning)
+    parser.add_argument_group("which form").add_argument("--pyproject", action="store_true", help=meaning)
     parser.set_defaults(command=_schema)
 
 

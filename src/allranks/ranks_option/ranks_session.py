@@ -67,6 +67,7 @@ class RanksSession:
         )
         self._pdb = Pdb(rank=option.pdb_rank, terminal=terminal) if option.pdb_rank is not None else None
         self._error: JobError | None = None
+        self._stopped: frozenset[str] = frozenset()
         self._kept: Path | None = None
 
     def pytest_report_header(self) -> str:
@@ -92,7 +93,7 @@ class RanksSession:
             self._run_job(session, results, reporter)
         except AllranksError as error:
             self._error = JobError.from_exception(error)
-        reporter.report_the_rest(self._error)
+        reporter.report_the_rest(self._error, self._stopped)
         if self._error is not None and not reporter.has_bad:
             session.testsfailed += 1
         if self._error is None and not reporter.has_bad:
@@ -124,6 +125,7 @@ class RanksSession:
             attempt.release()
             runner.run(attempt, lambda: None)
             self._error = attempt.error
+            self._stopped = frozenset(attempt.facts.not_run.tests if attempt.facts.not_run else ())
             [*_, newest] = read_attempts_at(folder.path, job.cell.id, job.name)
             reporter.settle(settled(newest, read_ranks(newest.files), setting))
             self._share_coverage(attempt.folder / COVERAGE / "data")

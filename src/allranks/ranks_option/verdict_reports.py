@@ -1,6 +1,6 @@
 """Verdicts over ranks as pytest's own reports: one test, one report, however many ranks ran it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -93,17 +93,17 @@ class VerdictReporter(LiveView):
             if (was_good is None and not is_not_run) or (was_good and test.verdict.is_bad):
                 self._report(test)
 
-    def report_the_rest(self, error: JobError | None) -> None:
-        """Report the tests without any result, if the job went wrong: no test may be missing unnoticed.
+    def report_the_rest(self, error: JobError | None, stopped: Container[str]) -> None:
+        """Report the tests without any result as errors: no test may be missing unnoticed.
 
         Args:
             error: What went wrong with the job; None if it did all its work.
+            stopped: Node ids of the tests that did not run because the session was to end at a failure.
         """
-        if error is None:
-            return
+        why = error.what if error else "it is there when pytest collects, and not when the ranks' process does"
         for nodeid, item in self._items.items():
-            if nodeid not in self._good:
-                self._log(item, [_report(item, "setup", "failed", longrepr=f"{_NO_RESULT}: {error.what}")])
+            if nodeid not in self._good and (error or item.nodeid not in stopped):
+                self._log(item, [_report(item, "setup", "failed", longrepr=f"{_NO_RESULT}: {why}")])
                 self.has_bad = True
 
     def _report(self, test: TestVerdict) -> None:
