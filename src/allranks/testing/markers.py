@@ -1,10 +1,12 @@
 """Our markers: each requirement by its own name, and their values for a test."""
 
+import functools
 import inspect
+import sys
 import unittest
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType, ModuleType
 
 import pytest
 
@@ -138,8 +140,8 @@ def _usage(name: str) -> str:
 def is_foreign(item: pytest.Item) -> bool:
     """Whether a test was written for another runner: a ``unittest.TestCase`` that uses nothing of allranks.
 
-    It uses no class, fixture, marker or requirement of :mod:`allranks.testing`, and makes a process group itself if it
-    needs one. A function may use a group that is there without asking for it.
+    It uses no class, fixture, marker or requirement of :mod:`allranks.testing`, its module imports nothing from there,
+    and it makes a process group itself if it needs one. A function may use a group that is there without asking for it.
     """
     case = getattr(item, "cls", None)
     if case is None or not issubclass(case, unittest.TestCase):
@@ -150,4 +152,18 @@ def is_foreign(item: pytest.Item) -> bool:
         or any(definition.func.__module__.startswith(_TESTING) for each in fixtures for definition in each)
         or any(mark.name in _NAMES for mark in item.iter_markers())
         or any(requirements_of(place) for place in (case, getattr(item, "function", None)))
+        or _imports_ours(case.__module__)
     )
+
+
+@functools.cache
+def _imports_ours(module: str) -> bool:
+    """Whether a module has a name from allranks."""
+    return any(_home(value).startswith("allranks.") for value in [*vars(sys.modules[module]).values()])
+
+
+def _home(value: object) -> str:
+    """The module that a value, or its type, is from."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    return str((value if isinstance(value, type | FunctionType) else type(value)).__module__)
