@@ -93,7 +93,9 @@ _COMMANDS = (
 
 def _parser() -> CommandParser:
     usage = "allranks COMMAND [options]; allranks COMMAND --help"
-    parser = CommandParser(prog="allranks", usage=usage, description=allranks.__doc__, codes=_JUDGES)
+    parser = CommandParser(
+        prog="allranks", usage=usage, description=(allranks.__doc__ or "").partition("\n")[0], codes=_JUDGES
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", prog="allranks")
     for name, declare, codes, meaning in _COMMANDS:
         command = commands.add_parser(name, codes=codes, help=meaning, description=f"{name}: {meaning}.")

@@ -35,9 +35,9 @@ import torch
 import torch.distributed as dist
 
 
-def test_all_reduce_sums_over_ranks(rank, world_size, device):
+def test_all_reduce_sums_over_ranks(process_group, rank, world_size, device):
     tensor = torch.full((3,), float(rank), device=device)
-    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, group=process_group)
     assert tensor.tolist() == [sum(range(world_size))] * 3
 '''
 

@@ -82,7 +82,7 @@ class _FreshPlugin(ServerPlugin):
         """The fork server has chosen the tests."""
 
     def _serve(self, session: pytest.Session) -> None:
-        if self._has_failed:
+        if self._has_failed or self._uncollected:
             return
         sys.stdout.flush()
         sys.stderr.flush()
