@@ -8,12 +8,9 @@ CASES = """
     import torch.distributed as dist
     from allranks.testing import skip_if_small_world_size
 
-    class TestPlain(unittest.TestCase):
-        def test_plain_case(self):
-            self.assertFalse(dist.is_initialized())
-
-        def test_uses_the_group(self):
-            dist.barrier()
+    class TestImport(unittest.TestCase):
+        def test_in_a_module_with_an_import_of_ours(self):
+            self.assertTrue(dist.is_initialized())
 
     class TestFixture(unittest.TestCase):
         @pytest.fixture(autouse=True)
@@ -50,15 +47,29 @@ CASES = """
 """
 
 
+PLAIN = """
+    import unittest
+    import torch.distributed as dist
+
+    class TestPlain(unittest.TestCase):
+        def test_plain_case(self):
+            self.assertFalse(dist.is_initialized())
+
+        def test_uses_the_group(self):
+            dist.barrier()
+"""
+
+
 @pytest.fixture(scope="module")
 def cases(run_once):
-    return run_once("cases", {"test_cases.py": CASES})
+    return run_once("cases", {"test_cases.py": CASES, "test_plain.py": PLAIN})
 
 
 @pytest.mark.parametrize(
     "test",
     [
         "test_plain_case",
+        "test_in_a_module_with_an_import_of_ours",
         "test_fixture_of_ours",
         "test_use_of_the_group",
         "test_requirement",

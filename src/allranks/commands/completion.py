@@ -37,7 +37,7 @@ def _complete(options: argparse.Namespace) -> ExitCode:
         raise UsageError(msg, remedy="Install it beside allranks: pip install 'allranks[completion]'.") from None
     for action in _actions(options.root):
         _describe(action, files=shtab.FILE, folders=shtab.DIRECTORY)
-    say(shtab.complete(options.root, options.shell, preamble=dict(_PREAMBLE)))
+    say(shtab.complete(options.root, options.shell, preamble=_PREAMBLE[options.shell]))
     return ExitCode.OK
 
 

@@ -19,6 +19,16 @@ _MADV_COLLAPSE = 25
 _HUGE_PAGE = 2 << 20
 
 
+_TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
+
+
+def signal_thread(pid: int, number: int) -> bool:
+    """Send a signal to the main thread of a process (tgkill(2)); False if that is impossible."""
+    if _TGKILL is None:
+        return False
+    return bool(ctypes.CDLL(None).syscall(_TGKILL, pid, pid, number) == 0)
+
+
 def _prctl(option: int, argument: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) != 0:

@@ -44,8 +44,15 @@ class RankProcess:
     exit_status: int | None = None
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank alone."""
-        if self.exit_status is None:
+        """Send a signal to the rank alone.
+
+        A TERM goes to its main thread, which runs Python's handlers. While that thread takes a CONT, the kernel gives
+        what is sent to the process to another one, and the main thread sleeps on.
+        """
+        if self.exit_status is not None:
+            return
+        to_main_thread = number == signal.SIGTERM and not linux.is_readable(self.pidfd, 0.0)
+        if not (to_main_thread and linux.signal_thread(self.pid, number)):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def freeze_descendants(self) -> None:
