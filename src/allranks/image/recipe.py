@@ -140,7 +140,7 @@ class Recipe:
         if self.index and not self.extra_index:
             return (
                 f"index of [images.{self.name}] is the only index: check it and the versions in matrix.toml, or name "
-                'another one beside it, as in extra_index = ["https://pypi.org/simple"].'
+                "another one beside it in extra_index."
             )
         return (
             "Check the versions in matrix.toml and this host's package index (`pip config list`); "
