@@ -41,22 +41,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _obstacles(config: pytest.Config) -> Iterator[str]:
+    from allranks.harness.refusals import REFUSED  # noqa: PLC0415 - see above
+    from allranks.launcher_variables import variables_for  # noqa: PLC0415
+    from allranks.testing.environment import LauncherError, RankEnvironment  # noqa: PLC0415
+
     option = config.option
     if option.ranks < 1:
         yield f"--ranks {option.ranks}: give a number of ranks from 1"
     if getattr(option, "numprocesses", None) or getattr(option, "tx", None):
         yield "--ranks and -n of pytest-xdist both say which processes run a test: use one of them"
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        yield (
-            f"--ranks starts ranks, and this process is one of {os.environ['WORLD_SIZE']} (WORLD_SIZE): "
-            "run pytest under the launcher without --ranks, or --ranks without the launcher"
-        )
+    try:
+        world_size = RankEnvironment.read().world_size
+    except LauncherError as error:
+        yield str(error)
+    else:
+        if world_size > 1:
+            yield (
+                f"--ranks starts ranks, and this process is one of {world_size} "
+                f"({variables_for(os.environ).world_size}): run pytest under the launcher without --ranks, or --ranks "
+                "without the launcher"
+            )
     rank = option.pdb_rank
     if rank is not None and not 0 <= rank < option.ranks:
         yield f"--pdb-rank {rank}: there are the ranks 0 to {option.ranks - 1}"
     if rank is not None and not _TERMINAL:
         yield "--pdb-rank needs a terminal, and standard input or output is not one"
-    from allranks.harness.refusals import REFUSED  # noqa: PLC0415 - see above
 
     for flag, refusal in REFUSED.items():
         if getattr(option, refusal.option, False):

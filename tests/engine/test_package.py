@@ -25,6 +25,7 @@ def test_what_is_copied_is_the_package_the_harness_and_what_suites_import():
     targets = {copy.target for copy in package_files()}
     names = (
         "__init__.py",
+        "launcher_variables.py",
         "outcomes.py",
         "pytest_plugin.py",
         "records.py",

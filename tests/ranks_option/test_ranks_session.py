@@ -199,6 +199,8 @@ def test_a_failure_ends_the_session_where_asked_and_is_the_last_failed(session):
         (("--pdb-rank=2",), {}, "there are the ranks 0 to 1"),
         (("--ranks=0",), {}, "give a number of ranks from 1"),
         ((), {"RANK": "0", "WORLD_SIZE": "2"}, r"this process is one of 2 \(WORLD_SIZE\)"),
+        ((), {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, r"this process is one of 2 \(SLURM_STEP_NUM_TASKS\)"),
+        ((), {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many', which is not a number"),
     ],
     ids=str,
 )

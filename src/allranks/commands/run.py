@@ -31,6 +31,7 @@ from allranks.commands.options import (
 )
 from allranks.errors import ExitCode, UsageError
 from allranks.harness.refusals import REFUSED
+from allranks.launcher_variables import LAUNCHERS
 from allranks.matrix.cell_images import image_for
 from allranks.matrix.expand import Expansion
 from allranks.matrix.jobs import plan
@@ -266,27 +267,16 @@ class _PartOf:
     own: "OwnPart | None" = None
 
 
-_LAUNCHERS = (
-    ("torchrun", "WORLD_SIZE", "RANK"),
-    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-    ("mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("mpiexec (PMI)", "PMI_SIZE", "PMI_RANK"),
-)
-"""What starts a command several times, and its variables for the number of processes and for that of this one."""
-
-
 def refuse_launched(environ: Mapping[str, str]) -> None:
     """Refuse to be one of several processes of a launcher: each would run everything, in one results folder.
-
-    SLURM's batch script and allocation have no SLURM_STEP_NUM_TASKS: only the tasks of a step do.
 
     Raises:
         UsageError: The environment is that of a launcher's process.
     """
     found = [
-        (launcher, variable)
-        for launcher, size, rank in _LAUNCHERS
-        for variable, least in ((size, 2), (rank, 1))
+        (each.launcher, variable)
+        for each in LAUNCHERS
+        for variable, least in ((each.world_size, 2), (each.rank, 1))
         if (value := environ.get(variable, "")).isdecimal() and int(value) >= least
     ]
     if found:

@@ -21,6 +21,7 @@ from allranks.user_cache import WRITABLE
 
 _NEEDED = (
     "__init__.py",
+    "launcher_variables.py",
     "outcomes.py",
     "pytest_plugin.py",
     "records.py",

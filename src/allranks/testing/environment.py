@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Self
 
 from allranks import skip_codes
+from allranks.launcher_variables import OWN, variables_for
 from allranks.testing.skips.requirement import skip
 
 
@@ -51,55 +51,30 @@ class RankEnvironment:
         Raises:
             LauncherError: They contradict each other.
         """
-        launcher, names = _launcher(environ)
-        rank = _number(environ, names[0], 0)
+        names = variables_for(environ)
+        rank = _number(environ, names.rank, 0)
         # In a suite whose tests launch ranks, their process has no WORLD_SIZE, which would make it a rank.
-        world_size = _number(environ, names[1], _number(environ, "ALLRANKS_WORLD_SIZE", 1))
+        world_size = _number(environ, names.world_size, _number(environ, "ALLRANKS_WORLD_SIZE", 1))
         if not rank < world_size:
-            msg = f"{names[0]} is {rank}, and {names[1]} is {world_size}: ranks count from 0, and are fewer"
+            msg = f"{names.rank} is {rank}, and {names.world_size} is {world_size}: ranks count from 0, and are fewer"
             raise LauncherError(msg)
         shared = environ.get("ALLRANKS_SHARED")
         return cls(
             rank=rank,
             world_size=world_size,
-            local_rank=_number(environ, names[2], rank),
-            local_world_size=_of_slurm_node(environ) or _number(environ, names[3], world_size),
+            local_rank=_number(environ, names.local_rank, rank),
+            local_world_size=_of_slurm_node(environ) or _number(environ, names.local_world_size, world_size),
             backend=environ.get("BACKEND", "gloo").lower(),
             init_method=environ.get("INIT_METHOD", "env"),
             gpu_count=_number(environ, "ALLRANKS_GPU_COUNT", 0),
             gang=_number(environ, "ALLRANKS_GANG", 0),
             shared=Path(shared) if shared else None,
-            launcher=launcher,
+            launcher="the environment" if names is OWN and "TORCHELASTIC_RUN_ID" not in environ else names.launcher,
         )
 
 
 class LauncherError(ValueError):
     """The variables that describe this rank contradict each other; the message names them."""
-
-
-_LAUNCHERS: Final = MappingProxyType(
-    {
-        "the environment": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
-        "mpirun": (
-            *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-            *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        ),
-        "mpiexec": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    }
-)
-"""By launcher, the variables of a rank: its number, the world size, and both on its own node."""
-
-
-def _launcher(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """What started this rank, and its variables; a SLURM step of a single task starts no ranks."""
-    own = _LAUNCHERS["the environment"]
-    if own[0] in environ or own[1] in environ or "ALLRANKS_GANG" in environ:
-        return "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "the environment", own
-    for launcher, names in _LAUNCHERS.items():
-        if environ.get(names[0]) and environ.get(names[1], "1") != "1":
-            return launcher, names
-    return "the environment", own
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -115,7 +90,7 @@ _TASKS: Final = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 def _of_slurm_node(environ: Mapping[str, str]) -> int | None:
     """The ranks of this node as SLURM's ``2(x3),1`` has it: two on each of three nodes, and one on the fourth."""
-    if _launcher(environ)[0] != "srun":
+    if variables_for(environ).launcher != "srun":
         return None
     counts = [
         int(tasks)
