@@ -187,6 +187,26 @@ def allranks(capsys: pytest.CaptureFixture[str]) -> Allranks:
     return run
 
 
+OF_LAUNCHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "ALLRANKS_",
+    "TORCHELASTIC",
+    "SLURM_",
+    "OMPI_",
+    "PMI",
+    "BACKEND",
+)
+
+
+@pytest.fixture(scope="session")
+def environment_without_ranks():
+    """The variables of a process that no launcher, and no agent, has started."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
+
+
 @pytest.fixture(scope="session")
 def plugins():
     """The folder that `nox -s tests` installs other people's plugins into: our own tests must not load them."""

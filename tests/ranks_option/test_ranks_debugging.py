@@ -27,10 +27,9 @@ def test_sum(process_group, rank):
 
 
 @pytest.mark.parametrize(("total", "ending"), [(1, "1 passed"), (5, "1 failed")])
-def test_a_rank_stops_on_the_terminal_of_the_session(tmp_path, total, ending):
+def test_a_rank_stops_on_the_terminal_of_the_session(tmp_path, environment_without_ranks, total, ending):
     (tmp_path / "test_it.py").write_text(SUITE.format(sum=total))
-    clean = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "ALLRANKS_GANG"}}
-    environment = {**clean, "TMPDIR": str(tmp_path), "TERM": "dumb"}
+    environment = {**environment_without_ranks, "TMPDIR": str(tmp_path), "TERM": "dumb"}
     own, theirs = pty.openpty()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:hypothesispytest", "--ranks=2", "--pdb-rank=1"]
     with subprocess.Popen(
@@ -111,14 +110,17 @@ def connect(port):
 
 
 @pytest.mark.parametrize(("arguments", "stops"), [((), 1), (("--ranks=2", "--ranks-timeout=1"), 2)], ids=str)
-def test_breakpoints_of_an_editor_stop_every_rank(tmp_path, plugins, arguments, stops):
+def test_breakpoints_of_an_editor_stop_every_rank(tmp_path, environment_without_ranks, plugins, arguments, stops):
     file = tmp_path / "test_it.py"
     file.write_text("import time\n\ndef test_it(rank):\n    at = time.time()\n    assert at\n    time.sleep(2)\n")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     debugpy = ("-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client")
-    clean = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "ALLRANKS_GANG"}}
-    environment = {**clean, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([plugins, *sys.path])}
+    environment = {
+        **environment_without_ranks,
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([plugins, *sys.path]),
+    }
     with (
         (tmp_path / "output").open("wb") as printed,
         subprocess.Popen(

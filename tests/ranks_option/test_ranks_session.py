@@ -1,6 +1,5 @@
 """``pytest --ranks N``: plain pytest sessions, whose tests run on ranks."""
 
-import os
 import re
 import signal
 import subprocess
@@ -10,8 +9,6 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-
-CELL = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "ALLRANKS_", "TORCHELASTIC", "SLURM_", "OMPI_", "PMI", "BACKEND")
 
 HEAD = """
 import os
@@ -78,9 +75,8 @@ def test_last(): pass
 
 
 @pytest.fixture
-def environment(tmp_path):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(CELL)}
-    return {**clean, "TMPDIR": str(tmp_path / "tmp"), "PYTEST_ADDOPTS": "-p no:hypothesispytest"}
+def environment(tmp_path, environment_without_ranks):
+    return {**environment_without_ranks, "TMPDIR": str(tmp_path / "tmp"), "PYTEST_ADDOPTS": "-p no:hypothesispytest"}
 
 
 @pytest.fixture

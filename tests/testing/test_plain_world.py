@@ -1,6 +1,5 @@
 """Rank tests under a pytest that allranks did not start: alone, or as ranks of torchrun, srun and mpirun."""
 
-import os
 import subprocess
 import sys
 
@@ -37,30 +36,21 @@ def test_again(process_group, shared_tmp_path, file_barrier, rank, world_size):
     assert len(list(shared_tmp_path.iterdir())) == world_size
 """
 
-OF_LAUNCHERS = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "MASTER_",
-    "ALLRANKS_",
-    "TORCHELASTIC",
-    "SLURM_",
-    "OMPI_",
-    "PMI",
-    "BACKEND",
-)
-
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, environment_without_ranks):
     """``start(VARIABLE=..., ...)``: starts a plain pytest of the suite with these variables."""
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q -p no:cacheprovider -p no:hypothesispytest")
     started = []
 
     def start_one(*arguments, **variables):
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
-        environment = {**clean, "TMPDIR": str(tmp_path), "ALLRANKS_RENDEZVOUS_TIMEOUT": "30", **variables}
+        environment = {
+            **environment_without_ranks,
+            "TMPDIR": str(tmp_path),
+            "ALLRANKS_RENDEZVOUS_TIMEOUT": "30",
+            **variables,
+        }
         command = [sys.executable, "-m", "pytest", *arguments]
         pipe = subprocess.PIPE
         started.append(subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=pipe, text=True))
@@ -111,14 +101,13 @@ def test_ranks_of_a_launcher_meet_on_one_node(start, launcher):
         assert "4 passed" in output
 
 
-def test_ranks_of_torchrun_meet_in_its_store(start, tmp_path):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
+def test_ranks_of_torchrun_meet_in_its_store(start, tmp_path, environment_without_ranks):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest"]
     ends(start("--collect-only"))
     done = subprocess.run(
         [*command],
         cwd=tmp_path,
-        env=clean,
+        env=environment_without_ranks,
         capture_output=True,
         text=True,
         check=False,
