@@ -5,7 +5,10 @@ import sys
 from contextlib import contextmanager
 
 SOURCE = """
-import faulthandler, signal, sys
+import faulthandler, signal, sys, threading, time
+
+def waits_elsewhere():
+    time.sleep(600)
 
 def waits_for_ever():
     print("ready", flush=True)
@@ -13,6 +16,9 @@ def waits_for_ever():
 
 if sys.argv[2] == "blocks":
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+if sys.argv[2] == "has threads":
+    for _ in range(8):
+        threading.Thread(target=waits_elsewhere, daemon=True).start()
 faulthandler.register(int(sys.argv[3]), file=open(sys.argv[1], "a"), all_threads=True)
 waits_for_ever()
 """

@@ -23,8 +23,11 @@ _TGKILL = {"x86_64": 234, "aarch64": 131}.get(os.uname().machine)
 
 
 def signal_thread(pid: int, number: int) -> bool:
-    """Send a signal to the main thread of a process (tgkill(2)); False if that is impossible."""
-    if _TGKILL is None:
+    """Send a signal to the main thread of a process (tgkill(2)); False if that is impossible, or it blocks it.
+
+    What is sent to the process goes to another thread while the main one takes some other signal.
+    """
+    if _TGKILL is None or _signals(pid, "SigBlk") & 1 << (number - 1):
         return False
     return bool(ctypes.CDLL(None).syscall(_TGKILL, pid, pid, number) == 0)
 

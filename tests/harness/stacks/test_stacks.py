@@ -9,6 +9,7 @@ from allranks.harness.stacks import stacks
 from allranks.harness.stacks.stacks import (
     STACKS_SIGNAL,
     StackFile,
+    ask_for_stacks,
     dump_stacks,
     innermost,
     wait_for_stacks,
@@ -138,6 +139,17 @@ def stacks_of(tmp_path):
         return stacks, path.read_text()
 
     return dump_one
+
+
+def test_the_main_thread_answers_a_process_that_was_stopped_too(tmp_path):
+    path = tmp_path / "rank-0.stacks.txt"
+    with stuck_process(path, STACKS_SIGNAL, "has threads") as pid:
+        for _ in range(20):
+            file = StackFile(path)
+            os.kill(pid, signal.SIGSTOP)
+            ask_for_stacks(pid)
+            os.kill(pid, signal.SIGCONT)
+            assert innermost(wait_for_stacks({0: file}, {0: pid})[0]).endswith(" in waits_for_ever")
 
 
 @needs_py_spy

@@ -46,8 +46,8 @@ class RankProcess:
     def signal(self, number: int) -> None:
         """Send a signal to the rank alone.
 
-        A TERM goes to its main thread, which runs Python's handlers. While that thread takes a CONT, the kernel gives
-        what is sent to the process to another one, and the main thread sleeps on.
+        A TERM goes to its main thread, which runs Python's handlers: after the STOP and CONT that freeze its children,
+        the kernel would give it to another one, and the main thread would sleep on.
         """
         if self.exit_status is not None:
             return

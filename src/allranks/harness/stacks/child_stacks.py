@@ -22,6 +22,7 @@ from allranks.harness.stacks.stacks import (
     VIEW_TIMEOUT,
     StackFile,
     View,
+    ask_for_stacks,
     find_py_spy,
     innermost,
     look,
@@ -161,7 +162,7 @@ def _ask(pid: int, around: Surroundings) -> str:
 def _ask_fork(pid: int, file: StackFile) -> str:
     own = file.from_now_on()
     # It was stopped, so that it would not compete for the processor, and must not go on after this.
-    os.kill(pid, STACKS_SIGNAL)
+    ask_for_stacks(pid)
     os.kill(pid, signal.SIGCONT)
     text = wait_for_stacks({pid: own}, {pid: pid}).get(pid, "")
     os.kill(pid, signal.SIGSTOP)

@@ -198,11 +198,17 @@ def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mappi
     """
     asked = set(pids) - stopped
     for rank in asked:
-        os.kill(pids[rank], STACKS_SIGNAL)
+        ask_for_stacks(pids[rank])
     own = wait_for_stacks({rank: files[rank] for rank in asked}, pids)
     silent = {rank for rank in pids if not own.get(rank)}
     seen = {rank: _append(files[rank], view) for rank, view in _look(pids, stopped, silent).items()}
     return {rank: own.get(rank, "") + seen.get(rank, "") for rank in pids}
+
+
+def ask_for_stacks(pid: int) -> None:
+    """Have a process write its stacks, if possible from its main thread, whose line counts."""
+    if not linux.signal_thread(pid, STACKS_SIGNAL):
+        os.kill(pid, STACKS_SIGNAL)
 
 
 def _look(pids: Mapping[int, int], stopped: AbstractSet[int], silent: AbstractSet[int]) -> dict[int, View]:
