@@ -6,6 +6,7 @@ It imports as little as possible, since most sessions have nothing to do with ra
 import importlib
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -26,18 +27,36 @@ def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Take over the tests of the session if they are to run on several ranks.
+    """Take over the tests of the session if they are to run on several ranks, or its report if it is one of them.
 
     Raises:
         pytest.UsageError: An option cannot be combined with ``--ranks``.
     """
-    if config.option.ranks is None or IN_A_JOB in os.environ:
+    if IN_A_JOB in os.environ:
+        return
+    if config.option.ranks is None:
+        if getattr(config.option, "xmlpath", None):
+            _share_report(config)
         return
     if (why := next(_obstacles(config), None)) is not None:
         raise pytest.UsageError(why)
     from allranks.ranks_option.ranks_session import RanksSession  # noqa: PLC0415 - see above
 
     config.pluginmanager.register(RanksSession(config, _TERMINAL), "allranks-ranks")
+
+
+def _share_report(config: pytest.Config) -> None:
+    """Have the ranks of another launcher report together, if a suite turns out to have rank tests."""
+    from _pytest.junitxml import xml_key  # noqa: PLC0415 - see above
+
+    from allranks.testing.environment import LauncherError, RankEnvironment  # noqa: PLC0415
+
+    with suppress(LauncherError):  # a test that asks for its rank gets the error
+        place, xml = RankEnvironment.read(), config.stash.get(xml_key, None)
+        if xml is not None and place.world_size > 1:
+            from allranks.ranks_option.rank_reports import RankReports  # noqa: PLC0415
+
+            config.pluginmanager.register(RankReports(place, xml), "allranks-reports")
 
 
 def _obstacles(config: pytest.Config) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""``pytest --ranks N``: the tests of a plain pytest session, each on N ranks of this host."""
+"""Plain pytest sessions of several ranks: ``pytest --ranks N``, and one report of the ranks of a launcher."""

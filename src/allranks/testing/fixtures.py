@@ -47,7 +47,8 @@ def generator_of_rank(seed: int, rank: int) -> "torch.Generator":
 _TESTS_RUN = pytest.StashKey[int]()
 _LAST_STORE = pytest.StashKey["TCPStore"]()
 _LAST_FOLDER = pytest.StashKey[FolderOfTest]()
-_WORLD = pytest.StashKey[PlainWorld]()
+WORLD = pytest.StashKey[PlainWorld]()
+"""The world of ranks that allranks did not start, once something needs it."""
 
 
 class SubgroupMaker(Protocol):
@@ -106,14 +107,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             requirement.check()
     except WrongMarkerError as error:
         pytest.fail(str(error), pytrace=False)
-    if _WORLD in item.config.stash and item.get_closest_marker("no_process_group"):
-        item.config.stash[_WORLD].leave()
+    if WORLD in item.config.stash and item.get_closest_marker("no_process_group"):
+        item.config.stash[WORLD].leave()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave the world that this process itself has joined."""
-    if _WORLD in config.stash:
-        config.stash[_WORLD].close()
+    if WORLD in config.stash:
+        config.stash[WORLD].close()
 
 
 @pytest.fixture(scope="session")
@@ -165,12 +166,11 @@ def device(rank_environment: RankEnvironment) -> "torch.device":
 
 
 @pytest.fixture(scope="session")
-def _plain_world(request: pytest.FixtureRequest, rank_environment: RankEnvironment) -> PlainWorld | None:
+def _plain_world(pytestconfig: pytest.Config, rank_environment: RankEnvironment) -> PlainWorld | None:
     """The world of ranks that allranks did not start; None under an agent, which makes gangs."""
     if rank_environment.gang:
         return None
-    world = request.config.stash[_WORLD] = PlainWorld(rank_environment)
-    return world
+    return pytestconfig.stash.setdefault(WORLD, PlainWorld(rank_environment))
 
 
 @pytest.fixture

@@ -40,12 +40,15 @@ class PlainWorld:
     Args:
         place: This rank's place.
         environ: Variables of the launcher.
+
+    Attributes:
+        timeout: Seconds for all ranks to come.
     """
 
     def __init__(self, place: RankEnvironment, environ: Mapping[str, str] = os.environ) -> None:
         self._place = place
         self._environ = environ
-        self._timeout = float(environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT))
+        self.timeout = float(environ.get(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT))
         self._opened: Store | None = None
         self._groups = 0
         self._group: ProcessGroup | None = None
@@ -69,10 +72,10 @@ class PlainWorld:
             torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
         distributed.init_process_group(
             place.backend,
-            store=PrefixStore(f"group {self._groups}", self._store()),
+            store=PrefixStore(f"group {self._groups}", self.open()),
             rank=place.rank,
             world_size=place.world_size,
-            timeout=timedelta(seconds=self._timeout),
+            timeout=timedelta(seconds=self.timeout),
         )
         self._group = cast("ProcessGroup", distributed.group.WORLD)
         return self._group
@@ -102,9 +105,9 @@ class PlainWorld:
             raise NoRendezvousError(msg)
         if self._place.rank == 0:
             folder = make()
-            self._store().set("shared folder", str(folder))
+            self.open().set("shared folder", str(folder))
         self._meet("shared folder")
-        return Path(os.fsdecode(self._store().get("shared folder")))
+        return Path(os.fsdecode(self.open().get("shared folder")))
 
     def close(self) -> None:
         """End the group and the store. Rank 0, which may serve the store, waits for its peers to end, too."""
@@ -116,15 +119,15 @@ class PlainWorld:
             store.set(f"end {self._place.rank}", "")
             if self._place.rank == 0:
                 ends = [f"end {rank}" for rank in range(self._place.world_size)]
-                store.wait(ends, timedelta(seconds=min(self._timeout, _LAST_WAIT)))
+                store.wait(ends, timedelta(seconds=min(self.timeout, _LAST_WAIT)))
 
     def _meet(self, what: str) -> None:
         """Wait until all ranks have asked for the same."""
-        store, size = self._store(), self._place.world_size
+        store, size = self.open(), self._place.world_size
         keys = [f"{what} {rank}" for rank in range(size)]
         try:
             store.set(keys[self._place.rank], "")
-            store.wait(keys, timedelta(seconds=self._timeout))
+            store.wait(keys, timedelta(seconds=self.timeout))
         except RuntimeError as error:
             absent = ", ".join(str(rank) for rank in range(size) if not _is_there(store, keys[rank]))
             why = f"nothing came from rank {absent}"
@@ -133,13 +136,19 @@ class PlainWorld:
     def _too_late(self, why: str) -> PeerTimeoutError:
         place = self._place
         msg = (
-            f"the ranks did not meet within {self._timeout:g} s: {why}\n"
+            f"the ranks did not meet within {self.timeout:g} s: {why}\n"
             f"This is rank {place.rank} of {place.world_size}, as {place.launcher} says. Every rank must run the same "
             f"tests in the same order; {TIMEOUT_VARIABLE} changes the limit."
         )
         return PeerTimeoutError(msg)
 
-    def _store(self) -> "Store":
+    def open(self) -> "Store":
+        """The store of all ranks; the first call opens it, with those of the other ranks.
+
+        Raises:
+            NoRendezvousError: The ranks cannot find each other.
+            PeerTimeoutError: The store of rank 0 cannot be reached.
+        """
         if self._opened is None:
             try:
                 self._opened = self._open()
@@ -160,7 +169,7 @@ class PlainWorld:
             url = f"env://?rank={place.rank}&world_size={place.world_size}"
             # The rendezvous reads them, and so do tests that make groups of their own.
             os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address
-            store: Store = next(rendezvous(url, timeout=timedelta(seconds=self._timeout)))[0]
+            store: Store = next(rendezvous(url, timeout=timedelta(seconds=self.timeout)))[0]
             return store
         if place.local_world_size == place.world_size:
             return FileStore(str(self._meeting_file()), place.world_size)

@@ -1,0 +1,144 @@
+"""``--junit-xml`` on the ranks of a launcher that is not ours."""
+
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from allranks.ranks_option import rank_reports
+from allranks.ranks_option.rank_reports import RankReports
+from allranks.testing.environment import RankEnvironment
+
+SUITE = """
+import pytest
+
+def test_passes(rank): pass
+
+def test_fails_on_rank_1(rank):
+    assert rank == 0
+
+def test_skips_on_all_ranks(process_group):
+    pytest.skip("not here")
+"""
+
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+
+
+@pytest.fixture
+def start(tmp_path, environment_without_ranks):
+    """``start("report.xml", ...)``: sessions of as many ranks, each with its ``--junit-xml``; None for no rank."""
+
+    def start_all(*files, suite=SUITE):
+        (tmp_path / "test_it.py").write_text(suite)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        size = str(len(files))
+        environment = {
+            **environment_without_ranks,
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "ALLRANKS_RENDEZVOUS_TIMEOUT": "3" if None in files else "30",
+            "TMPDIR": str(tmp_path),
+        }
+        sessions = [
+            subprocess.Popen(
+                [*PYTEST, f"--junit-xml={file}"],
+                cwd=tmp_path,
+                env={**environment, "RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank, file in enumerate(files)
+            if file is not None
+        ]
+        return [(session.communicate(timeout=90)[0], session.returncode) for session in sessions]
+
+    return start_all
+
+
+def outcomes(file):
+    return {case.get("name"): [each.tag for each in case if each.tag != "properties"] for case in cases_of(file)}
+
+
+def cases_of(file):
+    return list(ET.parse(file).getroot().iter("testcase"))  # noqa: S314 - our own
+
+
+def test_ranks_that_name_the_same_file_have_one_report(start, tmp_path):
+    (tmp_path / "report.ranks").mkdir()
+    (tmp_path / "report.ranks" / "rank-7.xml").write_text("<testsuites />")  # of an earlier run
+    (first, code), (_, other_code) = start("report.xml", "report.xml")
+    assert (code, other_code) == (1, 1)
+    assert "rank 1 failed" in first
+    assert first.rstrip().endswith(f"report of all 2 ranks: {tmp_path / 'report.xml'}")
+    assert outcomes(tmp_path / "report.xml") == {
+        "test_passes": [],
+        "test_fails_on_rank_1": ["failure"],
+        "test_skips_on_all_ranks": ["skipped"],
+    }
+    assert sorted(path.name for path in (tmp_path / "report.ranks").glob("rank-*")) == ["rank-0.xml", "rank-1.xml"]
+    assert outcomes(tmp_path / "report.ranks" / "rank-0.xml")["test_fails_on_rank_1"] == []
+
+
+def test_torchrun_ends_no_rank_before_the_report_is_there(tmp_path, environment_without_ranks):
+    (tmp_path / "test_it.py").write_text(SUITE)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *PYTEST[1:]]
+    done = subprocess.run(
+        [*torchrun, "--junit-xml=report.xml"],
+        cwd=tmp_path,
+        env=environment_without_ranks,
+        capture_output=True,
+        check=False,
+        timeout=90,
+    )
+    assert done.returncode == 1
+    assert outcomes(tmp_path / "report.xml")["test_fails_on_rank_1"] == ["failure"]
+
+
+def test_ranks_that_name_files_of_their_own_keep_them(start, tmp_path):
+    (first, code), _ = start("report-0.xml", "report-1.xml")
+    assert code == 0
+    assert "report of all" not in first
+    assert [outcomes(tmp_path / f"report-{rank}.xml")["test_fails_on_rank_1"] for rank in (0, 1)] == [[], ["failure"]]
+    assert list(tmp_path.glob("*.ranks")) == []
+
+
+def test_a_suite_without_rank_tests_is_reported_as_ever(start, tmp_path):
+    assert [code for _, code in start("report.xml", "report.xml", suite="def test_plain(): pass")] == [0, 0]
+    assert [case.get("classname") for case in cases_of(tmp_path / "report.xml")] == ["test_it"]
+    assert list(tmp_path.glob("*.ranks")) == []
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_without_a_rank_there_is_no_report_and_an_error(start, tmp_path, absent):
+    (tmp_path / "report.xml").write_text("of an earlier run")
+    files = [None if rank == absent else "report.xml" for rank in (0, 1)]
+    [(said, code)] = start(*files, suite="def test_passes(rank): pass")
+    assert code == 1
+    assert "there is no report of all ranks" in said
+    assert (tmp_path / "report.xml").exists() == (absent == 0)  # rank 0 removes it
+    assert outcomes(tmp_path / "report.ranks" / f"rank-{1 - absent}.xml") == {"test_passes": []}
+
+
+def test_a_report_comes_from_another_node_in_pieces(tmp_path, monkeypatch):
+    from torch.distributed import HashStore
+
+    monkeypatch.setattr(rank_reports, "_PIECE", 7)
+    store = HashStore()
+    reports = []
+    for rank in (0, 1):
+        place = RankEnvironment(
+            rank=rank, world_size=2, local_rank=0, local_world_size=1, backend="gloo", init_method="env", gpu_count=0
+        )
+        reports.append(RankReports(place, SimpleNamespace(logfile=str(tmp_path / f"node {rank}" / "report.xml"))))
+        (tmp_path / f"node {rank}" / "report.ranks").mkdir(parents=True)
+    text = "<testsuites>" + "é" * 100 + "</testsuites>"
+    (tmp_path / "node 1" / "report.ranks" / "rank-1.xml").write_text(text)
+    reports[1]._send(store)
+    reports[0]._take(store, 1.0)
+    assert (tmp_path / "node 0" / "report.ranks" / "rank-1.xml").read_text() == text
