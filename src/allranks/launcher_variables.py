@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+IN_A_JOB: Final = "ALLRANKS_GPU_COUNT"
+"""A variable that every process of a job has."""
+
 
 @dataclass(frozen=True)
 class LauncherVariables:

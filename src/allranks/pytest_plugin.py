@@ -10,8 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-IN_A_JOB = "ALLRANKS_GPU_COUNT"
-"""A variable that every job has."""
+from allranks.launcher_variables import IN_A_JOB, variables_for
 
 _FIXTURES = "allranks.testing.fixtures"
 
@@ -61,7 +60,6 @@ def _share_report(config: pytest.Config) -> None:
 
 def _obstacles(config: pytest.Config) -> Iterator[str]:
     from allranks.harness.refusals import REFUSED  # noqa: PLC0415 - see above
-    from allranks.launcher_variables import variables_for  # noqa: PLC0415
     from allranks.testing.environment import LauncherError, RankEnvironment  # noqa: PLC0415
 
     option = config.option

@@ -58,6 +58,13 @@ def test_file(broadcast_file, file_barrier, rank, world_size):
     file_barrier()
     assert broadcast_file.read_bytes() == b"x" * world_size
 
+def test_names_of_xdist(worker_id, testrun_uid, rank, shared_tmp_path, file_barrier):
+    assert worker_id == f"gw{rank}"
+    (shared_tmp_path / worker_id).write_text(testrun_uid)
+    file_barrier()
+    [one] = {path.read_text() for path in shared_tmp_path.iterdir()}
+    assert len(one) == 32
+
 def test_group_over_the_store(store, rank, world_size):
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     tensor = torch.ones(1)
@@ -69,7 +76,7 @@ def test_group_over_the_store(store, rank, world_size):
         world_size=world_size,
     )
     names = set(agent.cases(0))
-    assert len(names) == 8
+    assert len(names) == 9
     assert {name for name in names if passed(agent, name)} == names
 
 

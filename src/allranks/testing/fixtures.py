@@ -6,6 +6,7 @@ Every pytest loads it where allranks is installed, so it imports torch only when
 import hashlib
 import os
 import tempfile
+import uuid
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from allranks.harness.collection.marker_options import FOREIGN_ATTRIBUTE
+from allranks.launcher_variables import IN_A_JOB
 from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.markers import WrongMarkerError, is_foreign, marker_lines, requirements_of_item
@@ -82,9 +84,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers."""
+    """Register the markers, and in a job what comes after pytest-xdist's own."""
     for line in marker_lines():
         config.addinivalue_line("markers", line)
+    if IN_A_JOB in os.environ:
+        config.pluginmanager.register(XdistFixtures(), "allranks-xdist-fixtures")
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
@@ -239,6 +243,23 @@ def _test_folder(
         remove(last)
     stash[_LAST_FOLDER] = folder = _gang_folder.of_test(request.node.nodeid, stash.get(_TESTS_RUN, 0))
     return folder
+
+
+class XdistFixtures:
+    """The fixtures of pytest-xdist for tests that it ran with ``--dist each``: in a job, the workers are the ranks."""
+
+    @pytest.fixture(scope="session")
+    def worker_id(self, rank: int) -> str:
+        """``gw0`` on rank 0, and so on."""
+        return f"gw{rank}"
+
+    @pytest.fixture(scope="session")
+    def testrun_uid(self, rank: int, _gang_folder: FolderOfGang) -> str:
+        """An id that the ranks of a gang share, and nobody else has."""
+        notice = _gang_folder.path / "testrun_uid"
+        if rank == 0:
+            put_up(notice, uuid.uuid4().hex)
+        return read_when_up(notice, "the id of this run")
 
 
 @pytest.fixture(scope="session")
