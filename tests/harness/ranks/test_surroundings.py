@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import distributed
 
 from allranks.harness.ranks.surroundings import InitialState
 
@@ -155,3 +156,12 @@ def test_variables_of_pytest_and_of_torch_are_theirs(surroundings):
         assert surroundings.put_back() == ([], True)
     finally:
         del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def test_the_hook_of_a_default_group_is_put_back_without_a_word(surroundings):
+    before = sys.excepthook
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    distributed.destroy_process_group()
+    assert sys.excepthook is not before
+    assert surroundings.put_back() == ([], True)
+    assert sys.excepthook is before

@@ -28,6 +28,7 @@ _State = dict[str, Any]
 """Values by name: ``the working directory``, ``variable HOME``, ``handler of SIGINT``; None if unset."""
 
 _GROUP: Final = "the default process group"
+_HOOKS: Final = "exception hooks"
 """Cannot be restored: a rank that has left it cannot rejoin alone."""
 
 _VARIABLE: Final = "variable "
@@ -107,6 +108,11 @@ def _set_trace(functions: tuple[Any, Any]) -> None:
 
 def _hooks() -> tuple[Any, ...]:
     return sys.excepthook, threading.excepthook, sys.unraisablehook
+
+
+def _is_of_a_group(before: tuple[Any, ...]) -> bool:
+    """Whether only a default group, which puts its rank before messages, has set a hook: no test meant to."""
+    return _hooks()[1:] == before[1:] and getattr(sys.excepthook, "__module__", "").startswith("torch.distributed.")
 
 
 def _set_hooks(hooks: tuple[Any, Any, Any]) -> None:
@@ -196,7 +202,7 @@ _PARTS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]]] =
     "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
     "the switch interval": (sys.getswitchinterval, sys.setswitchinterval),
     "trace functions": (lambda: (sys.gettrace(), sys.getprofile()), _set_trace),
-    "exception hooks": (_hooks, _set_hooks),
+    _HOOKS: (_hooks, _set_hooks),
     "the garbage collector": (lambda: (gc.isenabled(), gc.get_threshold()), _set_collector),
     "the time-out of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
     "levels of logging": (_logging, _set_logging),
@@ -250,7 +256,8 @@ class InitialState:
             if name == _GROUP:
                 is_whole = False
                 continue
-            changed.append(name)
+            if not (name == _HOOKS and _is_of_a_group(self._base[name])):
+                changed.append(name)
             try:
                 _write(name, self._base.get(name))
             except (OSError, ValueError, TypeError, RuntimeError, locale.Error):
