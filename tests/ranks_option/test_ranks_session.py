@@ -160,14 +160,28 @@ def both(rank):
     return 2
 """
 
+AROUND_TESTS = """
+import os
+import pytest
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    if "RANK" not in os.environ:
+        with (item.config.rootpath / "around").open("a") as file:
+            print(item.nodeid, file=file)
+    return (yield)
+"""
+
 
 def test_a_selection_by_id_in_a_folder_below_runs_alone_and_leaves_nothing(session, tmp_path):
     (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "conftest.py").write_text(AROUND_TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --ranks=2 --import-mode=importlib\npythonpath = .")
     (tmp_path / "below" / "test_it.py").write_text(GREEN)
     status, output = session("test_it.py::test_helper[2]", folder="below", helper=HELPER)
     assert status == 0, output
     assert "1 passed" in output
+    assert (tmp_path / "around").read_text() == "below/test_it.py::test_helper[2]\n", "as the adapters of editors do"
     assert left_behind(tmp_path) == []
     status, output = session("below", "-k", "helper", "-s")
     assert status == 0, output

@@ -89,6 +89,7 @@ class RanksSession:
     def _run(self, session: pytest.Session) -> None:
         results = self._kept = Path(tempfile.mkdtemp(prefix="allranks-ranks-"))
         reporter = VerdictReporter(session, self._cell.world_size)
+        session.config.pluginmanager.register(reporter, "allranks-verdicts")
         try:
             self._run_job(session, results, reporter)
         except AllranksError as error:

@@ -24,7 +24,7 @@ When = Literal["setup", "call", "teardown"]
 
 
 class VerdictReporter(LiveView):
-    """Takes a job's records as they come, and reports each test when all its ranks have ended it.
+    """Takes a job's records as they come, and reports each test when all its ranks have ended it; a plugin of pytest's.
 
     A test is judged by the rules of the report. When the job has ended, its journal is judged as a whole: what was
     reported as good before, and is not, is reported once more.
@@ -46,6 +46,7 @@ class VerdictReporter(LiveView):
         self._start = JobStarted(schema=SCHEMA, run_id="", cell="", suite="", attempt=1, world_size=world_size)
         self._records: dict[str, list[Record]] = {}
         self._good: dict[str, bool] = {}
+        self._reports: Sequence[pytest.TestReport] = ()
         self.has_bad = False
 
     def _say(self, line: str) -> None:
@@ -115,10 +116,17 @@ class VerdictReporter(LiveView):
         self._log(item, list(_reports(item, test)))
 
     def _log(self, item: pytest.Item, reports: Sequence[pytest.TestReport]) -> None:
+        self._reports = reports
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
+        """Log a test in place of running it, inside what other plugins do around a test: editors learn its file so."""
         self._hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in reports:
+        for report in self._reports:
             self._hook.pytest_runtest_logreport(report=report)
         self._hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
 
 
 def _reports(item: pytest.Item, test: TestVerdict) -> Iterator[pytest.TestReport]:
