@@ -18,7 +18,6 @@ from typing import NoReturn
 
 from allranks.harness import evidence, linux
 from allranks.harness.channel import RankEnd, Report
-from allranks.harness.config import AgentConfig, Folders
 from allranks.harness.fork_server import Supervisor
 from allranks.harness.program import Reply, StartGang, parse_request
 from allranks.harness.ranks import rank_setup
@@ -110,14 +109,13 @@ class Failures(Supervisor):
 def _collect(rank: FreshRank, request: StartGang, failures: Failures) -> None:
     """Collect the files of the gang, and run as its rank; returns only if that fails."""
     outputs = [os.dup(1), os.dup(2)]
-    folders = Folders(**{name: Path(path) for name, path in rank.folders.items()})
-    log = evidence.open_end(folders.results / _LOG)
+    log = evidence.open_end(Path(rank.folders["results"]) / _LOG)
     for target in (1, 2):
         os.dup2(log, target)
-    from allranks.harness.collection.fresh_session import collect_fresh  # noqa: PLC0415 - needs torch and pytest
+    from allranks.harness.collection.fresh_session import FreshSession  # noqa: PLC0415 - needs torch and pytest
 
     try:
-        collect_fresh(rank, request, AgentConfig.parse(rank.config), folders, failures, outputs)
+        FreshSession(rank, request, failures, outputs).run()
     finally:
         os.close(log)
 

@@ -16,43 +16,19 @@ from allranks.harness.fresh_rank import Failures, FreshRank
 from allranks.harness.program import StartGang
 
 
-def collect_fresh(  # noqa: PLR0913, PLR0917 - what a fork server has in its process
-    rank: FreshRank,
-    request: StartGang,
-    config: AgentConfig,
-    folders: Folders,
-    failures: Failures,
-    outputs: Sequence[int],
-) -> None:
-    """Collect the files of a gang and run as one of its ranks; returns only if that fails.
+class FreshSession(ServerPlugin):
+    """Collects as the fork server has, but only the gang's files, and runs as a rank.
 
     Args:
         rank: The rank.
         request: The request for its gang.
-        config: The job.
-        folders: Its folders.
         failures: Takes what goes wrong.
         outputs: Descriptors that become its standard output and error when it has collected.
     """
-    plugin = _FreshPlugin(rank, request, config, folders, failures, outputs)
-    os.chdir(folders.code)
-    with watch_for_sandcastle_skips():
-        pytest.main(plugin.arguments, plugins=[plugin])
 
-
-class _FreshPlugin(ServerPlugin):
-    """Collects as the fork server has, but only the gang's files, and runs as a rank."""
-
-    def __init__(  # noqa: PLR0913, PLR0917 - see above
-        self,
-        rank: FreshRank,
-        request: StartGang,
-        config: AgentConfig,
-        folders: Folders,
-        failures: Failures,
-        outputs: Sequence[int],
-    ) -> None:
-        super().__init__(config, folders, failures)
+    def __init__(self, rank: FreshRank, request: StartGang, failures: Failures, outputs: Sequence[int]) -> None:
+        folders = Folders(**{name: Path(path) for name, path in rank.folders.items()})
+        super().__init__(AgentConfig.parse(rank.config), folders, failures)
         self._rank = rank
         self._request = request
         self._outputs = outputs
@@ -60,6 +36,12 @@ class _FreshPlugin(ServerPlugin):
         self._numbers = {nodeid: int(number) for number, nodeid in numbered}
         self._code = folders.code
         self._wanted = {folders.code / nodeid.partition("::")[0] for nodeid in self._numbers}
+
+    def run(self) -> None:
+        """Collect, and be the rank; returns only if that fails."""
+        os.chdir(self._code)
+        with watch_for_sandcastle_skips():
+            pytest.main(self.arguments, plugins=[self])
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
