@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -69,7 +69,17 @@ class Project:
     has_torchs_launcher: bool = False
 
 
-_OF_IGNITE = ("metrics/test_loss", "metrics/test_metric", "distributed/test_auto")
+_IGNITE = Project(
+    folder="ignite",
+    tests=tuple(
+        f"tests/ignite/{name}.py" for name in ("metrics/test_loss", "metrics/test_metric", "distributed/test_auto")
+    ),
+    style="workers of pytest-xdist",
+    suite="process_group = false",
+    arguments=("-m", "distributed"),
+    plain=TWO_WORKERS,
+    plain_environ={"WORLD_SIZE": "2"},
+)
 
 PROJECTS = {
     "torchtitan": Project(
@@ -78,25 +88,8 @@ PROJECTS = {
         style="torch's MultiProcessTestCase",
         has_torchs_launcher=True,
     ),
-    "ignite": Project(
-        folder="ignite",
-        tests=tuple(
-            f"tests/ignite/{name}.py" for name in ("metrics/test_metric", "metrics/test_loss", "distributed/test_auto")
-        ),
-        style="ranks are workers of pytest-xdist",
-        suite="process_group = false",
-        arguments=("-m", "distributed"),
-        plain=TWO_WORKERS,
-        plain_environ={"WORLD_SIZE": "2"},
-    ),
-    "ignite-accuracy": Project(
-        folder="ignite",
-        tests=("tests/ignite/metrics/test_accuracy.py",),
-        style="the same",
-        suite="process_group = false",
-        plain=TWO_WORKERS,
-        plain_environ={"WORLD_SIZE": "2"},
-    ),
+    "ignite": _IGNITE,
+    "ignite-accuracy": replace(_IGNITE, tests=("tests/ignite/metrics/test_accuracy.py",), arguments=()),
     "fairscale": Project(
         folder="fairscale",
         tests=("tests/optim/test_oss.py",),

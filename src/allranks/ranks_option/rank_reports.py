@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from _pytest.junitxml import LogXML
@@ -72,8 +72,10 @@ class RankReports:
         self._separate(world)
         result = yield
         self._unite(world)
+        terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
         for line in filter(None, (self._problem, self._report)):
-            session.config.get_terminal_writer().line(line)
+            if terminal is not None:
+                terminal.write_line(line)
         if self._problem and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         return result
