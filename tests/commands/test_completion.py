@@ -1,8 +1,12 @@
 """``allranks completion``, in real shells."""
 
+import os
+import pty
+import select
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -55,11 +59,46 @@ def test_bash_completes_commands_options_values_cells_and_files(shell, words, ex
     assert set(shell("bash", LOAD, f"COMP_WORDS=({words})", ASK).split()) == expected
 
 
+LOAD_ZSH = 'autoload -U compinit; compinit -u -D; eval "$(allranks completion zsh)"'
+
+
+class Terminal:
+    """A shell on a terminal, whose lines are typed."""
+
+    def __init__(self, *command, folder):
+        self._own, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "dumb", "PS1": "> ", "HOME": str(folder)}
+        self.shell = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment, start_new_session=True
+        )
+        os.close(theirs)
+
+    def says(self, text, after):
+        """Type something, and wait for an answer."""
+        os.write(self._own, after.encode())
+        output, deadline = "", time.monotonic() + 30
+        while text not in output:
+            assert time.monotonic() < deadline, output
+            if select.select([self._own], [], [], 1)[0]:
+                output += os.read(self._own, 65536).decode(errors="replace")
+        return output
+
+
 @pytest.mark.skipif(not shutil.which("zsh"), reason="there is no zsh")
-def test_zsh_can_read_its_script(shell, tmp_path):
-    script = tmp_path / "_allranks"
-    script.write_text(shell("sh", "allranks completion zsh"))
-    shell("zsh", f"zsh -n {script}")
+def test_zsh_completes_commands_options_and_cells(shell, tmp_path):
+    assert shell("sh", "allranks completion zsh")
+    (tmp_path / "matrix.toml").write_text(
+        '[matrix]\nbackend = ["gloo"]\nworld_size = [2]\n[suites.s]\npath = "bin"\n[images.cpu]\ntorch = "2.13.0"\n'
+    )
+    terminal = Terminal("zsh", "-f", "-i", folder=tmp_path)
+    try:
+        terminal.says("loaded 0", after=f"{LOAD_ZSH}; echo loaded $?\n")
+        terminal.says("plan ", after="allranks pla\t")
+        terminal.says("--engine ", after="\x15allranks run --eng\t")
+        terminal.says("gloo-w2-g0-env ", after="\x15allranks run gloo-w2\t")
+    finally:
+        terminal.shell.kill()
+        terminal.shell.wait()
 
 
 def test_each_shell_has_a_script_of_its_own(allranks):
