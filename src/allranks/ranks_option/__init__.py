@@ -1,1 +1,1 @@
-"""Plain pytest sessions of several ranks: ``pytest --ranks N``, and one report of the ranks of a launcher."""
+"""Plain pytest sessions of several ranks: ``--ranks N``, and one report of the ranks of a launcher."""

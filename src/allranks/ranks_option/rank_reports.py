@@ -1,4 +1,4 @@
-"""``--junit-xml`` on the ranks of another launcher: each writes its own report, and rank 0 merges them.
+"""``--junit-xml`` on ranks of another launcher: each writes its own report, and rank 0 merges them.
 
 The ranks agree in the store of their world, at the end of their sessions, so that neither a file of an earlier run nor
 an absent rank goes unnoticed, and nodes need no file system that they share.
