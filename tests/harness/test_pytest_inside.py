@@ -219,8 +219,8 @@ ZOO = {
         def test_getfixturevalue(request):
             assert request.getfixturevalue("of_module") == "module"
 
-        def test_worker_id(worker_id):
-            assert worker_id == "master"
+        def test_worker_id(worker_id, rank):
+            assert worker_id == f"gw{rank}"
     """,
     "test_skipped_module.py": """
         import pytest
