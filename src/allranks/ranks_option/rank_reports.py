@@ -15,9 +15,6 @@ import pytest
 from _pytest.junitxml import LogXML
 
 from allranks.errors import MEANING, AllranksError, ExitCode
-from allranks.report.judged import exit_code
-from allranks.report.merging import merge
-from allranks.report.summary import render_problems
 from allranks.testing.environment import RankEnvironment
 from allranks.testing.fixtures import WORLD
 from allranks.testing.plain_world import PlainWorld
@@ -139,6 +136,11 @@ class RankReports:
                 self._file(rank).write_bytes(zlib.decompress(packed))
 
     def _merge(self) -> None:
+        # Every suite under a launcher loads this module, and rank 0 alone merges.
+        from allranks.report.judged import exit_code  # noqa: PLC0415
+        from allranks.report.merging import merge  # noqa: PLC0415
+        from allranks.report.summary import render_problems  # noqa: PLC0415
+
         merged = merge(self._folder)
         self._target.write_bytes(merged.junit.read_bytes())
         self._report = f"report of all {self._place.world_size} ranks: {self._target}"

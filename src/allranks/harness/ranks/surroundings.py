@@ -28,8 +28,9 @@ _State = dict[str, Any]
 """Values by name: ``the working directory``, ``variable HOME``, ``handler of SIGINT``; None if unset."""
 
 _GROUP: Final = "the default process group"
-_HOOKS: Final = "exception hooks"
 """Cannot be restored: a rank that has left it cannot rejoin alone."""
+
+_HOOKS: Final = "exception hooks"
 
 _VARIABLE: Final = "variable "
 _HANDLER: Final = "handler of "
