@@ -83,6 +83,11 @@ class Terminal:
                 output += os.read(self._own, 65536).decode(errors="replace")
         return output
 
+    def close(self):
+        self.shell.kill()
+        self.shell.wait()
+        os.close(self._own)
+
 
 @pytest.mark.skipif(not shutil.which("zsh"), reason="there is no zsh")
 def test_zsh_completes_commands_options_and_cells(shell, tmp_path):
@@ -97,8 +102,7 @@ def test_zsh_completes_commands_options_and_cells(shell, tmp_path):
         terminal.says("--engine ", after="\x15allranks run --eng\t")
         terminal.says("gloo-w2-g0-env ", after="\x15allranks run gloo-w2\t")
     finally:
-        terminal.shell.kill()
-        terminal.shell.wait()
+        terminal.close()
 
 
 def test_each_shell_has_a_script_of_its_own(allranks):
