@@ -271,6 +271,36 @@ def open_descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def test_a_rank_that_was_found_starts_nothing_more_before_it_is_ended(tmp_path):
+    def lead_and_wait(_end):
+        signal.signal(STACKS_SIGNAL, lambda *_: None)
+        os.setsid()
+        while True:
+            signal.pause()
+
+    local_ranks = LocalRanks(fork_ranks([0], obeying([[lead_and_wait]])), tmp_path, left_by(linux.children()))
+    [pid] = local_ranks.pids
+    try:
+        local_ranks.send(RUN)
+        assert is_soon(lambda: linux.session_of(pid) == pid)
+        local_ranks.freeze([0])
+        assert not local_ranks.find([0])[0].held
+        assert is_soon(lambda: linux.state_of(pid) == "T")
+        local_ranks.signal([0], signal.SIGTERM)
+        assert is_soon(lambda: linux.state_of(pid) == "Z")
+    finally:
+        local_ranks.kill([0])
+        linux.reap(pid, 20)
+        local_ranks.close()
+
+
+def is_soon(condition):
+    deadline = time.monotonic() + 20
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds
+
+
 def test_what_a_stopped_rank_had_started_ends_with_it_and_is_no_news(tmp_path, job_end):
     def start_another_and_wait(end):
         os.setsid()

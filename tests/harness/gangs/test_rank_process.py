@@ -104,18 +104,21 @@ def state_in(pid, states):
     return state
 
 
-def test_all_but_the_rank_itself_is_frozen():
+def test_a_frozen_rank_goes_on_to_take_a_signal_and_its_children_do_not():
     [rank] = fork_ranks([0], start_two)
     try:
         assert linux.is_readable(rank.link.descriptor, 20)
         [report] = rank.link.read()
         children = [int(pid) for pid in report.message.split()]
-        rank.freeze_descendants()
-        assert [state_in(pid, "T") for pid in children] == ["T", "T"]
-        assert state_in(rank.pid, "SR") in ("S", "R")
+        rank.freeze()
+        assert [state_in(pid, "T") for pid in (rank.pid, *children)] == ["T", "T", "T"]
+        rank.signal(signal.SIGWINCH)
+        assert state_in(rank.pid, "SR") in ("S", "R"), "it takes the signal"
+        assert [linux.state_of(pid) for pid in children] == ["T", "T"]
         rank.signal(signal.SIGSTOP)
         assert state_in(rank.pid, "T") == "T"
-        rank.freeze_descendants()
+        rank.freeze()
+        rank.signal(signal.SIGWINCH)
         assert linux.state_of(rank.pid) == "T", "whoever has stopped the rank may want it to stay so"
     finally:
         rank.end()

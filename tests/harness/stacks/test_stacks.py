@@ -133,9 +133,12 @@ def stacks_of(tmp_path):
         path = tmp_path / "rank-0.stacks.txt"
         with stuck_process(path, STACKS_SIGNAL, manner) as pid:
             stopped = {0} if manner == "is stopped" else frozenset()
+            file = StackFile(path)
             if stopped:
                 os.kill(pid, signal.SIGSTOP)
-            [stacks] = dump_stacks({0: pid}, stopped, {0: StackFile(path)}).values()
+            else:
+                ask_for_stacks(pid)
+            [stacks] = dump_stacks({0: pid}, stopped, {0: file}).values()
         return stacks, path.read_text()
 
     return dump_one

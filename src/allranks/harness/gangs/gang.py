@@ -265,7 +265,7 @@ class Gang:
 
     def _give_up(self, reason: str, skipper: StepOutcome | None) -> None:
         """Find out where the pending ranks are, stop them, and settle the outcome of each."""
-        self._each(lambda node_ranks, own: node_ranks.freeze_descendants(own), self._pending)
+        self._each(lambda node_ranks, own: node_ranks.freeze(own), self._pending)
         hangs = self._find(self._pending)
         out = set(self._pending)
         self._pending = set()
@@ -284,7 +284,7 @@ class Gang:
         """TERM, then KILL, and wait until they are gone."""
         if not set(ranks) & self._alive:
             return
-        self._each(lambda node_ranks, own: node_ranks.freeze_descendants(own), ranks)
+        self._each(lambda node_ranks, own: node_ranks.freeze(own), ranks)
         self._each(lambda node_ranks, own: node_ranks.signal(own, signal.SIGTERM), ranks)
         self._wait_for_ends(TERM_GRACE, ranks)
         self._each(lambda node_ranks, own: node_ranks.kill(own), ranks)

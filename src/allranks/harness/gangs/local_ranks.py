@@ -17,7 +17,7 @@ from allranks.harness.gangs.output import Output, OutputLog
 from allranks.harness.gangs.rank_process import Echo, RankProcess
 from allranks.harness.stacks.child_stacks import PATIENCE, ChildHang, Surroundings, find_children, text_of, words_for
 from allranks.harness.stacks.flight_recorder import FlightRecorder
-from allranks.harness.stacks.stacks import StackFile, dump_stacks
+from allranks.harness.stacks.stacks import STACKS_SIGNAL, StackFile, dump_stacks
 
 CLOSED_TIMEOUT = 1.0
 """Seconds for a rank to die after the end of its pipe; if it still lives then, it has closed the pipe itself."""
@@ -114,8 +114,8 @@ class Ranks(Protocol):
     def signal(self, ranks: Collection[int], number: int) -> None:
         """Send a signal to these ranks alone."""
 
-    def freeze_descendants(self, ranks: Collection[int]) -> None:
-        """STOP all that these ranks, which are about to be killed, have started."""
+    def freeze(self, ranks: Collection[int]) -> None:
+        """STOP these ranks, which are about to be killed, and all that they have started, until they get a signal."""
 
     def kill(self, ranks: Collection[int]) -> None:
         """KILL these ranks and the rest of their process groups."""
@@ -267,11 +267,11 @@ class LocalRanks:
         for rank in ranks:
             self._processes[rank].signal(number)
 
-    def freeze_descendants(self, ranks: Collection[int]) -> None:
-        """See :meth:`Ranks.freeze_descendants`."""
+    def freeze(self, ranks: Collection[int]) -> None:
+        """See :meth:`Ranks.freeze`."""
         for rank in map(self._processes.__getitem__, ranks):
             self._stopped.add(rank.pid)
-            rank.freeze_descendants()
+            rank.freeze()
 
     def kill(self, ranks: Collection[int]) -> None:
         """See :meth:`Ranks.kill`."""
@@ -283,15 +283,18 @@ class LocalRanks:
         """See :meth:`Ranks.find`."""
         # The process id of a reaped rank may belong to another process by now.
         pids = {rank: self._processes[rank].pid for rank in ranks if self._processes[rank].exit_status is None}
-        before = {rank: linux.state_of(pid) for rank, pid in pids.items()}
+        before = {rank: self._processes[rank].state_before or linux.state_of(pid) for rank, pid in pids.items()}
         stopped = {rank for rank, state in before.items() if state in ("T", "t")}
         # A rank takes up to a second to write its recording: it is asked first, and waited for last.
         recordings = self._recorder.request(pids) if self._recorder else []
+        for rank in set(pids) - stopped:
+            self._processes[rank].signal(STACKS_SIGNAL)
         stacks = dump_stacks(pids, stopped, {rank: self._stacks[rank] for rank in pids})
         if self._recorder:
             self._recorder.wait(recordings)
         held = {rank: _HELD.get(before[rank], "") for rank, pid in pids.items() if linux.state_of(pid) == before[rank]}
-        # Only of ranks that are about to be killed: their children may end by it.
+        # Only ranks that are about to be killed are frozen, and their children may end by being asked.
+        self.freeze([rank for rank, pid in pids.items() if pid in self._stopped])
         deadline = time.monotonic() + PATIENCE
         children = {rank: self._children_of(rank, deadline) for rank, pid in pids.items() if pid in self._stopped}
         return {

@@ -32,6 +32,7 @@ class RankProcess:
         pidfd: Readable when the process has ended (pidfd_open(2)).
         board: Descriptor of its call board.
         exit_status: ``os.waitstatus_to_exitcode`` of its end; None while it lives.
+        state_before: The state of the process before it was frozen; empty while it is not.
     """
 
     number: int
@@ -42,28 +43,32 @@ class RankProcess:
     stderr: OutputStream
     board: int
     exit_status: int | None = None
+    state_before: str = ""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the rank alone.
+        """Send a signal to the rank alone; a frozen one goes on, and first takes it.
 
-        A TERM goes to its main thread, which runs Python's handlers: after the STOP and CONT that freeze its children,
-        the kernel would give it to another one, and the main thread would sleep on.
+        It goes to the main thread, which runs Python's handlers: just after a stop the kernel would give it to another
+        one, and the main thread would sleep on.
         """
         if self.exit_status is not None:
             return
-        to_main_thread = number == signal.SIGTERM and not linux.is_readable(self.pidfd, 0.0)
-        if not (to_main_thread and linux.signal_thread(self.pid, number)):
+        if linux.is_readable(self.pidfd, 0.0) or not linux.signal_thread(self.pid, number):
             signal.pidfd_send_signal(self.pidfd, number)
+        if self.state_before not in ("", "T", "t"):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGCONT)
+        self.state_before = ""
 
-    def freeze_descendants(self) -> None:
-        """STOP the rest of its process group, so that no number of busy processes delays what ends the rank.
+    def freeze(self) -> None:
+        """STOP it and the rest of its process group until it gets a signal; its children are not released by that.
 
-        The rank itself runs on: it still has to write its stacks, and to take a TERM.
+        No number of busy processes, and none that it still starts, then delays what ends the rank.
         """
-        if self.exit_status is None and linux.state_of(self.pid) not in ("T", "t"):
+        if self.exit_status is None and not self.state_before:
+            state = linux.state_of(self.pid)
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGSTOP)
-                self.signal(signal.SIGCONT)
+                self.state_before = state
 
     def kill_group(self) -> None:
         """KILL the rank and the rest of its process group, except for processes that clean up.

@@ -164,8 +164,8 @@ class _Service:
                 ranks.send(build_named(message["command"], COMMANDS))
             case "signal":
                 ranks.signal(message["ranks"], message["number"])
-            case "freeze_descendants":
-                ranks.freeze_descendants(message["ranks"])
+            case "freeze":
+                ranks.freeze(message["ranks"])
             case "kill":
                 ranks.kill(message["ranks"])
             case "find":

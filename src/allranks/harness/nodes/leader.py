@@ -204,10 +204,10 @@ class RemoteRanks:
         if ranks:
             self._link.send({"do": "signal", "ranks": list(ranks), "number": int(number)})
 
-    def freeze_descendants(self, ranks: Collection[int]) -> None:
-        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.freeze_descendants`."""
+    def freeze(self, ranks: Collection[int]) -> None:
+        """See :meth:`allranks.harness.gangs.local_ranks.Ranks.freeze`."""
         if ranks:
-            self._link.send({"do": "freeze_descendants", "ranks": list(ranks)})
+            self._link.send({"do": "freeze", "ranks": list(ranks)})
 
     def kill(self, ranks: Collection[int]) -> None:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.kill`."""

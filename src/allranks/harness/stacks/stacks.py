@@ -185,8 +185,8 @@ class StackFile:
 def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mapping[int, StackFile]) -> dict[int, str]:
     """The current stacks of some ranks; they are also written to their stack files.
 
-    A signal asks each rank for its Python stacks. If py-spy is installed, it adds the native stacks, and the Python
-    ones of a rank that does not answer (it is stopped, or blocks its signals).
+    Each rank that runs has been asked for its Python stacks by :data:`STACKS_SIGNAL`. If py-spy is installed, it adds
+    the native stacks, and the Python ones of a rank that does not answer (it is stopped, or blocks its signals).
 
     Args:
         pids: The process id of each rank; none of them has been reaped.
@@ -196,10 +196,7 @@ def dump_stacks(pids: Mapping[int, int], stopped: AbstractSet[int], files: Mappi
     Returns:
         A text for each rank, empty if there is no stack.
     """
-    asked = set(pids) - stopped
-    for rank in asked:
-        ask_for_stacks(pids[rank])
-    own = wait_for_stacks({rank: files[rank] for rank in asked}, pids)
+    own = wait_for_stacks({rank: files[rank] for rank in set(pids) - stopped}, pids)
     silent = {rank for rank in pids if not own.get(rank)}
     seen = {rank: _append(files[rank], view) for rank, view in _look(pids, stopped, silent).items()}
     return {rank: own.get(rank, "") + seen.get(rank, "") for rank in pids}
