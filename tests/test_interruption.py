@@ -169,3 +169,13 @@ def test_an_interrupt_while_the_command_is_still_importing_is_told_without_a_tra
     command = [sys.executable, "-m", "allranks", "plan"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "\nallranks: interrupted\n")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_that_comes_when_all_is_said_leaves_the_exit_code_alone(tmp_path, name):
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import atexit, signal\natexit.register(signal.raise_signal, signal.{name})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
+    command = [sys.executable, "-m", "allranks", "--version"]
+    assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0

@@ -13,7 +13,7 @@ def main() -> int:
     """Run the command that this process's arguments name, and return its exit code."""
     _settle_output()
     try:
-        with interruptible():
+        with interruptible(to_the_end=True):
             from allranks import cli  # noqa: PLC0415 - not before interrupts are handled
 
             return cli.main()

@@ -32,10 +32,13 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible(*, to_the_end: bool = False) -> Iterator[None]:
     """Turn the first of the signals into :class:`RunInterrupted`, and ignore the rest during clean-up.
 
     Python drops an exception raised in a finalizer or a weak reference's callback: the signal is then sent again.
+
+    Args:
+        to_the_end: Nothing follows in this process: a signal that comes after it must not change the exit code.
     """
 
     def interrupt(told: int, _frame: FrameType | None) -> None:
@@ -60,7 +63,7 @@ def interruptible() -> Iterator[None]:
     finally:
         sys.unraisablehook = hook
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if to_the_end else handler)
 
 
 def put_off(number: int) -> bool:
