@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.errors import ExitCode
+from allranks.records import JOURNAL, SCHEMA, JobStarted, TestStarted, encode
 from allranks.report.judged import CellSuite, exit_code
 from allranks.report.merging import merge
 from allranks.report.results import VerdictKind
@@ -169,6 +170,22 @@ def test_a_skip_after_an_attempt_that_was_cut_short_from_outside_is_a_skip(run_f
     tests, merged = judged_tests(run_folder.path)
     assert tests[A].verdict.kind is VerdictKind.SKIPPED
     assert exit_code(merged, nothing_ran_allowed=False) is ExitCode.OK
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("failed_before", [False, True])
+def test_a_skip_after_the_agent_died_is_one_if_the_test_had_not_begun(run_folder, begun, failed_before):
+    run_folder.manifest(JOB)
+    attempt(run_folder, 1, a="failed" if failed_before else "skipped", b="passed")
+    run_folder.job(JOB, number=2, collected=[A, B], error={"kind": "agent", "what": "status -9"})
+    start = JobStarted(schema=SCHEMA, run_id="r1", cell="gloo-w2-g0-env", suite="collectives", attempt=2, world_size=2)
+    records = (start, TestStarted(nodeid=A)) if begun else (start,)
+    (run_folder.attempt(JOB, 2) / JOURNAL).write_bytes(b"".join(encode(each) + b"\n" for each in records))
+    attempt(run_folder, 3, a="skipped", b="passed")
+    tests, merged = judged_tests(run_folder.path)
+    assert tests[A].verdict.is_bad == (begun or failed_before)
+    assert tests[B].is_flaky, "that the agent died stays in the report"
+    assert (exit_code(merged, nothing_ran_allowed=False) is ExitCode.OK) == (not begun and not failed_before)
 
 
 @pytest.mark.parametrize("tag", ["rerunFailure", "rerunError"])

@@ -241,12 +241,17 @@ def has_no_result(test: TestVerdict) -> bool:
     return bool(bad) and bad <= _NO_RESULT
 
 
+def never_began(test: TestVerdict) -> bool:
+    """True if nothing was ever heard of a test, not even that ranks were told to begin it."""
+    return all(rank.outcome is Outcome.MISSING and not rank.text for rank in test.ranks)
+
+
 def settled(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -> Iterator[TestVerdict]:
     """The tests of a job, each with its verdict over all attempts and the earlier tries that went wrong.
 
     A failure stands until the test runs and ends well: a later skip, on the same rank or in a later attempt, does not
     settle it, nor does an attempt that no longer has the test. An xfail does settle it, since the test ran and can end
-    no better.
+    no better. A test that had not begun when its agent died has no failure to settle.
     """
     past = _Past(attempt.earlier, setting)
     for test, of in with_base(attempt, files, setting):
@@ -298,7 +303,8 @@ class _Past:
                     ranks = tries[-1].ranks if tries else test.ranks
                     entry = EarlierAttempt(number=attempt.number or 0, verdict=bad.verdict, ranks=ranks)
                     self.bad[test.nodeid] = (*self.bad.get(test.nodeid, ()), entry)
-                    self.unsettled[test.nodeid] = bad
+                    if not (error is not None and error.kind == "agent" and never_began(test)):
+                        self.unsettled[test.nodeid] = bad
                 elif is_settled(test) and not test.verdict.is_bad:
                     self.unsettled.pop(test.nodeid, None)
 
