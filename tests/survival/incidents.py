@@ -156,6 +156,8 @@ def _suspend(scene: Scene) -> bool:
     scene.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     try:
+        # A daemon still removes what it was asked to remove just before.
+        time.sleep(2)
         before, held = _living(scene), _held(scene)
         scene.notes.append(f"{len(before)} jobs, {len(held)} leases")
         _run_beside(scene, held)
