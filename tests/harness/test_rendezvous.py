@@ -1,10 +1,12 @@
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from agent_run import CONFIG
 
-from allranks.harness.rendezvous import make_rendezvous
+from allranks.harness import rendezvous as rendezvous_module
+from allranks.harness.rendezvous import make_rendezvous, wait_for_store
 
 
 def port_of(rendezvous):
@@ -60,3 +62,20 @@ def test_a_port_is_free_when_all_have_joined(held):
 def test_an_unknown_init_method_is_refused(tmp_path):
     with pytest.raises(ValueError, match="'carrier-pigeon' is none of env, tcp, file"):
         make_rendezvous(replace(CONFIG, init_method="carrier-pigeon"), tmp_path)
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::")])
+def test_a_store_is_waited_for_until_it_listens(held, family, address):
+    with socket.socket(family) as store, ThreadPoolExecutor() as pool:
+        store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        store.bind((address, port_of(held)))
+        waiting = pool.submit(wait_for_store, port_of(held))
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.1)
+        store.listen()
+        waiting.result(timeout=0.5)
+
+
+def test_a_store_that_never_listens_is_left_to_torch(held, monkeypatch):
+    monkeypatch.setattr(rendezvous_module, "_STORE_TIMEOUT", 0.05)
+    wait_for_store(port_of(held))

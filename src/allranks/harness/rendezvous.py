@@ -7,6 +7,7 @@ every rank has joined.
 """
 
 import socket
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -67,8 +68,32 @@ def make_rendezvous(config: AgentConfig, shared: Path, *, groups: int = 1) -> Re
     raise ValueError(msg)
 
 
-def _hold_port() -> socket.socket:
+def _hold_port(port: int = 0) -> socket.socket:
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("", 0))
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", port))
+    except OSError:
+        held.close()
+        raise
     return held
+
+
+_STORE_TIMEOUT = 1.0
+"""Seconds to wait for a store; torch's own client then waits for it."""
+
+
+def wait_for_store(port: int) -> None:
+    """Wait a moment until a store listens on a port of this host.
+
+    torch's client (2.13) sleeps for up to half a second if it comes before the store does, which is ready in
+    milliseconds. A port that is listened on cannot be bound any more; a connection would be a guest that the store
+    knows nothing of.
+    """
+    deadline = time.monotonic() + _STORE_TIMEOUT
+    while time.monotonic() < deadline:
+        try:
+            _hold_port(port).close()
+        except OSError:
+            return
+        time.sleep(0.001)

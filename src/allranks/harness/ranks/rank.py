@@ -34,6 +34,7 @@ from allranks.harness.ranks.own_groups import give_ports
 from allranks.harness.ranks.rank_setup import flush_output, live, silence_terminal
 from allranks.harness.ranks.reports import is_good_subtest, is_symptom, phase_of, with_remedy
 from allranks.harness.ranks.surroundings import InitialState
+from allranks.harness.rendezvous import wait_for_store
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
 from allranks.skip_codes import SkipCode
 
@@ -367,6 +368,8 @@ def init_process_group(assignment: Assignment, url: str) -> None:
     config = assignment.config
     if config.backend == "nccl":
         torch.cuda.set_device(assignment.local_ranks.index(assignment.rank) % torch.cuda.device_count())
+    if config.init_method != "file" and assignment.rank and 0 in assignment.local_ranks:
+        wait_for_store(int(os.environ["MASTER_PORT"]))
     distributed.init_process_group(
         config.backend,
         init_method=url,
