@@ -23,6 +23,7 @@ from allranks.records import (
     NodeLost,
     NodesAgreed,
     NodesFailed,
+    NodesMet,
 )
 
 WORDS = """
@@ -332,6 +333,7 @@ def test_an_agent_that_is_killed_while_it_collects_is_noticed_at_once(start_node
     suite = f"{WORDS}\nif NODE == '1': say('here'); time.sleep(600)\n{PASSING}"
     job = start_nodes(suite, limits={"assembly": 600}).go()
     assert job.word() == "here"
+    job.wait_for(NodesMet)  # the suite may be imported before
     job.follower.signal(signal.SIGKILL)
     assert job.wait() == 1
     assert failed_nodes(job) == "The agent of node 1 is gone: it ended before it had collected its tests."
