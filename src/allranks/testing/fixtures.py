@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from allranks.harness.collection.marker_options import FOREIGN_ATTRIBUTE
+from allranks.harness.collection import FOREIGN_ATTRIBUTE
 from allranks.launcher_variables import IN_A_JOB
 from allranks.skip_codes import SkipCode
 from allranks.testing.environment import RankEnvironment

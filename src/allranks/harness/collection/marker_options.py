@@ -5,11 +5,9 @@ from typing import get_args
 
 import pytest
 
+from allranks.harness.collection import FOREIGN_ATTRIBUTE
 from allranks.harness.config import AgentConfig, Isolation
 from allranks.harness.program import ItemOptions
-
-FOREIGN_ATTRIBUTE = "allranks_is_foreign"
-"""A test with a true attribute of this name was written for another runner; :mod:`allranks.testing` sets it."""
 
 _LONGEST = 10**8
 """Seconds of a time limit: three years."""
