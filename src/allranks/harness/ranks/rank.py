@@ -368,8 +368,9 @@ def init_process_group(assignment: Assignment, url: str) -> None:
     config = assignment.config
     if config.backend == "nccl":
         torch.cuda.set_device(assignment.local_ranks.index(assignment.rank) % torch.cuda.device_count())
-    if config.init_method != "file" and assignment.rank and 0 in assignment.local_ranks:
-        wait_for_store(int(os.environ["MASTER_PORT"]))
+    port = assignment.environment.get("MASTER_PORT")
+    if port and assignment.rank and 0 in assignment.local_ranks:
+        wait_for_store(int(port))
     distributed.init_process_group(
         config.backend,
         init_method=url,
