@@ -2,6 +2,7 @@
 
 import io
 import tarfile
+import tempfile
 
 import fake_daemon
 import pytest
@@ -311,6 +312,14 @@ def test_results_of_a_node_whose_container_has_ended_come_home_with_an_error_tha
     assert "Its exit status is 0." in error.value.why
     assert home(tmp_path) == EVERYTHING
     assert {call[1] for call in client.calls if call[0] == "get_archive"} == {alive}
+
+
+def test_results_of_nodes_come_home_without_temporary_files_which_would_outlive_a_kill(
+    both, collect, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    collect(both(), FIRST, SECOND)
+    assert home(tmp_path) == EVERYTHING
 
 
 def test_results_that_one_container_does_not_give_another_one_gives(both, collect, tmp_path):

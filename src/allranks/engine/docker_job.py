@@ -287,7 +287,8 @@ class DockerJob(JobOfAgents[Container]):
             with closing(self._archive_of(0)) as pieces:
                 unpack(pieces, results)
             return
-        with TemporaryDirectory() as scratch:
+        # Not among temporary files, where it would outlive an orchestrator that is killed.
+        with TemporaryDirectory(prefix=".nodes-", dir=results) as scratch:
             folders = [Path(scratch, f"node-{node}") for node, _ in enumerate(self._agents)]
             errors = [error for node, folder in enumerate(folders) if (error := self._unpack(node, folder))]
             bring_home(folders, results)
