@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,21 +195,20 @@ def _word(outcomes: set[str]) -> str:
     return "bad"
 
 
-def of_host(run_id: str, temporary: Path, known: frozenset[int]) -> Iterator[str]:
+def of_host(run_id: str, temporary: Path, known: AbstractSet[int | Path]) -> Iterator[str]:
     """What is left of a run on this host.
 
     Args:
         run_id: The run.
         temporary: Where runs make their temporary folders.
-        known: Processes that are not the run's.
+        known: Processes and temporary folders that are not the run's.
     """
     yield from (f"left: process {pid}: {command}" for pid, command in strangers(known).items())
-    mine = (path for path in temporary.iterdir() if "survival-neighbour" not in path.name)
-    yield from (f"left: {path}" for path in mine)
+    yield from (f"left: {path}" for path in temporary.iterdir() if path not in known)
     yield from (f"left: {path}" for path in ownership.lock_folder().glob(f"run-{run_id}*"))
 
 
-def strangers(known: frozenset[int]) -> dict[int, str]:
+def strangers(known: AbstractSet[int | Path]) -> dict[int, str]:
     """The living processes of this world that are neither known nor a Docker daemon's, each with its command."""
     found = {}
     parents = {}

@@ -128,7 +128,7 @@ def _attempt(  # noqa: PLR0917 - each is something else
 ) -> Trial:
     run_id = f"survival-{secrets.token_hex(4)}"
     environment = _environment(place, run_id)
-    known = frozenset(judging.strangers(frozenset()))
+    known = frozenset((*judging.strangers(frozenset()), *_temporary(place).iterdir()))
     log = folder / "said.txt"
     command = [sys.executable, "-m", "allranks", "run", "--engine", place.engine, "--results", str(folder / "results")]
     with log.open("wb") as said:
@@ -197,13 +197,17 @@ def _shown(moment: Moment) -> str:
     return moment if moment == FAILURE else f"{moment:.3f}"
 
 
+def _temporary(place: Place) -> Path:
+    folder = place.folder / "tmp"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def _environment(place: Place, run_id: str) -> dict[str, str]:
-    temporary = place.folder / "tmp"
-    temporary.mkdir(exist_ok=True)
     own = {
         "ALLRANKS_RUN_ID": run_id,
         "ALLRANKS_GPUS": ",".join((*place.gpus, GPU)) if place.gpus else "",
-        "TMPDIR": str(temporary),
+        "TMPDIR": str(_temporary(place)),
         "XDG_CACHE_HOME": str(place.folder / "cache"),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(package_folder().parent), os.environ.get("PYTHONPATH", "")))),
         "DOCKER_HOST": place.daemon.address if place.daemon else "unix:///nowhere",
@@ -217,7 +221,7 @@ def _environment(place: Place, run_id: str) -> dict[str, str]:
 class _Judge:
     """Looks at what is left, has it merged, cleans up, and looks again."""
 
-    def __init__(self, place: Place, incident: Incident, scene: Scene, known: frozenset[int], met: bool) -> None:
+    def __init__(self, place: Place, incident: Incident, scene: Scene, known: frozenset[int | Path], met: bool) -> None:
         self._place = place
         self._incident = incident
         self._scene = scene
@@ -297,9 +301,8 @@ class _Judge:
 
     def _left(self) -> list[str]:
         def look() -> list[str]:
-            temporary = self._place.folder / "tmp"
             known = self._known | self._place.neighbours.pids
-            found = list(judging.of_host(self._scene.run_id, temporary, known))
+            found = list(judging.of_host(self._scene.run_id, _temporary(self._place), known))
             daemon = self._place.daemon
             return found + list(judging.in_daemon(self._scene.run_id, daemon) if daemon else ())
 
