@@ -3,6 +3,8 @@
 import io
 import tarfile
 import tempfile
+import threading
+from contextlib import suppress
 
 import fake_daemon
 import pytest
@@ -10,7 +12,7 @@ import requests
 from docker.errors import NotFound
 from fake_daemon import ID, end_agent, engine_of, ignore, refusal
 
-from allranks.engine import agents
+from allranks.engine import agents, docker_job
 from allranks.engine.protocol import JobExit, NodeExit
 from allranks.errors import EngineError
 from allranks.records import NodesMet, Notice
@@ -168,6 +170,28 @@ def test_a_container_that_is_taken_out_of_the_network_is_an_error_that_names_its
         say(client, SECOND)
         with pytest.raises(EngineError, match="node 1 of gloo-w2-g0-env/tiny was taken out of the job's network"):
             job.wait(ignore)
+
+
+def test_nodes_whose_network_is_removed_before_they_met_do_not_wait_for_each_other(fake, spec, monkeypatch):
+    monkeypatch.setattr(agents, "STOP_GRACE", 0.05)
+    client = fake()
+    client.networks_of[SECOND] = []
+    with engine_of(client).start(spec) as job:
+        job.go()
+        with pytest.raises(EngineError, match="node 1 of gloo-w2-g0-env/tiny was taken out of the job's network"):
+            job.wait(ignore)
+    assert client.names[-5:] == REMOVED
+
+
+def test_a_daemon_that_cannot_say_whether_nodes_have_a_network_ends_no_job(fake, spec, monkeypatch):
+    monkeypatch.setattr(agents, "STOP_GRACE", 0.01)
+    monkeypatch.setattr(docker_job, "_LOOK_AGAIN", 0.0)
+    client = fake({("inspect", FIRST): refusal(500, "busy")})
+    with engine_of(client).start(spec) as job:
+        threading.Timer(0.2, lambda: (say(client, SECOND), say(client, FIRST, MET))).start()
+        with suppress(EngineError):  # it is asked again for how they ended
+            job.wait(ignore)
+    assert ("kill", FIRST) not in client.calls
 
 
 def test_how_the_agent_of_each_node_ended_is_told(fake, spec):

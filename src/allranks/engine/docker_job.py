@@ -4,6 +4,7 @@ import socket
 import ssl
 import tarfile
 import threading
+import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -29,6 +30,9 @@ from allranks.records import ContainerEnded, Record
 
 _SIGNALLED = 128
 """If a signal ended a container, its exit status is this plus the signal's number."""
+
+_LOOK_AGAIN = 1.0
+"""Seconds between two looks at the network of nodes that have not met."""
 
 _NO_ADDRESSES = "address pool"
 """Part of Docker's message when it has no addresses left for a network, in 20.10 as well as 28."""
@@ -175,8 +179,18 @@ class Container:
             self._exit = NodeExit(status=self._ended.status, out_of_memory=memory, output=output)
         return self._exit
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the daemon knows that it is no longer in its job's network."""
+        with suppress(EngineError):
+            return self._network is not None and not self._is_in(self._network)
+        return False
+
+    def _is_in(self, network: str) -> bool:
+        return network in self._inspect()["NetworkSettings"]["Networks"]
+
     def _see_that_it_is_in(self, network: str) -> None:
-        if network not in self._inspect()["NetworkSettings"]["Networks"]:
+        if not self._is_in(network):
             msg = f"{self.title} was taken out of the job's network."
             raise EngineError(msg, remedy="Leave the networks of running jobs alone.")
 
@@ -245,6 +259,8 @@ class DockerJob(JobOfAgents[Container]):
     def __init__(self, client: docker.APIClient, containers: Sequence[Container], limit: float) -> None:
         super().__init__(containers, limit)
         self._client = client
+        self._is_apart = False
+        self._looked = time.monotonic()
 
     def start(self, archive: bytes) -> None:
         """Start the containers, give them their files, and let the agents begin.
@@ -259,6 +275,13 @@ class DockerJob(JobOfAgents[Container]):
             self._client.put_archive(self._leader.identifier, ROOT, archive)
         for container in self._agents:
             container.begin()
+
+    def _is_over(self) -> bool:
+        """True also if the nodes' network is removed before they met: they would wait until their time is up."""
+        if self._followers and not self._have_met and time.monotonic() - self._looked > _LOOK_AGAIN:
+            self._is_apart = self._is_apart or any(container.is_cut_off for container in self._agents)
+            self._looked = time.monotonic()
+        return self._is_apart or super()._is_over()
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
