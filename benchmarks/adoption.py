@@ -84,9 +84,15 @@ _IGNITE = Project(
 PROJECTS = {
     "torchtitan": Project(
         folder="torchtitan",
-        tests=tuple(f"tests/unit_tests/test_{name}.py" for name in ("embedding", "parallel_dims", "dist_gemm")),
+        tests=tuple(f"tests/unit_tests/test_{name}.py" for name in ("embedding", "dist_gemm")),
         style="torch's MultiProcessTestCase",
         has_torchs_launcher=True,
+    ),
+    "torchtitan-alone": Project(
+        folder="torchtitan",
+        tests=("tests/unit_tests/test_parallel_dims.py",),
+        style="a world of one at a fixed port",
+        suite="launches_ranks = true",
     ),
     "ignite": _IGNITE,
     "ignite-accuracy": replace(_IGNITE, tests=("tests/ignite/metrics/test_accuracy.py",), arguments=()),
