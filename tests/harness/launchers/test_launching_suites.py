@@ -37,6 +37,9 @@ LAUNCHES = """
         with multiprocessing.get_context(method).Pool(world_size) as pool:
             assert pool.map(without_torch.square, range(4)) == [0, 1, 4, 9]
 
+    def test_skips():
+        pytest.skip("in its call")
+
     def test_is_no_rank(world_size):
         pids.append(os.getpid())
         assert len(set(pids)) == 1
@@ -70,6 +73,12 @@ def test_processes_are_started_by_any_method(launches, test):
 def test_one_process_that_is_no_rank_runs_the_tests(launches):
     [end] = launches.arrived("test_is_no_rank")
     assert (end.outcome, end.world_size) == ("passed", 1), end.text
+
+
+def test_a_skip_in_a_call_that_no_peer_makes_keeps_the_process(launches):
+    [end] = launches.arrived("test_skips")
+    assert (end.outcome, end.phase) == ("skipped", "call")
+    assert [len(pids) for pids in launches.gangs()] == [1, 1], "the failure is what ended the first"
 
 
 def test_the_world_size_of_the_cell_is_what_a_test_may_start(launches):

@@ -183,7 +183,7 @@ class Step:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the gang may be kept: all ranks are in its group, and all passed, or all skipped before the call."""
+        """Whether the gang may be kept: all ranks are in its group, and all passed, or all skipped early."""
         if any(each.is_spoilt for each in self.outcomes):
             return False
         passed = all(each.outcome is Outcome.PASSED for each in self.outcomes)

@@ -238,7 +238,8 @@ class _Rank:
             nodeid=self._nodeid,
             outcome=deciding.outcome,
             phases=self._take_unreported(),
-            early_skip=deciding.outcome is Outcome.SKIPPED and deciding.when == "setup",
+            early_skip=deciding.outcome is Outcome.SKIPPED
+            and (deciding.when == "setup" or self._assignment.config.ranks == 1),
             changed=tuple(changed),
             is_spoilt=not is_whole,
             calls=dumps(calls.as_fields()) if self._assignment.url is not None else "",
