@@ -81,10 +81,22 @@ _IGNITE = Project(
     plain_environ={"WORLD_SIZE": "2"},
 )
 
+_OF_TORCHTITAN = (
+    "test_embedding",
+    "test_dist_gemm",
+    "test_distributed_linear",
+    "test_fsdp_moe_sharding",
+    "test_loss",
+    "test_loss_dtensor",
+    "test_module",
+    "flex_shard/test_dist_muon",
+)
+"""All files of its unit tests with ranks of torch's launcher."""
+
 PROJECTS = {
     "torchtitan": Project(
         folder="torchtitan",
-        tests=tuple(f"tests/unit_tests/test_{name}.py" for name in ("embedding", "dist_gemm")),
+        tests=tuple(f"tests/unit_tests/{name}.py" for name in _OF_TORCHTITAN),
         style="torch's MultiProcessTestCase",
         has_torchs_launcher=True,
     ),
