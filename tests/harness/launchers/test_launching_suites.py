@@ -5,6 +5,7 @@ import pytest
 LAUNCHES = """
     import multiprocessing
     import os
+    import random
     import socket
 
     import pytest
@@ -14,6 +15,7 @@ LAUNCHES = """
     import without_torch
 
     pids = []
+    random.seed(7)
 
     def free_port():
         with socket.socket() as probe:
@@ -27,6 +29,9 @@ LAUNCHES = """
         dist.all_reduce(total)
         assert total.item() == world_size
         dist.destroy_process_group()
+
+    def test_draws_what_the_file_has_seeded():
+        assert random.random() == random.Random(7).random()
 
     def test_starts_forks(world_size):
         pids.append(os.getpid())
@@ -79,6 +84,11 @@ def test_a_skip_in_a_call_that_no_peer_makes_keeps_the_process(launches):
     [end] = launches.arrived("test_skips")
     assert (end.outcome, end.phase) == ("skipped", "call")
     assert [len(pids) for pids in launches.gangs()] == [1, 1], "the failure is what ended the first"
+
+
+def test_no_seed_comes_between_the_file_and_its_tests(launches):
+    [end] = launches.arrived("test_draws_what_the_file_has_seeded")
+    assert end.outcome == "passed", end.text
 
 
 def test_the_world_size_of_the_cell_is_what_a_test_may_start(launches):

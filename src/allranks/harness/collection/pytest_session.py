@@ -4,6 +4,7 @@ import gc
 import glob
 import os
 import platform
+import random
 import shlex
 import sys
 from collections.abc import Generator, Sequence
@@ -269,6 +270,7 @@ class ServerPlugin:
         if request.launches:
             # Read once here, rather than by each driver whose ranks have all ended.
             installed_skips()
+        random_state = random.getstate()
 
         def be_rank(number: int, connection: int, board: int) -> NoReturn:
             if request.fresh:
@@ -283,6 +285,7 @@ class ServerPlugin:
                         supervisor=self._supervisor.pid,
                     )
                 )
+            random.setstate(random_state)  # Python seeds it anew in every fork
             self._be_rank(session, request, self._assignment(request, number, connection, board))
 
         self._supervisor.start_ranks(request.ranks, be_rank)
