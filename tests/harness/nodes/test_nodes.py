@@ -153,6 +153,28 @@ def test_three(): pass
     assert job.outcomes("test_three") == ("passed",) * 4
 
 
+def test_a_suite_that_launches_ranks_runs_on_the_first_node_alone(run_nodes):
+    job = run_nodes(
+        """
+import multiprocessing
+
+def test_launches(world_size):
+    assert world_size == 4
+    with multiprocessing.get_context("fork").Pool(world_size) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+
+def test_fails(): assert False
+""",
+        launches_ranks=True,
+        isolation="job",
+    )
+    assert [(end.nodeid.rpartition("::")[2], end.rank, end.outcome) for end in job.ends] == [
+        ("test_launches", 0, "passed"),
+        ("test_fails", 0, "failed"),
+    ]
+    assert [len(gang) for gang in job.gangs()] == [1]
+
+
 def test_output_of_a_rank_of_node_1_comes_home(run_nodes):
     job = run_nodes(TALKING)
     assert (job.cases(3)["test_talks"].stdout.strip(), job.cases(3)["test_talks"].stderr.strip()) == (
