@@ -133,6 +133,8 @@ def test_each_test_has_one_outcome_over_all_ranks(session, tmp_path):
     assert "rank 1 left with exit code 3 in mid-test" in output
     assert "ranks disagree: 0 passed; 1 skipped" in output
     assert re.search(r"rank 1 .*time.*\n(.*\n)*.*test_it.py", output)
+    assert "frames of pytest, pluggy and allranks" in output
+    assert "/_pytest/" not in output
     assert "4 failed, 3 passed, 2 skipped, 1 xfailed, 1 xpassed, 2 errors" in output
     cases = {case.get("name"): case for case in ET.parse(tmp_path / "out.xml").iter("testcase")}  # noqa: S314 - our own
     assert cases.keys() == told.keys()

@@ -16,6 +16,7 @@ from allranks.report.run_files import JobError
 from allranks.report.verdict import VerdictPolicy
 from allranks.schedule.log_lines import LiveView
 from allranks.schedule.progress import Tests
+from allranks.tracebacks import folded
 from allranks.xml_text import xml_id
 
 _NO_RESULT: Final = "no rank reported this test"
@@ -173,7 +174,7 @@ def _report(item: pytest.Item, when: When, outcome: Literal["passed", "failed"],
 
 def _text(test: TestVerdict) -> str:
     verdict = test.verdict
-    return shorten("\n\n".join(filter(None, (verdict.message, verdict.text))))
+    return shorten("\n\n".join(filter(None, (verdict.message, folded(verdict.text)))))
 
 
 def _sections(test: TestVerdict) -> list[tuple[str, str]]:
