@@ -4,7 +4,7 @@ import socket
 from types import SimpleNamespace
 
 import requests
-from docker.errors import APIError
+from docker.errors import APIError, NotFound
 
 from allranks.engine.agent_output import SEPARATOR
 from allranks.engine.docker import DockerEngine
@@ -101,8 +101,10 @@ class FakeClient:
     def start(self, identifier):
         self._call("start", identifier)
 
-    def wait(self, identifier, timeout):
+    def wait(self, identifier, timeout, condition="not-running"):
         self._call("wait", identifier, timeout)
+        if condition == "removed":
+            self.failures["inspect", identifier] = NotFound("404", explanation="No such container")
 
     def inspect_container(self, identifier):
         self._call("inspect", identifier)

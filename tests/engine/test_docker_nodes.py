@@ -149,6 +149,17 @@ def test_ctrl_c_between_any_two_steps_removes_what_there_is(fake, spec, step):
     assert step == "create_network" or client.names[-3:] == REMOVED[2:]
 
 
+def test_a_container_whose_removal_has_begun_was_not_merely_killed(fake, spec):
+    client = fake()
+    client.states[SECOND] = {"Status": "removing", "ExitCode": 137}
+    client.networks_of[SECOND] = []
+    with engine_of(client).start(spec) as job:
+        say(client, FIRST, MET)
+        say(client, SECOND)
+        with pytest.raises(EngineError, match="node 1 of gloo-w2-g0-env/tiny is gone: it was removed while"):
+            job.wait(ignore)
+
+
 def test_a_container_that_is_removed_by_hand_is_an_error_that_names_its_node(fake, spec):
     client = fake({("inspect", SECOND): NotFound("No such container")})
     with engine_of(client).start(spec) as job:

@@ -204,6 +204,11 @@ class Container:
         with as_engine_error(f"{self.title} is lost."):
             try:
                 found: dict[str, Any] = self._client.inspect_container(self.identifier)
+                if found["State"].get("Status") == "removing":
+                    # `docker rm -f` has killed it, and will be done with it at any moment.
+                    with suppress(*FAILURES):
+                        self._client.wait(self.identifier, timeout=int(agents.STOP_GRACE), condition="removed")
+                    found = self._client.inspect_container(self.identifier)
             except NotFound as error:
                 msg = f"{self.title} is gone: it was removed while the job ran."
                 raise EngineError(msg, why=reason_of(error), remedy="Run the rest with --resume.") from error
