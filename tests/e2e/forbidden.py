@@ -37,6 +37,12 @@ def test_writing_to_the_root_file_system(folder):
         Path(folder, "written").write_text("x")
 
 
+def test_having_the_processor_before_the_supervisor():
+    assert os.getpriority(os.PRIO_PROCESS, 0) == 19
+    with refused(errno.EACCES, errno.EPERM):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
 def test_gaining_a_capability():
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line)
     assert [int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [0] * 5

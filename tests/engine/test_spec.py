@@ -49,6 +49,13 @@ def test_tests_that_overlap_have_room_for_the_ranks_of_each():
     assert six.memory_bytes == 8192 * MIB
 
 
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_fork_bomb_has_no_more_processes_before_it_has_no_more_memory(size):
+    """At 3072 in 4 GiB the kernel killed forks one by one, for half a minute."""
+    limits = resources(world_size=size, memory_mib=None, seconds=10)
+    assert limits.pids * 1.5 * MIB < limits.memory_bytes
+
+
 def test_memory_of_the_matrix_file_wins():
     assert resources(world_size=8, memory_mib=512, seconds=10).memory_bytes == 512 * MIB
 

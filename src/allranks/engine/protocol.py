@@ -174,8 +174,9 @@ def resources(
         # NCCL and gloo share buffers here, DataLoader workers too; only what is used costs memory.
         shm_bytes=(64 + 256 * ranks) * mib,
         disk_bytes=disk_mib * mib,
-        # A rank has a hundred threads if RPC, autograd and gloo each have theirs; the limit is for fork bombs.
-        pids=1024 + 512 * max(ranks, LAUNCHED),
+        # A rank has a hundred threads if RPC, autograd and gloo each have theirs; the limit is for fork bombs. A fork
+        # that has torch takes 1 to 2 MB: more of them would use up the memory, and the kernel kills them one by one.
+        pids=512 * max(ranks, LAUNCHED),
         seconds=seconds + min(60.0, 20.0 + seconds / 10),
         cpus=ranks,
     )

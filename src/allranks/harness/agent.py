@@ -91,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # It holds the token by which nodes recognise each other, and no test needs it.
     with suppress(OSError):
         options.config.unlink()
-    if options.hidden:
+    if options.contained:
         linux.hide_from_others()
     stream = RecordWriter(os.dup(1))
     end = JobEnd.of_this_process(config.limits.job)
     stream.write(Begun(schema=SCHEMA, node=config.node, pid=os.getpid(), python=sys.version.split()[0]))
     folders = Folders(code=options.code.resolve(), results=options.results.resolve(), shared=options.shared.resolve())
-    status = Supervision(config, folders, stream, end).run()
+    status = Supervision(config, folders, stream, end, is_contained=options.contained).run()
     stream.write(Finished(status=status))
     stream.close()
     os._exit(status)
@@ -107,7 +107,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m allranks.harness")
     for name in ("config", "code", "results", "shared"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--hidden", action="store_true", help="keep others of this user out of this process")
+    parser.add_argument("--contained", action="store_true", help="a container is this job's alone: guard this process")
     return parser.parse_args(arguments)
 
 
@@ -140,23 +140,26 @@ class Supervision:
         folders: Its folders.
         stream: Where records go.
         end: When it is over.
+        is_contained: Whether the processor time that it gets is shared with its own ranks alone.
     """
 
-    def __init__(self, config: AgentConfig, folders: Folders, stream: RecordWriter, end: JobEnd) -> None:
+    def __init__(
+        self, config: AgentConfig, folders: Folders, stream: RecordWriter, end: JobEnd, *, is_contained: bool
+    ) -> None:
         self._config = config
         self._folders = folders
         self._stream = stream
         self._end = end
+        self._is_contained = is_contained
         self._failures: list[CollectionFailure] = []
         self._uncollected: list[CollectionFailure] = []
         self._has_broken = False
-        self._server: ForkServer | None = None
 
     def run(self) -> int:
         """Run the job; return the exit status."""
         linux.adopt_orphans()
         try:
-            server = self._server = self._start_server()
+            server = self._start_server()
             try:
                 return self._run(server)
             finally:
@@ -173,7 +176,10 @@ class Supervision:
         for target in (1, 2):
             os.dup2(log, target)
         present = {name: value for name, value in os.environ.items() if name not in SANDCASTLE}
-        return ForkServer(self._config, self._folders, {**present, **cell_environment(self._config, present)}, log)
+        server = ForkServer(self._config, self._folders, {**present, **cell_environment(self._config, present)}, log)
+        if self._is_contained:  # a thousand forks would leave this process a thousandth of the processor otherwise
+            os.setpriority(os.PRIO_PROCESS, server.pid, 19)
+        return server
 
     def _fail(self, message: str, text: str = "", kind: FailureKind = FailureKind.BROKEN) -> None:
         self._write(AgentFailed(message=message, text=shorten(text), kind=kind))

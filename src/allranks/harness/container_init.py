@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     linux.adopt_orphans()
     linux.hide_from_others()
     bell = _bell_of_ended_children()
-    agent = subprocess.Popen([sys.executable, *ISOLATED, str(COMMAND), "--hidden", *arguments])
+    agent = subprocess.Popen([sys.executable, *ISOLATED, str(COMMAND), "--contained", *arguments])
     signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
     status = wait(agent, bell, STOP_GRACE)
     if os.getpid() == 1:
