@@ -18,6 +18,7 @@ nox.needs_version = ">=2025.2.9"
 register()
 
 WORKFLOWS = (".github/workflows", "docs/examples")
+SPELLED = ("docs", "src", "scripts", "benchmarks", "suites", *map(str, Path().glob("*.md")))
 
 
 def _group(name: str) -> tuple[str, ...]:
@@ -33,6 +34,9 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     workflows = [str(path) for folder in WORKFLOWS for path in sorted(Path(folder).glob("*.yml"))]
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    session.run("check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml")
+    forms = [str(path) for path in sorted(Path(".github/ISSUE_TEMPLATE").glob("*.yml")) if path.stem != "config"]
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *forms)
     session.run("check-jsonschema", "--check-metaschema", "src/allranks/matrix/matrix.schema.json")
     session.run("check-jsonschema", "--schemafile", "src/allranks/matrix/matrix.schema.json", "matrix.toml")
     session.run("zizmor", "--offline", "--no-progress", "--no-ignores", "--persona", "auditor", *workflows)
@@ -49,10 +53,37 @@ def _has_node() -> bool:
     return bool(node) and subprocess.run([str(node), "-e", newer], check=False).returncode == 0
 
 
-@nox.session(venv_backend="none")
+@nox.session
 def docs(session: nox.Session) -> None:
-    """Check that links and pictures of the documents lead somewhere."""
-    session.run(sys.executable, "scripts/check-links")
+    """Look at the documents: links, lengths, spelling and prose; and build the site of them in build/site."""
+    session.install("-e", ".", *_group("docs"))
+    prose = session.create_tmp()
+    shutil.rmtree(prose)  # pages that there are no longer
+    session.run("python", "scripts/check-docs", "--prose", prose)
+    session.run("proselint", "check", "--config", "docs/proselint.json", prose)
+    session.run("codespell", *SPELLED)
+    session.run("sphinx-build", "--fail-on-warning", "--keep-going", "--quiet", "--fresh-env", "docs", "build/site")
+
+
+@nox.session(default=False)
+def package(session: nox.Session) -> None:
+    """Build wheel and source distribution into `-- DIR`, look at both, and run the wheel in an empty folder."""
+    folder = Path(session.posargs[0] if session.posargs else "dist").resolve()
+    if list(folder.glob("*")):
+        session.error(f"{folder} is not empty, and all in it would be published. Remove it, or name another folder.")
+    session.install("build", "twine", "check-wheel-contents")
+    session.run("python", "-m", "build", "--outdir", str(folder))
+    built = sorted(map(str, folder.glob("*")))
+    session.run("twine", "check", "--strict", *built)
+    session.run("check-wheel-contents", *(each for each in built if each.endswith(".whl")))
+    torch = next(each for each in _group("test") if each.startswith("torch=="))
+    session.install(torch, "numpy", *(each for each in built if each.endswith(".whl")))
+    with session.chdir(session.create_tmp()):
+        shutil.rmtree("empty", ignore_errors=True)
+        Path("empty").mkdir()
+        with session.chdir("empty"):
+            session.run("allranks", "init")
+            session.run("allranks", "run", "--engine", "process", env={"PYTHONPATH": None})
 
 
 def _install_for_tests(session: nox.Session) -> dict[str, str]:

@@ -1,0 +1,201 @@
+"""Every block of code of the README and the docs is run as it stands, or a comment before it says why not."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from blocks import ROOT, Block, blocks
+
+from allranks.harness.collection import expected_failures
+from allranks.matrix.declaration import load
+
+# What other tests run, whole.
+ELSEWHERE = {
+    ("docs/testing.md", "python"): "tests/testing/test_docs.py",
+    ("docs/existing-tests.md", "python"): "tests/e2e/test_existing_tests.py",
+    ("docs/existing-tests.md", "toml"): "tests/e2e/test_existing_tests.py",
+}
+BY_KIND = {
+    kind: [each for each in blocks() if each.kind == kind and not each.why_not and (each.page, kind) not in ELSEWHERE]
+    for kind in ("console", "python", "toml", "yaml")
+}
+HEAD = '[matrix]\nbackend = ["gloo"]\nworld_size = [2]\n'
+SUITE = '[suites.distributed]\npath = "tests"\n'
+IMAGE = '[images.cpu]\ntorch = "2.13.0"\n'
+DEMO = f"""\
+{HEAD}init_method = ["env", "tcp"]
+
+[suites.distributed]
+path = "tests"
+shards = 2
+
+{IMAGE}
+[process]
+python = {{python!r}}
+"""
+
+
+@pytest.fixture
+def shell(tmp_path, environment_without_ranks):
+    """Run lines as a user would, in a folder of theirs: what they print."""
+    folder = tmp_path / "demo"
+    (tmp_path / "home" / ".zfunc").mkdir(parents=True)
+    folder.mkdir()
+    environment = {
+        **environment_without_ranks,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path / "home"),
+        "ALLRANKS_ENGINE": "process",
+        "BROWSER": "true",
+        "COLUMNS": "200",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "",
+    }
+
+    def run(line, code=0):
+        done = subprocess.run(
+            ["/bin/bash", "-c", line],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == code, f"$ {line}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    run.folder = folder
+    return run
+
+
+def only(page, kind, containing=""):
+    [block] = [each for each in BY_KIND[kind] if each.page == page and containing in each.text]
+    return block
+
+
+def test_every_block_has_a_test_or_a_reason():
+    found = list(blocks())
+    kinds = {each.kind for each in found if not each.why_not}
+    assert len(found) > 70
+    assert kinds <= {*BY_KIND, "text"}
+    assert {page for page, _ in ELSEWHERE} <= {each.page for each in found}
+    assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
+    assert {each.page for each in BY_KIND["console"]} == {
+        "README.md",
+        "docs/command-line.md",
+        "docs/matrix.md",
+        "docs/runs.md",
+        "docs/tutorial.md",
+    }
+
+
+@pytest.mark.parametrize("block", BY_KIND["toml"], ids=str)
+def test_toml(block: Block, tmp_path):
+    document = tomllib.loads(block.text)
+    if "failure" in document:
+        (tmp_path / "expected_failures.toml").write_text(block.text)
+        assert expected_failures.read(tmp_path / "expected_failures.toml")
+        return
+    text = block.text
+    for table, lines in (("[matrix]\n", HEAD), ("[suites.", SUITE), ("[images.", IMAGE)):
+        if table not in text:
+            text += f"\n{lines}"
+        elif table == "[matrix]\n" and not document["matrix"]:
+            text = text.replace(table, HEAD)
+    images = document.get("images", {}).values()
+    if images and all("when" in image for image in images):
+        text += '[images.rest]\ntorch = "2.13.0"\n'
+    for name in ("tests/distributed/slow", "tests/distributed/deep", "tests/launched", "tests/unit"):
+        (tmp_path / name).mkdir(parents=True)
+    tests = ("tests/unit/test_reduce_1.py", "tests/distributed/deep/test_elastic.py")
+    for name in ("requirements-test.txt", "pyproject.toml", *tests):
+        (tmp_path / name).touch()
+    (tmp_path / "matrix.toml").write_text(text)
+    assert load(tmp_path).cells
+
+
+@pytest.mark.parametrize("block", BY_KIND["python"], ids=str)
+def test_python(block: Block, shell):
+    if "register()" in block.text:
+        shell("allranks init")
+        (shell.folder / "noxfile.py").write_text(block.text)
+        assert "dist(backend='gloo', world_size=2)" in shell("nox --no-venv --list")
+        return
+    (shell.folder / "test_block.py").write_text(block.text)
+    good = "if rank == 0:\n        dist.broadcast" not in block.text  # the tutorial's bug
+    told = shell("pytest --ranks 2 test_block.py", code=0 if good else 1)
+    assert re.search(r"\d+ passed" if good else r"rank 1 failed: assert \[1.0, 2.0, 3.0\] == ", told)
+
+
+def test_yaml_calls_the_workflow_with_inputs_that_it_has():
+    [block] = BY_KIND["yaml"]
+    [job] = yaml.safe_load(block.text)["jobs"].values()
+    name = re.search(r"/\.github/workflows/(\w+\.yml)@", job["uses"])[1]
+    called = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
+    inputs = called[True]["workflow_call"]["inputs"]  # YAML takes `on` for a truth
+    assert set(job.get("with", {})) <= set(inputs)
+    assert {key for key, value in inputs.items() if value.get("required")} <= set(job.get("with", {}))
+
+
+def test_the_quick_start_of_the_readme_ends_in_the_line_that_it_shows(shell):
+    block = only("README.md", "console", "--ranks")
+    install, file, run = block.commands
+    assert re.fullmatch(r"python3 -m venv venv && venv/bin/pip install \S+ torch numpy", install)
+    shell(file)
+    told = shell(run.replace("venv/bin/", ""), code=1)
+    dots, shown = block.shown
+    assert dots == "…"
+    assert shown.endswith(" …")
+    assert shown.removesuffix("…") in told
+    assert "rank 1 failed" in shown
+
+
+def test_the_readme_s_commands_for_a_repository_run_in_an_empty_folder(shell):
+    block = only("README.md", "console", "allranks init")
+    told = [shell(command.replace("venv/bin/", "")) for command in block.commands]
+    assert "exit code 0: all verdicts are good" in told[1]
+    assert (shell.folder / "results/latest/report.html").is_file()
+
+
+def test_the_tutorial_from_its_first_command_to_its_last(shell):
+    consoles = [each for each in BY_KIND["console"] if each.page == "docs/tutorial.md"]
+    install, init, plan, first, red, again = consoles
+    assert install.commands[-1] == "pip install allranks torch numpy"
+    told = shell(init.commands[-1])
+    assert [line for line in init.shown if line not in told] == []
+    told = shell(*plan.commands)
+    assert [line for line in plan.shown if line not in told] == []
+    told = timeless(shell(*first.commands))
+    assert [line for line in first.shown if timeless(line) not in told] == []
+    _, broadcast = (each for each in BY_KIND["python"] if each.page == "docs/tutorial.md")
+    test = shell.folder / "tests/distributed/test_broadcast.py"
+    test.write_text(broadcast.text)
+    told = timeless(shell(*red.commands, code=1))
+    assert [line for line in red.shown if timeless(line) not in told] == []
+    test.write_text(re.sub(r"    if rank == 0:\n    (.*)\n", r"\1\n", broadcast.text))
+    told = timeless(shell(*again.commands))
+    assert [line for line in again.shown if timeless(line) not in told] == []
+
+
+def timeless(text):
+    """The words of a text, without what differs from run to run: times, seeds, and where lines break."""
+    return " ".join(re.sub(r"\d+\.\d+ s\b|--seed \d+", "", text).split())
+
+
+@pytest.mark.parametrize("page", ["docs/command-line.md", "docs/matrix.md", "docs/runs.md"])
+def test_consoles_of_a_page_one_after_the_other(page, shell):
+    (shell.folder / "tests").mkdir()
+    (shell.folder / "matrix.toml").write_text(DEMO.format(python=sys.executable))
+    for file, test in (("test_x.py", "test_y_reduce"), ("test_other.py", "test_other")):
+        (shell.folder / "tests" / file).write_text(f"def {test}(rank):\n    assert rank < 2\n")
+    for block in (each for each in BY_KIND["console"] if each.page == page):
+        assert block.commands, block
+        for command in block.commands:
+            if command.startswith("allranks merge gathered"):
+                shell("mkdir gathered && mv results/ci-123 gathered/machine-1")
+            shell(command.replace("torch-rpc@2of4", "distributed@2of2").replace("::test_y ", "::test_y_reduce "))
