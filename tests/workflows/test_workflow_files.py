@@ -10,6 +10,13 @@ from hosted import INSTALLING, PINNED, read_workflow
 ROOT = Path(__file__).parents[2]
 OWN = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.yml"))
+MAY_WRITE = {
+    "images": {"packages"},
+    "pages": {"pages", "id-token"},
+    "release": {"id-token", "attestations"},
+}
+"""What the jobs of a workflow may write, by its name; those of the others may not."""
+
 VERSIONED = re.compile(r"uses: \S+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
 
 
@@ -32,7 +39,7 @@ def steps_of(jobs):
 
 
 def test_there_are_some():
-    assert {path.stem for path in OWN} == {"ci", "dist", "images"}
+    assert {path.stem for path in OWN} == {"ci", "dist", "images", "pages", "release"}
     assert EXAMPLES
 
 
@@ -49,7 +56,7 @@ def test_nobody_may_do_more_than_its_jobs_say(path, jobs):
     assert read_workflow(path)["permissions"] == {}
     rights = {name: right for job in jobs.values() for name, right in job["permissions"].items()}
     written = {name for name, right in rights.items() if right != "read"}
-    assert written == ({"packages"} if path.stem == "images" else set())
+    assert written == MAY_WRITE.get(path.stem, set())
 
 
 def test_no_checkout_leaves_a_token_behind(jobs):
