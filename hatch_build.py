@@ -8,7 +8,9 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-_RELATIVE_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?!https?:|#)(?P<path>[^)\s]+)\)")
+_BADGE = re.compile(r"\[!\[[^\]]+\]\([^)\s]+\)\]\([^)\s]+\)\n*")
+_PICTURE = re.compile(r"!\[(?P<text>[^\]]+)\]\((?!https?:)(?P<path>[^)\s]+)\)\n*")
+_LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?!https?:|#)(?P<path>[^)\s]+)\)")
 
 
 def address(environ: Mapping[str, str]) -> str:
@@ -27,8 +29,12 @@ def urls(home: str) -> dict[str, str]:
 
 
 def readme(text: str, home: str) -> str:
-    """The README for the page of an index, which has no files beside it: links lead to the repository, or are plain."""
-    return _RELATIVE_LINK.sub(rf"[\g<text>]({home}/blob/HEAD/\g<path>)" if home else r"\g<text>", text)
+    """The README for the page of an index, which has no files beside it: links and pictures are the repository's.
+
+    Without one, links are plain text, and there are no pictures. A version's page has no badge: that is about today.
+    """
+    text = _PICTURE.sub(f"![\\g<text>]({home}/raw/HEAD/\\g<path>)\n\n" if home else "", _BADGE.sub("", text))
+    return _LINK.sub(rf"[\g<text>]({home}/blob/HEAD/\g<path>)" if home else r"\g<text>", text)
 
 
 class CustomMetadataHook(MetadataHookInterface):

@@ -650,9 +650,9 @@ def test_a_mode_that_is_none_or_of_no_project_is_refused(load_text, lines, what)
     assert what in error.value.what
 
 
-def test_the_matrix_file_of_the_readme_works_as_it_stands(tmp_path):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (tmp_path / "matrix.toml").write_text(readme.partition("```toml\n# matrix.toml\n")[2].partition("```")[0])
+def test_the_matrix_file_of_the_docs_has_the_four_cells_that_they_promise(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "matrix.md").read_text()
+    (tmp_path / "matrix.toml").write_text(page.partition("```toml\n# matrix.toml\n")[2].partition("```")[0])
     (tmp_path / "tests/distributed").mkdir(parents=True)
     expansion = load(tmp_path)
     assert [cell.id for cell in expansion.cells] == [
