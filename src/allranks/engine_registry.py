@@ -14,8 +14,12 @@ AUTO: Final = "auto"
 OWN_ENGINES: Final = {
     "docker": "allranks.engine_kinds.containers:KIND",
     "process": "allranks.engine_kinds.host_processes:KIND",
+    "slurm": "allranks.engine_kinds.slurm_cluster:KIND",
 }
-"""Where allranks' own kinds of engines are, by name, in the order in which ``auto`` tries them."""
+"""Where allranks' own kinds of engines are, by name, those of this host first."""
+
+OF_THIS_HOST: Final = ("docker", "process")
+"""The engines that ``auto`` tries, in this order: jobs go to a cluster only if that is asked for."""
 
 
 def engine_names() -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import IO, Generic, Protocol, TypeVar
 
 from allranks.engine.agent_output import Damage
 from allranks.engine.intake import MOST_ENTRIES, Intake
-from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Passthrough, RecordSink
+from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Passthrough, Placement, RecordSink
 from allranks.harness.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, NodeConfig, share_of
 from allranks.records import NodesMet, Record
 
@@ -198,7 +198,7 @@ class Agent(Protocol):
     def descriptors(self) -> Collection[int]:
         """One of these is readable when :meth:`hear` has data to read."""
 
-    def hear(self, ready: Collection[int]) -> Iterable[Record | Damage]:
+    def hear(self, ready: Collection[int]) -> Iterable[Record | Damage | Placement]:
         """Read the records that have arrived at its readable descriptors; set `has_ended` at its end."""
 
     def go(self) -> None:
@@ -225,7 +225,7 @@ A = TypeVar("A", bound=Agent)
 
 
 class JobOfAgents(Generic[A]):
-    """The handling of agents, the leading one first, that the jobs of both engines share; `limit` is in seconds."""
+    """The handling of agents, the leading one first, that the jobs of all engines share; `limit` is in seconds."""
 
     def __init__(self, agents: Sequence[A], limit: float) -> None:
         self._leader, *self._followers = agents
@@ -330,5 +330,5 @@ def _by_agent(
             yield node, agent, ready
 
 
-def _ignore(_node: int, _said: Record | Damage) -> None:
+def _ignore(_node: int, _said: Record | Damage | Placement) -> None:
     """Drop a record of a job that is stopped: its caller no longer waits for records."""

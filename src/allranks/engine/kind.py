@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from allranks.engine.gpus import Inventory
 from allranks.engine.protocol import Engine
-from allranks.engine_registry import AUTO, OWN_ENGINES, engine_names, load_engine
+from allranks.engine_registry import AUTO, OF_THIS_HOST, engine_names, load_engine
 from allranks.errors import EngineDeniedError, EngineError
 from allranks.matrix.model import Image, Matrix
 
@@ -69,6 +69,10 @@ class ConnectedEngine(Protocol):
     @property
     def answer(self) -> str:
         """Why a run may take it, in words, as in "a Docker daemon answers"; empty for no reason."""
+
+    @property
+    def most_jobs(self) -> int | None:
+        """The most jobs to submit at a time, on an engine that queues them and leases GPUs itself; None on others."""
 
     @property
     def image_daemon(self) -> "DockerClient | None":
@@ -138,7 +142,7 @@ def choose_engine(name: str) -> tuple[ConnectedEngine, str]:
     if name != AUTO:
         return engine_kind(name).connect(), "asked for"
     lacking: list[str] = []
-    for own in OWN_ENGINES:
+    for own in OF_THIS_HOST:
         kind = engine_kind(own)
         if why_not := kind.why_not():
             lacking.append(why_not)

@@ -66,6 +66,37 @@ def package_path(cache: Path) -> Path:
     return alone
 
 
+def copied_package(cache: Path) -> Path:
+    """A folder with a copy of the package, and nothing else: other machines may not see the one that is running.
+
+    Args:
+        cache: Where copies are kept, one for each content.
+
+    Raises:
+        EnvironmentBuildError: It cannot be written.
+    """
+    copies = package_files()
+    made = cache / _key({target: source for copy in copies for source, target in _modules(copy)})
+    try:
+        if not made.is_dir():
+            made.parent.mkdir(parents=True, exist_ok=True)
+            draft = Path(tempfile.mkdtemp(dir=made.parent))
+            for copy in copies:
+                target = draft / copy.target
+                target.parent.mkdir(exist_ok=True)
+                if copy.source.is_dir():
+                    shutil.copytree(copy.source, target, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copyfile(copy.source, target)
+            with suppress(OSError):  # another run was faster
+                draft.rename(made)
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        msg = f"The folder {made} cannot be made."
+        raise EnvironmentBuildError(msg, why=f"{error.strerror or error}.", remedy="Check [slurm] spool.") from error
+    return made
+
+
 def _link(folder: Path, alone: Path) -> None:
     alone.mkdir(parents=True, exist_ok=True)
     link = alone / folder.name

@@ -194,8 +194,22 @@ def total(each: Sequence[Resources]) -> Resources:
     )
 
 
-RecordSink = Callable[[int, Record | Damage], None]
-"""Takes a report of a node's agent: the node's number (0 leads), and a record or why there is none."""
+@dataclass(frozen=True)
+class Placement:
+    """What an engine that queues its jobs says of a job's place.
+
+    Attributes:
+        text: In words, as in "queued (Resources)" or "placed on n1".
+        is_placed: It has its nodes, and its time has begun.
+    """
+
+    text: str
+    is_placed: bool
+
+
+RecordSink = Callable[[int, Record | Damage | Placement], None]
+"""Takes a report of a node's agent: the node's number (0 leads), and a record or why there is none. Engines that queue
+jobs report their places, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,10 +233,14 @@ class JobExit(NodeExit):
 
     Attributes:
         timed_out: The engine's own time limit ended it.
+        ended_by: What ended it from outside, as in "was preempted"; empty if nothing did, or the engine cannot tell.
+        began: When it was given its nodes, in seconds since the epoch; None if it had them when it got its turn.
         followers: The agents of the nodes from 1 on.
     """
 
     timed_out: bool = False
+    ended_by: str = ""
+    began: float | None = None
     followers: tuple[NodeExit, ...] = ()
 
 
@@ -258,7 +276,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """``process`` or ``docker``."""
+        """``process``, ``docker`` or ``slurm``."""
 
     def start(self, spec: JobSpec, held: Sequence[int] = ()) -> AbstractContextManager[RunningJob]:
         """Start a job; leaving the context removes everything that was made for it, also after errors.

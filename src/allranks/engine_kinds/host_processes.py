@@ -55,6 +55,7 @@ class ConnectedProcesses:
     name = "process"
     answer = ""
     image_daemon = None
+    most_jobs = None
 
     def capacity(self) -> tuple[int, int]:
         """See :meth:`allranks.engine.kind.ConnectedEngine.capacity`."""

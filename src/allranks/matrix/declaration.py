@@ -38,6 +38,7 @@ from allranks.matrix.model import (
     Suite,
 )
 from allranks.matrix.runners import check_runners, read_runner
+from allranks.matrix.slurm_settings import read_slurm
 from allranks.matrix.suite_paths import inside, suite_paths
 from allranks.matrix.toml_file import LARGEST_NUMBER, PYPROJECT, Table, exists, read
 
@@ -132,7 +133,8 @@ def _no_matrix(folder: Path, parents: str = "") -> MatrixError:
 
 def _matrix(file: Table) -> Matrix:
     file.only(
-        "matrix", "suites", "images", "env", "policy", "limits", "process", "docker", "engines", "runners", "durations"
+        *("matrix", "suites", "images", "env", "policy", "limits", "process", "docker", "slurm", "engines", "runners"),
+        "durations",
     )
     file.needs("matrix", "[matrix]")
     table = file.table("matrix")
@@ -153,6 +155,7 @@ def _matrix(file: Table) -> Matrix:
         limits=_limits(file.table("limits"), os.environ),
         process=_process(file.table("process")),
         docker=_docker(file.table("docker")),
+        slurm=read_slurm(file.table("slurm")),
         engines=_engines(file.table("engines")),
         runners=tuple(read_runner(entry, known) for entry in file.tables("runners")),
         durations=_durations(file.table("durations")),

@@ -244,6 +244,24 @@ class Docker:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """``[slurm]``: settings of the slurm engine.
+
+    Attributes:
+        spool: The folder of its jobs, which all nodes share; None for one in the user's cache.
+        jobs: How many jobs are in SLURM's queue or on its nodes at most.
+        extra: Further arguments for sbatch.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    spool: str | None = None
+    jobs: int = 100
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunnerRule:
     """One ``[[runners]]``: the CI machines that run the cells under ``when`` (None: all cells left by earlier rules).
 
@@ -300,6 +318,7 @@ class Matrix:
     limits: Limits = Limits()
     process: Process = Process()
     docker: Docker = Docker()
+    slurm: Slurm = Slurm()
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     runners: tuple[RunnerRule, ...] = ()
     durations: Path = DURATIONS_FILE

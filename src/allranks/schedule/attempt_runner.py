@@ -10,7 +10,7 @@ from pathlib import Path
 
 from allranks.engine.agent_output import Damage
 from allranks.engine.kind import JobEnvironment
-from allranks.engine.protocol import JobSpec, RunningJob
+from allranks.engine.protocol import JobSpec, Placement, RunningJob
 from allranks.errors import AllranksError
 from allranks.matrix.model import Image, Job, Matrix
 from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
@@ -175,6 +175,7 @@ class AttemptRunner:
             with closing(JournalWriter(attempt.folder / JOURNAL)) as journal:
                 _write(attempt, journal, _first_record(attempt))
                 attempt.ending = running.wait(partial(self._take, attempt, ledger, journal))
+                attempt.started = attempt.ending.began or attempt.started
         except AllranksError as error:
             attempt.error = JobError.from_exception(error)
         if attempt.fault is None:
@@ -186,9 +187,17 @@ class AttemptRunner:
             attempt.error = attempt.cancelled
 
     def _take(
-        self, attempt: JobAttempt, ledger: Ledger, journal: JournalWriter, node: int, report: Record | Damage
+        self,
+        attempt: JobAttempt,
+        ledger: Ledger,
+        journal: JournalWriter,
+        node: int,
+        report: Record | Damage | Placement,
     ) -> None:
         """Check, keep and show a report of a node's agent; ignore a job that has contradicted itself."""
+        if isinstance(report, Placement):
+            self.live.job_is_at(attempt.job.id, report)
+            return
         if attempt.fault is not None:
             return
         try:

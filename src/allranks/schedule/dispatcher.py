@@ -105,7 +105,7 @@ class Dispatcher:
 
     @property
     def _has_slot(self) -> bool:
-        most = self._policy.most
+        most = min(filter(None, (self._policy.most, self._host.most_jobs)), default=None)
         return most is None or len(self._active) - len(self._standby) < most
 
     @property

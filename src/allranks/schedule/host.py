@@ -24,6 +24,7 @@ class Host:
         memory: MiB.
         environment_of: Where each job's Python comes from, made on first use.
         other_engines: Further engines whose runs may have used the GPUs.
+        most_jobs: The most jobs at a time on an engine that queues them and leases GPUs itself; None on others.
     """
 
     engine: Engine
@@ -33,6 +34,7 @@ class Host:
     environment_of: Callable[[Job], JobEnvironment]
     inventory: Inventory = _NO_GPUS
     other_engines: tuple[Engine, ...] = ()
+    most_jobs: int | None = None
 
     def vacate(self, gpus: Sequence[str]) -> None:
         """Remove everything else that uses GPUs that have just been leased.
@@ -76,7 +78,9 @@ def choose_host(
     inventory = take_inventory() if inventory is None else inventory
     gpus = inventory.gpus
     connected, why = choose_engine(engine)
-    say(f"engine: {connected.name} ({why}); GPUs: {len(gpus) or 'none'}")
+    most_jobs = connected.most_jobs
+    say(f"engine: {connected.name} ({why}); GPUs: {'its own' if most_jobs else len(gpus) or 'none'}")
+    gpus = () if most_jobs else gpus
     chosen, make = connected.engine_for(matrix, say, uses)
     for name in chosen.reap():
         say(f"removed {name}, left by a dead run")
@@ -86,9 +90,10 @@ def choose_host(
         gpus=gpus,
         cores=cores,
         memory=memory,
-        environment_of=_ForHost(gpus, matrix, say, make),
+        environment_of=_ForHost(gpus, matrix, say, make, leases_gpus=most_jobs is None),
         inventory=inventory,
         other_engines=tuple(cleaners(beside=connected.name)) if gpus else (),
+        most_jobs=most_jobs,
     )
 
 
@@ -100,6 +105,7 @@ class _ForHost:
     matrix: Matrix
     say: Progress
     make: MakeEnvironment
+    leases_gpus: bool = True
     _made: dict[Image, JobEnvironment | AllranksError] = field(default_factory=dict)
 
     def __call__(self, job: Job) -> JobEnvironment:
@@ -123,7 +129,7 @@ class _ForHost:
         All its tests will be skipped, which is not worth a wait for gigabytes of CUDA.
         """
         wanted = job.cell.gpu_count
-        if wanted <= len(self.gpus):
+        if wanted <= len(self.gpus) or not self.leases_gpus:
             return job.image
         lacks = f"{job.cell.id} asks for {wanted} GPUs, this host has {len(self.gpus)}: its tests will be skipped"
         with suppress(MatrixError):

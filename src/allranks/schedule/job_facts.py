@@ -43,6 +43,7 @@ _UNWRITABLE = re.compile(rf"\[Errno (?:{errno.ENOSPC}|{errno.EDQUOT}|{errno.EROF
 
 _SEE_THE_AGENT = "See agent.log in the job's results folder."
 _SEE_THE_OTHER_AGENTS = "See agent.log, and agent-1.log and so on, in the job's results folder."
+_GO_ON = "Go on with what is left: allranks run --resume; or have it tried again at once: --retries 1."
 _NO_LIST = "The agent finished, and has not told which tests it collected."
 _BETTER_PYTHON = "Add the package to the cell's image in the matrix file, or to the interpreter of process.python."
 _OTHER_TORCH = "Install the torch that the cell is named after in its image, or for the interpreter of process.python."
@@ -129,6 +130,9 @@ class JobFacts:
         return self._error_apart_from_collection(ending)
 
     def _error_apart_from_collection(self, ending: JobExit) -> JobError | None:
+        if ending.ended_by and not self.is_done:
+            what = f"The job {ending.ended_by}."
+            return JobError(kind="infrastructure", what=what, why=ending.output, remedy=_GO_ON)
         if (early := self._error_of_agents(ending)) is not None:
             return early
         # A run that was stopped may see a job's end later than the job's time was up.

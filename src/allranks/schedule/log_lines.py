@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from allranks.engine.protocol import JobSpec
+from allranks.engine.protocol import JobSpec, Placement
 from allranks.records import Printed, RankEnded, Record
 from allranks.report.judged import Failure
 from allranks.report.run_files import JobError
@@ -61,6 +61,12 @@ class LiveView:
             self._running.add(job_id)
             if self.detail != "quiet":
                 self.say(f"{job_id}: running in {where}")
+
+    def job_is_at(self, job_id: str, place: Placement) -> None:
+        """An engine that queues its jobs reports the place of one."""
+        with self._lock:
+            if self.detail != "quiet":
+                self.say(f"{job_id}: {place.text}")
 
     def take(self, job_id: str, record: Record) -> None:
         """Print the output of ranks, and the first bad outcome of each job."""

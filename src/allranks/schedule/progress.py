@@ -84,6 +84,7 @@ class Row:
     """The progress of one job.
 
     Attributes:
+        state: Its state, or its place in the queue of its engine.
         collected: Tests that it has to run; None until some are reported.
         trouble: The error of the job as a whole.
         gpus: The indexes of its GPUs among the host's.
@@ -91,7 +92,7 @@ class Row:
     """
 
     job_id: str
-    state: State = "waiting"
+    state: str = "waiting"
     collected: int | None = None
     passed: int = 0
     skipped: int = 0
@@ -136,6 +137,7 @@ class Picture:
 @dataclass(eq=False)
 class _Job:
     state: State = "waiting"
+    place: str = ""
     gpus: tuple[int, ...] = ()
     collected: int | None = None
     tests: Tests = field(default_factory=Tests)
@@ -148,7 +150,7 @@ class _Job:
         seconds = self.took if self.took is not None else None if self.began is None else now - self.began
         return Row(
             job_id=job_id,
-            state=self.state,
+            state=self.place if self.state == "running" and self.place else self.state,
             collected=self.collected,
             passed=counts["passed"],
             skipped=counts["skipped"],
@@ -196,6 +198,12 @@ class Board:
                 return
             job = self._jobs[job_id]
             job.state, job.began = state, time.monotonic()
+
+    def place(self, job_id: str, told: str) -> None:
+        """Note where a running job is; its time begins anew, since it was in a queue until now."""
+        with self._lock:
+            job = self._jobs[job_id]
+            job.place, job.began = told, time.monotonic()
 
     def note(self, job_id: str, record: Record) -> Word | None:
         """Count a record of a job; return the word for its outcome, if it has one."""

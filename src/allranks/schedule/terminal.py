@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from allranks.engine.protocol import Placement
 from allranks.interruption import uninterrupted
 from allranks.records import RankEnded, Record
 from allranks.report.judged import MergedRun
@@ -186,6 +187,11 @@ class TableView(LiveView):
         """See :meth:`LiveView.job_started <allranks.schedule.log_lines.LiveView.job_started>`."""
         self.board.move(job_id, "running")
         super().job_started(job_id, where)
+
+    def job_is_at(self, job_id: str, place: Placement) -> None:
+        """See :meth:`LiveView.job_is_at <allranks.schedule.log_lines.LiveView.job_is_at>`."""
+        self.board.place(job_id, "running" if place.is_placed else place.text)
+        super().job_is_at(job_id, place)
 
     def take(self, job_id: str, record: Record) -> None:
         """See :meth:`LiveView.take <allranks.schedule.log_lines.LiveView.take>`."""

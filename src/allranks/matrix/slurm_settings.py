@@ -1,0 +1,48 @@
+"""``[slurm]``: of the matrix file, and of the user's own file, which is about the cluster and not about the tests."""
+
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+
+from allranks.matrix.model import Slurm
+from allranks.matrix.toml_file import Table, exists, read
+
+
+def read_slurm(table: Table) -> Slurm:
+    """The settings in a table.
+
+    Raises:
+        MatrixError: A key or a value is wrong.
+    """
+    table.only(*(each.name for each in fields(Slurm)))
+    return Slurm(
+        partition=table.text("partition", None, "gpu"),
+        account=table.text("account", None, "my-project"),
+        qos=table.text("qos", None, "normal"),
+        spool=table.text("spool", None, "/shared/me/allranks"),
+        jobs=table.whole("jobs", Slurm.jobs, at_least=1),
+        extra=table.texts("extra"),
+    )
+
+
+def user_file() -> Path | None:
+    """The user's own file (XDG Base Directory Specification); None if this user has no home folder."""
+    try:
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    except RuntimeError:
+        return None
+    return base / "allranks" / "slurm.toml"
+
+
+def with_user_file(settings: Slurm) -> Slurm:
+    """The settings, with the keys of the user's own file in their place.
+
+    Raises:
+        MatrixError: That file is wrong.
+    """
+    path = user_file()
+    if path is None or not exists(path):
+        return settings
+    table = read(path)
+    own = read_slurm(table)
+    return replace(settings, **{name: getattr(own, name) for name in table.values})
