@@ -399,6 +399,11 @@ class _NodeAgent:
             self._is_changed = True
             yield Damage("its stream was changed after it had been read")
 
+    @property
+    def host(self) -> str:
+        """The name of the node, or its number if it has not begun."""
+        return str(_json(self.folder / files.PLACED).get("host") or f"node {self._node}")
+
     def go(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.go`."""
         with suppress(OSError):
@@ -451,6 +456,7 @@ class SlurmJob(JobOfAgents[_NodeAgent]):
         self._allocation = allocation
         self._deadline = math.inf
         self._ended_by = ""
+        self._has_stopped = False
         allocation.on_placed = self._begin
 
     def _begin(self) -> None:
@@ -467,9 +473,14 @@ class SlurmJob(JobOfAgents[_NodeAgent]):
         return replace(ending, began=self._allocation.placed, ended_by=self._ended_by)
 
     def _stop_all(self, sink: RecordSink) -> None:
-        if self._leader.has_ended and not self._ended_by:
+        is_first, is_ours = not self._has_stopped, self._allocation.is_ours
+        self._has_stopped = True
+        if is_first and self._leader.has_ended:
             self._ended_by = self._allocation.cause(self._leader.ended)
         super()._stop_all(sink)
+        lost = [agent.host for agent in self._followers if agent.ended is None]
+        if is_first and lost and self._leader.ended and not (self._ended_by or is_ours):
+            self._ended_by = f"lost {', '.join(lost)}; it was SLURM job {self._allocation.number}"
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
