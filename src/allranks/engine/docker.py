@@ -212,6 +212,9 @@ class DockerEngine:
         forget_dead_runs()
         return _names(containers, volumes, networks, builders)
 
+    def adopt(self, _spec: JobSpec) -> None:
+        """See :meth:`allranks.engine.protocol.Engine.adopt`: a job ends with its orchestrator."""
+
     def remains(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.remains`."""
         return self._named(_is_dead, dead_builders)

@@ -165,14 +165,21 @@ def _reason(error: EngineError) -> str:
     return f"{what}: {why}" if why else what
 
 
-def cleaners(*, beside: str = "") -> list[Engine]:
-    """Every engine that this host has, but the one `beside`, to clean up after it; broken ones are left out."""
+def cleaners(*, beside: str = "", queues: bool = True) -> list[Engine]:
+    """Every engine that this host has, but the one `beside`, to clean up after it; broken ones are left out.
+
+    Args:
+        beside: The name of an engine.
+        queues: Whether engines are among them whose jobs outlive their orchestrator.
+    """
     found: list[Engine] = []
     for name in engine_names():
         with suppress(EngineError):
             kind = engine_kind(name)
             if name != beside and not kind.why_not():
-                found.append(kind.connect().cleaner())
+                connected = kind.connect()
+                if queues or connected.most_jobs is None:
+                    found.append(connected.cleaner())
     return found
 
 

@@ -264,3 +264,26 @@ def is_held(path: Path) -> bool:
 def image_lock(reference: str) -> Path:
     """The lock of an image, or of a layer of one: shared by all that need it, held alone for its removal."""
     return lock_folder() / f"image-{reference.replace('/', '-').replace(':', '-')}"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The owner of a process or a folder, as it is written on it.
+
+    Attributes:
+        run_id: The run.
+        host: The owner's :func:`host_id`; empty if it is unknown.
+    """
+
+    run_id: str
+    host: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its lock is visible from here: else whether it lives is unknown."""
+        return self.host == host_id()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it is certain to be dead."""
+        return self.is_here and is_dead(self.run_id)

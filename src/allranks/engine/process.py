@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -18,9 +18,9 @@ from allranks.engine.agents import STOP_GRACE, JobOfAgents, Meeting, arrange_mee
 from allranks.engine.ownership import (
     HOST_VARIABLE,
     RUN_VARIABLE,
+    Owner,
     forget_dead_runs,
     host_id,
-    is_dead,
     process_namespace,
 )
 from allranks.engine.protocol import JobSpec, NodeExit
@@ -106,6 +106,9 @@ class ProcessEngine:
             pass_fds=tuple(held),
         )
         return _Agent(process, own)
+
+    def adopt(self, _spec: JobSpec) -> None:
+        """See :meth:`allranks.engine.protocol.Engine.adopt`: a job ends with its orchestrator."""
 
     def remains(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.remains`."""
@@ -309,36 +312,13 @@ def temporary_folder(scratch: Path) -> tuple[str, str]:
     return "TMPDIR", str(scratch / "tmp")
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """The owner of a process or a folder.
-
-    Attributes:
-        run_id: The run.
-        host: The owner's :func:`host_id <allranks.engine.ownership.host_id>`; empty if it is unknown.
-    """
-
-    run_id: str
-    host: str
-
-    @property
-    def is_here(self) -> bool:
-        """Whether its lock is visible from here: else whether it lives is unknown."""
-        return self.host == host_id()
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether it is certain to be dead."""
-        return self.is_here and is_dead(self.run_id)
-
-
-def _owned() -> Iterator[tuple[str, _Owner]]:
+def _owned() -> Iterator[tuple[str, Owner]]:
     """The processes and folders of this host's runs, by readable names."""
     yield from ((f"process {pid}", owner) for pid, owner in _processes_of_runs())
     yield from ((f"folder {folder}", owner) for folder, owner in _scratch_folders())
 
 
-def _processes_of_runs() -> Iterator[tuple[int, _Owner]]:
+def _processes_of_runs() -> Iterator[tuple[int, Owner]]:
     """Process id and owner of every process that belongs to a run and that this user may look at.
 
     Nothing if ``/proc`` is another pid namespace's (``unshare --pid`` alone): its numbers name other processes here.
@@ -359,23 +339,23 @@ def _kill_the_dead() -> Iterator[int]:
         tried |= found.keys()
 
 
-def _owner_of(pid: int) -> _Owner | None:
+def _owner_of(pid: int) -> Owner | None:
     """The owner of a process; None if it has none, or is in a container: the docker engine handles those."""
     variables = dict(item.partition("=")[::2] for item in variables_of(pid))
     run_id, host = variables.get(RUN_VARIABLE, ""), variables.get(HOST_VARIABLE, "")
     with suppress(OSError):
         is_of_here = process_namespace(Path(f"/proc/{pid}")) == process_namespace(Path("/proc/self"))
-        return _Owner(run_id, host) if run_id and (is_of_here or host) else None
+        return Owner(run_id, host) if run_id and (is_of_here or host) else None
     return None
 
 
-def _scratch_folders() -> Iterator[tuple[Path, _Owner]]:
+def _scratch_folders() -> Iterator[tuple[Path, Owner]]:
     """The scratch folders of this user's jobs, each with its owner."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH_PREFIX}*"):
         run_id = folder.name.removeprefix(_SCRATCH_PREFIX).rpartition(".")[0]
         with suppress(FileNotFoundError):  # its job may end at this moment
             if run_id and folder.stat().st_uid == os.geteuid():
-                yield folder, _Owner(run_id, read(folder / _OWNER))
+                yield folder, Owner(run_id, read(folder / _OWNER))
 
 
 def _kill(pid: int, variable: tuple[str, str]) -> None:

@@ -290,6 +290,13 @@ class Engine(Protocol):
             EngineError: It could not be started; nothing of it is left.
         """
 
+    def adopt(self, spec: JobSpec) -> AbstractContextManager[RunningJob] | None:
+        """Take over a job that an earlier orchestrator of the run has started; None if there is none.
+
+        It may have ended meanwhile. Its records come again from the first. Only engines whose jobs outlive their
+        orchestrator have such jobs.
+        """
+
     def remains(self) -> list[str]:
         """What dead owners left behind on this host, by name; nothing is touched.
 

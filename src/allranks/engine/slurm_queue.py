@@ -1,4 +1,4 @@
-"""SLURM's queue as one user sees it: submits, cancels, and asks for the states of all jobs with one poll."""
+"""SLURM's queue of one user: submits and cancels jobs, and polls the states of all at once."""
 
 import math
 import os
@@ -102,19 +102,22 @@ class SlurmQueue:
         self._poller: threading.Thread | None = None
         self._next_poll = -math.inf
 
-    def submit(self, arguments: Sequence[str], environment: Mapping[str, str], name: str) -> str:
-        """Submit a job and watch it; return SLURM's number for it.
+    def submit(self, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+        """Submit a job; return SLURM's number for it.
 
         Raises:
             EngineError: SLURM refuses it, or does not answer. It may be in the queue all the same: cancel it.
         """
-        number = _answer(["sbatch", *arguments], "SLURM did not take the job.", environment).strip().partition(";")[0]
+        told = _answer(["sbatch", *arguments], "SLURM did not take the job.", environment)
+        return told.strip().partition(";")[0]
+
+    def watch(self, name: str) -> None:
+        """Begin to look for a job in SLURM's answers."""
         with self._changed:
             self._sightings[name] = Sighting()
             if self._poller is None:
                 self._poller = threading.Thread(target=self._poll, name="squeue", daemon=True)
                 self._poller.start()
-        return number
 
     def look(self, name: str) -> Sighting:
         """What is known of a job."""

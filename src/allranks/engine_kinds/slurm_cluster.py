@@ -1,4 +1,4 @@
-"""The engine ``slurm``: jobs in the queue of a SLURM cluster, in environments on a file system that its nodes share."""
+"""The engine ``slurm``: a cluster's queue, and Python environments that its nodes share."""
 
 import os
 import shutil

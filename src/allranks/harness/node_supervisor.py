@@ -1,4 +1,4 @@
-"""The supervisor of one node of a cluster's job: runs the agent, and passes orders and ends through a shared folder.
+"""The supervisor of one node of a cluster's job: runs the agent by files of a shared folder.
 
 No connection to the orchestrator is needed, which may be suspended, killed or started again meanwhile::
 

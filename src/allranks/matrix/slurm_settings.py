@@ -1,4 +1,4 @@
-"""``[slurm]``: of the matrix file, and of the user's own file, which is about the cluster and not about the tests."""
+"""The settings of the slurm engine: ``[slurm]`` of the matrix file, and the user's own file."""
 
 import os
 from dataclasses import fields, replace

@@ -136,13 +136,23 @@ class RunFolder:
         """Expected seconds of a job, by earlier ones of its suite under its backend; None if there are none."""
         return seconds_of_tests(self.durations, job)
 
+    def unended_attempt(self, job: Job) -> tuple[int, Path] | None:
+        """The newest attempt at a job, if it has records and no end: its orchestrator was killed."""
+        numbers = [int(path.name.removeprefix("attempt-")) for path in self._suite(job).glob("attempt-[0-9]*")]
+        folder = self._suite(job) / f"attempt-{max(numbers, default=0)}"
+        has_ended = (folder / "job.json").exists() or not folder.is_dir()
+        return None if has_ended else (max(numbers), folder)
+
+    def _suite(self, job: Job) -> Path:
+        return self.path / "cells" / job.cell.id / job.name
+
     def new_attempt(self, job: Job) -> tuple[int, Path]:
         """The number and the folder of a new attempt at a job; earlier ones stay as they are.
 
         Raises:
             ResultsError: The folder cannot be made.
         """
-        suite = self.path / "cells" / job.cell.id / job.name
+        suite = self._suite(job)
         with as_results_error(suite):
             suite.mkdir(parents=True, exist_ok=True)
             # An interrupt in the middle of a listing by pathlib would leave its descriptor open.

@@ -141,8 +141,11 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
 
 
 def _remove_remains() -> None:
-    """Reap a killed process's leftovers of the resumed run, before we own that run and it counts as alive."""
-    for engine in cleaners():
+    """Reap a killed process's leftovers of the resumed run, before we own that run and it counts as alive.
+
+    Jobs that outlive their orchestrator are adopted instead.
+    """
+    for engine in cleaners(queues=False):
         engine.reap()
 
 
