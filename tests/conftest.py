@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -18,6 +19,7 @@ from allranks.engine.docker import connect
 from allranks.engine.ownership import own_run
 from allranks.engine.package import package_folder
 from allranks.engine.protocol import JobSpec
+from allranks.engine_kinds.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
 from allranks.harness.config import AgentConfig
 
@@ -26,6 +28,10 @@ pytest.register_assert_rewrite("allranks.engine_contract")
 # A busy machine is not a failing test: nothing here is judged by its time.
 settings.register_profile("allranks", deadline=None)
 settings.load_profile("allranks")
+
+# A shell that starts the tests in the background ignores SIGINT for them, and for all that they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRE_DOCKER = "ALLRANKS_REQUIRE_DOCKER"
 
@@ -57,6 +63,12 @@ torch = "2.13.0"
 MakeSpec = Callable[..., JobSpec]
 LeftOf = Callable[[str], list[str]]
 Allranks = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the SLURM of a machine that has one."""
+    monkeypatch.setattr(SlurmKind, "why_not", lambda _self: "there is no sbatch here")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

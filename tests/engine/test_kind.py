@@ -24,7 +24,13 @@ class FarKind:
 
     def connect(self):
         engine = SimpleNamespace(name="far", reap=lambda: ["job 7"])
-        return SimpleNamespace(name="far", answer="", image_daemon=None, cleaner=lambda: engine)
+        return SimpleNamespace(name="far", answer="", most_jobs=None, image_daemon=None, cleaner=lambda: engine)
+
+
+OWN = ("docker", "process", "slurm")
+
+
+pytestmark = pytest.mark.usefixtures("no_slurm")
 
 
 @pytest.fixture
@@ -52,8 +58,8 @@ def others(monkeypatch):
 
 def test_own_engines_are_there_without_any_entry_point(others):
     others()
-    assert engine_registry.engine_names() == ("docker", "process")
-    assert [engine_kind(name).name for name in ("docker", "process")] == ["docker", "process"]
+    assert engine_registry.engine_names() == OWN
+    assert [engine_kind(name).name for name in OWN] == list(OWN)
 
 
 def test_an_engine_of_another_package_is_chosen_by_its_name_alone(others):
@@ -65,16 +71,16 @@ def test_an_engine_of_another_package_is_chosen_by_its_name_alone(others):
 
 def test_an_engine_cannot_take_the_name_of_an_own_one(others):
     others(process=FarKind())
-    assert engine_registry.engine_names() == ("docker", "process")
+    assert engine_registry.engine_names() == ("docker", "process", "slurm")
     assert isinstance(choose_engine("process")[0].cleaner(), ProcessEngine)
 
 
 def test_an_engine_that_is_not_there_is_an_error_with_those_that_are(others):
     others(far=FarKind())
     with pytest.raises(EngineError) as raised:
-        engine_kind("slurm")
-    assert raised.value.what == "There is no engine slurm."
-    assert raised.value.why == "There are: docker, process, far."
+        engine_kind("lsf")
+    assert raised.value.what == "There is no engine lsf."
+    assert raised.value.why == "There are: docker, process, slurm, far."
 
 
 def test_an_engine_whose_package_is_broken_is_an_error_that_names_it(others):
@@ -179,7 +185,7 @@ def test_a_runner_may_name_it_and_its_table_is_kept_as_it_is(others, tmp_path):
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        (MATRIX.format(engine="fat"), r"'fat' is none of 'auto', 'docker', 'process', 'far'"),
+        (MATRIX.format(engine="fat"), r"'fat' is none of 'auto', 'docker', 'process', 'slurm', 'far'"),
         (MATRIX.format(engine="far").replace("engines.far", "engines.docker"), r"this engine is allranks' own"),
         (MATRIX.format(engine="far").replace("[engines.far]", "[engines]"), "engines"),
     ],

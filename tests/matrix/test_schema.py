@@ -94,7 +94,15 @@ EVERYTHING = {
     },
     "process": {"python": "python3"},
     "docker": {"seccomp": "default"},
-    "engines": {"slurm": {"partition": "gpu"}},
+    "slurm": {
+        "partition": "gpu",
+        "account": "me",
+        "qos": "normal",
+        "spool": "/shared/me",
+        "jobs": 20,
+        "extra": ["--exclusive"],
+    },
+    "engines": {"lsf": {"queue": "gpu"}},
     "runners": [
         {
             "when": "gpu_count == 0",
@@ -252,6 +260,7 @@ def test_defaults_are_those_of_the_parser():
         ("images", "x"): model.Image,
         ("limits",): model.Limits,
         ("docker",): model.Docker,
+        ("slurm",): model.Slurm,
         ("runners", 0): model.RunnerRule,
     }
     told = {
@@ -327,6 +336,10 @@ def test_what_the_schema_refuses_of_a_changed_document_the_parser_refuses(folder
         (("limits",), {"memory_mib": 1}),
         (("limits",), {"test": 0}),
         (("engines",), {"docker": {}}),
+        (("engines",), {"slurm": {}}),
+        (("slurm",), {"jobs": 0}),
+        (("slurm",), {"spool": " "}),
+        (("slurm",), {"extra": "--exclusive"}),
         (("runners",), [{"gpus": 1}]),
         (("docker",), {"seccomp": "none"}),
     ],

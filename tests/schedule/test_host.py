@@ -29,6 +29,9 @@ class Client:
         return {"NCPU": 64, "MemTotal": 256 << 30}
 
 
+pytestmark = pytest.mark.usefixtures("no_slurm")
+
+
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch, tmp_path):
     """No GPU, no daemon's socket, no DOCKER_HOST; engines that do nothing."""

@@ -97,6 +97,8 @@ class SlurmEngine:
             folder.mkdir(mode=0o700)
             write_whole(folder / _OWNER, _owner_of(spec))
             (folder / files.SHARED).mkdir()
+            # Beside the shared folder, where tests of other engines find it.
+            (folder / files.RESULTS).symlink_to(f"node-0/{files.RESULTS}")
             order = NodeOrder(python=spec.python or "", code=str(spec.code))
             (folder / files.ORDER).write_text(
                 json.dumps({"python": order.python, "code": order.code}), encoding="utf-8"

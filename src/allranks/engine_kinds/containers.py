@@ -105,6 +105,7 @@ class ConnectedDaemon:
     image_daemon: "DockerClient"
     name = "docker"
     answer = "a Docker daemon answers"
+    most_jobs = None
 
     def capacity(self) -> tuple[int, int]:
         """Cores and MiB of the host that the daemon is on, which may be another one."""

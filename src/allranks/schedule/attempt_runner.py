@@ -17,6 +17,7 @@ from allranks.records import JOURNAL, SCHEMA, JobStarted, Printed, Record
 from allranks.report.journal import JournalWriter
 from allranks.report.rank_document import write_rank_files
 from allranks.report.run_files import JobError, as_json
+from allranks.schedule.adopted_journal import AdoptedJournal
 from allranks.schedule.earlier_runs import (
     cache_to_start_with,
     carried_files,
@@ -79,6 +80,8 @@ class AttemptRunner:
             return None
         undo.enter_context(lease)
         self.live.job_is(job.id, "preparing", self.host.places(lease.gpus))
+        if not isinstance(made, AllranksError) and (adopted := self._adopt(task, job, made)) is not None:
+            return adopted
         attempt = self._new(task, job, lease, again)
         undo.callback(_remove_if_empty, attempt.folder)
         try:
@@ -91,6 +94,19 @@ class AttemptRunner:
         except AllranksError as error:
             attempt.error = JobError.from_exception(error)
         return attempt
+
+    def _adopt(self, task: Task, job: Job, made: JobEnvironment) -> JobAttempt | None:
+        """The attempt at a job that outlived the orchestrator that started it; None if there is none."""
+        unended = None if self.host.most_jobs is None else self.folder.unended_attempt(job)
+        if unended is None:
+            return None
+        number, path = unended
+        attempt = JobAttempt(
+            run_id=self.folder.run_id, job=job, task=task, number=number, folder=path, lease=Lease(), again=WHOLE
+        )
+        attempt.spec = self._spec(attempt, made)
+        attempt.adopted = self.host.engine.adopt(attempt.spec)
+        return None if attempt.adopted is None else attempt
 
     def record_unstarted(self, task: Task, job: Job, why: JobError) -> None:
         """Record why a job did not run; one that was to run again keeps the results that it has.
@@ -164,7 +180,8 @@ class AttemptRunner:
 
     def _start(self, attempt: JobAttempt, spec: JobSpec, stack: ExitStack) -> None:
         try:
-            attempt.attach(stack.enter_context(self.host.engine.start(spec, attempt.lease.descriptors)))
+            started = attempt.adopted or self.host.engine.start(spec, attempt.lease.descriptors)
+            attempt.attach(stack.enter_context(started))
             stack.callback(attempt.detach)
         except AllranksError as error:
             attempt.error = JobError.from_exception(error)
@@ -172,10 +189,14 @@ class AttemptRunner:
     def _wait(self, attempt: JobAttempt, running: RunningJob) -> None:
         ledger = Ledger(attempt.job.cell.world_size, attempt.job.cell.nodes)
         try:
-            with closing(JournalWriter(attempt.folder / JOURNAL)) as journal:
-                _write(attempt, journal, _first_record(attempt))
+            writer = JournalWriter if attempt.adopted is None else AdoptedJournal
+            with closing(writer(attempt.folder / JOURNAL)) as journal:
+                if journal.size == 0:
+                    _write(attempt, journal, _first_record(attempt))
                 attempt.ending = running.wait(partial(self._take, attempt, ledger, journal))
                 attempt.started = attempt.ending.began or attempt.started
+                if isinstance(journal, AdoptedJournal) and attempt.fault is None and journal.is_lacking:
+                    attempt.fault = _not_believed(_LACKING)
         except AllranksError as error:
             attempt.error = JobError.from_exception(error)
         if attempt.fault is None:
@@ -246,6 +267,9 @@ class AttemptRunner:
     def _write_record(self, attempt: JobAttempt) -> None:
         with as_results_error(attempt.folder):
             write_json(attempt.folder / "job.json", as_json(attempt.record(self.host.engine.name)))
+
+
+_LACKING = "Records that its first orchestrator has received are no longer in the files of its nodes."
 
 
 def _first_record(attempt: JobAttempt) -> JobStarted:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -32,6 +33,7 @@ class JobAttempt:
     Attributes:
         lease: Its GPUs, until it is closed.
         spec: The request to the engine; None if it could not be made, for the reason in `error`.
+        adopted: The job, if an earlier orchestrator has started it.
         running: None if the job has not been started, or could not be.
         fault: Why its further reports are ignored.
         cancelled: The reason for its cancellation; None without one.
@@ -50,6 +52,7 @@ class JobAttempt:
     again: Again = WHOLE
     spec: JobSpec | None = None
     error: JobError | None = None
+    adopted: AbstractContextManager[RunningJob] | None = None
     running: RunningJob | None = None
     ending: JobExit = _UNKNOWN_EXIT
     facts: JobFacts = field(default_factory=JobFacts)

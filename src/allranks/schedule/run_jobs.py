@@ -1,16 +1,17 @@
 """One run, from its jobs to its report and its exit code."""
 
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.engine.gpus import GpuMode, Inventory, take_inventory
-from allranks.engine.kind import cleaners
+from allranks.engine.kind import cleaners, engine_kind
 from allranks.engine.ownership import own_run
-from allranks.errors import AllranksError, DeviceError, ExitCode
+from allranks.engine_registry import AUTO, OF_THIS_HOST
+from allranks.errors import AllranksError, DeviceError, ExitCode, UsageError
 from allranks.interruption import interruptible
 from allranks.matrix.expand import Expansion
 from allranks.matrix.model import Job
@@ -100,6 +101,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
     if options.gpus is not None:
         inventory = inventory.only(options.gpus)
     _refuse_missing_gpus(inventory, options.planned_gpus)
+    _refuse_uneven_gpus(options.engine, jobs)
     if options.left is not None:
         _remove_remains()
     to_do, again = _to_do(jobs, options.left)
@@ -138,6 +140,22 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
         why = "All of its tests would be skipped unnoticed."
         remedy = "See `allranks doctor` on this machine, or correct gpus of its [[runners]] in the matrix file."
         raise DeviceError(what, why=why, remedy=remedy)
+
+
+def _refuse_uneven_gpus(engine: str, jobs: Iterable[Job]) -> None:
+    """Refuse jobs whose nodes would need different numbers of GPUs, on an engine that asks a cluster for its nodes.
+
+    Raises:
+        UsageError: There is one.
+    """
+    if engine in {AUTO, *OF_THIS_HOST} or engine_kind(engine).connect().most_jobs is None:
+        return
+    for job in jobs:
+        gpus, nodes = job.cell.gpu_count, job.cell.nodes
+        if gpus % nodes:
+            what = f"{job.cell.id} has {gpus} GPUs on {nodes} nodes, and {engine} gives each node as many."
+            remedy = f'Exclude it in the matrix file: when = "gpu_count == {gpus} and nodes == {nodes}".'
+            raise UsageError(what, remedy=remedy)
 
 
 def _remove_remains() -> None:

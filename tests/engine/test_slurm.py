@@ -1,0 +1,256 @@
+"""The slurm engine on a stand-in for SLURM: real supervisors, agents and ranks, and a queue of this machine's."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from allranks.engine import slurm_queue
+from allranks.engine.agent_output import Damage
+from allranks.engine.kind import JobEnvironment
+from allranks.engine.ownership import own_run
+from allranks.engine.package import copied_package
+from allranks.engine.protocol import Placement
+from allranks.engine.slurm import SlurmEngine
+from allranks.engine.slurm_requests import job_name, request
+from allranks.engine_contract import ENDED, EngineContract, Heard, HeardOnce
+from allranks.errors import EngineError
+from allranks.harness import node_supervisor as files
+from allranks.matrix.model import Slurm
+from allranks.records import Finished, Interrupted
+
+FAKE = Path(__file__).with_name("fake_slurm.py")
+
+
+@pytest.fixture(autouse=True)
+def cluster(tmp_path, monkeypatch):
+    """The folder of a stand-in for SLURM."""
+    if find_spec("torch") is None:
+        pytest.skip("the Python of the tests has no torch")
+    folder, commands = tmp_path / "cluster", tmp_path / "bin"
+    folder.mkdir()
+    commands.mkdir()
+    for name in ("sbatch", "srun", "squeue", "scancel"):
+        (commands / name).write_text(f"#!{sys.executable}\n{FAKE.read_text()}")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("FAKE_SLURM", str(folder))
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm_queue, "POLL", 0.3)
+    return folder
+
+
+@pytest.fixture
+def engine(tmp_path):
+    return SlurmEngine(Slurm(), tmp_path / "spool", copied_package(tmp_path / "package"))
+
+
+@pytest.fixture
+def environment():
+    return JobEnvironment(python=sys.executable)
+
+
+class TestSlurm(EngineContract):
+    @pytest.fixture(autouse=True)
+    def nothing_is_left(self, tmp_path):
+        yield
+        assert list((tmp_path / "spool").glob("*")) == []
+
+    def test_a_job_on_two_nodes(self, engine, tiny):
+        heard = Heard()
+        with engine.start(replace(tiny, agent=replace(tiny.agent, nodes=2))) as job:
+            job.go()
+            ending = job.wait(heard)
+        assert (ending.status, ending.followers[0].status, ending.ended_by) == (0, 0, "")
+        assert len(heard.ends) == 8
+
+    def test_its_time_begins_when_it_is_placed(self, engine, tiny, cluster):
+        (cluster / "pending").touch()
+        heard, threads = [], []
+        spec = replace(tiny, resources=replace(tiny.resources, seconds=0.1))
+
+        def hear(_node, told):
+            heard.append(told)
+            threads.append(threading.Timer(0.5, job.hang_up))
+            threads[-1].start()
+
+        with engine.start(spec) as job:
+            job.go()
+            ending = job.wait(hear)
+            threads[0].join()
+        assert (ending.timed_out, ending.began) == (False, None)
+        assert heard == [Placement("queued (Resources)", is_placed=False)]
+        assert "CANCELLED" in (cluster / f"{job_name(spec)}.state").read_text()
+
+    def test_where_it_was_placed_is_told(self, engine, tiny):
+        heard = Heard()
+        with engine.start(tiny) as job:
+            job.go()
+            ending = job.wait(heard)
+        assert Placement("placed on n1 (SLURM job 1)", is_placed=True) in heard
+        assert time.time() - 60 < ending.began < time.time()
+
+    @pytest.mark.parametrize(
+        ("state", "cause"),
+        [
+            ("CANCELLED|None|n1", "was cancelled (scancel); it was SLURM job 1"),
+            ("PREEMPTED|None|n1", "was preempted: a job of higher priority has its nodes; it was SLURM job 1"),
+            ("TIMEOUT|TimeLimit|n1", "was ended by SLURM's time limit; it was SLURM job 1"),
+            ("RUNNING|None|n1", "was told to end from outside (SIGTERM); it was SLURM job 1"),
+        ],
+    )
+    def test_what_ended_it_from_outside_is_named(self, engine, endless, cluster, state, cause):
+        name = job_name(endless)
+
+        def end():
+            (cluster / f"{name}.state").write_text(state)
+            [pid] = supervisors_of(name)
+            os.kill(pid, signal.SIGTERM)
+
+        heard = HeardOnce(end)
+        with engine.start(endless) as job:
+            job.go()
+            ending = job.wait(heard)
+        assert ending.ended_by == cause
+        assert heard.first(Interrupted)
+        assert ENDED.items() <= heard.ends.items()
+
+    def test_without_its_controller_it_goes_on(self, engine, tiny, cluster):
+        heard = Heard()
+        with engine.start(tiny) as job:
+            (cluster / "away").touch()  # a job that has begun needs no controller
+            job.go()
+            ending = job.wait(heard)
+        assert (ending.status, ending.ended_by) == (0, "")
+        assert isinstance(heard[-1], Finished)
+
+    def test_one_that_left_no_end_is_lost_and_not_waited_for(self, engine, endless, cluster, monkeypatch):
+        monkeypatch.setattr("allranks.engine.slurm_job._LATE_FILES", 0.5)
+        name = job_name(endless)
+
+        def cut_off():
+            (cluster / f"{name}.state").write_text("NODE_FAIL|None|n1")
+            for pid in supervisors_of(name):
+                os.kill(pid, signal.SIGKILL)
+
+        with engine.start(endless) as job:
+            job.go()
+            ending = job.wait(HeardOnce(cut_off))
+        assert ending.status is None
+        assert ending.ended_by == "lost a node (n1); it was SLURM job 1"
+
+    @pytest.mark.parametrize("how", ["changed", "shrunk"])
+    def test_a_stream_that_does_not_stay_as_it_was_read_is_a_contradiction(self, engine, endless, tmp_path, how):
+        stream = tmp_path / "spool" / job_name(endless) / "node-0" / files.STREAM
+
+        def forge():
+            if how == "shrunk":
+                os.truncate(stream, 10)
+            else:
+                with stream.open("r+b") as file:
+                    file.write(b"x")
+            job.hang_up()
+
+        heard = HeardOnce(forge)
+        with engine.start(endless) as job:
+            job.go()
+            job.wait(heard)
+        [damage] = [each for each in heard if isinstance(each, Damage)]
+        assert how in damage.what
+
+    def test_what_it_cannot_submit_leaves_nothing(self, engine, tiny, cluster):
+        (cluster / "away").touch()
+        with pytest.raises(EngineError, match="SLURM did not take the job") as raised, engine.start(tiny):
+            pass
+        assert "Unable to contact slurm controller" in raised.value.why
+
+
+def supervisors_of(name):
+    """The process ids of the supervisors of a job."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (each / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if command[1:2] == [b"-I"] and b"node_supervisor" in command[-3] and command[-2].endswith(name.encode()):
+            found.append(int(each.name))
+    return found
+
+
+@contextmanager
+def orphaned(engine, spec):
+    """A job that its orchestrator has started, heard in part and left."""
+    folder = engine._make_folder(spec)
+    engine._submit(spec, folder)
+    (folder / files.GO).touch()
+    yield folder
+    engine._queue.cancel(folder.name)
+
+
+@pytest.fixture
+def spec(make_spec):
+    return make_spec()
+
+
+def test_a_job_whose_orchestrator_died_is_adopted_and_told_from_the_first(engine, tmp_path, environment):
+    contract = TestSlurm()
+    spec = next(contract.spec.__wrapped__(contract, tmp_path, environment))
+    tiny = contract.tiny.__wrapped__(contract, spec)
+    heard = Heard()
+    with own_run(spec.run_id), orphaned(engine, tiny) as folder:
+        adopted = SlurmEngine(Slurm(), tmp_path / "spool", tmp_path).adopt(tiny)
+        with adopted as job:
+            job.go()
+            assert job.wait(heard).status == 0
+        assert not folder.exists()
+    assert len(heard.ends) == 8
+
+
+def test_a_job_of_another_attempt_or_of_part_of_the_tests_is_not_adopted(engine, spec):
+    assert engine.adopt(spec) is None
+    with orphaned(engine, replace(spec, python=sys.executable)) as folder:
+        assert engine.adopt(replace(spec, attempt=2)) is None
+        assert engine.adopt(replace(spec, agent=replace(spec.agent, only=("t",)))) is None
+        (folder / "submitted").unlink()
+        assert engine.adopt(spec) is None
+
+
+def test_the_job_of_a_dead_run_of_this_host_is_cancelled_and_others_are_not(engine, spec, cluster):
+    with orphaned(engine, replace(spec, run_id="dead-run", python=sys.executable)) as folder:
+        with own_run("dead-run"):
+            assert engine.remains() == engine.reap() == []
+        owner = json.loads((folder / "owner.json").read_text())
+        (folder / "owner.json").write_text(json.dumps({**owner, "host": "elsewhere"}))
+        assert engine.remains() == engine.reap() == []
+        assert engine.unjudged() == [f"SLURM job {folder.name}"]
+        (folder / "owner.json").write_text(json.dumps(owner))
+        assert engine.remains() == engine.reap() == [f"SLURM job {folder.name}"]
+        assert not folder.exists()
+        assert "CANCELLED" in (cluster / f"{folder.name}.state").read_text()
+
+
+def test_a_request_names_what_slurm_needs(spec):
+    settings = Slurm(partition="gpu", account="me", qos="high", extra=("--exclusive",))
+    agent = replace(spec.agent, nodes=2, gpu_count=4)
+    folder = Path("/shared/job")
+    asked = request(replace(spec, agent=agent), folder, settings)
+    assert asked[-1] == "/shared/job/job.sh"
+    assert {"--no-requeue", "--nodes=2", "--gpus-per-node=2", "--partition=gpu", "--account=me", "--qos=high"} < {
+        *asked
+    }
+    assert asked[-2] == "--exclusive"
+    assert [each for each in request(spec, folder, Slurm()) if each.startswith(("--gpus", "--partition"))] == []
+
+
+def test_names_of_jobs_are_distinct(spec):
+    names = {job_name(replace(spec, job_id=job, attempt=n)) for job in ("a/b", "a_b", "a.b", "ä/b") for n in (1, 2)}
+    assert len(names) == 8
+    assert all(name.isascii() and "/" not in name for name in names)
