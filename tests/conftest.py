@@ -1,13 +1,17 @@
-"""What tests of several folders share: a Docker daemon, locks of the test's own, values to start from, and commands."""
+"""What tests of several folders share: a Docker daemon, a SLURM cluster, locks of their own, values, and commands."""
 
 import os
 import secrets
+import shutil
 import signal
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import docker
 import pytest
@@ -34,6 +38,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRE_DOCKER = "ALLRANKS_REQUIRE_DOCKER"
+REQUIRE_SLURM = "ALLRANKS_REQUIRE_SLURM"
+
+SLURM_CLUSTER = Path(__file__).parents[1] / "scripts" / "slurm-cluster"
 
 MATRIX = """\
 [matrix]
@@ -99,6 +106,85 @@ def docker_client() -> Iterator[docker.DockerClient]:
         pytest.skip(reason)
     yield client
     client.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmCluster:
+    """A cluster of scripts/slurm-cluster in a folder of its own.
+
+    Attributes:
+        variables: The script's variables for it, beside its folder.
+    """
+
+    folder: Path
+    variables: dict[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a process that uses the cluster."""
+        outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+        own = {"SLURM_CONF": str(self.folder / "slurm.conf"), "SLURM_CLUSTER_DIR": str(self.folder)}
+        return {**outside, **own, **self.variables}
+
+    def script(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run scripts/slurm-cluster, which may fail."""
+        command = [str(SLURM_CLUSTER), *arguments]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=600, check=False)
+
+    def run(self, *command: str) -> str:
+        """Run a command of SLURM; its standard output.
+
+        Raises:
+            subprocess.CalledProcessError: It failed.
+        """
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, text=True, timeout=120, check=True
+        )
+        return done.stdout.strip()
+
+    def wait_until(self, expected: str, *command: str, limit: float = 60) -> None:
+        """Repeat a command of SLURM until it prints the expected line, for at most `limit` seconds."""
+        deadline = time.monotonic() + limit
+        while (printed := self.run(*command)) != expected:
+            assert time.monotonic() < deadline, f"{command} prints {printed!r}, not {expected!r}"
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def start_slurm_cluster() -> Callable[..., AbstractContextManager[SlurmCluster]]:
+    """``with start_slurm_cluster(SLURM_CLUSTER_GPUS="1") as cluster``: a cluster of isolated nodes while it lasts.
+
+    Without SLURM its tests are skipped, or fail where it is required.
+    """
+
+    def give_up(reason: str) -> NoReturn:
+        if os.environ.get(REQUIRE_SLURM):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+    @contextmanager
+    def start(**variables: str) -> Iterator[SlurmCluster]:
+        if not all(shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") for name in ("slurmctld", "munged")):
+            give_up("there is no SLURM on the PATH (Debian: scripts/slurm-cluster start installs it)")
+        # Not pytest's own temporary folder: paths of sockets are short.
+        with tempfile.TemporaryDirectory(prefix="allranks-slurm-", ignore_cleanup_errors=True) as folder:
+            cluster = SlurmCluster(folder=Path(folder), variables={"SLURM_CLUSTER_ISOLATED": "yes", **variables})
+            try:
+                started = cluster.script("start")
+                if started.returncode:
+                    give_up(started.stderr)
+                yield cluster
+            finally:
+                cluster.script("stop")
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(start_slurm_cluster: Callable[..., AbstractContextManager[SlurmCluster]]) -> Iterator[SlurmCluster]:
+    """A cluster of three isolated nodes, n1 to n3, of 8 CPUs and 4 GPUs each."""
+    with start_slurm_cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def interpreter(path, script):
     return str(path)
 
 
-@pytest.mark.parametrize("script", ["nox", "docker-engine", "base-image"])
+@pytest.mark.parametrize("script", ["nox", "docker-engine", "base-image", "slurm-cluster"])
 def test_the_scripts_are_posix_shell(script):
     assert run("sh", "-n", str(SCRIPTS / script)).returncode == 0
 
@@ -66,14 +66,14 @@ def test_nox_gives_its_arguments_and_the_checkouts_noxfile_to_nox(checkout, tmp_
     assert result.stdout == f"<-P><-m><nox><--noxfile><{tmp_path}/noxfile.py><-s><dist(backend='gloo', world_size=2)>"
 
 
-@pytest.mark.parametrize("script", ["docker-engine", "base-image"])
+@pytest.mark.parametrize("script", ["docker-engine", "base-image", "slurm-cluster"])
 def test_a_wrong_argument_is_a_usage_error_that_repeats_it(script):
     result = run(SCRIPTS / script, "frobnicate")
     assert result.returncode == 2
     assert "'frobnicate'" in result.stderr
 
 
-@pytest.mark.parametrize("script", ["docker-engine", "base-image"])
+@pytest.mark.parametrize("script", ["docker-engine", "base-image", "slurm-cluster"])
 def test_help_is_the_head_of_the_script(script):
     result = run(SCRIPTS / script, "--help")
     assert result.returncode == 0
