@@ -27,11 +27,16 @@ def _group(name: str) -> tuple[str, ...]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and types, and the workflows against GitHub's schema and for errors and holes."""
+    """Check style and types; links, lengths, spelling and prose of the documents; and the workflows."""
     session.install("-e", ".", *_group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
+    prose = session.create_tmp()
+    shutil.rmtree(prose)  # pages that there are no longer
+    session.run("python", "scripts/check-docs", "--prose", prose)
+    session.run("proselint", "check", "--config", "docs/proselint.json", prose)
+    session.run("codespell", *SPELLED)
     workflows = [str(path) for folder in WORKFLOWS for path in sorted(Path(folder).glob("*.yml"))]
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
     session.run("check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml")
@@ -55,13 +60,8 @@ def _has_node() -> bool:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Look at the documents: links, lengths, spelling and prose; and build the site of them in build/site."""
+    """Build the site of the documents in build/site; a link or reference that leads nowhere is an error."""
     session.install("-e", ".", *_group("docs"))
-    prose = session.create_tmp()
-    shutil.rmtree(prose)  # pages that there are no longer
-    session.run("python", "scripts/check-docs", "--prose", prose)
-    session.run("proselint", "check", "--config", "docs/proselint.json", prose)
-    session.run("codespell", *SPELLED)
     session.run("sphinx-build", "--fail-on-warning", "--keep-going", "--quiet", "--fresh-env", "docs", "build/site")
 
 
@@ -158,6 +158,7 @@ def cuda_image(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def pictures(session: nox.Session) -> None:
-    """Make the pictures of docs/github.md anew, by a run of the workflow in real containers; needs Chromium."""
+    """Make the pictures of docs anew, by real runs: of a suite, and of the workflow in containers; needs Chromium."""
     session.install("-e", ".", *_group("test"), "markdown-it-py>=3")
+    session.run("python", "scripts/report-picture")
     session.run("python", "scripts/workflow-pictures")
