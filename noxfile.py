@@ -67,11 +67,11 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def package(session: nox.Session) -> None:
-    """Build wheel and source distribution into `-- DIR`, look at both, and run the wheel in an empty folder."""
+    """Build wheel and source distribution into `-- DIR`, check both, and run the wheel, by pip and as a tool of uv."""
     folder = Path(session.posargs[0] if session.posargs else "dist").resolve()
     if list(folder.glob("*")):
         session.error(f"{folder} is not empty, and all in it would be published. Remove it, or name another folder.")
-    session.install("build", "twine", "check-wheel-contents")
+    session.install("build", "twine", "check-wheel-contents", "uv")
     session.run("python", "-m", "build", "--outdir", str(folder))
     built = sorted(map(str, folder.glob("*")))
     session.run("twine", "check", "--strict", *built)
@@ -84,6 +84,9 @@ def package(session: nox.Session) -> None:
         with session.chdir("empty"):
             session.run("allranks", "init")
             session.run("allranks", "run", "--engine", "process", env={"PYTHONPATH": None})
+    tools = {"UV_TOOL_DIR": f"{session.create_tmp()}/tools", "UV_TOOL_BIN_DIR": f"{session.create_tmp()}/bin"}
+    session.run("uv", "tool", "install", "--force", *(each for each in built if each.endswith(".whl")), env=tools)
+    session.run(f"{tools['UV_TOOL_BIN_DIR']}/allranks", "--version", external=True)
 
 
 def _install_for_tests(session: nox.Session) -> dict[str, str]:
