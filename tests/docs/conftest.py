@@ -31,7 +31,7 @@ def shell(tmp_path, environment_without_ranks):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=400,  # two cores that others use, too: 6 s became 124 s
             check=False,
         )
         assert done.returncode == code, f"$ {line}\n{done.stdout}{done.stderr}"
