@@ -27,11 +27,16 @@ def _group(name: str) -> tuple[str, ...]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and types, and the workflows against GitHub's schema and for errors and holes."""
+    """Check style and types; links, lengths, spelling and prose of the documents; and the workflows."""
     session.install("-e", ".", *_group("lint"))
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
+    prose = session.create_tmp()
+    shutil.rmtree(prose)  # pages that there are no longer
+    session.run("python", "scripts/check-docs", "--prose", prose)
+    session.run("proselint", "check", "--config", "docs/proselint.json", prose)
+    session.run("codespell", *SPELLED)
     workflows = [str(path) for folder in WORKFLOWS for path in sorted(Path(folder).glob("*.yml"))]
     session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
     session.run("check-jsonschema", "--builtin-schema", "vendor.dependabot", ".github/dependabot.yml")
@@ -55,23 +60,18 @@ def _has_node() -> bool:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Look at the documents: links, lengths, spelling and prose; and build the site of them in build/site."""
+    """Build the site of the documents in build/site; a link or reference that leads nowhere is an error."""
     session.install("-e", ".", *_group("docs"))
-    prose = session.create_tmp()
-    shutil.rmtree(prose)  # pages that there are no longer
-    session.run("python", "scripts/check-docs", "--prose", prose)
-    session.run("proselint", "check", "--config", "docs/proselint.json", prose)
-    session.run("codespell", *SPELLED)
     session.run("sphinx-build", "--fail-on-warning", "--keep-going", "--quiet", "--fresh-env", "docs", "build/site")
 
 
 @nox.session(default=False)
 def package(session: nox.Session) -> None:
-    """Build wheel and source distribution into `-- DIR`, look at both, and run the wheel in an empty folder."""
+    """Build wheel and source distribution into `-- DIR`, check both, and run the wheel, by pip and as a tool of uv."""
     folder = Path(session.posargs[0] if session.posargs else "dist").resolve()
     if list(folder.glob("*")):
         session.error(f"{folder} is not empty, and all in it would be published. Remove it, or name another folder.")
-    session.install("build", "twine", "check-wheel-contents")
+    session.install("build", "twine", "check-wheel-contents", "uv")
     session.run("python", "-m", "build", "--outdir", str(folder))
     built = sorted(map(str, folder.glob("*")))
     session.run("twine", "check", "--strict", *built)
@@ -84,6 +84,9 @@ def package(session: nox.Session) -> None:
         with session.chdir("empty"):
             session.run("allranks", "init")
             session.run("allranks", "run", "--engine", "process", env={"PYTHONPATH": None})
+    tools = {"UV_TOOL_DIR": f"{session.create_tmp()}/tools", "UV_TOOL_BIN_DIR": f"{session.create_tmp()}/bin"}
+    session.run("uv", "tool", "install", "--force", *(each for each in built if each.endswith(".whl")), env=tools)
+    session.run(f"{tools['UV_TOOL_BIN_DIR']}/allranks", "--version", external=True)
 
 
 def _install_for_tests(session: nox.Session) -> dict[str, str]:
@@ -158,6 +161,7 @@ def cuda_image(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def pictures(session: nox.Session) -> None:
-    """Make the pictures of docs/github.md anew, by a run of the workflow in real containers; needs Chromium."""
+    """Make the pictures of docs anew, by real runs: of a suite, and of the workflow in containers; needs Chromium."""
     session.install("-e", ".", *_group("test"), "markdown-it-py>=3")
+    session.run("python", "scripts/report-picture")
     session.run("python", "scripts/workflow-pictures")

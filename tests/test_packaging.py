@@ -42,14 +42,32 @@ def test_a_workflow_gives_the_address_of_its_repository(hook, monkeypatch):
     metadata = metadata_of(hook)
     home = "https://git.example/someone/allranks"
     assert f"[docs/runs.md]({home}/blob/HEAD/docs/runs.md#selection)" in metadata["readme"]["text"]
-    assert f"]({home}/raw/HEAD/docs/pictures/page.png)" in metadata["readme"]["text"]
+    assert f"]({home}/raw/HEAD/docs/pictures/report.png)" in metadata["readme"]["text"]
     assert metadata["urls"]["Source"] == home
     assert set(metadata["urls"]) == {"Source", "Documentation", "Changelog", "Issues"}
 
 
 def test_the_source_distribution_has_the_docs_and_the_scripts_that_remedies_name():
     include = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    assert {"docs", "/*.md", "scripts/base-image", "scripts/docker-engine", "hatch_build.py"} <= set(include)
+    assert {"docs", "/*.md", "scripts", "/hatch_build.py"} <= set(include)
+
+
+def test_the_source_distribution_has_what_its_tests_read():
+    include = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    named = re.compile(r"\b(?:ROOT|parents\[\d\]) / \"(?P<top>[\w.]+)")
+    texts = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    tops = {top for text in texts for top in named.findall(text) if (ROOT / top).exists()} - {"pyproject.toml"}
+    assert {"docs", "scripts", ".github"} <= tops
+    pages = {path.name for path in ROOT.glob("*.md")}
+    assert {top for top in tops - pages if not {top, f"/{top}"} & set(include)} == set()
+
+
+def test_the_changelog_has_the_version_that_a_tag_would_release():
+    [version] = re.findall(r'^__version__ = "(.+)"$', (ROOT / "src/allranks/__init__.py").read_text(), re.MULTILINE)
+    newest = re.search(
+        r"^## \[(?!Unreleased)(.+)\] - \d{4}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert newest[1] == version
 
 
 @pytest.mark.parametrize("minor", [11, 12, 13])

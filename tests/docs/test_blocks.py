@@ -1,11 +1,8 @@
 """Every block of code of the README and the docs is run as it stands, or a comment before it says why not."""
 
-import os
 import re
-import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,9 +14,15 @@ from allranks.matrix.declaration import load
 # What other tests run, whole.
 ELSEWHERE = {
     ("docs/testing.md", "python"): "tests/testing/test_docs.py",
+    ("docs/testing-cases.md", "python"): "tests/docs/test_fragments.py",
+    ("docs/extending.md", "python"): "tests/docs/test_extending.py",
+    ("docs/extending.md", "toml"): "tests/docs/test_extending.py",
+    ("CONTRIBUTING.md", "json"): "tests/torch_suites/test_differences.py",
     ("docs/existing-tests.md", "python"): "tests/e2e/test_existing_tests.py",
     ("docs/existing-tests.md", "toml"): "tests/e2e/test_existing_tests.py",
 }
+# A GPU, a cluster, more than a minute, a person, or a machine with a past.
+REASONS = ("GPU", "one machine each", "over 60 s", "a person", "a host with images of months")
 BY_KIND = {
     kind: [each for each in blocks() if each.kind == kind and not each.why_not and (each.page, kind) not in ELSEWHERE]
     for kind in ("console", "python", "toml", "yaml")
@@ -40,37 +43,20 @@ python = {{python!r}}
 """
 
 
-@pytest.fixture
-def shell(tmp_path, environment_without_ranks):
-    """Run lines as a user would, in a folder of theirs: what they print."""
-    folder = tmp_path / "demo"
-    (tmp_path / "home" / ".zfunc").mkdir(parents=True)
-    folder.mkdir()
-    environment = {
-        **environment_without_ranks,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(tmp_path / "home"),
-        "ALLRANKS_ENGINE": "process",
-        "BROWSER": "true",
-        "COLUMNS": "200",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "",
-    }
+TORCH_CASE = """\
+from torch.testing._internal.common_distributed import MultiProcessTestCase
 
-    def run(line, code=0):
-        done = subprocess.run(
-            ["/bin/bash", "-c", line],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert done.returncode == code, f"$ {line}\n{done.stdout}{done.stderr}"
-        return done.stdout + done.stderr
 
-    run.folder = folder
-    return run
+class TestRanks(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def test_rank(self):
+        assert self.rank < 2
+"""
 
 
 def only(page, kind, containing=""):
@@ -80,14 +66,16 @@ def only(page, kind, containing=""):
 
 def test_every_block_has_a_test_or_a_reason():
     found = list(blocks())
-    kinds = {each.kind for each in found if not each.why_not}
+    untested = [each for each in found if not each.why_not and (each.page, each.kind) not in ELSEWHERE]
     assert len(found) > 70
-    assert kinds <= {*BY_KIND, "text"}
+    assert {each.kind for each in untested} <= {*BY_KIND, "text"}
     assert {page for page, _ in ELSEWHERE} <= {each.page for each in found}
     assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
+    assert {each.why_not for each in found if not each.why_not.startswith(REASONS)} == {""}
     assert {each.page for each in BY_KIND["console"]} == {
         "README.md",
         "docs/command-line.md",
+        "docs/launcher-tests.md",
         "docs/matrix.md",
         "docs/runs.md",
         "docs/tutorial.md",
@@ -145,14 +133,14 @@ def test_yaml_calls_the_workflow_with_inputs_that_it_has():
 def test_the_quick_start_of_the_readme_ends_in_the_line_that_it_shows(shell):
     block = only("README.md", "console", "--ranks")
     install, file, run = block.commands
-    assert re.fullmatch(r"python3 -m venv venv && venv/bin/pip install \S+ torch numpy", install)
+    assert re.fullmatch(r"python3 -m venv venv && venv/bin/pip install \S+ pytest torch numpy", install)
     shell(file)
-    told = shell(run.replace("venv/bin/", ""), code=1)
     dots, shown = block.shown
     assert dots == "…"
-    assert shown.endswith(" …")
-    assert shown.removesuffix("…") in told
     assert "rank 1 failed" in shown
+    run = run.replace("venv/bin/", "")
+    assert shown in shell(f"COLUMNS=80 {run}", code=1).splitlines(), "a terminal of the usual width"
+    assert shown.removesuffix("...") in shell(run, code=1)
 
 
 def test_the_readme_s_commands_for_a_repository_run_in_an_empty_folder(shell):
@@ -165,7 +153,7 @@ def test_the_readme_s_commands_for_a_repository_run_in_an_empty_folder(shell):
 def test_the_tutorial_from_its_first_command_to_its_last(shell):
     consoles = [each for each in BY_KIND["console"] if each.page == "docs/tutorial.md"]
     install, init, plan, first, red, again = consoles
-    assert install.commands[-1] == "pip install allranks torch numpy"
+    assert install.commands[-1] == "pip install allranks pytest torch numpy"
     told = shell(init.commands[-1])
     assert [line for line in init.shown if line not in told] == []
     told = shell(*plan.commands)
@@ -185,6 +173,12 @@ def test_the_tutorial_from_its_first_command_to_its_last(shell):
 def timeless(text):
     """The words of a text, without what differs from run to run: times, seeds, and where lines break."""
     return " ".join(re.sub(r"\d+\.\d+ s\b|--seed \d+", "", text).split())
+
+
+def test_torch_s_own_classes_run_by_the_plugin(shell):
+    [command] = only("docs/launcher-tests.md", "console").commands
+    (shell.folder / "test_torch_s.py").write_text(TORCH_CASE)
+    assert "1 passed" in shell(command)
 
 
 @pytest.mark.parametrize("page", ["docs/command-line.md", "docs/matrix.md", "docs/runs.md"])

@@ -28,6 +28,21 @@ def test_the_docs_name_everything_that_can_be_imported(name):
     assert any(re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", page) for page in pages)
 
 
+def described() -> set[str]:
+    """The names that docs/api.md takes from docstrings."""
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    members = re.findall(r":members: ((?:\w+,?\s+)+)", text)
+    return {name for each in members for name in re.findall(r"\w+", each)} | set(
+        re.findall(r"autodata:: [\w.]+\.(\w+)", text)
+    )
+
+
+def test_the_reference_has_the_docstring_of_every_public_name_and_fixture():
+    made = {name for name, value in vars(fixtures).items() if type(value).__name__ == "FixtureFunctionDefinition"}
+    public = {name for name in made if not name.startswith("_")}
+    assert {*allranks.testing.__all__, *public} - described() == set()
+
+
 def test_it_names_every_fixture():
     made = {name for name, value in vars(fixtures).items() if type(value).__name__ == "FixtureFunctionDefinition"}
     public = {name for name in made if not name.startswith("_")}

@@ -1,6 +1,7 @@
 """What counts as a difference between allranks and torch's own runner, and what is made of it."""
 
 import json
+import re
 
 import pytest
 from allranks_run import _write_repository, jobs_of_suites, one_job
@@ -106,6 +107,13 @@ def test_listed_differences_name_what_allranks_says_and_why(tmp_path):
     path = tmp_path / "known.json"
     path.write_text(json.dumps({"torch-rpc": {"T::x": {"allranks": ["failed", "lost"], "cause": "torch's"}}}))
     assert read_known(path) == {("torch-rpc", "T::x"): Known(allranks=Outcome("failed", "lost"), cause="torch's")}
+
+
+def test_the_docs_show_the_form_of_a_known_difference(tmp_path):
+    [text] = re.findall(r"```json\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "known.json").write_text(text)
+    [known] = read_known(tmp_path / "known.json").values()
+    assert known == Known(allranks=Outcome("failed", "its message"), cause="why")
 
 
 def test_the_differences_that_are_listed_here_have_a_cause():

@@ -143,7 +143,7 @@ class MultiProcessTestCase(LauncherTestCase):
 
     @property
     def init_method(self) -> str:
-        """The ``init_method`` for ``init_process_group``: a file that no other test uses."""
+        """The ``init_method`` for ``init_process_group``, which leads to a file that no other test uses."""
         return f"file://{self.file_name}"
 
     @property
@@ -254,7 +254,7 @@ class MultiProcContinuousTest(LauncherTestCase):
     """The time limit of the process group's operations."""
 
     pg: ClassVar[dist.ProcessGroup]
-    """In a rank: the default process group."""
+    """The default process group, in a rank."""
 
     @classmethod
     def backend_str(cls) -> str | None:

@@ -36,6 +36,21 @@ def find_chromium() -> str | None:
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
+def take_picture(page: Path, to: Path, size: str) -> None:
+    """What a window of that size (``width,height``) shows, with no more colours than a picture of text needs."""
+    chromium = find_chromium() or "chromium"
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--hide-scrollbars",
+        "--force-device-scale-factor=1",
+        f"--window-size={size}",
+    ]
+    subprocess.run([chromium, *options, f"--screenshot={to}", page.as_uri()], check=True, capture_output=True)
+    if pngquant := shutil.which("pngquant"):
+        subprocess.run([pngquant, "--force", "--output", to, to], check=True)
+
+
 @dataclass
 class Browser:
     """A running browser."""

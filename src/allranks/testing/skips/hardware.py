@@ -91,7 +91,7 @@ def require_gpus_or_none(n: int) -> Requirement:
 
 
 require_gpu_per_rank = Requirement(lambda: _check_gpus(RankEnvironment.read().local_world_size))
-"""Each rank needs a GPU of its own: as many on this node as it has ranks (codes 74, 75, 77, 80 to 85)."""
+"""Each rank needs a GPU of its own, as many on this node as it has ranks (codes 74, 75, 77, 80 to 85)."""
 
 
 def require_accelerators(n: int) -> Requirement:

@@ -1,0 +1,102 @@
+"""The blocks of docs/extending.md make a package, whose engine runs a job and whose report counts it."""
+
+import sys
+
+import pytest
+from blocks import Block, blocks
+
+BLOCKS = [each for each in blocks() if each.page == "docs/extending.md"]
+
+ENGINE = """\
+import dataclasses
+from pathlib import Path
+
+from allranks.engine.package import package_path
+from allranks.engine.process import ProcessEngine
+from allranks.engine_kinds.host_processes import ConnectedProcesses, ProcessKind
+
+
+class SlurmEngine(ProcessEngine):
+    name = "slurm"
+
+    def __init__(self, partition):
+        super().__init__(package_path(Path("package").absolute()))
+
+
+class Connected(ConnectedProcesses):
+    name = "slurm"
+
+    def cleaner(self):
+        return SlurmEngine(partition="cpu")
+
+
+class Kind(ProcessKind):
+    name = "slurm"
+
+    def connect(self):
+        return Connected()
+
+
+KIND = Kind()
+"""
+
+MATRIX = """\
+[matrix]
+backend = ["gloo"]
+world_size = [2]
+
+[suites.distributed]
+path = "tests"
+
+[images.cpu]
+torch = "2.13.0"
+
+[process]
+python = {python!r}
+"""
+
+
+@pytest.fixture
+def package(shell):
+    """Install the package of the page, as pip would, into a folder of its own."""
+    site = shell.folder / "site"
+    info = site / "mypackage-1.0.dist-info"
+    (site / "mypackage").mkdir(parents=True)
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
+    points = [entry_points(each) for each in BLOCKS if each.kind == "toml"]
+    assert len(points) == 2
+    (info / "entry_points.txt").write_text("\n".join(points))
+    (site / "mypackage" / "__init__.py").touch()
+    (site / "mypackage" / "slurm.py").write_text(ENGINE)
+    [counts] = [each.text for each in BLOCKS if "class Counts" in each.text]
+    (site / "mypackage" / "counts.py").write_text(counts)
+    return site
+
+
+def entry_points(block: Block) -> str:
+    """A table of pyproject.toml as the file that an installed package has of it."""
+    lines = [line for line in block.text.splitlines() if line and not line.startswith("#")]
+    return (
+        "\n".join(lines).replace('[project.entry-points."', "[").replace('"]', "]").replace(' "', " ").replace('"', "")
+    )
+
+
+def test_every_block_is_run():
+    assert [each.why_not for each in BLOCKS] == [""] * 5
+
+
+def test_the_contract_s_tests_run_on_an_engine_of_the_package(shell, package):
+    conftest, tests = (each for each in BLOCKS if each.kind == "python" and "class Counts" not in each.text)
+    (shell.folder / "conftest.py").write_text(conftest.text)
+    (shell.folder / "test_slurm.py").write_text(tests.text)
+    told = shell(f"PYTHONPATH={package} pytest test_slurm.py -k 'start_to_results or carries'")
+    assert " passed" in told
+
+
+def test_a_run_on_that_engine_writes_the_report_of_the_package(shell, package):
+    (shell.folder / "tests").mkdir()
+    (shell.folder / "tests" / "test_it.py").write_text("def test_it(rank):\n    assert rank < 2\n")
+    (shell.folder / "matrix.toml").write_text(MATRIX.format(python=sys.executable))
+    shell(f"PYTHONPATH={package} allranks run --engine slurm")
+    assert (shell.folder / "results/latest/counts.txt").read_text().endswith(": 1 jobs\n")
