@@ -153,6 +153,14 @@ def torch_outcomes(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def slurm(session: nox.Session) -> None:
+    """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): four minutes."""
+    session.install("-e", ".", *_group("test"))
+    variables = {"ALLRANKS_SLURM": "1", "ALLRANKS_REQUIRE_SLURM": "1"}
+    session.run("pytest", "tests/e2e/test_slurm.py", "tests/test_slurm_cluster.py", *session.posargs, env=variables)
+
+
+@nox.session(default=False)
 def cuda_image(session: nox.Session) -> None:
     """Build the image of torch for CUDA and look at it from inside: minutes, 25 GB while it lasts, and no GPU."""
     session.install("-e", ".", *_group("test"))

@@ -22,7 +22,7 @@ ELSEWHERE = {
     ("docs/existing-tests.md", "toml"): "tests/e2e/test_existing_tests.py",
 }
 # A GPU, a cluster, more than a minute, a person, or a machine with a past.
-REASONS = ("GPU", "one machine each", "over 60 s", "a person", "a host with images of months")
+REASONS = ("GPU", "a cluster", "one machine each", "over 60 s", "a person", "a host with images of months")
 BY_KIND = {
     kind: [each for each in blocks() if each.kind == kind and not each.why_not and (each.page, kind) not in ELSEWHERE]
     for kind in ("console", "python", "toml", "yaml")

@@ -107,10 +107,16 @@ def engine():
     return ScriptedEngine()
 
 
+def environment_of_image(job):
+    return JobEnvironment(image=job.image.name)
+
+
 @pytest.fixture
 def dispatcher(matrix, make_folder, engine, lines):
-    def make(wanted, *, gpus=(), cores=1, environment_of=lambda job: JobEnvironment(image=job.image.name), **policy):
-        host = Host(engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of)
+    def make(wanted, *, gpus=(), cores=1, most_jobs=None, environment_of=environment_of_image, **policy):
+        host = Host(
+            engine=engine, gpus=gpus, cores=cores, memory=4000, environment_of=environment_of, most_jobs=most_jobs
+        )
         folder = make_folder(wanted)
         return Dispatcher(AttemptRunner(matrix, host, folder, LiveView(lines), ("-k", "x"), RunPolicy(**policy)))
 

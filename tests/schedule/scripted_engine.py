@@ -39,6 +39,7 @@ class ScriptedEngine:
         failures: What a step of a cell's job raises: ``("start", "gloo-w1-g0-env")``.
         acts: What happens at a step of a cell's job.
         endless: Cells whose jobs end only when they are told to.
+        orphans: Cells whose jobs an earlier orchestrator has started.
     """
 
     log: list = field(default_factory=list)
@@ -48,6 +49,7 @@ class ScriptedEngine:
     files: dict = field(default_factory=dict)
     acts: dict = field(default_factory=dict)
     endless: set = field(default_factory=set)
+    orphans: set = field(default_factory=set)
     name: str = "scripted"
 
     def note(self, step, cell):
@@ -66,6 +68,10 @@ class ScriptedEngine:
             yield ScriptedJob(self, cell)
         finally:
             self.note("close", cell)
+
+    def adopt(self, spec):
+        self.note("adopt", spec.agent.cell)
+        return self.start(spec) if spec.agent.cell in self.orphans else None
 
     def vacate(self, gpus):
         self.log.append(f"vacate {','.join(gpus)}")

@@ -23,8 +23,10 @@ from allranks.records import (
     GpuFailed,
     GpusChecked,
     JobStarted,
+    Passed,
     Printed,
     decode,
+    encode,
 )
 from allranks.report.rank_xml import RankReader
 from allranks.report.untrusted import digest
@@ -68,10 +70,44 @@ def test_jobs_run_side_by_side_where_there_are_cores_for_all_ranks(dispatcher, e
     assert engine.log.count(f"close {ONE}") == engine.log.count(f"close {TWO}") == 1
 
 
-@pytest.mark.parametrize("room", [{"cores": 2}, {"cores": 8, "most": 1}])
+@pytest.mark.parametrize("room", [{"cores": 2}, {"cores": 8, "most": 1}, {"cores": 8, "most_jobs": 1}])
 def test_jobs_run_one_by_one_where_there_is_no_room_for_both_or_that_is_asked_for(dispatcher, engine, pair, room):
     dispatcher(pair, **room).run(pair)
     assert engine.log.index(f"wait {ONE}") < engine.log.index(f"go {TWO}")
+
+
+@pytest.fixture
+def orphaned(dispatcher, engine, pair, tmp_path):
+    """A run of an engine that queues jobs, whose first job an earlier orchestrator has started and not ended."""
+    folder = tmp_path / "results" / "r1" / "cells" / ONE / "tiny" / "attempt-1"
+    folder.mkdir(parents=True)
+    engine.orphans.add(ONE)
+    return dispatcher([pair[0]], most_jobs=9), folder
+
+
+def test_a_job_that_outlived_its_orchestrator_is_adopted_as_the_same_attempt(orphaned, engine, pair, records):
+    run, folder = orphaned
+    run.run([pair[0]])
+    assert engine.log[:2] == [f"adopt {ONE}", f"start {ONE}"]
+    assert [path.name for path in folder.parent.iterdir()] == ["attempt-1"]
+    assert (records()[ONE]["attempt"], records()[ONE]["error"]) == (1, None)
+
+
+def test_one_that_has_ended_or_that_the_engine_has_not_is_started_anew(orphaned, engine, pair):
+    run, folder = orphaned
+    engine.orphans.clear()
+    (folder / "kept.txt").touch()
+    run.run([pair[0]])
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["attempt-1", "attempt-2"]
+
+
+def test_an_adopted_job_whose_heard_records_do_not_come_again_is_an_error(orphaned, pair, records):
+    run, folder = orphaned
+    lost = Passed(nodeid="gone", ranks=(0,), arrived=(2.0,), seconds=(0.5,), world_size=1, at=1.0)
+    started = JobStarted(at=1.0, schema=SCHEMA, run_id="r1", cell=ONE, suite="tiny", attempt=1, world_size=1)
+    (folder / "journal.jsonl").write_bytes(b"".join(encode(each) + b"\n" for each in (started, lost)))
+    run.run([pair[0]])
+    assert "no longer in the files of its nodes" in records()[ONE]["error"]["why"]
 
 
 def test_no_jobs_are_no_trouble(dispatcher, engine):

@@ -16,6 +16,7 @@ from allranks.records import (
     Interrupted,
     JobTimedOut,
     LeftBehind,
+    NodeLost,
     Notice,
     NotRun,
     Went,
@@ -55,6 +56,21 @@ def test_a_python_that_lacks_torch_is_the_infrastructures_failure():
     error = job_error([broken, FINISHED], JobExit(status=1))
     assert error.kind == "infrastructure"
     assert "image" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("records", "is_blamed"),
+    [
+        ([Interrupted(), FINISHED], True),
+        ([], True),
+        ([COLLECTED, PASSED, NodeLost(node=1, message="the agent of node 1 does not answer"), FINISHED], True),
+        ([COLLECTED, PASSED, FINISHED], False),
+    ],
+    ids=["interrupted", "silent", "node lost", "done"],
+)
+def test_what_a_cluster_did_to_a_job_is_the_infrastructures_fault_unless_it_was_done(records, is_blamed):
+    error = job_error(records, JobExit(status=0, ended_by="was preempted"))
+    assert (error and (error.kind, error.what)) == (("infrastructure", "The job was preempted.") if is_blamed else None)
 
 
 def test_a_job_whose_agent_finished_has_no_error():

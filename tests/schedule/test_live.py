@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 from scripted_engine import FINISHED, PASSED, facts_of, failed
 
+from allranks.engine.protocol import Placement
 from allranks.outcomes import Outcome
 from allranks.records import Collected, Passed, Printed
 from allranks.report.run_files import JobError
@@ -18,6 +19,11 @@ def live(lines):
 def test_a_job_says_where_it_runs(live, lines):
     live.job_started("cell/suite", "image:1")
     assert lines == ["cell/suite: running in image:1"]
+
+
+def test_a_job_says_where_it_is_in_a_queue(live, lines):
+    live.job_is_at("cell/suite", Placement("queued (Resources)", is_placed=False))
+    assert lines == ["cell/suite: queued (Resources)"]
 
 
 def test_the_first_bad_outcome_of_a_job_is_said_at_once_and_the_next_are_not(live, lines):

@@ -78,7 +78,7 @@ def add_tests(group: OptionGroup) -> None:
 
 def add_engine(group: OptionGroup) -> None:
     """Declare the option for where jobs run."""
-    meaning = "where to run: docker where a daemon answers, else process; or an engine that a package adds"
+    meaning = "where to run: docker where a daemon answers, else process; slurm, or an engine of a package, by name"
     _add_choice(group, "engine", ENGINE_VARIABLE, (AUTO, *OWN_ENGINES), meaning, more=engine_names)
 
 
