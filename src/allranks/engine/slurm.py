@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,12 +14,14 @@ from allranks.engine.agents import make_token
 from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
 from allranks.engine.process import environment, remove_tree
 from allranks.engine.protocol import JobSpec
+from allranks.engine.slurm_container import agent_container
 from allranks.engine.slurm_job import Allocation, SlurmJob
 from allranks.engine.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engine.slurm_requests import job_name, request, script
 from allranks.errors import EngineError
 from allranks.harness import node_supervisor as files
 from allranks.harness.config import NodeConfig
+from allranks.harness.node_container import AgentFolders
 from allranks.harness.node_supervisor import NodeOrder, write_whole
 from allranks.matrix.model import Slurm
 
@@ -92,6 +94,8 @@ class SlurmEngine:
 
     def _make_folder(self, spec: JobSpec) -> Path:
         folder = self._spool / job_name(spec)
+        container = self._settings.container
+        inside = agent_container(container, AgentFolders(job=folder, code=spec.code, package=self._package))
         try:
             self._spool.mkdir(parents=True, exist_ok=True)
             folder.mkdir(mode=0o700)
@@ -99,10 +103,8 @@ class SlurmEngine:
             (folder / files.SHARED).mkdir()
             # Beside the shared folder, where tests of other engines find it.
             (folder / files.RESULTS).symlink_to(f"node-0/{files.RESULTS}")
-            order = NodeOrder(python=spec.python or "", code=str(spec.code))
-            (folder / files.ORDER).write_text(
-                json.dumps({"python": order.python, "code": order.code}), encoding="utf-8"
-            )
+            order = NodeOrder(python=spec.python or "", code=str(spec.code), container=inside)
+            (folder / files.ORDER).write_text(json.dumps(asdict(order)), encoding="utf-8")
             token = make_token()
             for node in range(spec.agent.nodes):
                 own = folder / f"node-{node}"
@@ -111,7 +113,7 @@ class SlurmEngine:
                     shutil.copytree(copy.source, own / files.RESULTS / copy.target)
                 post = NodeConfig(node=node, leader="", port=0, token=token) if spec.agent.nodes > 1 else None
                 write_whole(own / files.CONFIG, replace(spec.agent, post=post).to_json())
-            (folder / "job.sh").write_text(script(spec, folder, self._package), encoding="utf-8")
+            (folder / "job.sh").write_text(script(spec, folder, self._package, container), encoding="utf-8")
         except OSError as error:
             remove_tree(folder)
             msg = f"A folder for {spec.job_id} could not be made in {self._spool}."
@@ -128,6 +130,8 @@ class SlurmEngine:
         own = ["TMPDIR", RUN_VARIABLE, HOST_VARIABLE, *(["CUDA_VISIBLE_DEVICES"] if spec.agent.gpu_count else [])]
         for name in own:
             variables.pop(name, None)
+        if self._settings.container:  # it has none of this host's other folders
+            variables["PYTHONPATH"] = str(self._package)
         try:
             number = self._queue.submit(request(spec, folder, self._settings), variables)
         except EngineError:

@@ -83,6 +83,11 @@ class Allocation:
         return Placement(told, is_placed=self.placed is not None)
 
     @property
+    def is_queued(self) -> bool:
+        """Whether it waits for its nodes, which have left no files then."""
+        return self.placed is None and not self.is_ours and not self.has_vanished
+
+    @property
     def has_vanished(self) -> bool:
         """Whether SLURM has ended or lost it, and files that it may have left are overdue."""
         sighting = self.queue.look(self.folder.name)
@@ -162,6 +167,8 @@ class _NodeAgent:
         self._timer.has_gone_off()
         if self._node == 0 and (news := self._allocation.news()) is not None:
             yield news
+        if self._allocation.is_queued:  # each look at a shared file system has its price, and a hundred jobs may wait
+            return
         # Before the stream: what the agent wrote before its end is there once its end is.
         ended = self._look_for_end()
         yield from self._read()

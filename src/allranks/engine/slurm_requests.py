@@ -7,6 +7,8 @@ import shlex
 from pathlib import Path
 
 from allranks.engine.protocol import JobSpec
+from allranks.engine.slurm_container import step_options, supervisor_python
+from allranks.harness.node_container import AgentFolders
 from allranks.matrix.model import Slurm
 
 
@@ -17,14 +19,15 @@ def job_name(spec: JobSpec) -> str:
     return f"allranks-{re.sub(r'[^A-Za-z0-9.@-]+', '_', text)[:120]}-{digest}"
 
 
-def script(spec: JobSpec, folder: Path, package: Path) -> str:
+def script(spec: JobSpec, folder: Path, package: Path, container: str | None = None) -> str:
     """The batch script: a supervisor on each node, started at once; one that ends does not end the others."""
     supervisor = package / "allranks" / "harness" / "node_supervisor.py"
     step = [
         *("srun", "--no-kill", "--kill-on-bad-exit=0", "--input=none", "--export=ALL"),
         *(f"--nodes={spec.agent.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={_cores(spec)}"),
         f"--output={folder / 'srun.log'}",
-        *(spec.python or "python3", "-I", "-S", str(supervisor), str(folder)),
+        *step_options(container, AgentFolders(job=folder, code=spec.code, package=package)),
+        *(supervisor_python(container, spec.python or "python3"), "-I", "-S", str(supervisor), str(folder)),
     ]
     return f"#!/bin/sh\nexec {shlex.join(step)}\n"
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from allranks.engine.gpus import Inventory
-from allranks.engine.kind import Finding, MakeEnvironment, Progress, examine_remains
+from allranks.engine.kind import Finding, JobEnvironment, MakeEnvironment, Progress, examine_remains
 from allranks.engine.package import copied_package
 from allranks.engine.slurm import SlurmEngine
+from allranks.engine.slurm_container import PYTHON
 from allranks.engine_kinds.host_processes import environment_of
 from allranks.errors import EngineError
-from allranks.matrix.model import Matrix, Slurm
+from allranks.matrix.model import Image, Matrix, Slurm
 from allranks.matrix.slurm_settings import with_user_file
 from allranks.user_cache import cache_folder
 
@@ -96,8 +97,15 @@ class ConnectedCluster:
         """See :meth:`allranks.engine.kind.ConnectedEngine.engine_for`."""
         settings = with_user_file(matrix.slurm)
         spool = spool_of(settings)
-        make = partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
+        make: MakeEnvironment = partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
+        if settings.container:
+            make = partial(in_container, container=settings.container)
         return SlurmEngine(settings, spool, copied_package(spool / "package")), make
+
+
+def in_container(_image: Image, *, container: str) -> JobEnvironment:
+    """The environment of all cells where ``[slurm] container`` names one: its own interpreter, and nothing is made."""
+    return JobEnvironment(image=container, python=PYTHON)
 
 
 def spool_of(settings: Slurm) -> Path:

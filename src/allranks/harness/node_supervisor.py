@@ -38,7 +38,15 @@ if not __package__:
 
 from allranks.harness import linux
 from allranks.harness.config import AgentConfig, GpuToCheck, NodeConfig
-from allranks.harness.container_init import COMMAND, ISOLATED, STOP_GRACE, end_orphans
+from allranks.harness.container_init import COMMAND, STOP_GRACE, end_orphans
+from allranks.harness.node_container import (
+    INSIDE,
+    AgentFolders,
+    AgentLaunch,
+    agent_command,
+    contained,
+    make_mount_points,
+)
 
 ORDER, GO, HANG_UP, MEETING, SHARED = "order.json", "go", "hang-up", "meeting.json", "shared"
 CONFIG, PLACED, STREAM, ALIVE, RESULTS, EXIT = "config.json", "placed.json", "stream", "alive", "results", "exit.json"
@@ -59,10 +67,12 @@ class NodeOrder:
     Attributes:
         python: The interpreter.
         code: The folder that the suite's paths are relative to.
+        container: What the agent runs in, as ``RUNTIME:IMAGE``; empty for nothing, or if this process is in it as well.
     """
 
     python: str
     code: str
+    container: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +168,7 @@ class NodeSupervisor:
         write_whole(self._own / CONFIG, config.to_json())
         (self._own / RESULTS).mkdir(exist_ok=True)
         try:
-            return self._watch(self._start(order, variables))
+            return self._watch(self._start(self._launch(order, scratch, variables)))
         finally:
             if held is not None:
                 held.close()
@@ -185,21 +195,22 @@ class NodeSupervisor:
             time.sleep(_LOOK_AGAIN)
         return replace(post, **json.loads(path.read_text(encoding="utf-8"))), held
 
-    def _start(self, order: NodeOrder, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def _launch(self, order: NodeOrder, scratch: Path, variables: Mapping[str, str]) -> AgentLaunch:
+        outside = AgentFolders(job=self._folder, code=Path(order.code), package=COMMAND.parents[2])
+        if not order.container:
+            return AgentLaunch(command=agent_command(order.python, outside, self._node), variables=variables)
+        make_mount_points(scratch)
+        agent = agent_command(order.python, INSIDE, self._node)
+        return contained(order.container, agent, outside, scratch, variables)
+
+    def _start(self, launch: AgentLaunch) -> subprocess.Popen[bytes]:
         with (self._own / STREAM).open("ab") as stream:
             return subprocess.Popen(
-                [
-                    order.python,
-                    *(*ISOLATED, str(COMMAND)),
-                    *("--config", str(self._own / CONFIG)),
-                    *("--code", order.code),
-                    *("--results", str(self._own / RESULTS)),
-                    *("--shared", str(self._folder / SHARED)),
-                ],
+                launch.command,
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
-                env=dict(variables),
+                env=dict(launch.variables),
                 cwd=self._folder / SHARED,
                 start_new_session=True,
             )

@@ -250,6 +250,8 @@ class Slurm:
     Attributes:
         spool: The folder of its jobs, which all nodes share; None for one in the user's cache.
         jobs: How many jobs are in SLURM's queue or on its nodes at most.
+        container: What agents run in, as ``RUNTIME:IMAGE``, with its python3 and what is installed there; None for an
+            environment that allranks makes from ``[images]``.
         extra: Further arguments for sbatch.
     """
 
@@ -258,6 +260,7 @@ class Slurm:
     qos: str | None = None
     spool: str | None = None
     jobs: int = 100
+    container: str | None = None
     extra: tuple[str, ...] = ()
 
 

@@ -3,9 +3,14 @@
 import os
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Final
 
+from allranks.errors import shown
 from allranks.matrix.model import Slurm
 from allranks.matrix.toml_file import Table, exists, read
+
+RUNTIMES: Final = ("apptainer", "charliecloud", "pyxis")
+"""What runs containers on the nodes of clusters; pyxis is the SLURM plugin of enroot."""
 
 
 def read_slurm(table: Table) -> Slurm:
@@ -21,8 +26,22 @@ def read_slurm(table: Table) -> Slurm:
         qos=table.text("qos", None, "normal"),
         spool=table.text("spool", None, "/shared/me/allranks"),
         jobs=table.whole("jobs", Slurm.jobs, at_least=1),
+        container=_container(table),
         extra=table.texts("extra"),
     )
+
+
+def _container(table: Table) -> str | None:
+    """``RUNTIME:IMAGE``, with this user's variables and home folder in the name of the image."""
+    name = "container"
+    told = table.text(name, None, "apptainer:/shared/me/torch.sif")
+    if told is None:
+        return None
+    runtime, _, image = told.partition(":")
+    if runtime not in RUNTIMES or not image.strip():
+        right = ", ".join(f'"{each}:IMAGE"' for each in RUNTIMES)
+        raise table.error(name, f"{shown(told)} names no image of a known runtime", f"Write one of {right}.")
+    return f"{runtime}:{os.path.expandvars(f'$HOME{image[1:]}' if image.startswith('~/') else image)}"
 
 
 def user_file() -> Path | None:

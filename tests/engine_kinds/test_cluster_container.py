@@ -1,0 +1,23 @@
+"""The environment of jobs whose cluster runs them in a container."""
+
+import pytest
+
+from allranks.engine.kind import JobEnvironment
+from allranks.engine_kinds.slurm_cluster import ConnectedCluster
+from allranks.matrix.model import Image, Matrix, Slurm
+
+
+@pytest.fixture
+def environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    settings = Slurm(container="apptainer:/torch.sif", spool=str(tmp_path / "spool"))
+    matrix = Matrix(path=tmp_path / "matrix.toml", axes={}, slurm=settings)
+    _, make = ConnectedCluster(settings).engine_for(matrix, pytest.fail, None)
+    return make
+
+
+@pytest.mark.parametrize(
+    "image", [Image(name="made", torch="2.13.0", packages=("numpy",)), Image(name="finished", image="torch:2")]
+)
+def test_an_image_makes_no_environment_where_a_container_has_one(environment, image):
+    assert environment(image) == JobEnvironment(image="apptainer:/torch.sif", python="python3")
