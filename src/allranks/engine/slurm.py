@@ -1,12 +1,4 @@
-"""The engine ``slurm``: a job is one ``sbatch`` with a supervisor on each node; its files lie in a shared folder.
-
-::
-
-    submitted ──> queued ──> placed ──────────────────> ended
-               sbatch    a supervisor has begun    exit.json is there, or SLURM has lost it
-
-States of SLURM explain an end, and decide nothing else: while its controller is away a job is what its files say.
-"""
+"""The engine ``slurm``: a job is one ``sbatch`` with a supervisor on each node; its files lie in a shared folder."""
 
 import hashlib
 import json
@@ -14,46 +6,23 @@ import math
 import os
 import re
 import shlex
-import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from allranks.engine.agent_output import Damage, RecordReader
-from allranks.engine.agents import JobOfAgents, bring_home, make_token
 from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, host_id, is_dead
 from allranks.engine.process import environment, remove_tree
-from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Placement, RecordSink
-from allranks.engine.slurm_queue import POLL, QueuedJob, SlurmQueue, outside_of_jobs
+from allranks.engine.protocol import JobSpec
+from allranks.engine.shared_folder_job import Allocation, SharedFolderJob, fill_folder
+from allranks.engine.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.errors import EngineError
-from allranks.harness import node_supervisor as files
-from allranks.harness.config import NodeConfig
-from allranks.harness.evidence import read
-from allranks.harness.linux import Timer
-from allranks.harness.node_supervisor import AgentExit, NodeOrder, write_whole
 from allranks.matrix.model import Slurm
-from allranks.records import Record
 
 _OWNER: Final = "owner.json"
 """File of a job's folder that names the job, and its owner's run and host."""
-
-_LOOK_AGAIN: Final = 0.25
-"""Seconds between two looks at the files of a node."""
-
-_PIECE: Final = 1 << 20
-
-_LATE_FILES: Final = 10.0
-"""Seconds that files of an ended job may take to be seen here: NFS keeps names for up to 30, and looks for new ones
-after 3 to 5 where a folder changes."""
-
-_ABSENCES: Final = 2
-"""Answers without a job until it counts as lost: an answer may miss one that is just being submitted."""
-
-_LOGS: Final = ("batch.log", "srun.log")
-_LOG_END: Final = 4000
 
 
 class SlurmEngine:
@@ -74,11 +43,11 @@ class SlurmEngine:
         self._queue = SlurmQueue()
 
     @contextmanager
-    def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> Iterator["SlurmJob"]:
+    def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> Iterator[SharedFolderJob]:
         """See :meth:`allranks.engine.protocol.Engine.start`."""
         folder = self._make_folder(spec)
         try:
-            job = SlurmJob(self._submit(spec, folder), spec)
+            job = SharedFolderJob(self._submit(spec, folder), spec)
             try:
                 yield job
             finally:
@@ -95,19 +64,7 @@ class SlurmEngine:
             folder.mkdir(mode=0o700)
             owner = {"host": host_id(), "run": spec.run_id}
             (folder / _OWNER).write_text(json.dumps(owner), encoding="utf-8")
-            (folder / files.SHARED).mkdir()
-            order = NodeOrder(python=spec.python or "", code=str(spec.code))
-            (folder / files.ORDER).write_text(
-                json.dumps({"python": order.python, "code": order.code}), encoding="utf-8"
-            )
-            token = make_token()
-            for node in range(spec.agent.nodes):
-                own = folder / f"node-{node}"
-                (own / files.RESULTS).mkdir(parents=True)
-                for copy in spec.carried:
-                    shutil.copytree(copy.source, own / files.RESULTS / copy.target)
-                post = NodeConfig(node=node, leader="", port=0, token=token) if spec.agent.nodes > 1 else None
-                write_whole(own / files.CONFIG, replace(spec.agent, post=post).to_json())
+            fill_folder(folder, spec)
             (folder / "job.sh").write_text(script(spec, folder, self._package), encoding="utf-8")
         except OSError as error:
             remove_tree(folder)
@@ -116,22 +73,23 @@ class SlurmEngine:
             raise EngineError(msg, why=str(error), remedy=remedy) from error
         return folder
 
-    def _submit(self, spec: JobSpec, folder: Path) -> "_Allocation":
+    def _submit(self, spec: JobSpec, folder: Path) -> Allocation:
         if spec.python is None:
             msg = f"job {spec.job_id} names no interpreter"
             raise EngineError(msg)
-        allocation = _Allocation(self._queue, folder)
+        allocation = Allocation(self._queue, folder)
         variables = environment(spec, folder, self._package, outside_of_jobs(os.environ))
         # SLURM is the owner of the processes, and gives them their GPUs; the node has its own folder and interface.
         own = ["TMPDIR", RUN_VARIABLE, HOST_VARIABLE, *(["CUDA_VISIBLE_DEVICES"] if spec.agent.gpu_count else [])]
         for name in own:
             variables.pop(name, None)
         try:
-            allocation.number = self._queue.submit(request(spec, folder, self._settings), variables, folder.name)
+            number = self._queue.submit(request(spec, folder, self._settings), variables, folder.name)
         except EngineError:
             with suppress(EngineError):  # it may have taken the job and not answered in time
                 self._queue.cancel(folder.name)
             raise
+        allocation.number = f"SLURM job {number}"
         return allocation
 
     def remains(self) -> list[str]:
@@ -234,265 +192,3 @@ def request(spec: JobSpec, folder: Path, settings: Slurm) -> list[str]:
         *settings.extra,
         str(folder / "job.sh"),
     ]
-
-
-@dataclass(eq=False)
-class _Allocation:
-    """A submitted job, as its agents share it.
-
-    Attributes:
-        number: SLURM's number for it.
-        told: What was last said of its place in the queue.
-        is_ours: This process has asked for its end.
-        placed: When its first node began, in seconds since the epoch; None while it is queued.
-        gone: When SLURM was first seen to have lost or ended it, on the monotonic clock.
-    """
-
-    queue: SlurmQueue
-    folder: Path
-    number: str = ""
-    told: str = ""
-    is_ours: bool = False
-    placed: float | None = None
-    gone: float | None = None
-    on_placed: Callable[[], None] = field(default=lambda: None)
-
-    def news(self) -> Placement | None:
-        """What has changed in its place since the last call, in words."""
-        if self.placed is None and (self.folder / "node-0" / files.PLACED).exists():
-            at = _json(self.folder / "node-0" / files.PLACED).get("at")
-            self.placed = at if isinstance(at, float) else time.time()
-            self.on_placed()
-        job = self.queue.look(self.folder.name).job
-        if self.placed is not None:
-            told = f"placed on {job.nodes} (SLURM job {self.number})" if job and job.nodes else ""
-        else:
-            told = f"queued ({job.reason or 'no reason yet'})" if job and job.is_waiting else ""
-        if not told or told == self.told:
-            return None
-        self.told = told
-        return Placement(told, is_placed=self.placed is not None)
-
-    @property
-    def has_vanished(self) -> bool:
-        """Whether SLURM has ended or lost it, and files that it may have left are overdue."""
-        sighting = self.queue.look(self.folder.name)
-        ended = sighting.job.has_ended if sighting.job else sighting.absences >= _ABSENCES
-        if not ended:
-            self.gone = None
-        elif self.gone is None:
-            self.gone = time.monotonic()
-        return self.gone is not None and time.monotonic() > self.gone + _LATE_FILES
-
-    def hang_up(self) -> None:
-        """Ask its supervisors to end their agents; take it out of the queue if it has none yet."""
-        self.is_ours = True
-        with suppress(OSError):
-            (self.folder / files.HANG_UP).touch()
-        self.news()
-        if self.placed is None:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Have SLURM end it, unless SLURM does not answer."""
-        self.is_ours = True
-        with suppress(EngineError):
-            self.queue.cancel(self.folder.name)
-
-    def cause(self, leader: AgentExit | None) -> str:
-        """What ended it, if that was the cluster; else empty."""
-        if self.is_ours or (leader is not None and not leader.signals and leader.status is not None):
-            return ""
-        name = self.folder.name
-        sighting = self.queue.look(name)
-        if leader is not None:  # SLURM's answers may be older than the signal
-            sighting = self.queue.look_after(name, time.monotonic(), 2 * POLL + 1.0)
-        job = sighting.job or sighting.last
-        if job is not None and job.cause:
-            return f"{job.cause}; it was SLURM job {self.number}"
-        if leader is not None:
-            return f"was told to end from outside ({', '.join(leader.signals)}); it was SLURM job {self.number}"
-        return f"has left no exit status: SLURM job {self.number} {_lost(job)}"
-
-
-def _lost(job: QueuedJob | None) -> str:
-    return f"is {job.state}" if job else "is not in the queue"
-
-
-def _json(path: Path) -> dict[str, object]:
-    """The object in a file of a node; empty if it is not whole."""
-    try:
-        told = json.loads(read(path))
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-class _NodeAgent:
-    """The agent of one node, as the files of its supervisor show it."""
-
-    def __init__(self, allocation: _Allocation, node: int) -> None:
-        self._allocation = allocation
-        self._node = node
-        self.folder = allocation.folder / f"node-{node}"
-        self._timer = Timer(_LOOK_AGAIN)
-        self._reader = RecordReader()
-        self._offset = 0
-        self._digest = hashlib.sha256()
-        self._is_changed = False
-        self.ended: AgentExit | None = None
-        self.has_ended = False
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """See :class:`allranks.engine.agents.Agent`."""
-        return (self._timer.fileno(),)
-
-    def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage | Placement]:
-        """See :meth:`allranks.engine.agents.Agent.hear`."""
-        self._timer.has_gone_off()
-        if self._node == 0 and (news := self._allocation.news()) is not None:
-            yield news
-        # Before the stream: what the agent wrote before its end is there once its end is.
-        ended = self._look_for_end()
-        yield from self._read()
-        if ended is not None:
-            yield from self._check()
-            self.ended, self.has_ended = ended, True
-        elif self._allocation.has_vanished or (self._allocation.is_ours and self._allocation.placed is None):
-            self.has_ended = True
-
-    def _look_for_end(self) -> AgentExit | None:
-        path = self.folder / files.EXIT
-        if not path.exists():
-            return None
-        told = _json(path)
-        try:
-            return AgentExit(**{**told, "signals": tuple(told.get("signals", ()))})  # type: ignore[arg-type]
-        except TypeError:
-            return AgentExit(status=None, output=f"{path.name} is not readable")
-
-    def _read(self) -> Iterator[Record | Damage]:
-        """The records that have come since the last look; each byte is read once."""
-        try:
-            with (self.folder / files.STREAM).open("rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                if size < self._offset and not self._is_changed:
-                    self._is_changed = True
-                    yield Damage(f"its stream has shrunk from {self._offset} bytes to {size}")
-                stream.seek(self._offset)
-                while not self._is_changed and (data := stream.read(_PIECE)):
-                    self._offset += len(data)
-                    self._digest.update(data)
-                    yield from self._reader.feed(data)
-        except FileNotFoundError:
-            return
-
-    def _check(self) -> Iterator[Damage]:
-        """Compare the stream with what was read of it, once, at its end."""
-        digest, left = hashlib.sha256(), self._offset
-        with suppress(OSError), (self.folder / files.STREAM).open("rb") as stream:
-            while left and (data := stream.read(min(_PIECE, left))):
-                digest.update(data)
-                left -= len(data)
-        if not self._is_changed and digest.digest() != self._digest.digest():
-            self._is_changed = True
-            yield Damage("its stream was changed after it had been read")
-
-    @property
-    def host(self) -> str:
-        """The name of the node, or its number if it has not begun."""
-        return str(_json(self.folder / files.PLACED).get("host") or f"node {self._node}")
-
-    def go(self) -> None:
-        """See :meth:`allranks.engine.agents.Agent.go`."""
-        with suppress(OSError):
-            (self._allocation.folder / files.GO).touch()
-
-    def hang_up(self) -> None:
-        """See :meth:`allranks.engine.agents.Agent.hang_up`."""
-        if not self.has_ended:
-            self._allocation.hang_up()
-
-    def resume(self) -> None:
-        """See :meth:`allranks.engine.agents.Agent.resume`: SLURM sends CONT with each signal that ends."""
-
-    def end(self, deadline: float) -> None:
-        """See :meth:`allranks.engine.agents.Agent.end`."""
-        while not self.has_ended and time.monotonic() < deadline:
-            time.sleep(_LOOK_AGAIN)
-            self._look_again()
-        if not self.has_ended:
-            self._allocation.cancel()
-            self._look_again()
-            self.has_ended = True
-
-    def _look_again(self) -> None:
-        if (ended := self._look_for_end()) is not None:
-            self.ended, self.has_ended = ended, True
-
-    def exit(self) -> NodeExit:
-        """See :meth:`allranks.engine.agents.Agent.exit`."""
-        status = self.ended.status if self.ended else None
-        said = [self.ended.output if self.ended else "", self._reader.output, self._logs() if status != 0 else ""]
-        memory = bool(self.ended and self.ended.memory_kills)
-        return NodeExit(status=status, out_of_memory=memory, output="\n".join(filter(None, said)))
-
-    def _logs(self) -> str:
-        """The end of what SLURM's own processes wrote, such as why a step could not start."""
-        texts = [read(self._allocation.folder / name)[-_LOG_END:].strip() for name in _LOGS]
-        return "\n".join(filter(None, texts))
-
-    def close(self) -> None:
-        """Release the timer."""
-        self._timer.close()
-
-
-class SlurmJob(JobOfAgents[_NodeAgent]):
-    """A job in SLURM's queue or on its nodes; its time begins when it is placed."""
-
-    def __init__(self, allocation: _Allocation, spec: JobSpec) -> None:
-        super().__init__([_NodeAgent(allocation, node) for node in range(spec.agent.nodes)], spec.resources.seconds)
-        self._allocation = allocation
-        self._deadline = math.inf
-        self._ended_by = ""
-        self._has_stopped = False
-        allocation.on_placed = self._begin
-
-    def _begin(self) -> None:
-        if self._deadline == math.inf:
-            self._deadline = self._now() + self._limit
-
-    def go(self) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.go`."""
-        self._leader.go()
-
-    def wait(self, sink: RecordSink) -> JobExit:
-        """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
-        ending = super().wait(sink)
-        return replace(ending, began=self._allocation.placed, ended_by=self._ended_by)
-
-    def _stop_all(self, sink: RecordSink) -> None:
-        is_first, is_ours = not self._has_stopped, self._allocation.is_ours
-        self._has_stopped = True
-        if is_first and self._leader.has_ended:
-            self._ended_by = self._allocation.cause(self._leader.ended)
-        super()._stop_all(sink)
-        lost = [agent.host for agent in self._followers if agent.ended is None]
-        if is_first and lost and self._leader.ended and not (self._ended_by or is_ours):
-            self._ended_by = f"lost {', '.join(lost)}; it was SLURM job {self._allocation.number}"
-
-    def collect(self, results: Path) -> None:
-        """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
-        try:
-            bring_home([agent.folder / files.RESULTS for agent in self._agents], results)
-        except OSError as error:
-            msg = f"The results of a job could not be copied to {results}."
-            remedy = "Check the permissions and free space of that folder, and of [slurm] spool."
-            raise EngineError(msg, why=str(error), remedy=remedy) from error
-
-    def close(self) -> None:
-        """Release what this object holds."""
-        for agent in self._agents:
-            agent.close()
-        super().close()
