@@ -44,7 +44,7 @@ after 3 to 5 where a folder changes."""
 _ABSENCES: Final = 2
 """Answers without a job until it counts as lost: an answer may miss one that is just being submitted."""
 
-_LOGS: Final = ("batch.log", "srun.log", "supervisor.log")
+_LOGS: Final = ("batch.log", "srun.log")
 _LOG_END: Final = 4000
 
 
@@ -64,7 +64,9 @@ def fill_folder(folder: Path, spec: JobSpec) -> None:
         for copy in spec.carried:
             shutil.copytree(copy.source, own / files.RESULTS / copy.target)
         post = NodeConfig(node=node, leader="", port=0, token=token) if spec.agent.nodes > 1 else None
-        write_whole(own / files.CONFIG, replace(spec.agent, post=post).to_json())
+        # GPUs with names are this host's: other nodes find out their own.
+        checks = () if node else spec.agent.check_gpus
+        write_whole(own / files.CONFIG, replace(spec.agent, post=post, check_gpus=checks).to_json())
 
 
 class Queue(Protocol):
@@ -296,7 +298,8 @@ class _NodeAgent:
 
     def _logs(self) -> str:
         """The end of what the cluster's own processes wrote, such as why a step could not start."""
-        texts = [read(self._allocation.folder / name)[-_LOG_END:].strip() for name in _LOGS]
+        paths = [*(self._allocation.folder / name for name in _LOGS), self.folder / files.LOG]
+        texts = [read(path)[-_LOG_END:].strip() for path in paths]
         return "\n".join(filter(None, texts))
 
     def close(self) -> None:
