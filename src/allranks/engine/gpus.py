@@ -289,6 +289,17 @@ def take_inventory(
     return Inventory(driver="rocm" if nodes or mode == "rocm" else "nvidia", gpus=tuple(nodes), nodes=nodes, root=root)
 
 
+def chosen_inventory(mode: GpuMode, wanted: str | None) -> Inventory:
+    """Those GPUs of this host that a command asks for: all that are visible, or some of them (:func:`chosen_gpus`).
+
+    Raises:
+        DeviceError: NVIDIA's driver is installed, and fails.
+        UsageError: One of them is not there.
+    """
+    inventory = take_inventory(mode)
+    return inventory if wanted is None else inventory.only(wanted)
+
+
 def _of_nvidia(driver: GpuDriver, gpus: Sequence[Gpu], root: Path) -> Inventory:
     descriptions = {gpu.uuid: gpu.description for gpu in gpus}
     ids = tuple(descriptions)
