@@ -27,6 +27,9 @@ from allranks.errors import AllranksError, EngineError, ExitCode, counted
 from allranks.harness.node_supervisor import GO
 from allranks.interruption import deaf
 
+_DEAD: Final = 600.0
+"""Seconds after the last sign of life of all processes of a launch until another one removes its folder."""
+
 _FAREWELL: Final = 10.0
 """Seconds for the others to see how the run has ended."""
 
@@ -209,6 +212,7 @@ def assemble(folder: Path, own: Member, world_size: int, limit: float) -> list[M
     try:
         remove_tree(folder)  # of an earlier launch of this name; a process that is early writes its file again
         write(path_of(folder, own.rank), own)
+        _forget_dead(folder)
         _find(folder, found, world_size, limit)
     except OSError as error:
         raise unusable(folder, error) from error
@@ -221,6 +225,16 @@ def assemble(folder: Path, own: Member, world_size: int, limit: float) -> list[M
             with deaf():
                 dismiss(folder, Session(nonces=nonces, nodes=(), exit_code=int(ending.code)), found.values())
     return [found[rank] for rank in range(world_size)]
+
+
+def _forget_dead(own: Path) -> None:
+    """Remove the folders of launches whose processes were all killed at one time."""
+    prefix, _, _ = own.name.rpartition("-")
+    now = path_of(own, 0).stat().st_mtime  # by the clock of the file server
+    for folder in own.parent.glob(f"{prefix}-*"):
+        with suppress(OSError):
+            if all(now - path.stat().st_mtime > _DEAD for path in folder.glob("*.json")):
+                remove_tree(folder)
 
 
 def _find(folder: Path, found: dict[int, Member], world_size: int, limit: float) -> None:

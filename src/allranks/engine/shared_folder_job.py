@@ -337,9 +337,15 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
         if is_first and self._leader.has_ended:
             self._ended_by = self._allocation.cause(self._leader.ended)
         super()._stop_all(sink)
-        lost = [agent.host for agent in self._followers if agent.ended is None]
-        if is_first and lost and self._leader.ended and not (self._ended_by or is_ours):
-            self._ended_by = self._allocation.named(f"lost {', '.join(lost)}")
+        if is_first and self._leader.ended and not (self._ended_by or is_ours):
+            self._ended_by = self._cause_elsewhere()
+
+    def _cause_elsewhere(self) -> str:
+        """What ended the job on another node than the leading one; empty if nothing did."""
+        if lost := [agent.host for agent in self._followers if agent.ended is None]:
+            return self._allocation.named(f"lost {', '.join(lost)}")
+        told = [f"{agent.host} ({', '.join(agent.ended.signals)})" for agent in self._followers if agent.ended.signals]
+        return self._allocation.named(f"was told to end from outside on {', '.join(told)}") if told else ""
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
