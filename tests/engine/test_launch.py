@@ -76,14 +76,15 @@ def test_all_processes_end_with_the_runs_exit_code_and_leave_nothing(folder, nod
         ending.code = ExitCode.TESTS_FAILED
     wait_for(lambda: all(ends))
     assert ends == [[ExitCode.TESTS_FAILED]] * 2
-    assert os.listdir(folder.parent) == []
+    assert list(folder.parent.iterdir()) == []
 
 
 def test_an_error_of_process_0_ends_the_others_with_its_code(folder, node, follow):
     ends = follow(member(1, "n1"))
     leader = LaunchLeader(folder, assemble(folder, member(0), 2, 20.0), node(0), 5.0)
+    error = UsageError("no such cell")
     with pytest.raises(UsageError), leading(leader):
-        raise UsageError("no such cell")
+        raise error
     wait_for(lambda: ends)
     assert ends == [ExitCode.USAGE]
 
@@ -135,7 +136,7 @@ def test_folders_of_launches_that_were_killed_are_removed_after_a_while(folder):
         write(path_of(each, 0), member(0))
     os.utime(path_of(old, 0), (0, time.time() - 700))
     assemble(folder, member(0), 1, 1.0)
-    assert sorted(os.listdir(folder.parent)) == [".inside-live", ".inside-x"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".inside-live", ".inside-x"]
 
 
 @pytest.mark.parametrize(

@@ -296,8 +296,8 @@ def take_inventory(
     driver: GpuDriver = "rocm" if nodes or mode == "rocm" else "nvidia"
     # HIP counts among those that ROCr shows, and jobs inherit ROCr's variable.
     found = Inventory(driver=driver, gpus=shown, nodes=nodes, everything=shown, root=root)
-    names = _VISIBLE if _ROCR not in environ else _VISIBLE[:1]
-    return _only_visible(found, environ, ("HIP_VISIBLE_DEVICES", *names))
+    of_all = _VISIBLE if _ROCR not in environ else _VISIBLE[:1]
+    return _only_visible(found, environ, ("HIP_VISIBLE_DEVICES", *of_all))
 
 
 def _only_visible(inventory: Inventory, environ: Mapping[str, str], names: Sequence[str]) -> Inventory:

@@ -1,4 +1,4 @@
-"""One node of a launch: starts a supervisor for each job in which it takes part, and ends it when the job is over."""
+"""One node of a launch: runs a supervisor for each job in which it takes part."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A job whose nodes share a folder with this host: its agents are seen by the files that their supervisors write.
+"""A job whose nodes share a folder with this host: its agents are what the files there show.
 
 ::
 
@@ -342,9 +342,10 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
 
     def _cause_elsewhere(self) -> str:
         """What ended the job on another node than the leading one; empty if nothing did."""
-        if lost := [agent.host for agent in self._followers if agent.ended is None]:
+        ends = [(agent.host, agent.ended) for agent in self._followers]
+        if lost := [host for host, ended in ends if ended is None]:
             return self._allocation.named(f"lost {', '.join(lost)}")
-        told = [f"{agent.host} ({', '.join(agent.ended.signals)})" for agent in self._followers if agent.ended.signals]
+        told = [f"{host} ({', '.join(ended.signals)})" for host, ended in ends if ended and ended.signals]
         return self._allocation.named(f"was told to end from outside on {', '.join(told)}") if told else ""
 
     def collect(self, results: Path) -> None:

@@ -1,4 +1,4 @@
-"""The engine ``slurm``: a job is one ``sbatch`` with a supervisor on each node; its files lie in a shared folder."""
+"""The engine ``slurm``: a job is one ``sbatch`` with a supervisor on each node."""
 
 import hashlib
 import json
