@@ -1,4 +1,4 @@
-"""A process of a launch other than process 0: serves its node if it was elected, and ends as the run does."""
+"""A process of a launch other than process 0: serves its node, and ends as the run does."""
 
 import time
 from contextlib import suppress

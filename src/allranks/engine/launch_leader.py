@@ -1,4 +1,4 @@
-"""Process 0 of a launch: waits for the others, gives nodes to jobs, and says at the end how the run has ended."""
+"""Process 0 of a launch: waits for the others, gives nodes to jobs, and ends all with the run."""
 
 import threading
 import time
