@@ -181,3 +181,13 @@ def test_cells_of_more_nodes_than_the_launcher_has_are_refused(launch, tmp_path)
     codes, (out, other) = ends(launch())
     assert (codes, other) == ([2, 2], "")
     assert "need more nodes than the launcher has, which is 2" in out
+
+
+def test_a_node_whose_process_was_killed_is_infrastructure(launch, tmp_path):
+    processes = launch("--where", "nodes=2", nap=60)
+    wait_until_ranks_run(tmp_path, processes)
+    processes[1].kill()
+    codes, (out, _) = ends(processes)
+    assert codes == [4, -signal.SIGKILL]
+    assert "The job was told to end from outside on" in out
+    assert remains(tmp_path) == ([], [])
