@@ -76,3 +76,14 @@ def put_off(number: int) -> bool:
     if is_held_back:
         signal.raise_signal(number)  # to this thread
     return is_held_back
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Ignore the signals: how the command ends is settled, and only its last acts are left."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -132,7 +132,7 @@ class TestSlurm(EngineContract):
         assert isinstance(heard[-1], Finished)
 
     def test_one_that_left_no_end_is_lost_and_not_waited_for(self, engine, endless, cluster, monkeypatch):
-        monkeypatch.setattr("allranks.engine.slurm_job._LATE_FILES", 0.5)
+        monkeypatch.setattr("allranks.engine.shared_folder_job._LATE_FILES", 0.5)
         name = job_name(endless)
 
         def cut_off():

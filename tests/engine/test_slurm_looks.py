@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine.slurm_job import Allocation, _NodeAgent
+from allranks.engine.shared_folder_job import Allocation, _NodeAgent
 from allranks.engine.slurm_queue import QueuedJob, Sighting
 
 

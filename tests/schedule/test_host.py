@@ -9,7 +9,7 @@ from allranks.engine import docker as engine_docker
 from allranks.engine.kind import JobEnvironment, cleaners
 from allranks.engine_kinds import containers, host_processes
 from allranks.errors import EngineError, ImageError
-from allranks.schedule.host import _ForHost, choose_host
+from allranks.schedule.host import _ForHost, choose_host, gpus_here
 
 
 @dataclass
@@ -210,3 +210,9 @@ def test_processes_that_lease_a_gpu_see_to_it_that_no_container_still_has_it(mat
 @pytest.mark.usefixtures("daemon")
 def test_without_gpus_processes_have_nothing_to_do_with_a_daemon(matrix, lines):
     assert choose_host("process", matrix, lines).other_engines == ()
+
+
+@pytest.mark.parametrize(("nodes", "here"), [(1, 3), (2, 2)])
+def test_a_job_on_several_hosts_takes_its_share_of_this_ones_gpus(jobs, nodes, here):
+    cell = replace(next(iter(jobs.values())).cell, gpu_count=3, nodes=2)
+    assert gpus_here(cell, nodes) == here

@@ -157,3 +157,38 @@ def test_cdi_names_gpus_of_nvidia(amd):
     inventory = take_inventory("cdi", {}, amd, FakeNvml([device("a")]))
     assert (inventory.driver, inventory.gpus) == ("cdi", ("GPU-a",))
     assert inventory.of(("GPU-a",)) == Passthrough(driver="cdi")
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({"SLURM_STEP_GPUS": "2", "SLURM_JOB_GPUS": "1,2", "SLURM_JOB_ID": "7"}, ("GPU-b3",)),
+        ({"SLURM_JOB_GPUS": "1,2", "SLURM_JOB_ID": "7"}, ("GPU-b2", "GPU-b3")),
+        ({"SLURM_STEP_GPUS": "2", "CUDA_VISIBLE_DEVICES": "0"}, ("GPU-a1",)),  # with device cgroups numbers start anew
+        ({"SLURM_STEP_GPUS": "2", "CUDA_VISIBLE_DEVICES": ""}, ()),
+        ({"SLURM_JOB_ID": "7"}, ()),
+    ],
+    ids=str,
+)
+def test_slurms_jobs_have_the_gpus_that_slurm_gave_them(environ, found):
+    nvml = FakeNvml([device("a1"), device("b2"), device("b3")])
+    assert take_inventory(environ=environ, root=NOWHERE, nvml=nvml).gpus == found
+
+
+@pytest.mark.parametrize(
+    ("environ", "found", "number"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "1"}, AMD[1:], 1),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, AMD[1:], 1),
+        ({"ROCR_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "7"}, AMD[1:], 0),  # HIP counts among those that ROCr shows
+        ({"ROCR_VISIBLE_DEVICES": "1", "SLURM_STEP_GPUS": "1"}, AMD[1:], 0),
+        ({"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"}, AMD[1:], 0),
+        ({"HIP_VISIBLE_DEVICES": ""}, (), None),
+        ({"SLURM_JOB_ID": "7"}, (), None),
+    ],
+    ids=str,
+)
+def test_gpus_of_amd_that_are_hidden_are_not_leased(amd, environ, found, number):
+    inventory = take_inventory("rocm", environ, amd)
+    assert inventory.gpus == found
+    assert inventory.of(found).numbers == (() if number is None else (number,))

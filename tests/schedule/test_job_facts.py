@@ -17,6 +17,7 @@ from allranks.records import (
     JobTimedOut,
     LeftBehind,
     NodeLost,
+    NodesFailed,
     Notice,
     NotRun,
     Went,
@@ -217,3 +218,9 @@ def test_of_many_processes_that_were_left_behind_a_few_are_shown():
 
 def test_a_job_that_ended_before_anybody_looked_is_not_late():
     assert job_error([COLLECTED, PASSED, FINISHED], JobExit(status=0, timed_out=True)) is None
+
+
+@pytest.mark.parametrize("apart", [NodesFailed(message="it ended"), NodeLost(node=1, message="it is gone")])
+def test_a_node_that_was_ended_from_outside_is_infrastructure_though_the_leading_agent_finished(apart):
+    error = job_error([COLLECTED, apart, FINISHED], JobExit(status=1, ended_by="lost n2"))
+    assert (error.kind, error.what) == ("infrastructure", "The job lost n2.")

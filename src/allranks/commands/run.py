@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.commands.command_parser import CommandParser, OptionGroup
+from allranks.commands.inside import refuse_too_wide, run_inside
 from allranks.commands.options import (
     STOP,
     add_engine,
@@ -100,7 +102,7 @@ def add(parser: CommandParser) -> None:
     meaning = "plan that divides jobs among CI machines; --pack names the part of this one"
     group.add_argument("--plan-file", type=Path, metavar="FILE", help=meaning)
     group.add_argument("--pack", metavar="PACK", help="run this pack of the plan, as the CI's job matrix names it")
-    parser.set_defaults(command=_run)
+    parser.set_defaults(command=_run, launch=None)
 
 
 def _add_place(group: OptionGroup) -> None:
@@ -109,6 +111,8 @@ def _add_place(group: OptionGroup) -> None:
     group.add_argument("--gpus", metavar="0,2-3", help="use only these GPUs, by number or id (default: all of them)")
     add_gpu_mode(group)
     meaning = "at most N jobs at a time (default: as many as there is room for)"
+    meaning = "be one run of all processes that srun, torchrun or mpirun has started, on their nodes and GPUs alone"
+    group.add_argument("--inside", action="store_true", help=meaning)
     group.add_argument("-j", "--jobs", type=_count, metavar="N", help=meaning)
 
 
@@ -160,6 +164,12 @@ def _refuse_options(pytest_args: Sequence[str]) -> None:
 def _run(options: argparse.Namespace) -> ExitCode:
     expansion = read_request(options)
     _refuse_options(options.pytest_args)
+    if options.inside:
+        return run_inside(expansion, _results(expansion, options), options, partial(_run_here, expansion))
+    return _run_here(expansion, options)
+
+
+def _run_here(expansion: Expansion, options: argparse.Namespace) -> ExitCode:
     if options.pdb_rank is not None:
         expansion = _prepare_debugging(expansion, options)
     if options.plan_file or options.pack:
@@ -285,7 +295,10 @@ def refuse_launched(environ: Mapping[str, str]) -> None:
         unset = " ".join(f"-u {variable}" for _, variable in found)
         msg = f"This is one of several processes that {launcher} or the like has started ({said})."
         why = "allranks starts the ranks itself; here each process would run everything, into one results folder."
-        remedy = f"Start allranks once, without {launcher}. If it is alone after all: env {unset} allranks run …"
+        remedy = (
+            f"Start allranks once, without {launcher}. Or make all of its processes one run: allranks run --inside …"
+        )
+        remedy += f" If this one is alone after all: env {unset} allranks run …"
         raise UsageError(msg, why=why, remedy=remedy)
 
 
@@ -299,7 +312,9 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
 
     # Each process of a launcher may run its own pack of a plan, or other jobs of a run that all of them share by name.
     is_part = of.own is not None or (RUN_ID_VARIABLE in os.environ and PARTY_VARIABLE not in os.environ)
-    if not is_part:
+    if options.launch is not None:
+        refuse_too_wide(jobs, options.launch)
+    elif not is_part:
         refuse_launched(os.environ)
     if options.images and options.engine != "process":
         matrix = taking_images(expansion.matrix, options.images, [job.image.name for job in jobs], say)
@@ -318,7 +333,8 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     run_options = RunOptions(
         run_id=of.run_id,
         results=_results(expansion, options),
-        engine=options.engine,
+        engine=options.launch or options.engine,
+        nodes=options.launch.nodes if options.launch else 1,
         seed=options.seed,
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,

@@ -203,7 +203,11 @@ GpuMode = Literal["auto", "nvidia", "cdi", "rocm", "none"]
 GPUS_VARIABLE = "ALLRANKS_GPUS"
 """Names the GPUs, comma-separated, where they cannot be listed: those of a remote daemon."""
 
-_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""Variables that show some of the host's GPUs, the first one that is set: a step of SLURM may lack CUDA's own."""
+
+_SLURM_JOB: Final = "SLURM_JOB_ID"
+_ROCR: Final = "ROCR_VISIBLE_DEVICES"
 _ROOT: Final = Path("/")
 _NVIDIA_VENDOR: Final = "0x10de"
 _DISPLAY_CLASS: Final = "0x03"
@@ -268,7 +272,9 @@ def take_inventory(
 
     Args:
         mode: Whose GPUs; ``auto`` for NVIDIA's or, if there are none, AMD's.
-        environ: May name the GPUs itself, or hide some of NVIDIA's (``CUDA_VISIBLE_DEVICES``), as batch systems do.
+        environ: May name the GPUs itself, or hide some, as batch systems do (``CUDA_VISIBLE_DEVICES``; of AMD's
+            ``ROCR_VISIBLE_DEVICES`` and ``HIP_VISIBLE_DEVICES``, too). An empty value hides all, and so does a job of
+            SLURM that was given none.
         root: Where ``/dev`` and ``/sys`` are.
         nvml: The library to ask for NVIDIA's; None for the host's own.
 
@@ -284,9 +290,33 @@ def take_inventory(
     nvidia = nvidia_gpus(nvml, has_cards=any(nvidia_cards(root))) if mode != "rocm" else ()
     if nvidia or mode in {"nvidia", "cdi"}:
         found = _of_nvidia("cdi" if mode == "cdi" else "nvidia", nvidia, root)
-        return replace(found, gpus=tuple(_visible(found.gpus, environ[_VISIBLE]))) if _VISIBLE in environ else found
+        return _only_visible(found, environ, _VISIBLE)
     nodes = dict(_amd_gpus(root))
-    return Inventory(driver="rocm" if nodes or mode == "rocm" else "nvidia", gpus=tuple(nodes), nodes=nodes, root=root)
+    shown = tuple(_visible(tuple(nodes), environ[_ROCR])) if _ROCR in environ else tuple(nodes)
+    driver: GpuDriver = "rocm" if nodes or mode == "rocm" else "nvidia"
+    # HIP counts among those that ROCr shows, and jobs inherit ROCr's variable.
+    found = Inventory(driver=driver, gpus=shown, nodes=nodes, everything=shown, root=root)
+    of_all = _VISIBLE if _ROCR not in environ else _VISIBLE[:1]
+    return _only_visible(found, environ, ("HIP_VISIBLE_DEVICES", *of_all))
+
+
+def _only_visible(inventory: Inventory, environ: Mapping[str, str], names: Sequence[str]) -> Inventory:
+    """Its GPUs that the first of these variables shows; all of them without any, except in a job of SLURM."""
+    shown = next((environ[name] for name in names if name in environ), None)
+    if shown is None and (_SLURM_JOB not in environ or _ROCR in environ):
+        return inventory
+    return replace(inventory, gpus=tuple(_visible(inventory.gpus, shown or "")))
+
+
+def chosen_inventory(mode: GpuMode, wanted: str | None) -> Inventory:
+    """Those GPUs of this host that a command asks for: all that are visible, or some of them (:func:`chosen_gpus`).
+
+    Raises:
+        DeviceError: NVIDIA's driver is installed, and fails.
+        UsageError: One of them is not there.
+    """
+    inventory = take_inventory(mode)
+    return inventory if wanted is None else inventory.only(wanted)
 
 
 def _of_nvidia(driver: GpuDriver, gpus: Sequence[Gpu], root: Path) -> Inventory:

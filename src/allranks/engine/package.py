@@ -93,7 +93,7 @@ def copied_package(cache: Path) -> Path:
             shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         msg = f"The folder {made} cannot be made."
-        raise EnvironmentBuildError(msg, why=f"{error.strerror or error}.", remedy="Check [slurm] spool.") from error
+        raise EnvironmentBuildError(msg, why=f"{error.strerror or error}.", remedy="Free some space there.") from error
     return made
 
 

@@ -287,7 +287,7 @@ def environment(spec: JobSpec, scratch: Path, package_path: Path, host: Mapping[
         RUN_VARIABLE: spec.run_id,
         HOST_VARIABLE: host_id(),
     }
-    return {**_of_no_rank(host), "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}
+    return {**of_no_rank(host), "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo", **spec.environment, **own}
 
 
 def _visible_gpus(spec: JobSpec) -> dict[str, str]:
@@ -299,7 +299,7 @@ def _visible_gpus(spec: JobSpec) -> dict[str, str]:
     return {"HIP_VISIBLE_DEVICES": own, "CUDA_VISIBLE_DEVICES": own}
 
 
-def _of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
+def of_no_rank(host: Mapping[str, str]) -> dict[str, str]:
     """The host's variables without those that a launcher of ranks sets: allranks itself may run in such a rank.
 
     With ``TORCHELASTIC_USE_AGENT_STORE``, for one, torch's rank 0 would wait for a store that another process hosts.

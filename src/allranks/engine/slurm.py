@@ -2,25 +2,20 @@
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-from allranks.engine.agents import make_token
 from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
 from allranks.engine.process import environment, remove_tree
 from allranks.engine.protocol import JobSpec
+from allranks.engine.shared_folder_job import Allocation, SharedFolderJob, fill_folder
 from allranks.engine.slurm_container import agent_container
-from allranks.engine.slurm_job import Allocation, SlurmJob
 from allranks.engine.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engine.slurm_requests import job_name, request, script
 from allranks.errors import EngineError
-from allranks.harness import node_supervisor as files
-from allranks.harness.config import NodeConfig
 from allranks.harness.node_container import AgentFolders
 from allranks.harness.node_supervisor import NodeOrder, write_whole
 from allranks.matrix.model import Slurm
@@ -50,7 +45,7 @@ class SlurmEngine:
         self._queue = SlurmQueue()
 
     @contextmanager
-    def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> Iterator["SlurmJob"]:
+    def start(self, spec: JobSpec, _held: Sequence[int] = ()) -> Iterator[SharedFolderJob]:
         """See :meth:`allranks.engine.protocol.Engine.start`."""
         folder = self._make_folder(spec)
         try:
@@ -60,7 +55,7 @@ class SlurmEngine:
         finally:
             _remove(folder)
 
-    def adopt(self, spec: JobSpec) -> "AbstractContextManager[SlurmJob] | None":
+    def adopt(self, spec: JobSpec) -> AbstractContextManager[SharedFolderJob] | None:
         """See :meth:`allranks.engine.protocol.Engine.adopt`: a job that runs part of its tests is not taken over."""
         folder = self._spool / job_name(spec)
         if spec.agent.only is not None or not folder.is_dir():
@@ -72,7 +67,7 @@ class SlurmEngine:
         return self._take_over(spec, folder)
 
     @contextmanager
-    def _take_over(self, spec: JobSpec, folder: Path) -> Iterator["SlurmJob"]:
+    def _take_over(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
         write_whole(folder / _OWNER, _owner_of(spec))
         try:
             with self._running(spec, folder) as job:
@@ -81,10 +76,10 @@ class SlurmEngine:
             _remove(folder)
 
     @contextmanager
-    def _running(self, spec: JobSpec, folder: Path) -> Iterator["SlurmJob"]:
+    def _running(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
         number = (folder / _SUBMITTED).read_text(encoding="utf-8")
         self._queue.watch(folder.name)
-        job = SlurmJob(Allocation(self._queue, folder, number), spec)
+        job = SharedFolderJob(Allocation(self._queue, folder, f"SLURM job {number}"), spec)
         try:
             yield job
         finally:
@@ -100,19 +95,7 @@ class SlurmEngine:
             self._spool.mkdir(parents=True, exist_ok=True)
             folder.mkdir(mode=0o700)
             write_whole(folder / _OWNER, _owner_of(spec))
-            (folder / files.SHARED).mkdir()
-            # Beside the shared folder, where tests of other engines find it.
-            (folder / files.RESULTS).symlink_to(f"node-0/{files.RESULTS}")
-            order = NodeOrder(python=spec.python or "", code=str(spec.code), container=inside)
-            (folder / files.ORDER).write_text(json.dumps(asdict(order)), encoding="utf-8")
-            token = make_token()
-            for node in range(spec.agent.nodes):
-                own = folder / f"node-{node}"
-                (own / files.RESULTS).mkdir(parents=True)
-                for copy in spec.carried:
-                    shutil.copytree(copy.source, own / files.RESULTS / copy.target)
-                post = NodeConfig(node=node, leader="", port=0, token=token) if spec.agent.nodes > 1 else None
-                write_whole(own / files.CONFIG, replace(spec.agent, post=post).to_json())
+            fill_folder(folder, spec, NodeOrder(python=spec.python or "", code=str(spec.code), container=inside))
             (folder / "job.sh").write_text(script(spec, folder, self._package, container), encoding="utf-8")
         except OSError as error:
             remove_tree(folder)

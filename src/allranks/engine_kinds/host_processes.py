@@ -15,6 +15,7 @@ from allranks.engine.gpus import Inventory
 from allranks.engine.kind import Finding, JobEnvironment, MakeEnvironment, Progress, examine_remains
 from allranks.engine.package import package_path
 from allranks.engine.process import ProcessEngine
+from allranks.engine.protocol import Engine
 from allranks.environments import EnvironmentRecipe, Interpreter, ensure_environment, packages_of, probe, run_pip_of
 from allranks.errors import EngineError
 from allranks.image.project import in_cache, kept_wheel
@@ -65,9 +66,7 @@ class ConnectedProcesses:
         """See :meth:`allranks.engine.kind.ConnectedEngine.cleaner`."""
         return ProcessEngine(package_path(cache_folder() / "package"))
 
-    def engine_for(
-        self, matrix: Matrix, progress: Progress, _uses: ExitStack | None
-    ) -> tuple[ProcessEngine, MakeEnvironment]:
+    def engine_for(self, matrix: Matrix, progress: Progress, _uses: ExitStack | None) -> tuple[Engine, MakeEnvironment]:
         """See :meth:`allranks.engine.kind.ConnectedEngine.engine_for`."""
         make = partial(environment_of, root=matrix.root, process=matrix.process, progress=progress)
         return self.cleaner(), make

@@ -39,9 +39,9 @@ def _prctl(option: int, argument: int) -> None:
         raise OSError(error, os.strerror(error))
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
+    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def allow_tracing(pid: int) -> None:

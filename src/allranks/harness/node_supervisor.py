@@ -11,6 +11,7 @@ No connection to the orchestrator is needed, which may be suspended, killed or s
             config.json     the orchestrator: the agent's configuration, which the agent removes
             placed.json     this process: it has begun (Placed)
             stream          the agent: its records
+            supervisor.log  this process: what it prints, where its parent sends it there
             alive           this process touches it while the agent runs
             results/        the agent
             exit.json       this process, last of all: how the agent ended (AgentExit)
@@ -50,6 +51,10 @@ from allranks.harness.node_container import (
 
 ORDER, GO, HANG_UP, MEETING, SHARED = "order.json", "go", "hang-up", "meeting.json", "shared"
 CONFIG, PLACED, STREAM, ALIVE, RESULTS, EXIT = "config.json", "placed.json", "stream", "alive", "results", "exit.json"
+LOG = "supervisor.log"
+
+ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"
+"""Names an address at which other nodes may reach this one; it counts only where it is this node's."""
 
 _LOOK_AGAIN: Final = 0.2
 """Seconds between two looks at the orders, which cost two look-ups in the shared folder."""
@@ -252,13 +257,21 @@ def _pipe(agent: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """The address of this node at which others reach it: that from which SLURM launched the step, if it is here."""
-    for name in (environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), socket.gethostname()):
+    """The address of this node at which others reach it: that which it was given, if it is here, or its name's."""
+    found = ""
+    for name in (environ.get(ADDRESS_VARIABLE, ""), environ.get("SLURM_LAUNCH_NODE_IPADDR", ""), socket.gethostname()):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.bind((name, 0))
             if name:
-                return str(probe.getsockname()[0])
-    return "127.0.0.1"
+                found = str(probe.getsockname()[0])
+                break
+    if not found.startswith("127."):
+        return found or "127.0.0.1"
+    # Debian gives a host's own name a loopback address.
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # nothing is sent: it is an address of documentation (RFC 5737)
+        found = str(probe.getsockname()[0])
+    return found
 
 
 def interface_towards(address: str) -> str:
@@ -292,9 +305,16 @@ def gpus_to_check(environ: Mapping[str, str]) -> tuple[GpuToCheck, ...]:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Run one node of the job in this folder; SLURM's variables name the node."""
-    [folder] = arguments
-    sys.exit(NodeSupervisor(Path(folder), int(os.environ["SLURM_NODEID"]), os.environ).run())
+    """Run one node of the job in this folder.
+
+    SLURM names the node by a variable, and ends this process with its step. Other parents name it by an argument, and
+    their end is this process's.
+    """
+    folder, *named = arguments
+    if named:
+        linux.die_with_parent(signal.SIGTERM)
+    node = int(named[0] if named else os.environ["SLURM_NODEID"])
+    sys.exit(NodeSupervisor(Path(folder), node, os.environ).run())
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ class AttemptRunner:
 
     def room_of(self, job: Job) -> Capacity:
         """The demand of a job: no GPUs if the host has too few, since all its tests will be skipped."""
-        gpus = job.cell.gpu_count
+        gpus = self.host.gpus_for(job.cell)
         return room_of(self.matrix, job, gpus=gpus if gpus <= len(self.host.gpus) else 0)
 
     def has_image(self, job: Job) -> bool:

@@ -5,11 +5,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 from allranks.engine.gpus import Inventory, take_inventory
-from allranks.engine.kind import JobEnvironment, MakeEnvironment, Progress, choose_engine, cleaners
+from allranks.engine.kind import ConnectedEngine, JobEnvironment, MakeEnvironment, Progress, choose_engine, cleaners
 from allranks.engine.protocol import Engine
 from allranks.errors import AllranksError, EngineError, MatrixError
+from allranks.harness.config import share_of
 from allranks.matrix.cell_images import image_for
-from allranks.matrix.model import Image, Job, Matrix
+from allranks.matrix.model import Cell, Image, Job, Matrix
 from allranks.schedule.packing.estimate import Capacity
 
 _NO_GPUS = Inventory()
@@ -25,6 +26,7 @@ class Host:
         environment_of: Where each job's Python comes from, made on first use.
         other_engines: Further engines whose runs may have used the GPUs.
         most_jobs: The most jobs at a time on an engine that queues them and leases GPUs itself; None on others.
+        nodes: How many nodes of its own the engine has for jobs on several.
     """
 
     engine: Engine
@@ -35,6 +37,7 @@ class Host:
     inventory: Inventory = _NO_GPUS
     other_engines: tuple[Engine, ...] = ()
     most_jobs: int | None = None
+    nodes: int = 1
 
     def vacate(self, gpus: Sequence[str]) -> None:
         """Remove everything else that uses GPUs that have just been leased.
@@ -52,6 +55,10 @@ class Host:
         """The total capacity that jobs share."""
         return Capacity(gpus=len(self.gpus), cores=self.cores, memory=self.memory)
 
+    def gpus_for(self, cell: Cell) -> int:
+        """How many of its GPUs a job of the cell takes: see :func:`gpus_here`."""
+        return gpus_here(cell, self.nodes)
+
     def name_of(self, gpu: str) -> str:
         """The name of one of its GPUs for people."""
         return replace(self.inventory, gpus=self.gpus).name_of(gpu)
@@ -61,23 +68,35 @@ class Host:
         return tuple(map((self.inventory.everything or self.gpus).index, gpus))
 
 
-def choose_host(
-    engine: str,
+def gpus_here(cell: Cell, nodes: int) -> int:
+    """How many GPUs of this host a job of the cell takes: its own share if the engine spreads it over several nodes."""
+    return len(share_of(0, total=cell.gpu_count, nodes=cell.nodes)) if nodes > 1 else cell.gpu_count
+
+
+def choose_host(  # noqa: PLR0913, PLR0917 - all but two have defaults
+    engine: str | ConnectedEngine,
     matrix: Matrix,
     say: Progress,
     inventory: Inventory | None = None,
     uses: ExitStack | None = None,
+    nodes: int = 1,
 ) -> Host:
     """The host of a run, after removal of what dead runs left on it.
 
-    Images that the run's jobs use are kept until `uses` is closed.
+    Args:
+        engine: The engine, or the name of the one to connect to.
+        matrix: The matrix of the run.
+        say: Receives lines while something is made.
+        inventory: The GPUs that jobs may lease; None to look for them.
+        uses: Until it is closed, nothing that was made for the run is removed.
+        nodes: How many nodes of its own the engine has for jobs on several.
 
     Raises:
         EngineError: The engine that was asked for is not there.
     """
     inventory = take_inventory() if inventory is None else inventory
     gpus = inventory.gpus
-    connected, why = choose_engine(engine)
+    connected, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer)
     most_jobs = connected.most_jobs
     say(f"engine: {connected.name} ({why}); GPUs: {'its own' if most_jobs else len(gpus) or 'none'}")
     gpus = () if most_jobs else gpus
@@ -90,10 +109,11 @@ def choose_host(
         gpus=gpus,
         cores=cores,
         memory=memory,
-        environment_of=_ForHost(gpus, matrix, say, make, leases_gpus=most_jobs is None),
+        environment_of=_ForHost(gpus, matrix, say, make, leases_gpus=most_jobs is None, nodes=nodes),
         inventory=inventory,
         other_engines=tuple(cleaners(beside=connected.name)) if gpus else (),
         most_jobs=most_jobs,
+        nodes=nodes,
     )
 
 
@@ -106,6 +126,7 @@ class _ForHost:
     say: Progress
     make: MakeEnvironment
     leases_gpus: bool = True
+    nodes: int = 1
     _made: dict[Image, JobEnvironment | AllranksError] = field(default_factory=dict)
 
     def __call__(self, job: Job) -> JobEnvironment:
@@ -128,7 +149,7 @@ class _ForHost:
 
         All its tests will be skipped, which is not worth a wait for gigabytes of CUDA.
         """
-        wanted = job.cell.gpu_count
+        wanted = gpus_here(job.cell, self.nodes)
         if wanted <= len(self.gpus) or not self.leases_gpus:
             return job.image
         lacks = f"{job.cell.id} asks for {wanted} GPUs, this host has {len(self.gpus)}: its tests will be skipped"

@@ -130,7 +130,7 @@ class JobFacts:
         return self._error_apart_from_collection(ending)
 
     def _error_apart_from_collection(self, ending: JobExit) -> JobError | None:
-        if ending.ended_by and not (self.is_done and self._first(NodeLost) is None):
+        if ending.ended_by and (not self.is_done or self._first(NodeLost) or self._first(NodesFailed)):
             what = f"The job {ending.ended_by}."
             return JobError(kind="infrastructure", what=what, why=ending.output, remedy=_GO_ON)
         if (early := self._error_of_agents(ending)) is not None:

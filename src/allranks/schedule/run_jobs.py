@@ -7,8 +7,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.engine.gpus import GpuMode, Inventory, take_inventory
-from allranks.engine.kind import cleaners, engine_kind
+from allranks.engine.gpus import GpuMode, Inventory, chosen_inventory
+from allranks.engine.kind import ConnectedEngine, cleaners, engine_kind
 from allranks.engine.ownership import own_run
 from allranks.engine_registry import AUTO, OF_THIS_HOST
 from allranks.errors import AllranksError, DeviceError, ExitCode, UsageError
@@ -48,7 +48,8 @@ class RunOptions:
     Attributes:
         run_id: The run to begin or to join.
         results: The folder of all runs.
-        engine: The name of the requested engine, or ``auto``.
+        engine: The engine, or the name of the requested one, or ``auto``.
+        nodes: How many nodes of its own the engine has for jobs on several.
         seed: The requested seed; None for a random one.
         pytest_args: Arguments for pytest inside the ranks.
         nothing_ran_allowed: Whether a run in which no test executed is good.
@@ -65,7 +66,7 @@ class RunOptions:
 
     run_id: str
     results: Path
-    engine: str
+    engine: str | ConnectedEngine
     seed: int | None
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool
@@ -76,6 +77,7 @@ class RunOptions:
     gpus: str | None = None
     gpu_mode: GpuMode = "auto"
     planned_gpus: int = 0
+    nodes: int = 1
     annotate: Annotate = annotate_all
     detail: Detail = "usual"
 
@@ -97,9 +99,7 @@ def run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, say: Cal
 def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console: Console) -> ExitCode:
     # Before there is a run: a refused request is not a failed run.
     say = console.say if options.detail != "quiet" else _say_nothing
-    inventory = take_inventory(options.gpu_mode)
-    if options.gpus is not None:
-        inventory = inventory.only(options.gpus)
+    inventory = chosen_inventory(options.gpu_mode, options.gpus)
     _refuse_missing_gpus(inventory, options.planned_gpus)
     _refuse_uneven_gpus(options.engine, jobs)
     if options.left is not None:
@@ -115,7 +115,7 @@ def _run(expansion: Expansion, jobs: Sequence[Job], options: RunOptions, console
             folder = take_snapshot(folder, jobs, durations, say, known=options.known)
             if options.detail == "verbose":
                 say(f"run {folder.run_id} of {expansion.matrix.path}, into {folder.path}")
-            host = choose_host(options.engine, expansion.matrix, say, inventory, uses)
+            host = choose_host(options.engine, expansion.matrix, say, inventory, uses, options.nodes)
             with console.watch([job.id for job in to_do]) as live:
                 attempts = AttemptRunner(expansion.matrix, host, folder, live, options.pytest_args, options.policy)
                 Dispatcher(attempts).run(to_do, again)
@@ -142,13 +142,17 @@ def _refuse_missing_gpus(inventory: Inventory, planned: int) -> None:
         raise DeviceError(what, why=why, remedy=remedy)
 
 
-def _refuse_uneven_gpus(engine: str, jobs: Iterable[Job]) -> None:
+def _refuse_uneven_gpus(engine: str | ConnectedEngine, jobs: Iterable[Job]) -> None:
     """Refuse jobs whose nodes would need different numbers of GPUs, on an engine that asks a cluster for its nodes.
 
     Raises:
         UsageError: There is one.
     """
-    if engine in {AUTO, *OF_THIS_HOST} or engine_kind(engine).connect().most_jobs is None:
+    if (
+        not isinstance(engine, str)
+        or engine in {AUTO, *OF_THIS_HOST}
+        or engine_kind(engine).connect().most_jobs is None
+    ):
         return
     for job in jobs:
         gpus, nodes = job.cell.gpu_count, job.cell.nodes

@@ -1,33 +1,35 @@
-"""A job of the slurm engine: its place in the queue, the agents of its nodes, and its end.
+"""A job whose nodes share a folder with this host: its agents are what the files there show.
 
 ::
 
     submitted ──> queued ──> placed ──────────────────> ended
-               sbatch    a supervisor has begun    exit.json is there, or SLURM has lost it
+                        a supervisor has begun    exit.json is there, or the queue has lost it
 
-States of SLURM explain an end, and decide nothing else: while its controller is away a job is what its files say.
+A queue's words explain an end, and decide nothing else: while it does not answer, a job is what its files say.
 """
 
 import hashlib
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from allranks.engine.agent_output import Damage, RecordReader
-from allranks.engine.agents import JobOfAgents, bring_home
+from allranks.engine.agents import JobOfAgents, bring_home, make_token
 from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Placement, RecordSink
-from allranks.engine.slurm_queue import POLL, QueuedJob, SlurmQueue
+from allranks.engine.slurm_queue import POLL, QueuedJob, Sighting
 from allranks.errors import EngineError
 from allranks.harness import node_supervisor as files
+from allranks.harness.config import NodeConfig
 from allranks.harness.evidence import read
 from allranks.harness.linux import Timer
-from allranks.harness.node_supervisor import AgentExit
+from allranks.harness.node_supervisor import AgentExit, NodeOrder, write_whole
 from allranks.records import Record
 
 _LOOK_AGAIN: Final = 0.25
@@ -36,7 +38,8 @@ _LOOK_AGAIN: Final = 0.25
 _PIECE: Final = 1 << 20
 
 _LATE_FILES: Final = 10.0
-"""Seconds that files of an ended job may take to be seen here: NFS keeps what it knows of a folder for up to that."""
+"""Seconds that files of an ended job may take to be seen here: NFS keeps names for up to 30, and looks for new ones
+after 3 to 5 where a folder changes."""
 
 _ABSENCES: Final = 2
 """Answers without a job until it counts as lost: an answer may miss one that is just being submitted."""
@@ -45,21 +48,65 @@ _LOGS: Final = ("batch.log", "srun.log")
 _LOG_END: Final = 4000
 
 
+def fill_folder(folder: Path, spec: JobSpec, order: NodeOrder) -> None:
+    """Write what the nodes of a job need into its folder, which exists.
+
+    Args:
+        folder: The folder, which all nodes see.
+        spec: The job.
+        order: What each node runs.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    (folder / files.SHARED).mkdir()
+    # Beside the shared folder, where tests of other engines find it.
+    (folder / files.RESULTS).symlink_to(f"node-0/{files.RESULTS}")
+    write_whole(folder / files.ORDER, json.dumps(asdict(order)))
+    token = make_token()
+    for node in range(spec.agent.nodes):
+        own = folder / f"node-{node}"
+        (own / files.RESULTS).mkdir(parents=True)
+        for copy in spec.carried:
+            shutil.copytree(copy.source, own / files.RESULTS / copy.target)
+        post = NodeConfig(node=node, leader="", port=0, token=token) if spec.agent.nodes > 1 else None
+        # GPUs with names are this host's: other nodes find out their own.
+        checks = () if node else spec.agent.check_gpus
+        write_whole(own / files.CONFIG, replace(spec.agent, post=post, check_gpus=checks).to_json())
+
+
+class Queue(Protocol):
+    """The place where jobs wait for their nodes, and what it tells of each by its name."""
+
+    def look(self, name: str) -> Sighting:
+        """What is known of a job."""
+
+    def look_after(self, name: str, moment: float, timeout: float) -> Sighting:
+        """What was found out after this moment; what is known if nothing is in time."""
+
+    def cancel(self, name: str) -> None:
+        """End a job; one that is not there needs none.
+
+        Raises:
+            EngineError: The queue does not answer.
+        """
+
+
 @dataclass(eq=False)
 class Allocation:
     """A submitted job, as its agents share it.
 
     Attributes:
-        number: SLURM's number for it.
+        number: The queue's name for it, for people, as in "SLURM job 12"; empty for none.
         told: What was last said of its place in the queue.
         is_ours: This process has asked for its end.
         placed: When its first node began, in seconds since the epoch; None while it is queued.
-        gone: When SLURM was first seen to have lost or ended it, on the monotonic clock.
+        gone: When the queue was first seen to have lost or ended it, on the monotonic clock.
     """
 
-    queue: SlurmQueue
+    queue: Queue
     folder: Path
-    number: str
+    number: str = ""
     told: str = ""
     is_ours: bool = False
     placed: float | None = None
@@ -74,7 +121,7 @@ class Allocation:
             self.on_placed()
         job = self.queue.look(self.folder.name).job
         if self.placed is not None:
-            told = f"placed on {job.nodes} (SLURM job {self.number})" if job and job.nodes else ""
+            told = f"placed on {job.nodes}{self._in_brackets}" if job and job.nodes else ""
         else:
             told = f"queued ({job.reason or 'no reason yet'})" if job and job.is_waiting else ""
         if not told or told == self.told:
@@ -83,13 +130,21 @@ class Allocation:
         return Placement(told, is_placed=self.placed is not None)
 
     @property
+    def _in_brackets(self) -> str:
+        return f" ({self.number})" if self.number else ""
+
+    def named(self, cause: str) -> str:
+        """A cause with the queue's name for the job."""
+        return f"{cause}; it was {self.number}" if self.number else cause
+
+    @property
     def is_queued(self) -> bool:
         """Whether it waits for its nodes, which have left no files then."""
         return self.placed is None and not self.is_ours and not self.has_vanished
 
     @property
     def has_vanished(self) -> bool:
-        """Whether SLURM has ended or lost it, and files that it may have left are overdue."""
+        """Whether the queue has ended or lost it, and files that it may have left are overdue."""
         sighting = self.queue.look(self.folder.name)
         ended = sighting.job.has_ended if sighting.job else sighting.absences >= _ABSENCES
         if not ended:
@@ -108,7 +163,7 @@ class Allocation:
             self.cancel()
 
     def cancel(self) -> None:
-        """Have SLURM end it, unless SLURM does not answer."""
+        """Have the queue end it, unless it does not answer."""
         self.is_ours = True
         with suppress(EngineError):
             self.queue.cancel(self.folder.name)
@@ -119,14 +174,14 @@ class Allocation:
             return ""
         name = self.folder.name
         sighting = self.queue.look(name)
-        if leader is not None:  # SLURM's answers may be older than the signal
+        if leader is not None:  # the queue's answers may be older than the signal
             sighting = self.queue.look_after(name, time.monotonic(), 2 * POLL + 1.0)
         job = sighting.job or sighting.last
         if job is not None and job.cause:
-            return f"{job.cause}; it was SLURM job {self.number}"
+            return self.named(job.cause)
         if leader is not None:
-            return f"was told to end from outside ({', '.join(leader.signals)}); it was SLURM job {self.number}"
-        return f"has left no exit status: SLURM job {self.number} {_lost(job)}"
+            return self.named(f"was told to end from outside ({', '.join(leader.signals)})")
+        return f"has left no exit status: {self.number or 'the job'} {_lost(job)}"
 
 
 def _lost(job: QueuedJob | None) -> str:
@@ -231,7 +286,7 @@ class _NodeAgent:
             self._allocation.hang_up()
 
     def resume(self) -> None:
-        """See :meth:`allranks.engine.agents.Agent.resume`: SLURM sends CONT with each signal that ends."""
+        """See :meth:`allranks.engine.agents.Agent.resume`: its supervisor cannot be stopped from here."""
 
     def end(self, deadline: float) -> None:
         """See :meth:`allranks.engine.agents.Agent.end`."""
@@ -255,8 +310,9 @@ class _NodeAgent:
         return NodeExit(status=status, out_of_memory=memory, output="\n".join(filter(None, said)))
 
     def _logs(self) -> str:
-        """The end of what SLURM's own processes wrote, such as why a step could not start."""
-        texts = [read(self._allocation.folder / name)[-_LOG_END:].strip() for name in _LOGS]
+        """The end of what the cluster's own processes wrote, such as why a step could not start."""
+        paths = [*(self._allocation.folder / name for name in _LOGS), self.folder / files.LOG]
+        texts = [read(path)[-_LOG_END:].strip() for path in paths]
         return "\n".join(filter(None, texts))
 
     def close(self) -> None:
@@ -264,8 +320,8 @@ class _NodeAgent:
         self._timer.close()
 
 
-class SlurmJob(JobOfAgents[_NodeAgent]):
-    """A job in SLURM's queue or on its nodes; its time begins when it is placed."""
+class SharedFolderJob(JobOfAgents[_NodeAgent]):
+    """A job in a queue or on its nodes; its time begins when it is placed."""
 
     def __init__(self, allocation: Allocation, spec: JobSpec) -> None:
         super().__init__([_NodeAgent(allocation, node) for node in range(spec.agent.nodes)], spec.resources.seconds)
@@ -294,9 +350,16 @@ class SlurmJob(JobOfAgents[_NodeAgent]):
         if is_first and self._leader.has_ended:
             self._ended_by = self._allocation.cause(self._leader.ended)
         super()._stop_all(sink)
-        lost = [agent.host for agent in self._followers if agent.ended is None]
-        if is_first and lost and self._leader.ended and not (self._ended_by or is_ours):
-            self._ended_by = f"lost {', '.join(lost)}; it was SLURM job {self._allocation.number}"
+        if is_first and self._leader.ended and not (self._ended_by or is_ours):
+            self._ended_by = self._cause_elsewhere()
+
+    def _cause_elsewhere(self) -> str:
+        """What ended the job on another node than the leading one; empty if nothing did."""
+        ends = [(agent.host, agent.ended) for agent in self._followers]
+        if lost := [host for host, ended in ends if ended is None]:
+            return self._allocation.named(f"lost {', '.join(lost)}")
+        told = [f"{host} ({', '.join(ended.signals)})" for host, ended in ends if ended and ended.signals]
+        return self._allocation.named(f"was told to end from outside on {', '.join(told)}") if told else ""
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
@@ -304,7 +367,7 @@ class SlurmJob(JobOfAgents[_NodeAgent]):
             bring_home([agent.folder / files.RESULTS for agent in self._agents], results)
         except OSError as error:
             msg = f"The results of a job could not be copied to {results}."
-            remedy = "Check the permissions and free space of that folder, and of [slurm] spool."
+            remedy = "Check the permissions and free space of that folder, and of the one that the nodes share."
             raise EngineError(msg, why=str(error), remedy=remedy) from error
 
     def close(self) -> None:

@@ -1,0 +1,36 @@
+"""The nodes of a launcher as an engine: what a run inside an allocation connects to."""
+
+from contextlib import ExitStack
+
+from allranks.engine.kind import MakeEnvironment, Progress
+from allranks.engine.launch_engine import LaunchEngine
+from allranks.engine.launch_files import PACKAGE
+from allranks.engine.launch_leader import LaunchLeader
+from allranks.engine.package import copied_package
+from allranks.engine.protocol import Engine
+from allranks.engine_kinds.host_processes import ConnectedProcesses
+from allranks.errors import counted
+from allranks.matrix.model import Matrix
+
+
+class ConnectedLaunch(ConnectedProcesses):
+    """See :class:`allranks.engine.kind.ConnectedEngine`.
+
+    Args:
+        leader: The session with the launcher's other processes; None if there are none.
+
+    Attributes:
+        nodes: How many nodes the launcher has.
+    """
+
+    def __init__(self, leader: LaunchLeader | None) -> None:
+        self._leader = leader
+        self.nodes = leader.nodes if leader else 1
+        self.answer = f"inside a launcher's {counted(self.nodes, 'node')}"
+
+    def engine_for(self, matrix: Matrix, progress: Progress, uses: ExitStack | None) -> tuple[Engine, MakeEnvironment]:
+        """See :meth:`allranks.engine.kind.ConnectedEngine.engine_for`."""
+        engine, make = super().engine_for(matrix, progress, uses)
+        if self._leader is not None and self.nodes > 1:
+            engine = LaunchEngine(self.cleaner(), self._leader, copied_package(self._leader.folder / PACKAGE))
+        return engine, make
