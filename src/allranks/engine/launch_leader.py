@@ -208,7 +208,7 @@ def assemble(folder: Path, own: Member, world_size: int, limit: float) -> list[M
         EngineError: Some have not come in time, or the folder cannot be used.
     """
     found = {own.rank: own}
-    ending = Ending()
+    ending = LaunchEnding()
     try:
         remove_tree(folder)  # of an earlier launch of this name; a process that is early writes its file again
         write(path_of(folder, own.rank), own)
@@ -266,9 +266,9 @@ def unusable(folder: Path, error: OSError) -> EngineError:
 
 
 @contextmanager
-def leading(leader: LaunchLeader) -> Iterator["Ending"]:
+def leading(leader: LaunchLeader) -> Iterator["LaunchEnding"]:
     """Lead the session until the context ends; the others end with the exit code that it has then."""
-    ending = Ending()
+    ending = LaunchEnding()
     leader.start()
     try:
         yield ending
@@ -285,7 +285,7 @@ def leading(leader: LaunchLeader) -> Iterator["Ending"]:
 
 
 @dataclass
-class Ending:
+class LaunchEnding:
     """How a run ends."""
 
     code: ExitCode = ExitCode.INFRASTRUCTURE

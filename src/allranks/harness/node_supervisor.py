@@ -12,7 +12,6 @@ No connection to the orchestrator is needed, which may be suspended, killed or s
             placed.json     this process: it has begun (Placed)
             stream          the agent: its records
             supervisor.log  this process: what it prints, where its parent sends it there
-            alive           this process touches it while the agent runs
             results/        the agent
             exit.json       this process, last of all: how the agent ended (AgentExit)
 """
@@ -50,7 +49,7 @@ from allranks.harness.node_container import (
 )
 
 ORDER, GO, HANG_UP, MEETING, SHARED = "order.json", "go", "hang-up", "meeting.json", "shared"
-CONFIG, PLACED, STREAM, ALIVE, RESULTS, EXIT = "config.json", "placed.json", "stream", "alive", "results", "exit.json"
+CONFIG, PLACED, STREAM, RESULTS, EXIT = "config.json", "placed.json", "stream", "results", "exit.json"
 LOG = "supervisor.log"
 
 ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"
@@ -58,9 +57,6 @@ ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"
 
 _LOOK_AGAIN: Final = 0.2
 """Seconds between two looks at the orders, which cost two look-ups in the shared folder."""
-
-BEAT: Final = 5.0
-"""Seconds between two signs of life: 200 jobs then write 40 times a second."""
 
 _SIOCGIFADDR: Final = 0x8915
 
@@ -225,18 +221,14 @@ class NodeSupervisor:
         pidfd = os.pidfd_open(agent.pid)
         deadline: float | None = None
         has_gone = False
-        beat = 0.0
         while not linux.is_readable(pidfd, _LOOK_AGAIN):
             now = time.monotonic()
-            if now >= beat:
-                beat = now + BEAT
-                (self._own / ALIVE).touch()
-            if not has_gone and (self._folder / GO).exists():
+            if not has_gone and _is_there(self._folder / GO):
                 has_gone = True
                 with suppress(BrokenPipeError):
                     _pipe(agent).write(b"go\n")
                     _pipe(agent).flush()
-            if deadline is None and (self._signals or (self._folder / HANG_UP).exists()):
+            if deadline is None and (self._signals or _is_there(self._folder / HANG_UP) or _is_gone(self._own)):
                 deadline = now + STOP_GRACE
                 with suppress(BrokenPipeError):
                     _pipe(agent).close()
@@ -247,6 +239,25 @@ class NodeSupervisor:
             os.killpg(agent.pid, signal.SIGKILL)
         os.close(pidfd)
         return AgentExit(status=agent.wait())
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file is seen; a file system that does not answer well shows none for now."""
+    with suppress(OSError):
+        path.stat()
+        return True
+    return False
+
+
+def _is_gone(folder: Path) -> bool:
+    """Whether a folder has been removed, and is not just out of sight: nothing could be reported any more."""
+    try:
+        folder.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _pipe(agent: subprocess.Popen[bytes]) -> IO[bytes]:
