@@ -21,6 +21,7 @@ def shell(tmp_path, environment_without_ranks):
         "ALLRANKS_ENGINE": "process",
         "BROWSER": "true",
         "COLUMNS": "200",
+        "CI": "",  # pytest prints longer lines there
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "",
     }
 

@@ -16,22 +16,22 @@ from allranks.engine.process import ProcessEngine
 from allranks.engine_kinds.host_processes import ConnectedProcesses, ProcessKind
 
 
-class SlurmEngine(ProcessEngine):
-    name = "slurm"
+class LsfEngine(ProcessEngine):
+    name = "lsf"
 
-    def __init__(self, partition):
+    def __init__(self, queue):
         super().__init__(package_path(Path("package").absolute()))
 
 
 class Connected(ConnectedProcesses):
-    name = "slurm"
+    name = "lsf"
 
     def cleaner(self):
-        return SlurmEngine(partition="cpu")
+        return LsfEngine(queue="cpu")
 
 
 class Kind(ProcessKind):
-    name = "slurm"
+    name = "lsf"
 
     def connect(self):
         return Connected()
@@ -68,7 +68,7 @@ def package(shell):
     assert len(points) == 2
     (info / "entry_points.txt").write_text("\n".join(points))
     (site / "mypackage" / "__init__.py").touch()
-    (site / "mypackage" / "slurm.py").write_text(ENGINE)
+    (site / "mypackage" / "lsf.py").write_text(ENGINE)
     [counts] = [each.text for each in BLOCKS if "class Counts" in each.text]
     (site / "mypackage" / "counts.py").write_text(counts)
     return site
@@ -89,8 +89,8 @@ def test_every_block_is_run():
 def test_the_contract_s_tests_run_on_an_engine_of_the_package(shell, package):
     conftest, tests = (each for each in BLOCKS if each.kind == "python" and "class Counts" not in each.text)
     (shell.folder / "conftest.py").write_text(conftest.text)
-    (shell.folder / "test_slurm.py").write_text(tests.text)
-    told = shell(f"PYTHONPATH={package} pytest test_slurm.py -k 'start_to_results or carries'")
+    (shell.folder / "test_lsf.py").write_text(tests.text)
+    told = shell(f"PYTHONPATH={package} pytest test_lsf.py -k 'start_to_results or carries'")
     assert " passed" in told
 
 
@@ -98,5 +98,5 @@ def test_a_run_on_that_engine_writes_the_report_of_the_package(shell, package):
     (shell.folder / "tests").mkdir()
     (shell.folder / "tests" / "test_it.py").write_text("def test_it(rank):\n    assert rank < 2\n")
     (shell.folder / "matrix.toml").write_text(MATRIX.format(python=sys.executable))
-    shell(f"PYTHONPATH={package} allranks run --engine slurm")
+    shell(f"PYTHONPATH={package} allranks run --engine lsf")
     assert (shell.folder / "results/latest/counts.txt").read_text().endswith(": 1 jobs\n")

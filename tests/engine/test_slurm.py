@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine import slurm_queue
+from allranks.engine import shared_folder_job, slurm_queue
 from allranks.engine.agent_output import Damage
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.ownership import own_run
@@ -44,6 +44,7 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_SLURM", str(folder))
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     monkeypatch.setattr(slurm_queue, "POLL", 0.3)
+    monkeypatch.setattr(shared_folder_job, "POLL", 0.3)
     return folder
 
 
@@ -121,6 +122,24 @@ class TestSlurm(EngineContract):
         assert ending.ended_by == cause
         assert heard.first(Interrupted)
         assert ENDED.items() <= heard.ends.items()
+
+    def test_a_cause_that_slurm_hides_while_it_cleans_up_is_waited_for(self, engine, endless, cluster):
+        name = job_name(endless)
+        state = cluster / f"{name}.state"
+
+        def end():
+            state.write_text("COMPLETING|None|n1")
+            [pid] = supervisors_of(name)
+            os.kill(pid, signal.SIGTERM)
+            threads.append(threading.Timer(0.6, state.write_text, ["CANCELLED|None|n1"]))
+            threads[0].start()
+
+        threads = []
+        with engine.start(endless) as job:
+            job.go()
+            ending = job.wait(HeardOnce(end))
+            threads[0].join()
+        assert ending.ended_by == "was cancelled (scancel); it was SLURM job 1"
 
     def test_without_its_controller_it_goes_on(self, engine, tiny, cluster):
         heard = Heard()

@@ -7,6 +7,7 @@ import signal
 import sys
 import textwrap
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -92,7 +93,8 @@ class AgentRun:
         os.close(stdout)
 
     def go(self):
-        os.write(self._stdin, b"go\n")
+        with suppress(BrokenPipeError):  # it has ended already, as one does that refuses its options
+            os.write(self._stdin, b"go\n")
         return self
 
     def close_stdin(self):

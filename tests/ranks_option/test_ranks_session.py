@@ -175,6 +175,17 @@ def pytest_runtest_protocol(item):
 """
 
 
+def test_on_a_ci_service_the_summary_has_one_line_for_a_failure(session):
+    """Plain texts stand there as a whole (pytest with the variable CI)."""
+    test = "def test_it(process_group, rank):\n    assert rank == 0, 'of rank 1'\n    process_group.barrier().wait()\n"
+    _, output = session("--ranks=2", "test_it.py", variables=[("CI", "true")], test_it=test)
+    summary = output.partition("short test summary info")[2].splitlines()
+    assert summary[1].startswith(
+        "FAILED test_it.py::test_it - rank 1 failed: AssertionError: of rank 1 (rank 0: aborted"
+    )
+    assert re.fullmatch("=+ 1 failed in .*", summary[2])
+
+
 def test_a_selection_by_id_in_a_folder_below_runs_alone_and_leaves_nothing(session, tmp_path):
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "conftest.py").write_text(AROUND_TESTS)

@@ -168,14 +168,22 @@ class Allocation:
         with suppress(EngineError):
             self.queue.cancel(self.folder.name)
 
+    def _look_at_end(self) -> Sighting:
+        """What the queue says once it has ended the job, or at last: its answers may be older than the end.
+
+        SLURM hides what ended a job (CANCELLED) as long as it cleans up after it (COMPLETING).
+        """
+        deadline = time.monotonic() + 3 * POLL
+        while True:
+            sighting = self.queue.look_after(self.folder.name, time.monotonic(), deadline - time.monotonic())
+            if sighting.job is None or sighting.job.has_ended or time.monotonic() >= deadline:
+                return sighting
+
     def cause(self, leader: AgentExit | None) -> str:
         """What ended it, if that was the cluster; else empty."""
         if self.is_ours or (leader is not None and not leader.signals and leader.status is not None):
             return ""
-        name = self.folder.name
-        sighting = self.queue.look(name)
-        if leader is not None:  # the queue's answers may be older than the signal
-            sighting = self.queue.look_after(name, time.monotonic(), 2 * POLL + 1.0)
+        sighting = self.queue.look(self.folder.name) if leader is None else self._look_at_end()
         job = sighting.job or sighting.last
         if job is not None and job.cause:
             return self.named(job.cause)

@@ -1,10 +1,13 @@
 """Verdicts over ranks as pytest's own reports: one test, one report, however many ranks ran it."""
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import pytest
+from _pytest._code.code import TerminalRepr
+from _pytest._io import TerminalWriter
 
 from allranks.outcomes import shorten
 from allranks.records import JOURNAL, SCHEMA, Finished, JobStarted, Passed, Printed, RankEnded, Record, TestStarted
@@ -135,12 +138,12 @@ def _reports(item: pytest.Item, test: TestVerdict) -> Iterator[pytest.TestReport
     verdict = test.verdict
     bad = _phase_of(test) if verdict.is_bad else ""
     if bad == "setup":
-        yield _report(item, "setup", "failed", longrepr=_text(test), sections=_sections(test))
+        yield _report(item, "setup", "failed", longrepr=_representation(test), sections=_sections(test))
     else:
         yield _report(item, "setup", "passed")
         call = _report(item, "call", "passed", duration=test.time)
         if bad == "call":
-            call.outcome, call.longrepr, call.sections = "failed", _text(test), _sections(test)
+            call.outcome, call.longrepr, call.sections = "failed", _representation(test), _sections(test)
         elif verdict.reason == "pytest.xfail":
             call.outcome, call.wasxfail = "skipped", verdict.message
         elif verdict.kind is VerdictKind.SKIPPED:
@@ -151,7 +154,9 @@ def _reports(item: pytest.Item, test: TestVerdict) -> Iterator[pytest.TestReport
         yield call
     ranks = [("ranks", compact(test.ranks))]
     if bad == "teardown":
-        yield _report(item, "teardown", "failed", longrepr=_text(test), sections=_sections(test), user_properties=ranks)
+        yield _report(
+            item, "teardown", "failed", longrepr=_representation(test), sections=_sections(test), user_properties=ranks
+        )
     else:
         yield _report(item, "teardown", "passed", user_properties=ranks)
 
@@ -172,9 +177,32 @@ def _report(item: pytest.Item, when: When, outcome: Literal["passed", "failed"],
     return pytest.TestReport(item.nodeid, item.location, keywords, outcome, when=when, **given)
 
 
-def _text(test: TestVerdict) -> str:
+@dataclass(frozen=True)
+class _Headline:
+    """What pytest prints of a failure where it has one line for it."""
+
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+@dataclass(eq=False)
+class _Representation(TerminalRepr):
+    """A failure as pytest prints it. On CI services its summary would repeat all of a plain text."""
+
+    reprcrash: _Headline
+    text: str
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        """Print the whole text."""
+        tw.line(self.text)
+
+
+def _representation(test: TestVerdict) -> _Representation:
     verdict = test.verdict
-    return shorten("\n\n".join(filter(None, (verdict.message, folded(verdict.text)))))
+    text = shorten("\n\n".join(filter(None, (verdict.message, folded(verdict.text)))))
+    return _Representation(_Headline(verdict.message.partition("\n")[0]), text)
 
 
 def _sections(test: TestVerdict) -> list[tuple[str, str]]:
