@@ -120,8 +120,10 @@ class CancellingQueue(FakeQueue):
     def __init__(self, folder):
         super().__init__("RUNNING")
         self.folder = folder
+        self.cancels = 0
 
     def cancel(self, _name):
+        self.cancels += 1
         for node in (0, 1):
             text = json.dumps({"status": -9, "signals": ["SIGTERM"]})
             (self.folder / f"node-{node}" / "exit.json").write_text(text)
@@ -137,3 +139,17 @@ def test_nodes_that_end_with_a_job_out_of_time_are_not_its_cause(tmp_path, monke
     ending = job.wait(lambda _node, _told: None)
     job.close()
     assert (ending.timed_out, ending.ended_by) == (True, "")
+
+
+def test_a_job_that_never_began_is_cancelled_by_its_own_thread(tmp_path):
+    for node in (0, 1):
+        (tmp_path / f"node-{node}").mkdir()
+    queue = CancellingQueue(tmp_path)
+    spec = SimpleNamespace(agent=SimpleNamespace(nodes=1), resources=SimpleNamespace(seconds=9.0))
+    job = SharedFolderJob(Allocation(queue, tmp_path, "1"), spec)
+    job.hang_up()
+    assert queue.cancels == 0  # its caller has a hundred of them to end
+    job.wait(lambda _node, _told: None)
+    job.stop()
+    job.close()
+    assert queue.cancels == 1

@@ -160,13 +160,11 @@ class Allocation:
         return self.gone is not None and time.monotonic() > self.gone + _LATE_FILES
 
     def hang_up(self) -> None:
-        """Ask its supervisors to end their agents; take it out of the queue if it has none yet."""
+        """Ask its supervisors to end their agents."""
         self.is_ours = True
         with suppress(OSError):
             (self.folder / files.HANG_UP).touch()
         self.news()
-        if self.placed is None:
-            self.cancel()
 
     def cancel(self) -> None:
         """Have the queue end it, unless it does not answer."""
@@ -360,6 +358,9 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
         if is_first and self._leader.has_ended:
             self._ended_by = self._allocation.cause(self._leader.ended)
         super()._stop_all(sink)
+        if is_first and self._allocation.placed is None:
+            # Not in hang_up(), whose caller ends all jobs: without a controller each call takes seconds to fail.
+            self._allocation.cancel()
         if is_first and self._leader.ended and not (self._ended_by or is_ours):
             self._ended_by = self._cause_elsewhere()
 
