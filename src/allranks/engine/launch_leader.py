@@ -233,7 +233,8 @@ def _forget_dead(own: Path) -> None:
     now = path_of(own, 0).stat().st_mtime  # by the clock of the file server
     for folder in own.parent.glob(f"{prefix}-*"):
         with suppress(OSError):
-            if all(now - path.stat().st_mtime > _DEAD for path in folder.glob("*.json")):
+            files = [*folder.glob("*.json")] or [folder]  # a launch that is just beginning has none
+            if all(now - path.stat().st_mtime > _DEAD for path in files):
                 remove_tree(folder)
 
 
