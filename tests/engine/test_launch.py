@@ -135,8 +135,9 @@ def test_folders_of_launches_that_were_killed_are_removed_after_a_while(folder):
     for each in (old, live):
         write(path_of(each, 0), member(0))
     os.utime(path_of(old, 0), (0, time.time() - 700))
+    folder.with_name(".inside-new").mkdir()
     assemble(folder, member(0), 1, 1.0)
-    assert sorted(path.name for path in folder.parent.iterdir()) == [".inside-live", ".inside-x"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".inside-live", ".inside-new", ".inside-x"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine import shared_folder_job, slurm_queue
+from allranks.engine import shared_folder_job, slurm, slurm_queue
 from allranks.engine.agent_output import Damage
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.ownership import own_run
@@ -240,6 +240,34 @@ def test_a_job_of_another_attempt_or_of_part_of_the_tests_is_not_adopted(engine,
         assert engine.adopt(replace(spec, agent=replace(spec.agent, only=("t",)))) is None
         (folder / "submitted").unlink()
         assert engine.adopt(spec) is None
+
+
+def test_a_job_of_part_of_the_tests_is_not_taken_for_the_whole(engine, spec, cluster):
+    part = replace(spec, python=sys.executable, agent=replace(spec.agent, only=("t",)))
+    with orphaned(engine, part) as folder:
+        assert engine.adopt(spec) is None  # a resumed run does not know which part it was
+        assert "CANCELLED" in (cluster / f"{folder.name}.state").read_text()
+        assert not folder.exists()
+
+
+def test_the_folder_of_another_job_stays(engine, spec, tmp_path):
+    folder = tmp_path / "spool" / job_name(spec)
+    folder.mkdir(parents=True)
+    with pytest.raises(EngineError, match="could not be made"), engine.start(spec):
+        pass
+    assert folder.exists()
+
+
+def test_a_job_that_cannot_be_noted_leaves_the_queue(engine, spec, cluster, monkeypatch):
+    def refuse(path, text, real=slurm.write_whole):
+        if path.name == "submitted":
+            raise OSError(28, "No space left on device")
+        real(path, text)
+
+    monkeypatch.setattr(slurm, "write_whole", refuse)
+    with pytest.raises(EngineError, match="could not be written"), engine.start(replace(spec, python=sys.executable)):
+        pass
+    assert "CANCELLED" in (cluster / f"{job_name(spec)}.state").read_text()
 
 
 def test_the_job_of_a_dead_run_of_this_host_is_cancelled_and_others_are_not(engine, spec, cluster):

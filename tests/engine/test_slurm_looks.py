@@ -1,11 +1,15 @@
 """How often the files of a job are looked at, which the nodes of a cluster share with all its users."""
 
 import json
+import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from allranks.engine.shared_folder_job import Allocation, _NodeAgent
+from allranks.engine import shared_folder_job
+from allranks.engine.shared_folder_job import Allocation, SharedFolderJob, _NodeAgent
 from allranks.engine.slurm_queue import QueuedJob, Sighting
 
 
@@ -24,14 +28,14 @@ def looks(tmp_path, monkeypatch):
     """The files that one round of a node's agent looks at, by the state of its job in SLURM."""
     (tmp_path / "node-0").mkdir()
     seen = []
-    for name in ("exists", "open"):
-        real = getattr(Path, name)
+    for place, name in ((Path, "stat"), (shared_folder_job, "open_start")):
+        real = getattr(place, name)
 
         def look(path, *arguments, real=real, **named):
             seen.append(path.name)
             return real(path, *arguments, **named)
 
-        monkeypatch.setattr(Path, name, look)
+        monkeypatch.setattr(place, name, look)
 
     def of(state, is_vanished=False):
         allocation = Allocation(FakeQueue(state), tmp_path, "1")
@@ -56,3 +60,96 @@ def test_a_placed_job_is_looked_at_for_its_end_and_its_records(looks, tmp_path):
 
 def test_a_job_that_ended_before_its_supervisor_began_is_looked_at_once_more_and_has_ended(looks):
     assert looks("FAILED", is_vanished=True) == (["placed.json", "exit.json", "stream"], True)
+
+
+@pytest.fixture
+def placed(tmp_path):
+    """The agent of node 0 of a job that SLURM runs, whose files a test may spoil."""
+    (tmp_path / "node-0").mkdir()
+    (tmp_path / "node-0" / "placed.json").write_text(json.dumps({"at": 1.0, "host": "n1"}))
+    agent = _NodeAgent(Allocation(FakeQueue("RUNNING"), tmp_path, "1"), 0)
+    yield agent
+    agent.close()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_stream_that_is_no_file_is_not_waited_for(placed, make):
+    make(placed.folder / "stream")
+    (placed.folder / "exit.json").write_text(json.dumps({"status": 0}))
+    assert list(placed.hear(())) == []
+    assert placed.has_ended
+
+
+def test_a_stream_of_an_impossible_size_is_not_read(placed):
+    (placed.folder / "stream").touch()
+    os.truncate(placed.folder / "stream", 1 << 40)
+    [damage] = placed.hear(())
+    assert "has grown" in damage.what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        '{"status": 0, "signals": [1]}',
+        '{"status": "0"}',
+        '{"status": 1e99}',
+        f'{{"status": {1 << 40}}}',
+        "[" * 9**6,
+    ],
+)
+def test_an_unreadable_end_is_no_status(placed, text):
+    (placed.folder / "exit.json").write_text(text)
+    list(placed.hear(()))
+    assert (placed.has_ended, placed.exit().status) == (True, None)
+
+
+@pytest.mark.parametrize("at", ["1e308", "-1.0", "NaN", "Infinity", "null", '"1"'])
+def test_a_moment_that_cannot_be_is_now(tmp_path, at):
+    (tmp_path / "node-0").mkdir()
+    (tmp_path / "node-0" / "placed.json").write_text(f'{{"at": {at}, "host": "n1"}}')
+    allocation = Allocation(FakeQueue("RUNNING"), tmp_path, "1")
+    allocation.news()
+    assert time.time() - 60 < allocation.placed <= time.time()
+
+
+class CancellingQueue(FakeQueue):
+    """A queue that ends nodes which were asked to end in vain."""
+
+    def __init__(self, folder):
+        super().__init__("RUNNING")
+        self.folder = folder
+        self.cancels = 0
+
+    def cancel(self, _name):
+        self.cancels += 1
+        for node in (0, 1):
+            text = json.dumps({"status": -9, "signals": ["SIGTERM"]})
+            (self.folder / f"node-{node}" / "exit.json").write_text(text)
+
+
+def test_nodes_that_end_with_a_job_out_of_time_are_not_its_cause(tmp_path, monkeypatch):
+    monkeypatch.setattr("allranks.engine.agents.STOP_GRACE", 0.3)
+    for node in (0, 1):
+        (tmp_path / f"node-{node}").mkdir()
+    (tmp_path / "node-0" / "placed.json").write_text(json.dumps({"at": 1.0, "host": "n1"}))
+    spec = SimpleNamespace(agent=SimpleNamespace(nodes=2), resources=SimpleNamespace(seconds=0.3))
+    job = SharedFolderJob(Allocation(CancellingQueue(tmp_path), tmp_path, "1"), spec)
+    ending = job.wait(lambda _node, _told: None)
+    job.close()
+    assert (ending.timed_out, ending.ended_by) == (True, "")
+
+
+def test_a_job_that_never_began_is_cancelled_by_its_own_thread(tmp_path):
+    for node in (0, 1):
+        (tmp_path / f"node-{node}").mkdir()
+    queue = CancellingQueue(tmp_path)
+    spec = SimpleNamespace(agent=SimpleNamespace(nodes=1), resources=SimpleNamespace(seconds=9.0))
+    job = SharedFolderJob(Allocation(queue, tmp_path, "1"), spec)
+    job.hang_up()
+    assert queue.cancels == 0  # its caller has a hundred of them to end
+    job.wait(lambda _node, _told: None)
+    job.stop()
+    job.close()
+    assert queue.cancels == 1

@@ -1,6 +1,7 @@
 """SLURM's queue: one poll for all jobs, and what its answers mean."""
 
 import itertools
+import os
 import subprocess
 import time
 
@@ -32,6 +33,21 @@ def test_an_answer_is_read_whatever_a_name_holds():
     found = parse("7|PENDING|Resources||a\n8|RUNNING|None|n[1-2]|b|c\n")
     assert (found["a"].state, found["a"].reason, found["a"].is_waiting) == ("PENDING", "Resources", True)
     assert (found["b|c"].nodes, found["b|c"].reason, found["b|c"].has_ended) == ("n[1-2]", "", False)
+
+
+def test_of_two_jobs_of_one_name_the_one_that_has_not_ended_counts():
+    lines = ["8|PENDING|Priority||a", "7|CANCELLED|None||a"]
+    assert [parse("\n".join(each))["a"].number for each in (lines, lines[::-1])] == ["8", "8"]
+
+
+def test_names_in_another_encoding_do_not_end_the_polls(tmp_path, monkeypatch):
+    (tmp_path / "squeue").write_text("#!/bin/sh\nprintf '6|RUNNING|None|n1|gr\\366\\337e\\n7|RUNNING|None|n1|a\\n'\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    queue = SlurmQueue()
+    queue.watch("a")
+    assert queue.look_after("a", time.monotonic(), 5.0).job
+    queue.forget("a")
 
 
 def test_one_poll_is_for_all_jobs_and_none_comes_early(answers):
@@ -76,4 +92,9 @@ def test_an_answer_that_never_comes_is_not_waited_for(answers):
 
 def test_a_job_is_no_step_of_the_job_that_submits_it():
     variables = {"SLURM_JOB_ID": "1", "SLURM_CONF": "/etc/slurm.conf", "SBATCH_PARTITION": "low", "HOME": "/"}
-    assert outside_of_jobs(variables) == {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_PARTITION": "low", "HOME": "/"}
+    hidden = {"SQUEUE_PARTITION": "low", "SCANCEL_STATE": "PENDING"}  # jobs of others would not be seen
+    assert outside_of_jobs({**variables, **hidden}) == {
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SBATCH_PARTITION": "low",
+        "HOME": "/",
+    }

@@ -80,6 +80,15 @@ def test_an_agent_that_cannot_be_started_leaves_an_end_that_says_why(tmp_path):
     assert (tmp_path / "node-0" / "placed.json").exists()
 
 
+def test_a_go_after_the_hang_up_does_no_harm(nodes, tmp_path):
+    (tmp_path / "hang-up").touch()
+    code = (
+        f"import sys, time; sys.stdin.read(); open({str(tmp_path / 'go')!r}, 'w').close(); time.sleep(1); sys.exit(7)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True) as agent:
+        assert nodes[0]._watch(agent).status == 7
+
+
 def test_a_file_is_whole_and_its_owners_alone(tmp_path):
     write_whole(tmp_path / "x", "text")
     assert (tmp_path / "x").read_text() == "text"

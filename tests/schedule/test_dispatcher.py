@@ -76,6 +76,14 @@ def test_jobs_run_one_by_one_where_there_is_no_room_for_both_or_that_is_asked_fo
     assert engine.log.index(f"wait {ONE}") < engine.log.index(f"go {TWO}")
 
 
+def test_no_job_holds_nodes_of_a_queue_before_its_turn(dispatcher, engine, pair):
+    is_started, seen = threading.Event(), []
+    engine.acts["start", TWO] = is_started.set
+    engine.acts["wait", ONE] = lambda: seen.append(is_started.wait(0.5))
+    dispatcher(pair, cores=8, most_jobs=1).run(pair)
+    assert seen == [False]
+
+
 @pytest.fixture
 def orphaned(dispatcher, engine, pair, tmp_path):
     """A run of an engine that queues jobs, whose first job an earlier orchestrator has started and not ended."""

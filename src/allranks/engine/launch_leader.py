@@ -24,7 +24,7 @@ from allranks.engine.launched_node import LaunchedNode
 from allranks.engine.process import remove_tree
 from allranks.engine.slurm_queue import QueuedJob, Sighting
 from allranks.errors import AllranksError, EngineError, ExitCode, counted
-from allranks.harness.node_supervisor import GO
+from allranks.harness.node_supervisor import GO, is_there
 from allranks.interruption import deaf
 
 _DEAD: Final = 600.0
@@ -142,7 +142,7 @@ class LaunchLeader:
                 entry.state = "NODE_FAIL"
         busy = {rank for entry in self._entries.values() for rank in entry.ranks}
         for name, entry in waiting:
-            if entry.state != "PENDING" or not (self.folder / name / GO).exists():
+            if entry.state != "PENDING" or not is_there(self.folder / name / GO):
                 continue
             free = [rank for rank in living[1:] if rank not in busy]
             if len(free) < entry.nodes - 1:
@@ -233,7 +233,8 @@ def _forget_dead(own: Path) -> None:
     now = path_of(own, 0).stat().st_mtime  # by the clock of the file server
     for folder in own.parent.glob(f"{prefix}-*"):
         with suppress(OSError):
-            if all(now - path.stat().st_mtime > _DEAD for path in folder.glob("*.json")):
+            files = [*folder.glob("*.json")] or [folder]  # a launch that is just beginning has none
+            if all(now - path.stat().st_mtime > _DEAD for path in files):
                 remove_tree(folder)
 
 

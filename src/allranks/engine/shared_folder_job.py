@@ -27,15 +27,21 @@ from allranks.engine.slurm_queue import POLL, QueuedJob, Sighting
 from allranks.errors import EngineError
 from allranks.harness import node_supervisor as files
 from allranks.harness.config import NodeConfig
-from allranks.harness.evidence import read
+from allranks.harness.evidence import open_start, read
 from allranks.harness.linux import Timer
 from allranks.harness.node_supervisor import AgentExit, NodeOrder, write_whole
 from allranks.records import Record
+from allranks.typed_json import RecordError, build
 
 _LOOK_AGAIN: Final = 0.25
 """Seconds between two looks at the files of a node."""
 
 _PIECE: Final = 1 << 20
+
+_MOST_BYTES: Final = 1 << 36
+"""Of a stream: far more than any agent writes, but a sparse file may seem to have a million times as many."""
+
+_STATUSES: Final = range(-(2**31), 2**31)
 
 _LATE_FILES: Final = 10.0
 """Seconds that files of an ended job may take to be seen here: NFS keeps names for up to 30, and looks for new ones
@@ -115,9 +121,9 @@ class Allocation:
 
     def news(self) -> Placement | None:
         """What has changed in its place since the last call, in words."""
-        if self.placed is None and (self.folder / "node-0" / files.PLACED).exists():
-            at = _json(self.folder / "node-0" / files.PLACED).get("at")
-            self.placed = at if isinstance(at, float) else time.time()
+        if self.placed is None and files.is_there(self.folder / "node-0" / files.PLACED):
+            at, now = _json(self.folder / "node-0" / files.PLACED).get("at"), time.time()
+            self.placed = at if isinstance(at, float) and 0.0 < at <= now else now  # by another clock
             self.on_placed()
         job = self.queue.look(self.folder.name).job
         if self.placed is not None:
@@ -154,13 +160,11 @@ class Allocation:
         return self.gone is not None and time.monotonic() > self.gone + _LATE_FILES
 
     def hang_up(self) -> None:
-        """Ask its supervisors to end their agents; take it out of the queue if it has none yet."""
+        """Ask its supervisors to end their agents."""
         self.is_ours = True
         with suppress(OSError):
             (self.folder / files.HANG_UP).touch()
         self.news()
-        if self.placed is None:
-            self.cancel()
 
     def cancel(self) -> None:
         """Have the queue end it, unless it does not answer."""
@@ -188,7 +192,8 @@ class Allocation:
         if job is not None and job.cause:
             return self.named(job.cause)
         if leader is not None:
-            return self.named(f"was told to end from outside ({', '.join(leader.signals)})")
+            told = f"was told to end from outside ({', '.join(leader.signals)})"
+            return self.named(told if leader.signals else "has left no exit status of its agent")
         return f"has left no exit status: {self.number or 'the job'} {_lost(job)}"
 
 
@@ -200,7 +205,7 @@ def _json(path: Path) -> dict[str, object]:
     """The object in a file of a node; empty if it is not whole."""
     try:
         told = json.loads(read(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -243,37 +248,39 @@ class _NodeAgent:
 
     def _look_for_end(self) -> AgentExit | None:
         path = self.folder / files.EXIT
-        if not path.exists():
+        if not files.is_there(path):
             return None
-        told = _json(path)
-        try:
-            return AgentExit(**{**told, "signals": tuple(told.get("signals", ()))})  # type: ignore[arg-type]
-        except TypeError:
-            return AgentExit(status=None, output=f"{path.name} is not readable")
+        with suppress(RecordError):
+            ended = build(AgentExit, _json(path))
+            if ended.status is None or ended.status in _STATUSES:
+                return ended
+        return AgentExit(status=None, output=f"{path.name} is not readable")
 
     def _read(self) -> Iterator[Record | Damage]:
         """The records that have come since the last look; each byte is read once."""
-        try:
-            with (self.folder / files.STREAM).open("rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                if size < self._offset and not self._is_changed:
-                    self._is_changed = True
-                    yield Damage(f"its stream has shrunk from {self._offset} bytes to {size}")
-                stream.seek(self._offset)
-                while not self._is_changed and (data := stream.read(_PIECE)):
-                    self._offset += len(data)
-                    self._digest.update(data)
-                    yield from self._reader.feed(data)
-        except FileNotFoundError:
+        if (stream := open_start(self.folder / files.STREAM)) is None:
             return
+        with suppress(OSError), stream:
+            size = os.fstat(stream.fileno()).st_size
+            if not self._offset <= size <= _MOST_BYTES and not self._is_changed:
+                self._is_changed = True
+                how = "shrunk" if size < self._offset else "grown"
+                yield Damage(f"its stream has {how} from {self._offset} bytes to {size}")
+            stream.seek(self._offset)
+            # No more than it had, or a fast writer could keep this process here.
+            while not self._is_changed and (data := stream.read(min(_PIECE, size - self._offset))):
+                self._offset += len(data)
+                self._digest.update(data)
+                yield from self._reader.feed(data)
 
     def _check(self) -> Iterator[Damage]:
         """Compare the stream with what was read of it, once, at its end."""
         digest, left = hashlib.sha256(), self._offset
-        with suppress(OSError), (self.folder / files.STREAM).open("rb") as stream:
-            while left and (data := stream.read(min(_PIECE, left))):
-                digest.update(data)
-                left -= len(data)
+        if (stream := open_start(self.folder / files.STREAM)) is not None:
+            with suppress(OSError), stream:
+                while left and (data := stream.read(min(_PIECE, left))):
+                    digest.update(data)
+                    left -= len(data)
         if not self._is_changed and digest.digest() != self._digest.digest():
             self._is_changed = True
             yield Damage("its stream was changed after it had been read")
@@ -353,11 +360,15 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
         return replace(ending, began=self._allocation.placed, ended_by=self._ended_by)
 
     def _stop_all(self, sink: RecordSink) -> None:
-        is_first, is_ours = not self._has_stopped, self._allocation.is_ours
+        # Nodes that are still there when the job's time is up end because of that.
+        is_first, is_ours = not self._has_stopped, self._allocation.is_ours or not self._is_over()
         self._has_stopped = True
         if is_first and self._leader.has_ended:
             self._ended_by = self._allocation.cause(self._leader.ended)
         super()._stop_all(sink)
+        if is_first and self._allocation.placed is None:
+            # Not in hang_up(), whose caller ends all jobs: without a controller each call takes seconds to fail.
+            self._allocation.cancel()
         if is_first and self._leader.ended and not (self._ended_by or is_ours):
             self._ended_by = self._cause_elsewhere()
 

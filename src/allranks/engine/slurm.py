@@ -56,19 +56,24 @@ class SlurmEngine:
             _remove(folder)
 
     def adopt(self, spec: JobSpec) -> AbstractContextManager[SharedFolderJob] | None:
-        """See :meth:`allranks.engine.protocol.Engine.adopt`: a job that runs part of its tests is not taken over."""
+        """See :meth:`allranks.engine.protocol.Engine.adopt`.
+
+        A job that runs part of its tests is ended instead: its results would pass for those of the whole job.
+        """
         folder = self._spool / job_name(spec)
         if spec.agent.only is not None or not folder.is_dir():
             return None
-        if not (folder / _SUBMITTED).exists():  # perhaps SLURM took it all the same
+        if not (folder / _SUBMITTED).exists() or not _is_whole(folder):  # perhaps SLURM took it all the same
             with suppress(EngineError):
                 self._queue.cancel(folder.name)
+            _remove(folder)
             return None
         return self._take_over(spec, folder)
 
     @contextmanager
     def _take_over(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
-        write_whole(folder / _OWNER, _owner_of(spec))
+        with suppress(OSError):  # the spool is full: its owner's run is the same
+            write_whole(folder / _OWNER, _owner_of(spec))
         try:
             with self._running(spec, folder) as job:
                 yield job
@@ -93,12 +98,15 @@ class SlurmEngine:
         inside = agent_container(container, AgentFolders(job=folder, code=spec.code, package=self._package))
         try:
             self._spool.mkdir(parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700)
-            write_whole(folder / _OWNER, _owner_of(spec))
-            fill_folder(folder, spec, NodeOrder(python=spec.python or "", code=str(spec.code), container=inside))
-            (folder / "job.sh").write_text(script(spec, folder, self._package, container), encoding="utf-8")
+            folder.mkdir(mode=0o700)  # one that is there is another job's, and stays
+            try:
+                write_whole(folder / _OWNER, _owner_of(spec))
+                fill_folder(folder, spec, NodeOrder(python=spec.python or "", code=str(spec.code), container=inside))
+                (folder / "job.sh").write_text(script(spec, folder, self._package, container), encoding="utf-8")
+            except OSError:
+                remove_tree(folder)
+                raise
         except OSError as error:
-            remove_tree(folder)
             msg = f"A folder for {spec.job_id} could not be made in {self._spool}."
             remedy = "Free some space there, or name another shared folder: [slurm] spool."
             raise EngineError(msg, why=str(error), remedy=remedy) from error
@@ -117,11 +125,11 @@ class SlurmEngine:
             variables["PYTHONPATH"] = str(self._package)
         try:
             number = self._queue.submit(request(spec, folder, self._settings), variables)
+            _note_submitted(folder, number)
         except EngineError:
             with suppress(EngineError):  # it may have taken the job and not answered in time
                 self._queue.cancel(folder.name)
             raise
-        write_whole(folder / _SUBMITTED, number)
 
     def remains(self) -> list[str]:
         """See :meth:`allranks.engine.protocol.Engine.remains`."""
@@ -154,7 +162,22 @@ class SlurmEngine:
 
 
 def _owner_of(spec: JobSpec) -> str:
-    return json.dumps({"host": host_id(), "run": spec.run_id})
+    return json.dumps({"host": host_id(), "run": spec.run_id, "is_whole": spec.agent.only is None})
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a job runs all of its tests, as far as its folder tells."""
+    with suppress(OSError, ValueError, AttributeError):
+        return json.loads((folder / _OWNER).read_text(encoding="utf-8")).get("is_whole") is True
+    return False
+
+
+def _note_submitted(folder: Path, number: str) -> None:
+    try:
+        write_whole(folder / _SUBMITTED, number)
+    except OSError as error:
+        msg = f"The folder of a job could not be written: {folder}."
+        raise EngineError(msg, why=str(error), remedy="Free some space there.") from error
 
 
 def _remove(folder: Path) -> None:

@@ -175,10 +175,10 @@ def _ask() -> Mapping[str, QueuedJob] | None:
     """This user's jobs by name, those that have just ended included; None if SLURM does not answer."""
     command = ["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r|%N|%j"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER, check=True).stdout
+        done = _run(command, outside_of_jobs(os.environ))
     except (OSError, subprocess.SubprocessError):
         return None
-    return parse(told)
+    return parse(done.stdout) if done.returncode == 0 else None
 
 
 def parse(told: str) -> Mapping[str, QueuedJob]:
@@ -190,8 +190,24 @@ def parse(told: str) -> Mapping[str, QueuedJob]:
         reason, _, rest = rest.partition("|")
         nodes, _, name = rest.partition("|")
         reason = "" if reason in {"None", "(null)"} else reason
-        found[name] = QueuedJob(number=number, state=state, reason=reason, nodes=nodes)
+        job = QueuedJob(number=number, state=state, reason=reason, nodes=nodes)
+        # SLURM shows ended jobs for minutes: one of an attempt that was cancelled before it began may have this name.
+        if name not in found or not job.has_ended:
+            found[name] = job
     return found
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        errors="replace",  # names of the user's other jobs may be of any encoding
+        timeout=_ANSWER,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+    )
 
 
 _REFUSED: Final = "Check [slurm] in the matrix file and in your own, and what its partitions have: sinfo -l."
@@ -200,15 +216,7 @@ _REFUSED: Final = "Check [slurm] in the matrix file and in your own, and what it
 def _answer(command: Sequence[str], what: str, environment: Mapping[str, str] | None = None) -> str:
     remedy = "See whether it answers: sinfo; and allranks doctor."
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            env=environment if environment is not None else outside_of_jobs(os.environ),
-        )
+        done = _run(command, environment if environment is not None else outside_of_jobs(os.environ))
     except subprocess.TimeoutExpired as error:
         raise EngineError(what, why=f"{command[0]} gave no answer in {_ANSWER:g} s.", remedy=remedy) from error
     except OSError as error:
@@ -220,5 +228,9 @@ def _answer(command: Sequence[str], what: str, environment: Mapping[str, str] | 
 
 
 def outside_of_jobs(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables without those of an allocation that this process may be in: jobs would be its steps."""
-    return {name: value for name, value in environ.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    """Variables without those of an allocation that this process may be in: jobs would be its steps.
+
+    And without the defaults of squeue and scancel, which may hide jobs, such as all those of other partitions.
+    """
+    dropped = ("SLURM_", "SQUEUE_", "SCANCEL_")
+    return {name: value for name, value in environ.items() if not name.startswith(dropped) or name == "SLURM_CONF"}

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from allranks.harness.config import RESULTS_BYTES
 
@@ -48,15 +48,22 @@ def append(path: Path, data: bytes, limit: int) -> None:
             file.write(data if len(data) <= room else data[:room] + b"\n--- this file has reached its limit ---\n")
 
 
-def read(path: Path, start: int = 0) -> str:
-    """The text of a regular file from a byte on, at most the last :data:`MOST_READ` bytes; empty if there is none."""
+def open_start(path: Path) -> BinaryIO | None:
+    """A regular file, to be read from its start; None if there is none, or it cannot be opened."""
     with suppress(OSError, ValueError):
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode):
-                file.seek(max(start, found.st_size - MOST_READ))
-                return file.read(MOST_READ).decode("utf-8", "replace")
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    return None
+
+
+def read(path: Path, start: int = 0) -> str:
+    """The text of a regular file from a byte on, at most the last :data:`MOST_READ` bytes; empty if there is none."""
+    if (file := open_start(path)) is not None:
+        with suppress(OSError, ValueError), file:
+            file.seek(max(start, os.fstat(file.fileno()).st_size - MOST_READ))
+            return file.read(MOST_READ).decode("utf-8", "replace")
     return ""
 
 

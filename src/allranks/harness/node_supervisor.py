@@ -223,12 +223,12 @@ class NodeSupervisor:
         has_gone = False
         while not linux.is_readable(pidfd, _LOOK_AGAIN):
             now = time.monotonic()
-            if not has_gone and _is_there(self._folder / GO):
+            if not has_gone and deadline is None and is_there(self._folder / GO):
                 has_gone = True
                 with suppress(BrokenPipeError):
                     _pipe(agent).write(b"go\n")
                     _pipe(agent).flush()
-            if deadline is None and (self._signals or _is_there(self._folder / HANG_UP) or _is_gone(self._own)):
+            if deadline is None and (self._signals or is_there(self._folder / HANG_UP) or _is_gone(self._own)):
                 deadline = now + STOP_GRACE
                 with suppress(BrokenPipeError):
                     _pipe(agent).close()
@@ -241,7 +241,7 @@ class NodeSupervisor:
         return AgentExit(status=agent.wait())
 
 
-def _is_there(path: Path) -> bool:
+def is_there(path: Path) -> bool:
     """Whether a file is seen; a file system that does not answer well shows none for now."""
     with suppress(OSError):
         path.stat()

@@ -130,7 +130,12 @@ class Dispatcher:
         return self._backlog.take(time.monotonic(), free, running, before)
 
     def _can_stand_by(self, task: Task) -> bool:
-        """Whether the task lacks only cores, and has its image: a build may block all events for minutes."""
+        """Whether the task lacks only cores, and has its image: a build may block all events for minutes.
+
+        None does in a queue: it might get nodes and GPUs, and keep them from others while it waits for its turn.
+        """
+        if self._host.most_jobs is not None:
+            return False
         fits = self._free._replace(cores=self._host.cores).holds(task.room)
         return fits and self._attempts.has_image(self._jobs[task.number])
 
