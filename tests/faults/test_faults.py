@@ -23,6 +23,7 @@ IN_CONTAINERS = (
     "deadlock_of_locks",
     "endless_c_call_with_the_lock",
     "fork_bomb",
+    "fork_bomb_of_memory",
     "gigabyte_of_output",
     "hang_in_a_spawned_child",
     "hang_in_call",
