@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.engine import shared_folder_job, slurm, slurm_queue
+from allranks.engine import slurm, slurm_queue
 from allranks.engine.agent_output import Damage
 from allranks.engine.kind import JobEnvironment
 from allranks.engine.ownership import own_run
@@ -44,7 +44,6 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_SLURM", str(folder))
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
     monkeypatch.setattr(slurm_queue, "POLL", 0.3)
-    monkeypatch.setattr(shared_folder_job, "POLL", 0.3)
     return folder
 
 

@@ -94,8 +94,8 @@ class LaunchLeader:
             job = QueuedJob(number="", state=entry.state, reason=why, nodes=hosts)
         return Sighting(job=job, last=job, answered=time.monotonic())
 
-    def look_after(self, name: str, _moment: float, _timeout: float) -> Sighting:
-        """See :meth:`allranks.engine.shared_folder_job.Queue.look_after`."""
+    def look_at_end(self, name: str) -> Sighting:
+        """See :meth:`allranks.engine.shared_folder_job.Queue.look_at_end`."""
         return self.look(name)
 
     def cancel(self, name: str) -> None:

@@ -23,7 +23,7 @@ from typing import Final, Protocol
 from allranks.engine.agent_output import Damage, RecordReader
 from allranks.engine.agents import JobOfAgents, bring_home, make_token
 from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Placement, RecordSink
-from allranks.engine.slurm_queue import POLL, QueuedJob, Sighting
+from allranks.engine.slurm_queue import QueuedJob, Sighting
 from allranks.errors import EngineError
 from allranks.harness import node_supervisor as files
 from allranks.harness.config import NodeConfig
@@ -87,8 +87,8 @@ class Queue(Protocol):
     def look(self, name: str) -> Sighting:
         """What is known of a job."""
 
-    def look_after(self, name: str, moment: float, timeout: float) -> Sighting:
-        """What was found out after this moment; what is known if nothing is in time."""
+    def look_at_end(self, name: str) -> Sighting:
+        """What is known of a job whose leading agent has ended, which the queue may notice a while later."""
 
     def cancel(self, name: str) -> None:
         """End a job; one that is not there needs none.
@@ -172,22 +172,13 @@ class Allocation:
         with suppress(EngineError):
             self.queue.cancel(self.folder.name)
 
-    def _look_at_end(self) -> Sighting:
-        """What the queue says once it has ended the job, or at last: its answers may be older than the end.
-
-        SLURM hides what ended a job (CANCELLED) as long as it cleans up after it (COMPLETING).
-        """
-        deadline = time.monotonic() + 3 * POLL
-        while True:
-            sighting = self.queue.look_after(self.folder.name, time.monotonic(), deadline - time.monotonic())
-            if sighting.job is None or sighting.job.has_ended or time.monotonic() >= deadline:
-                return sighting
-
     def cause(self, leader: AgentExit | None) -> str:
         """What ended it, if that was the cluster; else empty."""
         if self.is_ours or (leader is not None and not leader.signals and leader.status is not None):
             return ""
-        sighting = self.queue.look(self.folder.name) if leader is None else self._look_at_end()
+        name = self.folder.name
+        # The queue's answers may be older than the end of the leading agent.
+        sighting = self.queue.look(name) if leader is None else self.queue.look_at_end(name)
         job = sighting.job or sighting.last
         if job is not None and job.cause:
             return self.named(job.cause)

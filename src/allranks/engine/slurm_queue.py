@@ -132,6 +132,17 @@ class SlurmQueue:
                 self._changed.wait(left)
             return self._sightings.get(name, Sighting())
 
+    def look_at_end(self, name: str) -> Sighting:
+        """What the answers say once they show that a job has ended, or after three of them.
+
+        SLURM hides what ended a job (CANCELLED) as long as it cleans up after it (COMPLETING).
+        """
+        deadline = time.monotonic() + 3 * POLL
+        while True:
+            sighting = self.look_after(name, time.monotonic(), deadline - time.monotonic())
+            if sighting.job is None or sighting.job.has_ended or time.monotonic() >= deadline:
+                return sighting
+
     def forget(self, name: str) -> None:
         """Watch a job no longer."""
         with self._changed:
