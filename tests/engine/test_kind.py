@@ -24,7 +24,7 @@ class FarKind:
 
     def connect(self):
         engine = SimpleNamespace(name="far", reap=lambda: ["job 7"])
-        return SimpleNamespace(name="far", answer="", most_jobs=None, image_daemon=None, cleaner=lambda: engine)
+        return SimpleNamespace(name="far", answer="", most_jobs=lambda: None, image_daemon=None, cleaner=lambda: engine)
 
 
 OWN = ("docker", "process", "slurm")

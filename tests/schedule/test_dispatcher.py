@@ -105,8 +105,9 @@ def test_one_that_has_ended_or_that_the_engine_has_not_is_started_anew(orphaned,
     run, folder = orphaned
     engine.orphans.clear()
     (folder / "kept.txt").touch()
+    (folder.parent / "attempt-1.before").touch()
     run.run([pair[0]])
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["attempt-1", "attempt-2"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["attempt-1", "attempt-1.before", "attempt-2"]
 
 
 def test_an_adopted_job_whose_heard_records_do_not_come_again_is_an_error(orphaned, pair, records):

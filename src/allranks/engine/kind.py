@@ -70,9 +70,12 @@ class ConnectedEngine(Protocol):
     def answer(self) -> str:
         """Why a run may take it, in words, as in "a Docker daemon answers"; empty for no reason."""
 
-    @property
-    def most_jobs(self) -> int | None:
-        """The most jobs to submit at a time, on an engine that queues them and leases GPUs itself; None on others."""
+    def most_jobs(self, matrix: Matrix | None = None) -> int | None:
+        """The most jobs to submit at a time, on an engine that queues them and leases GPUs itself; None on others.
+
+        Args:
+            matrix: The matrix of the run; None where no run is meant.
+        """
 
     @property
     def image_daemon(self) -> "DockerClient | None":
@@ -178,7 +181,7 @@ def cleaners(*, beside: str = "", queues: bool = True) -> list[Engine]:
             kind = engine_kind(name)
             if name != beside and not kind.why_not():
                 connected = kind.connect()
-                if queues or connected.most_jobs is None:
+                if queues or connected.most_jobs() is None:
                     found.append(connected.cleaner())
     return found
 

@@ -105,7 +105,9 @@ class ConnectedDaemon:
     image_daemon: "DockerClient"
     name = "docker"
     answer = "a Docker daemon answers"
-    most_jobs = None
+
+    def most_jobs(self, _matrix: Matrix | None = None) -> None:
+        """See :meth:`allranks.engine.kind.ConnectedEngine.most_jobs`."""
 
     def capacity(self) -> tuple[int, int]:
         """Cores and MiB of the host that the daemon is on, which may be another one."""

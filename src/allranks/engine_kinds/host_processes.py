@@ -56,7 +56,9 @@ class ConnectedProcesses:
     name = "process"
     answer = ""
     image_daemon = None
-    most_jobs = None
+
+    def most_jobs(self, _matrix: Matrix | None = None) -> None:
+        """See :meth:`allranks.engine.kind.ConnectedEngine.most_jobs`."""
 
     def capacity(self) -> tuple[int, int]:
         """See :meth:`allranks.engine.kind.ConnectedEngine.capacity`."""

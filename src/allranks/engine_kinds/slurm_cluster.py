@@ -73,10 +73,9 @@ class ConnectedCluster:
     answer = ""
     image_daemon = None
 
-    @property
-    def most_jobs(self) -> int:
-        """See :attr:`allranks.engine.kind.ConnectedEngine.most_jobs`."""
-        return self.settings.jobs
+    def most_jobs(self, matrix: Matrix | None = None) -> int:
+        """See :meth:`allranks.engine.kind.ConnectedEngine.most_jobs`."""
+        return self.settings.jobs if matrix is None else with_user_file(matrix.slurm).jobs
 
     @property
     def spool(self) -> Path:

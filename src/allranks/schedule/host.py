@@ -97,7 +97,7 @@ def choose_host(  # noqa: PLR0913, PLR0917 - all but two have defaults
     inventory = take_inventory() if inventory is None else inventory
     gpus = inventory.gpus
     connected, why = choose_engine(engine) if isinstance(engine, str) else (engine, engine.answer)
-    most_jobs = connected.most_jobs
+    most_jobs = connected.most_jobs(matrix)
     say(f"engine: {connected.name} ({why}); GPUs: {'its own' if most_jobs else len(gpus) or 'none'}")
     gpus = () if most_jobs else gpus
     chosen, make = connected.engine_for(matrix, say, uses)

@@ -138,10 +138,10 @@ class RunFolder:
 
     def unended_attempt(self, job: Job) -> tuple[int, Path] | None:
         """The newest attempt at a job, if it has records and no end: its orchestrator was killed."""
-        numbers = [int(path.name.removeprefix("attempt-")) for path in self._suite(job).glob("attempt-[0-9]*")]
-        folder = self._suite(job) / f"attempt-{max(numbers, default=0)}"
+        number = _newest_number(self._suite(job))
+        folder = self._suite(job) / f"attempt-{number}"
         has_ended = (folder / "job.json").exists() or not folder.is_dir()
-        return None if has_ended else (max(numbers), folder)
+        return None if has_ended else (number, folder)
 
     def _suite(self, job: Job) -> Path:
         return self.path / "cells" / job.cell.id / job.name
@@ -155,9 +155,7 @@ class RunFolder:
         suite = self._suite(job)
         with as_results_error(suite):
             suite.mkdir(parents=True, exist_ok=True)
-            # An interrupt in the middle of a listing by pathlib would leave its descriptor open.
-            numbers = [name.removeprefix("attempt-") for name in os.listdir(suite)]  # noqa: PTH208
-            number = max((int(each) for each in numbers if each.isdecimal()), default=0) + 1
+            number = _newest_number(suite) + 1
             while True:
                 folder = suite / f"attempt-{number}"
                 try:
@@ -166,6 +164,16 @@ class RunFolder:
                     number += 1
                     continue
                 return number, folder
+
+
+def _newest_number(suite: Path) -> int:
+    """The number of the newest attempt at a job; 0 if there is none."""
+    try:
+        # An interrupt in the middle of a listing by pathlib would leave its descriptor open.
+        numbers = [name.removeprefix("attempt-") for name in os.listdir(suite)]  # noqa: PTH208
+    except FileNotFoundError:
+        return 0
+    return max((int(each) for each in numbers if each.isdecimal()), default=0)
 
 
 def open_run(  # noqa: PLR0913, PLR0917 - all of them go into one file

@@ -151,7 +151,7 @@ def _refuse_uneven_gpus(engine: str | ConnectedEngine, jobs: Iterable[Job]) -> N
     if (
         not isinstance(engine, str)
         or engine in {AUTO, *OF_THIS_HOST}
-        or engine_kind(engine).connect().most_jobs is None
+        or engine_kind(engine).connect().most_jobs() is None
     ):
         return
     for job in jobs:
