@@ -67,6 +67,36 @@ _REASONS = MappingProxyType(
 _SANDCASTLE_LINE = re.compile(r"^Skipping \S.* on sandcastle for (?:the )?following reason: *(.*?)\s*$", re.MULTILINE)
 
 
+_TEXTS = tuple(
+    (re.compile(pattern, re.IGNORECASE).fullmatch, code)
+    for pattern, code in (
+        (r".*distributed backend is not available", SkipCode.BACKEND_UNAVAILABLE),
+        (r"c10d was not compiled with the (?!nccl)\w+ backend", SkipCode.BACKEND_UNAVAILABLE),
+        (r"skipped .*small world ?size", SkipCode.SMALL_WORLD_SIZE),
+        (r"skipped .*odd world ?size", SkipCode.ODD_WORLD_SIZE),
+        (r"cuda is not available", SkipCode.NO_CUDA),
+        (r"need at least [2-9] cuda devices", SkipCode.MULTI_GPU_2),
+        (r"need at least 1 cuda device", SkipCode.MULTI_GPU_1),
+        (r"c10d (?:was )?not compiled with (?:the )?nccl (?:support|backend)", SkipCode.NO_NCCL),
+        (r"test skipped for rocm", SkipCode.ROCM),
+        (r"test skipped .*no gpu peer access", SkipCode.NO_PEER_ACCESS),
+        (r"test skipped at subprocess level.*", SkipCode.GENERIC),
+        (r"test skipped .*missing import", SkipCode.MISSING_IMPORT),
+        (r"accelerator is not available", SkipCode.NO_ACCELERATOR),
+    )
+)
+"""What torch's own runner writes for its codes, in the spellings of its versions."""
+
+
+def code_of_text(text: str) -> SkipCode | None:
+    """The code behind a skip's reason in a report of torch's own runner; None if torch's table has no such reason."""
+    said = text.strip().rstrip(".")
+    found = next((code for matches, code in _TEXTS if matches(said)), None)
+    if found is SkipCode.MULTI_GPU_2:
+        return multi_gpu(int(re.findall("[0-9]", said)[0]))
+    return found
+
+
 def reason(code: SkipCode) -> str:
     """One clause with the reason for a skip with this code."""
     return _REASONS[code]

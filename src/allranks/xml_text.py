@@ -78,6 +78,7 @@ _ESCAPED: Final = re.compile(r"[&<>\r]").search
 _CLEAN: Final = re.compile(r"[ -~\n\t]*").fullmatch
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+_WRITTEN_ANSI = re.compile(r"#x1B(?:\[[0-?]*[ -/]*[@-~]|\][^\n#]*(?:#x07|#x1B\\)?|[@-Z\\^_])")
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 _RESETS: Final = ("\x1b[0m", "\x1b[m")
@@ -101,6 +102,11 @@ def remembered(function: Callable[[str], _T]) -> Callable[[str], _T]:
 def readable(text: str) -> str:
     """``text`` without terminal escape sequences, and legal in XML."""
     return text if _CLEAN(text) else legal(_ANSI.sub("", text))
+
+
+def without_colours(text: str) -> str:
+    """``text`` of an XML file without terminal escape sequences, as pytest writes them: ``#x1B[31m``."""
+    return _WRITTEN_ANSI.sub("", text) if "#x1B" in text else text
 
 
 def printable(text: str) -> str:

@@ -47,6 +47,33 @@ def test_a_complete_run_is_good(run_folder):
     assert only_suite(merged).axes == {"backend": "gloo", "world_size": 2}
 
 
+def test_a_rank_that_the_job_cannot_have_is_an_error_that_says_so(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    run_folder.rank(JOB, 7, {A: "passed"})
+    merged = judged(run_folder)
+    outside = only_suite(merged).tests[0]
+    assert outside.name == "rank 7"
+    assert "rank-7.xml is of rank 7, which is outside: this job has 2 rank(s), from 0 to 1." in outside.verdict.message
+    assert code(merged) is ExitCode.UNACCOUNTED
+
+
+def test_a_rank_of_a_test_with_a_larger_world_of_its_own_is_no_error(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=[A])
+    for rank in range(3):
+        run_folder.rank(JOB, rank, {A: {"outcome": "passed", "world_size": 3}})
+    assert code(judged(run_folder)) is ExitCode.OK
+
+
+def test_a_rank_that_is_missing_for_a_damaged_file_has_one_full_stop(run_folder):
+    run_folder.manifest(JOB)
+    run_folder.both(JOB, {A: "passed"})
+    (run_folder.attempt(JOB) / "rank-1.xml").write_text("")
+    said = [test.verdict.message for test in only_suite(judged(run_folder)).tests]
+    assert said[1] == "rank 1 is missing: rank-1.xml cannot be read to its end: it is empty."
+
+
 def test_a_planned_job_without_results_is_an_error(run_folder):
     run_folder.manifest(JOB, "gloo-w4-g0-env/collectives")
     run_folder.both(JOB, {A: "passed"})

@@ -9,6 +9,7 @@ import pytest
 
 from allranks.outcomes import Outcome, SkipKind
 from allranks.report.rank_xml import RankReader
+from allranks.skip_codes import code_of_text, installed_skips
 
 Write = Callable[[str, Sequence[str]], Path]
 
@@ -68,6 +69,79 @@ def test_call_and_tear_down_of_one_test_are_folded_and_both_are_told(write_ranks
     (result,) = RankReader().read(root / "rank-0.xml").results
     assert (result.outcome, result.message, result.duration) == (Outcome.ERRORED, "tear-down broke", 2.0)
     assert "call broke" in result.text
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "code"),
+    [
+        ("CUDA is not available.", SkipKind.HARDWARE, 74),
+        ("Need at least 1 CUDA device", SkipKind.HARDWARE, 75),
+        ("Need at least 4 CUDA devices", SkipKind.HARDWARE, 81),
+        ("accelerator is not available.", SkipKind.HARDWARE, 89),
+        ("c10d was not compiled with the NCCL backend", SkipKind.ENVIRONMENT, 76),
+        ("c10d was not compiled with the MPI backend", SkipKind.ENVIRONMENT, 72),
+        ("not today: CUDA is not available.", None, None),
+        ("we need at least 2 CUDA devices", None, None),
+    ],
+)
+def test_a_skip_by_a_reason_of_torch_s_own_runner_has_its_kind(write_ranks: Write, reason, kind, code):
+    case = f'<testcase classname="t" name="x"><skipped message="{reason}" type="pytest.skip"/></testcase>'
+    (result,) = RankReader().read(write_ranks("rank-0.xml", [case]) / "rank-0.xml").results
+    assert (result.outcome, result.message) == (Outcome.SKIPPED, reason)
+    assert (result.skip_kind, result.skip_code) == (kind, code)
+
+
+def test_each_reason_in_the_installed_torch_s_table_is_known():
+    table = installed_skips().values()
+    assert len(table) > 15
+    assert {skip.code: code_of_text(skip.message) for skip in table} == {skip.code: skip.code for skip in table}
+
+
+OURS = "allranks.outcome"
+LINE = "Skipping test_x on sandcastle for the following reason: needs NCCL"
+
+
+@pytest.mark.parametrize(
+    ("inside", "outcome"),
+    [
+        (f"<system-err>before\n{LINE}\n</system-err>", Outcome.SKIPPED),
+        (f"<system-out>{LINE}</system-out>", Outcome.PASSED),
+        (f'<failure message="m"/><system-err>{LINE}</system-err>', Outcome.FAILED),
+        (
+            f'<properties><property name="{OURS}" value="passed"/></properties><system-err>{LINE}</system-err>',
+            Outcome.PASSED,
+        ),
+    ],
+)
+def test_a_pass_with_torch_s_sandcastle_line_is_an_environment_skip(write_ranks: Write, inside, outcome):
+    (result,) = (
+        RankReader()
+        .read(write_ranks("rank-0.xml", [f'<testcase classname="t" name="x">{inside}</testcase>']) / "rank-0.xml")
+        .results
+    )
+    assert result.outcome is outcome
+    if outcome is Outcome.SKIPPED:
+        assert (result.message, result.skip_kind) == ("needs NCCL", SkipKind.ENVIRONMENT)
+
+
+def test_colours_as_pytest_writes_them_are_removed(write_ranks: Write):
+    case = (
+        '<testcase classname="t" name="x[#x1B[31m]"><failure message="#x1B[1m#x1B[31mno#x1B[0m">#x1B[31mE  no#x1B[0m'
+        "</failure><system-out>#x1B]0;title#x07shown #x1Bx</system-out></testcase>"
+    )
+    (result,) = RankReader().read(write_ranks("rank-0.xml", [case]) / "rank-0.xml").results
+    assert (result.name, result.message, result.text, result.stdout) == ("x[#x1B[31m]", "no", "E  no", "shown #x1Bx")
+
+
+def test_file_and_line_of_a_testcase_are_kept_and_pytest_s_lines_count_from_one(tmp_path: Path):
+    (tmp_path / "test_real.py").write_text("def test_a():\n    pass\n\ndef test_b():\n    assert 0\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1"]
+    subprocess.run([*command, "--junitxml=rank-0.xml"], cwd=tmp_path, capture_output=True, check=False)
+    file = RankReader().read(tmp_path / "rank-0.xml")
+    assert [(key.name, key.file, key.line) for key in file.keys] == [
+        ("test_a", "test_real.py", 1),
+        ("test_b", "test_real.py", 4),
+    ]
 
 
 def test_our_properties_are_read(run_folder):

@@ -77,6 +77,14 @@ def test_a_long_name_of_a_suite_takes_the_room_that_short_cells_leave(run_folder
     assert len(head) == len(row) == WIDTH
 
 
+def test_columns_hold_a_million_tests_and_a_hundred_hours(merged):
+    row = merged.suites[0]
+    counts = replace(row.counts, **dict.fromkeys(("tests", "passed", "failed", "errors", "skipped"), 1_000_000))
+    text = render_table(replace(merged, suites=(replace(row, counts=counts, elapsed=360_000.0),)))
+    assert text.splitlines()[1].split()[2:] == ["1000000"] * 5 + ["100", "h", "00", "min"]
+    assert len(text.splitlines()[1]) == WIDTH
+
+
 def test_skips_that_count_as_passed_are_said(run_folder):
     run_folder.manifest(ENV)
     run_folder.both(ENV, {"t.py::a": {"outcome": "skipped", "message": "no NCCL", "skip_kind": "environment"}})
@@ -85,7 +93,9 @@ def test_skips_that_count_as_passed_are_said(run_folder):
     assert "1 environment skip(s) counted as passed" in render_summary(merged)
 
 
-@pytest.mark.parametrize(("value", "shown"), [(0.004, "0.00 s"), (59.994, "59.99 s"), (245.4, "4 min 05 s")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.004, "0.00 s"), (59.994, "59.99 s"), (245.4, "4 min 05 s"), (5_400, "1 h 30 min")]
+)
 def test_times_are_shown_in_the_unit_a_reader_would_use(value: float, shown: str):
     assert seconds(value) == shown
 

@@ -123,7 +123,7 @@ def test_failures_are_annotations_as_many_as_are_shown(merged, lines, commands, 
 def test_an_annotation_names_the_file_and_ends_nowhere_early():
     failure = Failure(
         place="gloo-w2 / s", nodeid="suite/test_a.py::test_x[a,b::c]", kind=VerdictKind.FAILURE,
-        message="rank 0 failed: 50%\n::error::x", alike=2,
+        message="rank 0 failed: 50%\n::error::x", alike=2, file="suite/test_a.py",
     )  # fmt: skip
     assert log_lines.annotation(failure) == (
         "::error title=gloo-w2 / s%3A suite/test_a.py%3A%3Atest_x[a%2Cb%3A%3Ac],file=suite/test_a.py"
@@ -132,7 +132,7 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
 
 
 def test_an_annotation_names_the_line():
-    failure = Failure(place="c / s", nodeid="suite/test_a.py::x", kind=VerdictKind.ERROR, message="no", line=31)
+    failure = Failure(place="c / s", nodeid="x", kind=VerdictKind.ERROR, message="no", file="suite/test_a.py", line=31)
     assert ",file=suite/test_a.py,line=31::no" in log_lines.annotation(failure)
 
 

@@ -12,7 +12,7 @@ from allranks.report.baseline import Baseline, BaselineWatch
 from allranks.report.folder import Attempt
 from allranks.report.gathering import CopyWatch, Gathered, contradictions, without_copies
 from allranks.report.judged import MANIFEST_PLACE, CellSuite, trouble
-from allranks.report.judging import read_jobs, read_ranks, settled
+from allranks.report.judging import expected_ranks, read_jobs, read_ranks, settled
 from allranks.report.rank_xml import stray_file
 from allranks.report.results import RankFile, TestVerdict
 from allranks.report.run_files import PlannedJob
@@ -171,12 +171,27 @@ def _troubles(attempt: Attempt, files: Sequence[RankFile], known: _Known) -> Ite
             "job", f"{JOURNAL} does not record that the job has finished, but job.json does.", ExitCode.UNACCOUNTED
         )
     yield from _troubles_of_files(files)
+    yield from _ranks_outside(attempt, files)
     yield from _troubles_of_changes(attempt)
     base = attempt.base
     while base:
         yield from _troubles_of_files(files_of(base))
         yield from _troubles_of_changes(base)
         base = base.base
+
+
+def _ranks_outside(attempt: Attempt, files: Sequence[RankFile]) -> Iterator[TestVerdict]:
+    """An error for each file of a rank that the job cannot have, unless its tests have worlds of their own."""
+    expected = expected_ranks(attempt, files)
+    for file in files:
+        if file.problem or not file.keys or file.rank is None or file.path.name == JOURNAL:
+            continue
+        if file.rank not in expected and not (file.world_sizes and min(file.world_sizes) > file.rank):
+            text = (
+                f"{file.path.name} is of rank {file.rank}, which is outside: this job has {len(expected)} rank(s), "
+                f"from {expected.start} to {expected.stop - 1}.\nMove it to the job that it belongs to."
+            )
+            yield trouble(f"rank {file.rank}", text, ExitCode.UNACCOUNTED)
 
 
 def _troubles_of_changes(attempt: Attempt) -> Iterator[TestVerdict]:

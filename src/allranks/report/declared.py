@@ -9,12 +9,13 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
+from allranks import skip_codes
 from allranks.outcomes import Outcome, SkipKind
 from allranks.records import MOST_RANKS
 from allranks.report.results import Key, RankResult
 from allranks.report.untrusted import number, whole_number
 from allranks.report.verdict import severity
-from allranks.xml_text import cut
+from allranks.xml_text import cut, without_colours
 
 _RERUN_TAGS: Final[Mapping[str, Outcome]] = {
     "rerun": Outcome.FAILED,  # torch's test/conftest.py, in its repository
@@ -65,7 +66,7 @@ class CaseDetails:
 
     def add(self, tag: str, attributes: Mapping[str, str], text: str) -> None:
         """Add an element that :func:`is_of_interest`."""
-        message = cut(attributes.get("message", ""))
+        message, text = without_colours(cut(attributes.get("message", ""))), without_colours(text)
         if tag in _OUTPUT_TAGS:
             self.output[tag] = self.output.get(tag, "") + text
         elif tag in _RERUN_TAGS:
@@ -86,9 +87,27 @@ class CaseDetails:
         worst = max(map(severity, elements), default=0)
         if any(outcome.is_bad for outcome in elements):
             said = ()
+        said = [*said, *((Outcome.SKIPPED, why) for why in self._sandcastle_skip() if not elements)]
         self.outcomes += [(outcome, words, "") for outcome, words in said if severity(outcome) > worst]
         added = [outcome for outcome, _, _ in self.outcomes[len(elements) :]]
         self.counts = counted(elements, added, len(self.reruns))
+
+    def _sandcastle_skip(self) -> Iterator[str]:
+        """The reason of a skip that torch's own runner reports as a pass, which it does on sandcastle."""
+        if "allranks.outcome" not in self.properties:
+            reason = skip_codes.sandcastle_reason(self.output.get("system-err", ""))
+            if reason is not None:
+                self.properties["allranks.skip_kind"] = SkipKind.ENVIRONMENT.value
+                yield reason
+
+    def _kind_of_skip(self, outcome: Outcome, message: str) -> tuple[SkipKind | None, int | None]:
+        """Kind and exit code of a skip: as stated, or as the text of torch's own runner has them."""
+        said = self.properties.get
+        stated = _SKIP_KINDS.get(said("allranks.skip_kind", "")), whole_number(said("allranks.skip_code"))
+        if outcome is not Outcome.SKIPPED or any(stated) or said("allranks.outcome"):
+            return stated
+        code = skip_codes.code_of_text(message)
+        return (skip_codes.kind(code), code.value) if code else stated
 
     def result(self, key: Key, rank: int, seconds: float, texts: dict[str, str]) -> RankResult:
         """The result that the details add up to; equal texts become one object, kept in ``texts``."""
@@ -96,6 +115,7 @@ class CaseDetails:
             self.outcomes, key=lambda told: severity(told[0]), default=(Outcome.PASSED, "", "")
         )
         said = self.properties.get
+        skip_kind, skip_code = self._kind_of_skip(outcome, message)
         size = whole_number(said("allranks.world_size"))
         nodeid, stdout, stderr = key.nodeid, self.output.get("system-out", ""), self.output.get("system-err", "")
         result = RankResult(
@@ -107,8 +127,8 @@ class CaseDetails:
             at=number(said("allranks.at")),
             consequence=said("allranks.consequence") == "1",
             caused_by=whole_number(said("allranks.caused_by")),
-            skip_kind=_SKIP_KINDS.get(said("allranks.skip_kind", "")),
-            skip_code=whole_number(said("allranks.skip_code")),
+            skip_kind=skip_kind,
+            skip_code=skip_code,
             phase=said("allranks.phase", ""),
             message=texts.setdefault(message, message),
             text=texts.setdefault(text, text),

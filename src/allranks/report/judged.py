@@ -12,8 +12,8 @@ from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
-from allranks.tracebacks import excerpt, line_in
-from allranks.xml_text import command, cut, file_of, first_line, xml_id
+from allranks.tracebacks import excerpt
+from allranks.xml_text import command, cut, first_line, xml_id
 
 MANIFEST_PLACE: Final = ("run", "manifest")
 """Cell and suite of the suite that reports an unreadable manifest."""
@@ -88,7 +88,8 @@ class Failure:
         message: First line of the verdict's message, cut.
         is_of_job: True if this is an error of the job, and not of one of its tests.
         traceback: Lines of the leading rank's traceback or stack.
-        line: The line of the test's own file that it leads through last.
+        file: The test's own file.
+        line: The line of that which the traceback leads through last.
         again: The command that runs the test again in this cell; empty if there is none.
     """
 
@@ -99,6 +100,7 @@ class Failure:
     is_of_job: bool = False
     alike: int = 0
     traceback: tuple[str, ...] = ()
+    file: str = ""
     line: int | None = None
     again: str = ""
 
@@ -182,6 +184,11 @@ class SuiteRow(JobSummary):
     xpassed: tuple[str, ...] = ()
 
     @property
+    def time(self) -> float:
+        """Seconds from the job's start to its end; of its tests where that is unknown."""
+        return self.counts.time if self.elapsed is None else self.elapsed
+
+    @property
     def has_executed(self) -> bool:
         """True if any rank ran any test."""
         return bool(self.executed)
@@ -257,7 +264,7 @@ class CellSuite(JobSummary):
         return sorted(groups.values(), key=lambda tests: tests[0].verdict.rule is not VerdictRule.JOB)
 
     def _failure(self, tests: Sequence[TestVerdict], place: int) -> Failure:
-        test, verdict, file = tests[0], tests[0].verdict, file_of(tests[0].nodeid)
+        test, verdict, (file, line) = tests[0], tests[0].verdict, tests[0].source
         is_of_job = verdict.rule is VerdictRule.JOB
         text = verdict.text if is_of_job else test.lead.text if test.lead else ""
         again = command(self.again("" if is_of_job else test.nodeid))
@@ -269,7 +276,8 @@ class CellSuite(JobSummary):
             is_of_job=is_of_job,
             alike=len(tests) - 1,
             traceback=excerpt(text, file, verdict.message) if place < KEPT_TRACEBACKS else (),
-            line=line_in(text, file),
+            file=file,
+            line=line,
             again=again if len(again) <= _LONGEST_COMMAND else "",
         )
 

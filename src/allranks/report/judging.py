@@ -59,13 +59,15 @@ def judge(attempt: Attempt, files: Sequence[RankFile], setting: VerdictPolicy) -
     reported = dict.fromkeys(nodeid for team in teams for nodeid in team.places)
     collected = _names(record.collected or (), reported) if record else {}
     not_run = _reasons_not_to_run(record, collected) if record else {}
-    expected, absent = _expected_ranks(attempt, files), _absences(attempt, files)
+    expected, absent = expected_ranks(attempt, files), _absences(attempt, files)
     good = _Good.of(teams, expected, setting)
     for nodeid in dict.fromkeys((*collected.values(), *reported)):
         if passed := good and good.verdict_of(nodeid):
             yield passed
         elif (results := results_of(nodeid, teams)) or nodeid not in not_run:
-            yield _judge(nodeid, results, expected, absent, setting)
+            judged = _judge(nodeid, results, expected, absent, setting)
+            file, line = _place_of(nodeid, teams)
+            yield replace(judged, file=file, line=line) if file else judged
         else:
             yield _not_run(nodeid, not_run[nodeid])
 
@@ -101,6 +103,8 @@ class _Good:
             verdict=self.verdict,
             ranks=ranks,
             slowest=ranks.time,
+            file=key.file,
+            line=key.line,
         )
 
 
@@ -151,6 +155,12 @@ def _judge(
     return TestVerdict(nodeid=nodeid, classname=classname, name=name, verdict=judged, ranks=tuple(everything))
 
 
+def _place_of(nodeid: str, teams: Iterable[RankGroup]) -> tuple[str, int]:
+    """The source file and the line of a test, as the first rank's XML that states them has them."""
+    keys = (team.files[0].keys[team.places[nodeid]] for team in teams if nodeid in team.places)
+    return next(((key.file, key.line) for key in keys if key.file), ("", 0))
+
+
 def _not_run(nodeid: str, reason: str) -> TestVerdict:
     classname, name = split_nodeid(nodeid)
     judged = Verdict(
@@ -164,7 +174,7 @@ def _not_run(nodeid: str, reason: str) -> TestVerdict:
     return TestVerdict(nodeid=nodeid, classname=classname, name=name, verdict=judged)
 
 
-def _expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
+def expected_ranks(attempt: Attempt, files: Sequence[RankFile]) -> range:
     """The ranks that each test should have run on.
 
     Without a record, the world size comes from the cell or any of the files; if it is unknown, the ranks are those
@@ -184,7 +194,7 @@ def _absences(attempt: Attempt, files: Sequence[RankFile]) -> dict[int, str]:
     """The reason for each rank whose results are known to be incomplete."""
     error = attempt.record.error if attempt.record else None
     why = f"nothing came back ({first_line(error.what)})" if error and error.what else "nothing came back"
-    causes = dict.fromkeys(_expected_ranks(attempt, files), why)
+    causes = dict.fromkeys(expected_ranks(attempt, files), why)
     return causes | {file.rank: file.problem for file in files if file.problem and file.rank is not None}
 
 

@@ -161,6 +161,7 @@ def _facts(suite: JobSummary) -> Iterator[Fact]:
     yield "engine", suite.engine
     yield "image", suite.image
     yield "attempt", suite.attempt
+    yield "elapsed", None if suite.elapsed is None else f"{suite.elapsed:.3f}"
     yield "gpus", " ".join(suite.gpus)
 
 

@@ -20,8 +20,8 @@ from operator import mul
 from typing import Final, Literal
 
 from allranks.report.judged import JobSummary
+from allranks.report.junit_ranks import places_of_texts, seconds_of
 from allranks.report.results import EarlierAttempt, RankResult, TestVerdict, Verdict, VerdictKind, VerdictRule, compact
-from allranks.tracebacks import line_in
 from allranks.xml_text import (
     MESSAGE_LIMIT,
     TEXT_LIMIT,
@@ -29,7 +29,6 @@ from allranks.xml_text import (
     clean_cut,
     cut,
     element_text,
-    file_of,
     readable,
     remembered,
 )
@@ -193,16 +192,15 @@ Element = tuple[str, str]
 def render_case(test: TestVerdict, name: Name, suite: JobSummary, form: JUnitForm) -> str:
     """A testcase as XML; its name is unique in the suite."""
     classname, own = name
-    place = _place(test) if form.schema == "wide" and test.verdict.is_bad else ""
+    place = _place(test) if form.schema == "wide" else ""
     start = f'<testcase classname={attribute(classname)} name={attribute(own)}{place} time="{test.time:.6g}">\n'
     body = _BODIES[form.schema](test, suite)
     return f"{start}{body}</testcase>\n"
 
 
 def _place(test: TestVerdict) -> str:
-    """Where a bad test is, as clients link to it: its file and the line that its traceback leads through last."""
-    file = file_of(test.nodeid)
-    line = line_in(test.lead.text, file) if test.lead else None
+    """Where a test is, as clients link to it: its file, and of a bad one the line that its traceback leads to."""
+    file, line = test.source
     return (f" file={attribute(file)}" if file else "") + (f' line="{line}"' if line else "")
 
 
@@ -225,6 +223,11 @@ def _passed(ranks: str) -> str:
     return property_line("ranks", ranks) + property_line("rule", VerdictRule.PASSED.value)
 
 
+def _seconds(said: str) -> str:
+    """Different in nearly each test: it is not worth remembering, nor needs it escapes."""
+    return f'<property name="allranks.seconds" value="{said}"/>' if said else ""
+
+
 def is_told(value: object) -> bool:
     """True if a value is not None and not empty; zero counts."""
     return value is not None and value != ""
@@ -233,7 +236,8 @@ def is_told(value: object) -> bool:
 def _wide(test: TestVerdict, _: JobSummary) -> str:
     """Facts are properties; output follows an outcome and precedes retries."""
     if _has_just_passed(test):
-        return f"<properties>{property_line('nodeid', test.nodeid)}{_passed(compact(test.ranks))}</properties>\n"
+        own = f"{property_line('nodeid', test.nodeid)}{_passed(compact(test.ranks))}"
+        return f"<properties>{own}{_seconds(seconds_of(test.ranks))}</properties>\n"
     parts = [properties(_facts(test))]
     if test.verdict.kind in _ELEMENTS or test.earlier:
         told = (*_outcome(test, "wide"), *_output(test, ()), *_before(test), *_retries(test))
@@ -262,6 +266,9 @@ def _facts(test: TestVerdict) -> Iterator[Fact]:
     yield "nodeid", test.nodeid
     yield "ranks", compact(test.ranks)
     yield "rule", str(test.verdict.rule.value)
+    yield "seconds", seconds_of(test.ranks)
+    if test.verdict.is_bad:
+        yield "texts", places_of_texts(test, _text(test.verdict, TEXT_LIMIT))
     if test.verdict.rule is not VerdictRule.PASSED:
         yield from _facts_of_verdict(test.verdict)
     if test.earlier:

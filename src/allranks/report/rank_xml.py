@@ -151,9 +151,9 @@ class _Reader:
         place = len(self.times)
         self.times.extend(run.times)
         said, at = [each.said for each in run.ends], [each.at for each in run.ends]
-        keys: list[tuple[str, str, str]] = [each.key for each in run.begins]
+        keys: list[tuple[str, str, str, str, int]] = [each.key for each in run.begins]
         if any(said):
-            keys = [(classname, name, nodeid) for (classname, name, _), nodeid in zip(keys, said, strict=True)]
+            keys = [(key[0], key[1], nodeid, "", 0) for key, nodeid in zip(keys, said, strict=True)]
         if self._keys is not None or self._known[place : place + len(keys)] != tuple(keys):
             for number, key in enumerate(keys, place):
                 self._name(number, Key(*key))
@@ -209,7 +209,10 @@ class _Reader:
     def _end_case(self, place: int, case: Mapping[str, str], more: CaseDetails | None) -> None:
         """Handle the end of a testcase that has a new name, content, or unusual attributes."""
         nodeid = more.properties.get("allranks.nodeid", "") if more else ""
-        self._name(place, Key(case.get("classname", ""), case.get("name", ""), nodeid))
+        line = whole_number(case.get("line")) or 0
+        # pytest counts lines from 0.
+        line += self._suite == "pytest" and "line" in case
+        self._name(place, Key(case.get("classname", ""), case.get("name", ""), nodeid, case.get("file", ""), line))
         said = [told for told in outcomes_said(case) if told[0] is not Outcome.PASSED]
         if more or said:
             more = more or CaseDetails()
@@ -359,9 +362,10 @@ def _folded(file: RankFile) -> RankFile:
     for result in file.results:
         by_test.setdefault(result.nodeid, []).append(result)
     results = [fold(same) for same in by_test.values()]
+    places = {key.nodeid: key for key in reversed(file.keys)}
     return replace(
         file,
-        keys=tuple(Key(result.classname, result.name, result.nodeid) for result in results),
+        keys=tuple(places[result.nodeid]._replace(said=result.nodeid) for result in results),
         seconds=array("d", (result.duration for result in results)),
         at=array("d"),
         world_sizes=array("H"),

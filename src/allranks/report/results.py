@@ -15,6 +15,8 @@ from typing import Final, Literal, NamedTuple, overload
 
 from allranks.errors import ExitCode
 from allranks.outcomes import Outcome, SkipKind
+from allranks.tracebacks import line_in
+from allranks.xml_text import file_of
 
 SkipPolicy = Literal["skip", "pass"]
 """How an environment skip is read: as the skip it is, or as a pass that keeps its reason."""
@@ -133,6 +135,8 @@ class TestVerdict:
         ranks: The rank results behind the verdict, by rank, including missing ones.
         earlier: Earlier attempts in which the test went wrong, oldest first.
         slowest: Seconds of the slowest rank, if known without checking each.
+        file: The source file that its ranks' XML states; empty if they state none.
+        line: The line in that; 0 if they state none.
     """
 
     __test__ = False  # not a test class, despite its name
@@ -144,6 +148,15 @@ class TestVerdict:
     ranks: Sequence[RankResult] = ()
     earlier: tuple[EarlierAttempt, ...] = ()
     slowest: float | None = None
+    file: str = ""
+    line: int = 0
+
+    @property
+    def source(self) -> tuple[str, int | None]:
+        """The source file and the line that it went wrong in, as far as these are known; the line of a good test."""
+        file = self.file or file_of(self.nodeid)
+        line = line_in(self.lead.text, file) if self.verdict.is_bad and self.lead else None
+        return file, line or self.line or None
 
     @property
     def lead(self) -> RankResult | None:
@@ -170,11 +183,15 @@ class Key(NamedTuple):
 
     Attributes:
         said: The node id that the file states; empty if it states none.
+        file: The source file that it states; empty if it states none.
+        line: The line in that; 0 if it states none.
     """
 
     classname: str
     name: str
     said: str = ""
+    file: str = ""
+    line: int = 0
 
     @property
     def nodeid(self) -> str:
@@ -300,6 +317,11 @@ class PassedRanks(Sequence[RankResult]):
     def time(self) -> float:
         """Seconds of the slowest rank."""
         return self.team.slowest[self.place]
+
+    @property
+    def seconds(self) -> list[float]:
+        """Seconds of each rank."""
+        return [file.seconds[self.place] for file in self.team.files]
 
 
 def teams_of(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:

@@ -19,10 +19,11 @@ TRACEBACKS: Final = 5
 """The first of them, which have the end of the leading rank's traceback, and a command."""
 
 _NUMBERS: Final = ("tests", "passed", "failed", "errors", "skipped", "time")
-_COLUMN: Final = 9
+_COLUMN: Final = 8  # a million tests
+_TIME_COLUMN: Final = 13  # a hundred hours
 _MESSAGE_LINES: Final = 3
 _CELL: Final = 26
-_SUITE: Final = WIDTH - _CELL - 2 - len(_NUMBERS) * _COLUMN - 2
+_SUITE: Final = WIDTH - _CELL - 2 - (len(_NUMBERS) - 1) * _COLUMN - _TIME_COLUMN
 
 
 def render_table(merged: MergedRun) -> str:
@@ -55,20 +56,29 @@ def shorten(text: str, width: int) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time in the unit a reader would use: ``3.21 s``, ``4 min 05 s``."""
+    """A time in the unit a reader would use: ``3.21 s``, ``4 min 05 s``, ``100 h 30 min``."""
     if value < 60:
         return f"{value:.2f} s"
     minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest:02} s"
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def times(merged: MergedRun) -> str:
+    """The time of the jobs from start to end, and how much of that the tests took."""
+    return f"{seconds(_time(merged))} of jobs, {seconds(merged.counts.time)} in their tests"
+
+
+def _time(merged: MergedRun) -> float:
+    return sum(suite.time for suite in merged.suites)
 
 
 def _rows(merged: MergedRun) -> Iterator[str]:
     width = _cell_width(merged)
     yield _table_row(width, "cell", "suite", _NUMBERS)
     for suite in merged.suites:
-        yield _table_row(width, suite.cell, suite.suite, _numbers(suite.counts, suite.elapsed))
+        yield _table_row(width, suite.cell, suite.suite, _numbers(suite.counts, suite.time))
     if len(merged.suites) > 1:
-        yield _table_row(width, "total", "", _numbers(merged.counts, _elapsed(merged)))
+        yield _table_row(width, "total", "", _numbers(merged.counts, _time(merged)))
 
 
 def _cell_width(merged: MergedRun) -> int:
@@ -79,20 +89,16 @@ def _cell_width(merged: MergedRun) -> int:
     return min(_CELL, max(_CELL - max(lack, 0), *cells, len("total")))
 
 
-def _elapsed(merged: MergedRun) -> float | None:
-    known = [suite.elapsed for suite in merged.suites if suite.elapsed is not None]
-    return sum(known) if known else None
-
-
-def _numbers(counts: Counts, elapsed: float | None) -> tuple[str, ...]:
+def _numbers(counts: Counts, time: float) -> tuple[str, ...]:
     figures = (counts.tests, counts.passed, counts.failed, counts.errors, counts.skipped)
-    return (*map(str, figures), seconds(counts.time if elapsed is None else elapsed))
+    return (*map(str, figures), seconds(time))
 
 
 def _table_row(cell_width: int, cell: str, suite: str, numbers: Sequence[str]) -> str:
     width = _CELL + _SUITE - cell_width
     names = f"{shorten(readable(cell), cell_width):<{cell_width}}  {shorten(readable(suite), width):<{width}}"
-    return names + "".join(f"{number:>{_COLUMN}}" for number in numbers[:-1]) + f"{numbers[-1]:>{_COLUMN + 2}}"
+    columns = (*((number, _COLUMN) for number in numbers[:-1]), (numbers[-1], _TIME_COLUMN))
+    return names + "".join(f" {number:>{room - 1}}" for number, room in columns)
 
 
 def _first_failures(merged: MergedRun) -> Iterator[str]:
@@ -215,11 +221,11 @@ def _table(merged: MergedRun) -> Iterator[str]:
         yield from _shortened(rows)
     else:
         yield from (row for _, row in rows)
-    yield f"| **total** | | {_figures(merged.counts, sum(map(_time, merged.suites)))} |"
+    yield f"| **total** | | {' | '.join(_numbers(merged.counts, _time(merged)))} |"
 
 
 def _row(suite: SuiteRow) -> str:
-    return f"| {_escaped(suite.cell)} | {_escaped(suite.suite)} | {_figures(suite.counts, _time(suite))} |"
+    return f"| {_escaped(suite.cell)} | {_escaped(suite.suite)} | {' | '.join(_numbers(suite.counts, suite.time))} |"
 
 
 def _shortened(rows: Sequence[tuple[SuiteRow, str]]) -> Iterator[str]:
@@ -232,15 +238,6 @@ def _shortened(rows: Sequence[tuple[SuiteRow, str]]) -> Iterator[str]:
             yield f"| and {len(rows) - place} more | in `report.html` | | | | | | |"
             return
         yield row
-
-
-def _time(suite: SuiteRow) -> float:
-    return suite.counts.time if suite.elapsed is None else suite.elapsed
-
-
-def _figures(counts: Counts, time: float) -> str:
-    figures = (counts.tests, counts.passed, counts.failed, counts.errors, counts.skipped)
-    return " | ".join([*map(str, figures), seconds(time)])
 
 
 def _notes(merged: MergedRun) -> Iterator[str]:

@@ -14,7 +14,7 @@ Where the rules leave room, this module reads them as follows:
 - A cell was given the hardware that a skip asks for if it had at least as many GPUs as the skip's code names.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -326,7 +326,7 @@ def _executed(ranks: Sequence[RankResult]) -> bool:
 def _unaccounted_message(missing: Sequence[RankResult], unexplained: Sequence[RankResult], lead: Lead | None) -> str:
     first = f" First to go wrong: {_lead_message(lead)}" if lead else ""
     if missing:
-        return f"{_ranks(missing)} missing: {missing[0].message or 'nothing came back'}.{first}"
+        return f"{_ranks(missing)} missing: {missing[0].message.rstrip('.') or 'nothing came back'}.{first}"
     if unexplained:
         return f"{_ranks(unexplained)} aborted, and no rank went wrong before: {_why_aborted(unexplained)}."
     return "no rank reported this test."
@@ -361,11 +361,19 @@ def _text(ranks: Sequence[RankResult], lead: Lead | None) -> str:
     """All ranks in the first line, then the leading rank's own text, then that of the others."""
     first = lead.result if lead else None
     head = [f"ranks: {strip(ranks, first)}", lead.caveat if lead else ""]
-    others = [rank for rank in ranks if rank.outcome not in _PASSES and rank is not first]
+    told = [section for _, section in sections(ranks, first)]
     # The leading rank gets half of the space, however much its peers have.
-    leads = cut(_section([first]), TEXT_LIMIT // 2) if first else ""
-    rest = cut("\n\n".join(_section(group) for group in _alike(others)), TEXT_LIMIT // 2)
+    leads = cut(told.pop(0), TEXT_LIMIT // 2) if first else ""
+    rest = cut("\n\n".join(told), TEXT_LIMIT // 2)
     return "\n\n".join(part for part in ("\n".join(line for line in head if line), leads, rest) if part)
+
+
+def sections(ranks: Sequence[RankResult], first: RankResult | None) -> Iterator[tuple[Sequence[RankResult], str]]:
+    """The leading rank, if there is one, and groups of others that say the same, each with its part of the text."""
+    if first is not None:
+        yield [first], _section([first])
+    for group in _alike([rank for rank in ranks if rank.outcome not in _PASSES and rank is not first]):
+        yield group, _section(group)
 
 
 def _alike(ranks: Sequence[RankResult]) -> Iterable[Sequence[RankResult]]:
@@ -380,5 +388,10 @@ def _section(ranks: Sequence[RankResult]) -> str:
     """The common message and text of a group of ranks, under their numbers."""
     rank, who = ranks[0], "rank" if len(ranks) == 1 else "ranks"
     why = f": {rank.message}" if rank.message else ""
-    body = f"\n{rank.text}" if rank.text and rank.text.strip() != rank.message.strip() else ""
+    body = f"\n{rank.text}" if own_text(rank) != rank.message else ""
     return f"{who} {numbers(rank.rank for rank in ranks)} {describe(rank.outcome)}{why}{body}"
+
+
+def own_text(rank: RankResult) -> str:
+    """The end of a rank's section: its text, or its message where the text says no more."""
+    return rank.text if rank.text and rank.text.strip() != rank.message.strip() else rank.message

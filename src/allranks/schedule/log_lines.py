@@ -18,7 +18,6 @@ from allranks.report.judged import Failure
 from allranks.report.run_files import JobError
 from allranks.schedule.progress import State, Tests
 from allranks.schedule.run_detail import Detail, evidence_lines, request_lines
-from allranks.xml_text import file_of
 
 _LINES = 12
 _SHOWN = 160  # characters of a message: one or two lines of a terminal
@@ -196,8 +195,8 @@ class ActionsView(LiveView):
 def annotation(failure: Failure) -> str:
     """The command that has GitHub show a failure with the workflow run, and beside the file that it is in."""
     said = {"title": f"{failure.place}: {failure.nodeid}"}
-    if file := file_of(failure.nodeid):
-        said |= {"file": file} | ({"line": str(failure.line)} if failure.line else {})
+    if failure.file:
+        said |= {"file": failure.file} | ({"line": str(failure.line)} if failure.line else {})
     properties = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in said.items())
     alike = f" (and {failure.alike} more like it)" if failure.alike else ""
     return f"::error {properties}::{_escaped(failure.message + alike)}"

@@ -63,7 +63,8 @@
     if (ms < 1000) return `${Math.round(ms)} ms`;
     if (ms < 60000) return `${(ms / 1000).toPrecision(3)} s`;
     const seconds = Math.round(ms / 1000);
-    return `${Math.floor(seconds / 60)} min ${String(seconds % 60).padStart(2, "0")} s`;
+    const [minutes, two] = [Math.floor(seconds / 60), (n) => String(n % 60).padStart(2, "0")];
+    return minutes < 60 ? `${minutes} min ${two(seconds)} s` : `${Math.floor(minutes / 60)} h ${two(minutes)} min`;
   }
 
   // Data

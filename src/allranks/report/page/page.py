@@ -20,7 +20,7 @@ from typing import Final
 from allranks.report.judged import Counts, MergedRun, SuiteRow
 from allranks.report.judged import total as total_of
 from allranks.report.results import TestVerdict, VerdictKind
-from allranks.report.summary import seconds
+from allranks.report.summary import times
 from allranks.xml_text import cut, first_line, readable
 
 MOST_GROUPS: Final = 2000
@@ -227,7 +227,7 @@ def _extent(merged: MergedRun) -> str:
     cells = len({row.cell for row in merged.suites})
     suites = len({row.share.suite if row.share else row.suite for row in merged.suites})
     policy = "; environment skips count as passed" if merged.policy == "pass" else ""
-    return f"{_number(cells, 'cell')}, {_number(suites, 'suite')}, {seconds(merged.counts.time)} of tests{policy}"
+    return f"{_number(cells, 'cell')}, {_number(suites, 'suite')}, {times(merged)}{policy}"
 
 
 def _counts(counts: Counts) -> Iterator[str]:

@@ -198,7 +198,7 @@ class PageWriter:
                 counts.skip_but_pass,
                 counts.flaky,
             ],
-            "time": round(counts.time if row.elapsed is None else row.elapsed, 3),
+            "time": round(row.time, 3),
             "ranks": self._usual.get(number, ""),
             "again": [list(map(readable, row.again(nodeid))) for nodeid in ("", TEST)],
             "out": self._index.left_out.get(number, 0),
