@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 import allranks
-from allranks.commands import build, completion, host_state, images, init, merge, plan, run
+from allranks.commands import build, completion, host_state, images, init, merge, plan, run, show
 from allranks.commands.command_parser import CommandParser
 from allranks.commands.options import painted
 from allranks.errors import AllranksError, ExitCode, UsageError, did_you_mean
@@ -82,6 +82,7 @@ _COMMANDS = (
     ("build", build.add, _CAN_FAIL, "build the images of cells, for this machine or for others"),
     ("merge", merge.add, _JUDGES, "merge the results of one machine or of many into one report"),
     ("report", merge.add_report, _JUDGES, "rebuild the report of the newest run, and show it"),
+    ("show", show.add, _CAN_FAIL, "show the tests of a JUnit report, of allranks or of another writer"),
     ("leases", host_state.add_leases, _CAN_FAIL, "show which run and which job holds each GPU of this host"),
     ("images", images.add, _CAN_FAIL, "show the images that runs have built, and remove old ones"),
     ("doctor", host_state.add_doctor, _CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),

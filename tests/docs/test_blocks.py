@@ -15,6 +15,7 @@ from allranks.matrix.declaration import load
 ELSEWHERE = {
     ("docs/testing.md", "python"): "tests/testing/test_docs.py",
     ("docs/testing-cases.md", "python"): "tests/docs/test_fragments.py",
+    ("docs/downloaded-report.md", "python"): "tests/junit/test_downloaded_page.py",
     ("docs/extending.md", "python"): "tests/docs/test_extending.py",
     ("docs/extending.md", "toml"): "tests/docs/test_extending.py",
     ("CONTRIBUTING.md", "json"): "tests/torch_suites/test_differences.py",

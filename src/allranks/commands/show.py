@@ -1,0 +1,105 @@
+"""``allranks show``: the testcases of a JUnit report, of allranks or of another writer."""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING, Final
+
+from allranks.commands.command_parser import CommandParser
+from allranks.commands.options import add_json, number, say
+from allranks.errors import ExitCode, UsageError, counted
+from allranks.tracebacks import excerpt
+from allranks.xml_text import for_terminal, readable
+
+if TYPE_CHECKING:
+    from allranks.junit import ReportedCase, ReportedRank
+
+_IN_MEMORY: Final = 1 << 24
+_WORDS: Final = {"passed": "passed", "failure": "failed", "error": "errors", "skipped": "skipped"}
+
+
+def add(parser: CommandParser) -> None:
+    """Declare the arguments of ``allranks show``."""
+    parser.usage = "allranks show FILE [options]"
+    meaning = "junit.xml, or the folder that has it"
+    parser.add_argument_group("what to read").add_argument("file", type=Path, metavar="FILE", help=meaning)
+    group = parser.add_argument_group("what to show")
+    group.add_argument("--failed", action="store_true", help="only what went wrong; with --rank, on that rank")
+    meaning = "what this rank did, of the tests that it took part in"
+    group.add_argument("--rank", type=number, metavar="N", help=meaning)
+    add_json(group)
+    parser.set_defaults(command=_show)
+
+
+def _show(options: argparse.Namespace) -> ExitCode:
+    cases, counts = _cases(options), Counter[str]()
+    if options.json:
+        _print_json(options, cases, counts)
+        return ExitCode.OK
+    for case in cases:
+        counts[_WORDS[case.verdict]] += 1
+        for line in _lines(case, options.rank):
+            say(for_terminal(line))
+    told = [f"{number} {word}" for word, number in counts.items()]
+    say(f"{counted(counts.total(), 'test')}: {', '.join(told)}" if told else "no such test")
+    return ExitCode.OK
+
+
+def _cases(options: argparse.Namespace) -> Iterator["ReportedCase"]:
+    try:
+        from allranks import junit  # noqa: PLC0415 - no other command needs junitparser
+    except ImportError:
+        msg = "Reading reports needs the package junitparser, which is not installed."
+        raise UsageError(msg, remedy="Install it beside allranks: pip install junitparser.") from None
+    for case in junit.stream(options.file, rank=options.rank):
+        own = None if options.rank is None else case.rank(options.rank)
+        if not options.failed or (case.is_bad if own is None else own.outcome.is_bad):
+            yield case
+
+
+def _lines(case: "ReportedCase", wanted: int | None) -> Iterator[str]:
+    """A testcase on a line, and what went wrong below it."""
+    own = None if wanted is None else case.rank(wanted)
+    what = case.verdict.value if own is None else f"rank {own.rank} {own.outcome.replace('_', ' ')}"
+    seconds = case.time if own is None or own.time is None else own.time
+    where = f" ({case.file}:{case.line})" if case.is_bad and case.file and case.line else ""
+    yield f"{what:<8} {seconds or 0.0:8.2f} s  {_place(case)}: {readable(case.nodeid)}{where}"
+    if case.is_bad if own is None else own.outcome.is_bad:
+        yield from _details(case, own)
+
+
+def _place(case: "ReportedCase") -> str:
+    return readable(f"{case.cell} / {case.job}" if case.cell else case.job)
+
+
+def _details(case: "ReportedCase", own: "ReportedRank | None") -> Iterator[str]:
+    text = case.text if own is None else own.text
+    leads = next((each for each in case.ranks if each.leads), None)
+    yield from (f"    {line}" for line in case.message.splitlines()[:3] if own is None)
+    if own is None and case.ranks:
+        yield f"    ranks: {case.facts['ranks']}"
+    yield from (f"      {line}" for line in excerpt(leads.text if leads and not own else text, case.file, case.message))
+
+
+def _print_json(options: argparse.Namespace, cases: Iterator["ReportedCase"], counts: "Counter[str]") -> None:
+    """Print one object, once the whole report has been read: an error leaves standard output empty."""
+    with SpooledTemporaryFile(max_size=_IN_MEMORY, mode="w+", encoding="utf-8") as spool:
+        for case in cases:
+            spool.write(",\n" if counts else "")
+            counts[_WORDS[case.verdict]] += 1
+            spool.write(json.dumps(_object(case, options.rank)))
+        spool.seek(0)
+        say(f'{{"schema": 1, "file": {json.dumps(str(options.file))}, "tests": [')
+        for line in spool:
+            say(line.rstrip("\n"))
+    say(f'], "counts": {json.dumps(dict(tests=counts.total(), **counts))}}}')
+
+
+def _object(case: "ReportedCase", wanted: int | None) -> dict[str, object]:
+    ranks = [asdict(each) for each in case.ranks if wanted in {None, each.rank}]
+    own = {name: value for name, value in case.row.items() if name not in case.axes}
+    return {**own, "axes": dict(case.axes), "ranks": ranks, "attempts": [asdict(each) for each in case.attempts]}

@@ -1,0 +1,209 @@
+"""Reads the files of a JUnit report, whole or testcase by testcase, and refuses what is none.
+
+junitparser's own reader takes any XML, with entities, and only whole files. This one builds the same elements, of the
+library that junitparser uses (lxml, or the standard library's).
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import count
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar, cast
+from xml.parsers import expat
+
+import junitparser
+
+from allranks.errors import UsageError
+from allranks.junit.reported import DownloadedReport, ReportedCase, ReportedSuite, selected
+from allranks.report.folder import is_merged_report
+from allranks.report.untrusted import number, open_regular
+
+_T = TypeVar("_T", bound=junitparser.junitparser.Element)
+
+_CHUNK: Final = 1 << 16
+_DEEPEST: Final = 64
+_ROOTS: Final = frozenset({"testsuites", "testsuite"})
+_REMEDY: Final = "Give junit.xml of allranks, or another writer's JUnit XML."
+
+
+def load(path: str | PathLike[str]) -> DownloadedReport:
+    """A report with all that follows in ``junit-2.xml`` and so on, in memory.
+
+    Args:
+        path: Its first file, or the folder that has it as ``junit.xml``.
+
+    Raises:
+        UsageError: There is no such report.
+    """
+    first, *more = _parts(Path(path))
+    report = cast("DownloadedReport", DownloadedReport.fromroot(_root(first)))
+    report.filepath = str(first)  # type: ignore[assignment] # junitparser has no type for it
+    for each in more:
+        _append(report, _root(each))
+    return report
+
+
+def stream(path: str | PathLike[str], **wanted: Any) -> Iterator[ReportedCase]:  # noqa: ANN401 - see selected
+    """The testcases of a report, one at a time, whatever its size; filtered as by :meth:`DownloadedReport.cases`.
+
+    Args:
+        path: As for :func:`load`.
+        wanted: As for :meth:`DownloadedReport.cases`.
+
+    Raises:
+        UsageError: There is no such report, or it ends early.
+    """
+    return selected((case for part in _parts(Path(path)) for case in _cases(part)), **wanted)
+
+
+def _parts(path: Path) -> Iterator[Path]:
+    """The files of a report: of allranks' own, also those that continue it."""
+    first = path / "junit.xml" if path.is_dir() else path
+    yield first
+    if is_merged_report(first):
+        for place in count(2):
+            part = first.with_name(f"{first.stem}-{place}{first.suffix}")
+            if not is_merged_report(part):
+                break
+            yield part
+
+
+def _append(report: DownloadedReport, root: Any) -> None:  # noqa: ANN401 - an element
+    """Add the suites of a further file, and its counts."""
+    total = report._elem  # noqa: SLF001 - junitparser offers no other way
+    for name in ("tests", "failures", "errors", "skipped", "time"):
+        both = [number(each.get(name)) or 0.0 for each in (total, root)]
+        total.set(name, f"{sum(both):.3f}" if name == "time" else str(round(sum(both))))
+    for suite in list(root):
+        total.append(suite)
+
+
+def _root(path: Path) -> Any:  # noqa: ANN401 - an element
+    builder = _Builder()
+    for _ in _fed(builder, path):
+        pass
+    return builder.root
+
+
+def _cases(path: Path) -> Iterator[ReportedCase]:
+    builder = _CaseBuilder()
+    for _ in _fed(builder, path):
+        yield from builder.cases
+        builder.cases.clear()
+
+
+def _fed(builder: "_Builder", path: Path) -> Iterator[None]:
+    """Feed a file to a builder, with a pause after each chunk.
+
+    Raises:
+        UsageError: It is no JUnit XML, or cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            for chunk, is_last in _chunks(file):
+                builder.parser.Parse(chunk, is_last)
+                yield
+    except FileNotFoundError as error:
+        msg = f"There is no report {path}."
+        raise UsageError(msg, remedy=_REMEDY) from error
+    except OSError as error:
+        msg = f"The report {path} cannot be read."
+        raise UsageError(msg, why=f"{error.strerror or error}.", remedy=_REMEDY) from error
+    except (expat.ExpatError, LookupError, ValueError) as error:
+        msg = f"{path} is not JUnit XML, or only a part of it."
+        raise UsageError(msg, why=f"{error}.", remedy=_REMEDY) from error
+
+
+def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    while chunk := file.read(_CHUNK):
+        yield chunk, False
+    yield b"", True
+
+
+class _Builder:
+    """Builds the tree of one document."""
+
+    def __init__(self) -> None:
+        self.root: Any = None
+        self._make = junitparser.JUnitXml()._elem.makeelement  # noqa: SLF001 - of the library that junitparser uses
+        self._open: list[Any] = []
+        self._closed: Any = None
+        self._text: list[str] = []
+        self.parser = expat.ParserCreate(namespace_separator="}")
+        self.parser.buffer_text = True
+        self.parser.StartDoctypeDeclHandler = self._refuse
+        self.parser.StartElementHandler = self.start
+        self.parser.EndElementHandler = self.end
+        self.parser.CharacterDataHandler = self._text.append
+
+    def _refuse(self, *_: object) -> None:
+        msg = "it declares a document type, which can declare entities of any size"
+        raise ValueError(msg)
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        """Begin an element."""
+        self._end_text()
+        tag = tag.rpartition("}")[2]
+        if self.root is None and tag not in _ROOTS:
+            msg = f"its root element is <{tag[:40]}>, and JUnit XML begins with <testsuites> or <testsuite>"
+            raise ValueError(msg)
+        if len(self._open) >= _DEEPEST:
+            msg = f"it has more than {_DEEPEST} elements within each other"
+            raise ValueError(msg)
+        element = self._make(tag, {re.sub(r"^(?=.*})", "{", name): said for name, said in attributes.items()})
+        if self._open:
+            self._open[-1].append(element)
+        else:
+            self.root = element
+        self._open.append(element)
+        self._closed = None
+
+    def end(self, _: str) -> None:
+        """End an element."""
+        self._end_text()
+        self._closed = self._open.pop()
+
+    def _end_text(self) -> None:
+        if self._text and self._closed is None:
+            self._open[-1].text = "".join(self._text)
+        elif self._text:
+            self._closed.tail = "".join(self._text)
+        self._text.clear()
+
+
+def _as(kind: type[_T], element: Any) -> _T:  # noqa: ANN401 - an element
+    """An element as one of junitparser's kinds."""
+    return cast("_T", kind.fromelem(element))  # type: ignore[no-untyped-call]
+
+
+class _CaseBuilder(_Builder):
+    """Builds testcase after testcase, each without those before it.
+
+    Attributes:
+        cases: Those that have ended since these were cleared.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cases: list[ReportedCase] = []
+        self._suites: list[ReportedSuite] = []
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        """See :class:`_Builder`."""
+        super().start(tag, attributes)
+        if self._open[-1].tag == "testsuite":
+            self._suites.append(_as(ReportedSuite, self._open[-1]))
+
+    def end(self, tag: str) -> None:
+        """See :class:`_Builder`."""
+        super().end(tag)
+        element = self._closed
+        if element.tag == "testsuite":
+            self._suites.pop()
+        elif element.tag == "testcase" and self._open and self._open[-1].tag == "testsuite":
+            case = _as(ReportedCase, element)
+            case.suite = self._suites[-1]
+            self.cases.append(case)
+        if element.tag in {"testsuite", "testcase"} and self._open:
+            self._open[-1].remove(element)
