@@ -19,6 +19,11 @@ from allranks.report.verdict import VerdictPolicy, verdict
 ENV, TCP = "gloo-w2-g0-env/collectives", "gloo-w2-g0-tcp/collectives"
 
 
+def word(number):
+    """A word for a number: failures that differ by numbers alone are one group."""
+    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
+
+
 @pytest.fixture
 def merged(run_folder):
     run_folder.manifest(ENV, TCP)
@@ -48,12 +53,20 @@ def test_ten_failures_are_listed_and_the_rest_is_counted(run_folder):
     assert "and 3 more: see junit.xml" in text
 
 
-def test_failures_of_a_suite_that_say_the_same_are_listed_once(run_folder):
-    run_folder.manifest(ENV)
-    run_folder.both(ENV, {f"t.py::test_{n}": {"outcome": "failed", "message": "the same"} for n in range(13)})
-    text = render_table(merge(run_folder.path, environ={}))
-    assert text.count("FAILURE") == 1
-    assert "and 12 more tests of it with this message" in text
+def test_failures_that_say_the_same_but_for_numbers_are_listed_once_with_their_cells_and_ranks(run_folder):
+    run_folder.manifest(ENV, TCP)
+    for job in (ENV, TCP):
+        tests = {f"t.py::test_{n}": f"Mismatched elements: {n} / 1024" for n in range(13)}
+        run_folder.job(job, collected=list(tests))
+        run_folder.rank(job, 0, dict.fromkeys(tests, "passed"))
+        run_folder.rank(job, 1, {test: {"outcome": "failed", "message": words} for test, words in tests.items()})
+    merged = merge(run_folder.path, environ={})
+    told, extent = "rank 1 failed: Mismatched elements: 0 / 1024", "(26 tests in 2 cells; rank 1)"
+    assert render_table(merged).count("FAILURE") == 1
+    assert f"    {told}\n    {extent}\n" in render_table(merged)
+    text = merged.summary.read_text()
+    assert f"<b>failure</b> {told} {extent}</summary>" in text
+    assert "\n<br>in gloo-w2-g0-env, gloo-w2-g0-tcp\n" in text
 
 
 def test_no_line_is_wider_than_the_table_but_a_command_that_is_there_to_be_copied(run_folder):
@@ -90,7 +103,7 @@ def test_skips_that_count_as_passed_are_said(run_folder):
     run_folder.both(ENV, {"t.py::a": {"outcome": "skipped", "message": "no NCCL", "skip_kind": "environment"}})
     merged = merge(run_folder.path, policy="pass", environ={})
     assert "1 environment skip(s) counted as passed" in render_table(merged)
-    assert "1 environment skip(s) counted as passed" in render_summary(merged)
+    assert r"1 environment skip\(s\) counted as passed" in render_summary(merged, {})
 
 
 @pytest.mark.parametrize(
@@ -100,27 +113,31 @@ def test_times_are_shown_in_the_unit_a_reader_would_use(value: float, shown: str
     assert seconds(value) == shown
 
 
-def test_the_summary_has_failures_first_and_takes_their_text_literally(merged):
+def test_the_summary_has_the_verdict_then_cells_then_failures_whose_text_it_takes_literally(merged):
     text = merged.summary.read_text(encoding="utf-8")
-    assert text.startswith("## allranks: 3 tests, 1 went wrong\n")
-    assert r"rank 0 failed: boom \| \<b\>" in text
-    assert text.index("boom") < text.index("| cell | suite |")
+    assert text.startswith(
+        "## allranks: 3 tests, 1 went wrong\n\n"
+        "1 failed, 1 passed, 1 skipped; 5.00 s of jobs, 0.75 s in their tests. <br>\n"
+        "[report.html](report.html) · [junit.xml](junit.xml)\n"
+    )
+    assert "<details open><summary><b>failure</b> rank 0 failed: boom | &lt;b&gt; (all 2 ranks)</summary>" in text
+    assert text.index("| cell | suite |") < text.index("boom")
     assert r"| gloo-w2-g0-env | collectives | 2 | 1 | 1 | 0 | 0 | 2.50 s |" in text
 
 
 def test_the_summary_stays_small_however_much_went_wrong(run_folder):
     run_folder.manifest(ENV)
     failed = {"outcome": "failed"}
-    run_folder.both(ENV, {f"t.py::test_{n}": {**failed, "message": f"{n} " + "m" * 5_000} for n in range(500)})
+    run_folder.both(ENV, {f"t.py::test_{n}": {**failed, "message": f"{word(n)} " + "m" * 5_000} for n in range(500)})
     merged = merge(run_folder.path, environ={})
-    assert len(render_summary(merged)) < 100_000
-    assert "and 450 more" in render_summary(merged)
+    assert len(render_summary(merged, {})) < 100_000
+    assert "450 more" in render_summary(merged, {})
 
 
 def test_the_summary_stays_below_what_a_ci_service_shows_and_has_what_went_wrong(merged):
     bad, good = merged.suites
     long = replace(merged, suites=(*[replace(good, cell=f"cell-{n}") for n in range(30_000)], bad))
-    text = render_summary(long)
+    text = render_summary(long, {})
     assert len(text.encode()) < 1 << 20
     assert text.index("| gloo-w2-g0-env | collectives |") < text.index("| cell-0 |")
     assert re.search(r"\| and \d+ more \| in `report.html` \|", text)
@@ -130,7 +147,7 @@ def test_the_summary_stays_below_it_with_names_and_notes_of_any_length(merged):
     bad, good = merged.suites
     failure = replace(bad.failures[0], nodeid="n" * 1_000_000, place="p" * 1_000_000)
     noted = [replace(good, notes=("w" * 1000,)) for _ in range(2_000)]
-    text = render_summary(replace(merged, suites=(replace(bad, failures=(failure,) * 50), *noted)))
+    text = render_summary(replace(merged, suites=(replace(bad, failures=(failure,) * 50), *noted)), {})
     assert len(text.encode()) < 1 << 20
     assert re.search(r"- and \d+ more notes", text)
 
@@ -145,10 +162,53 @@ def test_tests_that_passed_and_were_expected_to_fail_are_named(run_folder):
     assert merged.counts.passed == 3
 
 
-def test_flaky_tests_are_said(merged):
-    flaky = replace(merged.suites[0], counts=replace(merged.suites[0].counts, flaky=2))
-    assert "2 flaky test(s)" in render_table(replace(merged, suites=(flaky,)))
-    assert "2 flaky test(s)" in render_summary(replace(merged, suites=(flaky,)))
+def test_flaky_tests_are_named(run_folder):
+    run_folder.manifest(ENV)
+    names = [f"t.py::test_{letter}" for letter in "abcdef"]
+    for number, outcome in ((1, "failed"), (2, "passed")):
+        run_folder.job(ENV, number=number, collected=names)
+        for rank in range(2):
+            run_folder.rank(ENV, rank, dict.fromkeys(names, outcome), number=number)
+    merged = merge(run_folder.path, environ={})
+    said = " ".join(render_table(merged).split())
+    place = "gloo-w2-g0-env / collectives"
+    assert (
+        f"6 flaky test(s): they went wrong in an earlier attempt, but not in the last: {place}: t.py::test_a," in said
+    )
+    assert said.partition("t.py::test_d")[2].startswith(" and 2 more.")
+    text = merged.summary.read_text()
+    assert text.count("t.py::test\\_") == 6
+    assert "<details><summary>6 flaky test(s)" in text
+
+
+def test_on_github_the_summary_links_to_the_artifacts_of_its_run(merged):
+    environ = {
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_SERVER_URL": "https://git.example",
+        "GITHUB_REPOSITORY": "me/mine",
+        "GITHUB_RUN_ID": "7",
+    }
+    link = "[artifacts of this run](https://git.example/me/mine/actions/runs/7#artifacts)"
+    assert f"`report.html` · `junit.xml` · {link}" in render_summary(merged, environ)
+    assert "](report.html)" in render_summary(merged, environ | {"GITHUB_RUN_ID": "7) <b>"})
+
+
+def test_a_group_names_the_axis_to_blame(run_folder):
+    cells = [(size, init) for size in (1, 2, 4) for init in ("env", "tcp", "file")]
+    jobs = {f"gloo-w{size}-g0-{init}/s": (size, init) for size, init in cells}
+    axes = {job.partition("/")[0]: {"world_size": size, "init_method": init} for job, (size, init) in jobs.items()}
+    run_folder.manifest(*jobs, cells=axes)
+    for job, (size, _) in jobs.items():
+        run_folder.job(job, world_size=size, collected=["t.py::x"])
+        for rank in range(size):
+            said = {"outcome": "failed", "message": f"off by {rank}"} if size == 4 else "passed"
+            run_folder.rank(job, rank, {"t.py::x": said}, world_size=size)
+    merged = merge(run_folder.path, environ={})
+    told = "3 tests in 3 cells; all 4 ranks; fails exactly where world_size >= 4"
+    assert f"({told})" in render_table(merged)
+    assert f"({told.replace('>', '&gt;')})</summary>" in merged.summary.read_text()
+    (group,) = merged.only({"gloo-w4-g0-env/s"}).failures
+    assert (group.alike, group.cells, group.blame) == (0, ("gloo-w4-g0-env",), "world_size >= 4")
 
 
 TRACE = """\
@@ -164,7 +224,7 @@ def with_traceback(run_folder):
     def make(text, nodeid="suite/t.py::test_b", count=1):
         run_folder.manifest(ENV)
         said = {"outcome": "failed", "text": text}
-        tests = {f"{nodeid}{number or ''}": {**said, "message": f"no {number}"} for number in range(count)}
+        tests = {f"{nodeid}{number or ''}": {**said, "message": f"no {word(number)}"} for number in range(count)}
         run_folder.both(ENV, tests, spec={"agent": {"seed": 7}})
         return merge(run_folder.path, environ={})
 
@@ -172,9 +232,10 @@ def with_traceback(run_folder):
 
 
 def test_the_table_has_the_end_of_the_traceback_and_a_command(with_traceback):
-    assert render_table(with_traceback(TRACE)).splitlines()[-6:] == [
+    assert render_table(with_traceback(TRACE)).splitlines()[-7:] == [
         "  FAILURE gloo-w2-g0-env / collectives: suite/t.py::test_b",
-        "    rank 0 failed: no 0",
+        "    rank 0 failed: no a",
+        "    (all 2 ranks)",
         "      suite/t.py:31 in test_b",
         '          assert total == 6, "```` <b>"',
         "      AssertionError: ```` <b>",
@@ -185,16 +246,16 @@ def test_the_table_has_the_end_of_the_traceback_and_a_command(with_traceback):
 def test_the_first_failures_alone_have_tracebacks_and_commands(with_traceback):
     merged = with_traceback(TRACE, count=30)
     assert render_table(merged).count("    again: ") == render_table(merged).count("suite/t.py:31 in test_b") == 5
-    assert render_summary(merged).count("suite/t.py:31 in test_b") == 20
+    assert render_summary(merged, {}).count("suite/t.py:31 in test_b") == 20
     assert sum(bool(failure.traceback) for failure in merged.suites[0].failures) == 20
 
 
 def test_no_test_ends_the_fence_that_its_traceback_is_in(with_traceback):
     lines = with_traceback(TRACE).summary.read_text().splitlines()
-    start = lines.index("  `````text")
-    end = lines.index("  `````")
+    start = lines.index("`````text")
+    end = lines.index("`````")
     assert [line for line in lines if "```` <b>" in line] == lines[start + 2 : end]
-    assert lines[end + 2] == "  ```sh"
+    assert lines[end + 2] == "```sh"
 
 
 def test_a_command_that_no_one_could_read_is_left_out(with_traceback):
@@ -239,12 +300,14 @@ breakers = st.sampled_from(
 def test_whatever_a_test_says_the_summary_has_the_same_structure(text, name):
     suite = CellSuite(cell="c", suite="s", engine="process", tests=(case(f"suite/t.py::test_{name}", text),))
     run = MergedRun(folder=Path(), junit=Path(), page=Path(), summary=Path(), run_id="r", suites=(suite.row,))
-    tokens = MarkdownIt("commonmark").enable("table").parse(render_summary(run))
+    tokens = MarkdownIt("commonmark").enable("table").parse(render_summary(run, {}))
     kinds = [token.type for token in tokens if token.level == 0 and token.nesting >= 0]
-    assert kinds == ["heading_open", "bullet_list_open", "table_open"]
-    inside = [token.type for token in tokens if token.level == 2 and token.nesting >= 0]
-    assert inside[0] == "paragraph_open"
-    assert set(inside[1:]) <= {"fence", "tr_open"}
+    assert kinds[:5] == ["heading_open", "paragraph_open", "table_open", "html_block", "paragraph_open"]
+    assert kinds[-1] == "html_block"
+    assert set(kinds[5:-1]) <= {"fence"}
+    first, last = (token.content for token in tokens if token.type == "html_block")
+    assert re.fullmatch(r"<details open><summary><b>failure</b> [^<>]*</summary>\n", first)
+    assert last == "</details>\n"
     inline = [child for token in tokens for child in token.children or ()]
     assert {child.content for child in inline if child.type == "html_inline"} == {"<br>"}
     fences = [token.content for token in tokens if token.type == "fence"]

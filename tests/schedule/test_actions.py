@@ -1,11 +1,13 @@
 """The log that GitHub Actions reads."""
 
+from string import ascii_lowercase
+
 import pytest
 from scripted_engine import failed
 
 from allranks.cli import main
 from allranks.records import Printed
-from allranks.report.judged import Failure
+from allranks.report.failure_groups import Failure
 from allranks.report.merging import merge
 from allranks.report.results import VerdictKind
 from allranks.report.run_files import JobError
@@ -101,8 +103,8 @@ def merged(tmp_path):
 
     def make(count):
         cases = "".join(
-            f"<testcase classname='a' name='t{number}'><failure message='no {number}, 50%: a&#10;b'/></testcase>"
-            for number in range(count)
+            f"<testcase classname='a' name='t{number}'><failure message='no {letter}, 50%: a&#10;b'/></testcase>"
+            for number, letter in enumerate(ascii_lowercase[:count])
         )
         (tmp_path / "rank-0.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
         return merge(tmp_path)
@@ -127,7 +129,7 @@ def test_an_annotation_names_the_file_and_ends_nowhere_early():
     )  # fmt: skip
     assert log_lines.annotation(failure) == (
         "::error title=gloo-w2 / s%3A suite/test_a.py%3A%3Atest_x[a%2Cb%3A%3Ac],file=suite/test_a.py"
-        "::rank 0 failed: 50%25%0A::error::x (and 2 more like it)"
+        "::rank 0 failed: 50%25%0A::error::x (3 tests)"
     )
 
 

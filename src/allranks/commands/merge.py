@@ -89,8 +89,6 @@ def _add_form(group: OptionGroup) -> None:
 
 
 def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
-    from allranks.report.summary import failures  # noqa: PLC0415 - see _merged
-
     return {
         "exit_code": int(code),
         "meaning": MEANING[code],
@@ -105,8 +103,11 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
                 "kind": each.kind.value,
                 "message": each.message,
                 "alike": each.alike,
+                "cells": each.cells,
+                "ranks": sorted(each.ranks),
+                "blame": each.blame or None,
             }
-            for each in failures(merged)
+            for each in merged.failures
         ],
         "notes": merged.notes,
         "files": {

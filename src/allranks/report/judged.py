@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
+from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.tracebacks import excerpt
 from allranks.xml_text import command, cut, first_line, xml_id
@@ -77,32 +78,6 @@ class Share:
     def all_names(self) -> tuple[str, ...]:
         """The name of each of the jobs, as in the plan and in the folder."""
         return tuple(f"{self.suite}@{number}of{self.count}" for number in range(1, self.count + 1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A bad verdict, and the number of further tests of the job with the same kind of verdict and message.
-
-    Attributes:
-        place: ``<cell> / <suite>``.
-        message: First line of the verdict's message, cut.
-        is_of_job: True if this is an error of the job, and not of one of its tests.
-        traceback: Lines of the leading rank's traceback or stack.
-        file: The test's own file.
-        line: The line of that which the traceback leads through last.
-        again: The command that runs the test again in this cell; empty if there is none.
-    """
-
-    place: str
-    nodeid: str
-    kind: VerdictKind
-    message: str
-    is_of_job: bool = False
-    alike: int = 0
-    traceback: tuple[str, ...] = ()
-    file: str = ""
-    line: int | None = None
-    again: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +149,7 @@ class SuiteRow(JobSummary):
         failures: Its failures, equal ones grouped, those of the job itself first; at most :data:`KEPT_FAILURES`.
         more_failures: The number of bad testcases that are in no entry of ``failures``.
         xpassed: Node ids of tests that were expected to fail but passed; at most :data:`KEPT_FAILURES`.
+        flaky: Node ids of tests that went wrong in an earlier attempt alone; at most :data:`KEPT_FAILURES`.
     """
 
     counts: Counts
@@ -182,6 +158,7 @@ class SuiteRow(JobSummary):
     failures: tuple[Failure, ...] = ()
     more_failures: int = 0
     xpassed: tuple[str, ...] = ()
+    flaky: tuple[str, ...] = ()
 
     @property
     def time(self) -> float:
@@ -243,27 +220,19 @@ class CellSuite(JobSummary):
     @property
     def row(self) -> SuiteRow:
         """The data that the report needs after its tests are written."""
-        groups = self._bad_tests()
+        groups = sorted(groups_of(self.tests), key=lambda group: group[1][0].verdict.rule is not VerdictRule.JOB)
         return SuiteRow(
             **{each.name: getattr(self, each.name) for each in fields(JobSummary)},
             counts=self.counts,
             executed=self.executed,
             exit_codes=frozenset(test.verdict.exit_code for test in self.tests),
-            failures=tuple(self._failure(tests, place) for place, tests in enumerate(groups[:KEPT_FAILURES])),
-            more_failures=sum(map(len, groups[KEPT_FAILURES:])),
+            failures=tuple(self._failure(*group, place) for place, group in enumerate(groups[:KEPT_FAILURES])),
+            more_failures=sum(len(tests) for _, tests in groups[KEPT_FAILURES:]),
+            flaky=tuple(test.nodeid for test in self.tests if test.is_flaky)[:KEPT_FAILURES],
             xpassed=tuple(test.nodeid for test in self.tests if test.verdict.reason == XPASS)[:KEPT_FAILURES],
         )
 
-    def _bad_tests(self) -> list[list[TestVerdict]]:
-        """The bad tests, equal ones grouped; errors of the job come first."""
-        groups: dict[tuple[VerdictKind, str], list[TestVerdict]] = {}
-        for test in self.tests:
-            if test.verdict.is_bad:
-                message = cut(first_line(test.verdict.message), _MESSAGE)
-                groups.setdefault((test.verdict.kind, message), []).append(test)
-        return sorted(groups.values(), key=lambda tests: tests[0].verdict.rule is not VerdictRule.JOB)
-
-    def _failure(self, tests: Sequence[TestVerdict], place: int) -> Failure:
+    def _failure(self, key: GroupKey, tests: Sequence[TestVerdict], place: int) -> Failure:
         test, verdict, (file, line) = tests[0], tests[0].verdict, tests[0].source
         is_of_job = verdict.rule is VerdictRule.JOB
         text = verdict.text if is_of_job else test.lead.text if test.lead else ""
@@ -275,6 +244,10 @@ class CellSuite(JobSummary):
             message=cut(first_line(verdict.message), _MESSAGE),
             is_of_job=is_of_job,
             alike=len(tests) - 1,
+            key=key,
+            cells=(self.cell,),
+            ranks=ranks_of(tests),
+            world=max(len(each.ranks) for each in tests),
             traceback=excerpt(text, file, verdict.message) if place < KEPT_TRACEBACKS else (),
             file=file,
             line=line,
@@ -291,6 +264,7 @@ class MergedRun:
         page: The report for people, in HTML.
         policy: How environment skips were read.
         planned: The job ids of the manifest; None if there is no manifest.
+        blames: The predicate that holds exactly where a group of failures is.
     """
 
     folder: Path
@@ -302,6 +276,12 @@ class MergedRun:
     policy: SkipPolicy = "skip"
     planned: frozenset[str] | None = None
     junit_files: tuple[Path, ...] = ()
+    blames: Mapping[GroupKey, str] = field(default_factory=dict)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """What went wrong, in groups: errors of whole jobs first, then the most frequent."""
+        return grouped((suite.failures for suite in self.suites), self.blames)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -105,7 +105,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             written.
         policy: How environment skips are read; None for the policy of the run's matrix file, or else of the
             sandcastle variables.
-        environ: The environment that holds the sandcastle variables.
+        environ: The environment that holds the sandcastle variables, and names the run of a CI service.
         observers: Called with each job's tests, in the order of the report.
         baseline: The numbers of executed tests in a good run; None for the baseline that the matrix file names.
         junit_form: The form of ``junit.xml``; None for the usual one.
@@ -128,7 +128,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             setting = _setting(gathered, policy, environ)
             damaged = (damaged_manifest(gathered.problems),) if gathered.problems else ()
             suites = chain(damaged, account(gathered, setting, baseline))
-            return _write(_run(root, gathered, setting.skip), suites, observers, junit_form or JUnitForm())
+            return _write(_run(root, gathered, setting.skip), suites, observers, junit_form or JUnitForm(), environ)
     except OSError as error:
         msg = f"The report of {folder} cannot be made."
         raise ResultsError(
@@ -170,16 +170,22 @@ def _run(folder: Path, gathered: Gathered, policy: SkipPolicy) -> MergedRun:
     )
 
 
-def _write(run: MergedRun, suites: Iterable[CellSuite], observers: Sequence[Observer], form: JUnitForm) -> MergedRun:
+def _write(
+    run: MergedRun,
+    suites: Iterable[CellSuite],
+    observers: Sequence[Observer],
+    form: JUnitForm,
+    environ: Mapping[str, str],
+) -> MergedRun:
     page = PageWriter(run.page)
     added = [_Added(point, run.folder) for point in entry_points(group=FORMATS)]
     with JsonWriter(run.folder / JSON_NAME) as machine:
         with JUnitWriter(run.junit, form) as junit:
             rows = tuple(_rows(suites, (junit.add, machine.add, page.add, *(each.add for each in added), *observers)))
-        merged = replace(run, suites=rows, junit_files=junit.files)
+        merged = replace(run, suites=rows, junit_files=junit.files, blames=page.blames)
         machine.write(merged)
     page.write(merged)
-    write_summary(merged)
+    write_summary(merged, environ)
     for each in added:
         each.finish(merged)
     if error := next((each.error for each in added if each.error), None):

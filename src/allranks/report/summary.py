@@ -1,11 +1,13 @@
 """A run in short: the table at its end, and ``summary.md`` for the step summary of a CI service."""
 
+import html
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from allranks.report.judged import KEPT_TRACEBACKS, Counts, Failure, MergedRun, SuiteRow
+from allranks.report.failure_groups import Failure
+from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
 from allranks.report.untrusted import write_whole
 from allranks.xml_text import printable, readable
 
@@ -22,6 +24,7 @@ _NUMBERS: Final = ("tests", "passed", "failed", "errors", "skipped", "time")
 _COLUMN: Final = 8  # a million tests
 _TIME_COLUMN: Final = 13  # a hundred hours
 _MESSAGE_LINES: Final = 3
+_FLAKY_SHOWN: Final = 4
 _CELL: Final = 26
 _SUITE: Final = WIDTH - _CELL - 2 - (len(_NUMBERS) - 1) * _COLUMN - _TIME_COLUMN
 
@@ -34,12 +37,6 @@ def render_table(merged: MergedRun) -> str:
 def render_problems(merged: MergedRun) -> str:
     """The first failures and the notes alone; empty if there are none."""
     return "\n".join([*_first_failures(merged), *_table_notes(merged)]).strip("\n")
-
-
-def failures(merged: MergedRun) -> list[Failure]:
-    """The bad verdicts, with equal ones of a suite grouped; errors of whole jobs come first."""
-    found = [failure for suite in merged.suites for failure in suite.failures]
-    return sorted(found, key=lambda failure: not failure.is_of_job)
 
 
 def left_out(merged: MergedRun, shown: Sequence[Failure]) -> int:
@@ -102,7 +99,7 @@ def _table_row(cell_width: int, cell: str, suite: str, numbers: Sequence[str]) -
 
 
 def _first_failures(merged: MergedRun) -> Iterator[str]:
-    shown = failures(merged)[:FAILURES]
+    shown = merged.failures[:FAILURES]
     if shown:
         yield ""
         yield "First failures:"
@@ -110,10 +107,10 @@ def _first_failures(merged: MergedRun) -> Iterator[str]:
         yield shorten(f"  {failure.kind.upper()} {failure.place}: {readable(failure.nodeid)}", WIDTH)
         message = shorten(readable(failure.message), _MESSAGE_LINES * (WIDTH - 8))
         yield from textwrap.wrap(message, WIDTH, initial_indent="    ", subsequent_indent="    ")
+        if failure.extent:
+            yield from textwrap.wrap(f"({failure.extent})", WIDTH, initial_indent="    ", subsequent_indent="    ")
         if place < TRACEBACKS:
             yield from (shorten(f"      {line}", WIDTH) for line in failure.traceback)
-        if failure.alike:
-            yield f"    and {failure.alike} more tests of it with this message"
         if place < TRACEBACKS and failure.again:
             yield f"    again: {failure.again}"
     if more := left_out(merged, shown):
@@ -136,7 +133,14 @@ def _skip_but_pass(merged: MergedRun) -> Iterator[str]:
 
 def _flaky(merged: MergedRun) -> Iterator[str]:
     if count := merged.counts.flaky:
-        yield f"{count} flaky test(s): they went wrong in an earlier attempt, but not in the last."
+        names = _flaky_names(merged)
+        more = f" and {count - _FLAKY_SHOWN} more" if names and count > _FLAKY_SHOWN else ""
+        named = f": {', '.join(names[:_FLAKY_SHOWN])}{more}" if names else ""
+        yield f"{count} flaky test(s): they went wrong in an earlier attempt, but not in the last{named}."
+
+
+def _flaky_names(merged: MergedRun) -> list[str]:
+    return [f"{suite.name}: {nodeid}" for suite in merged.suites for nodeid in suite.flaky]
 
 
 LISTED: Final = 50
@@ -147,24 +151,32 @@ MOST_BYTES: Final = 900_000
 
 _ROOM_FOR_ROWS: Final = 600_000
 _NAME: Final = 300
+_LONGEST: Final = 500
+_CELLS_SHOWN: Final = 12
+_PLAIN_LINK: Final = re.compile(r"[\w./:-]+", re.ASCII).fullmatch
 
 _SPECIAL: Final = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#+!|~&$@"})
 
 
-def write_summary(merged: MergedRun) -> None:
+def write_summary(merged: MergedRun, environ: Mapping[str, str]) -> None:
     """Writes the summary of a run, replacing an existing one atomically.
+
+    Args:
+        merged: The run.
+        environ: Names the run of a CI service, whose artifacts the summary links to.
 
     Raises:
         OSError: The file cannot be written.
     """
-    write_whole(merged.summary, render_summary(merged))
+    write_whole(merged.summary, render_summary(merged, environ))
 
 
-def render_summary(merged: MergedRun) -> str:
-    """The run in Markdown, in at most :data:`MOST_BYTES`: failures first, then cells and suites, then the notes."""
-    lines = [*_head(merged), *_failures(merged), *_table(merged)]
+def render_summary(merged: MergedRun, environ: Mapping[str, str]) -> str:
+    """The run in Markdown, in at most :data:`MOST_BYTES`: verdict, cells and suites, then failures and notes."""
+    lines = [*_head(merged, environ), *_table(merged), "", *_failures(merged), *_flaky_list(merged)]
     room = MOST_BYTES - _size(lines)
-    return "\n".join([*lines, *_within(room, list(_notes(merged)), "notes")]) + "\n"
+    notes = [f"- {_escaped(note)}" for note in (*merged.notes, *_skip_but_pass(merged))]
+    return "\n".join([*lines, *_within(room, notes, "notes")]) + "\n"
 
 
 def _size(lines: Iterable[str]) -> int:
@@ -181,36 +193,70 @@ def _within(room: int, lines: Sequence[str], what: str) -> Iterator[str]:
         yield line
 
 
-def _head(merged: MergedRun) -> Iterator[str]:
+def _head(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
     counts = merged.counts
+    names = ("failed", "errors", "passed", "skipped")
+    told = [f"{number} {name}" for name in names if (number := getattr(counts, name))]
     yield f"## allranks: {counts.tests} tests, {counts.bad or 'none'} went wrong"
+    yield ""
+    yield f"{', '.join(told) or 'no test'}; {times(merged)}. <br>"
+    yield f"{' · '.join(_links(merged, environ))}"
     yield ""
 
 
+def _links(merged: MergedRun, environ: Mapping[str, str]) -> Iterator[str]:
+    """Links to page and report: on GitHub, which shows a summary apart from its files, to the run's artifacts."""
+    files = [merged.page.name, *(file.name for file in merged.junit_files or [merged.junit])]
+    run = [environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY", "RUN_ID")]
+    if environ.get("GITHUB_ACTIONS") == "true" and all(map(_PLAIN_LINK, run)):
+        yield from (f"`{name}`" for name in files)
+        yield f"[artifacts of this run]({run[0]}/{run[1]}/actions/runs/{run[2]}#artifacts)"
+    else:
+        yield from (f"[{name}]({name})" for name in files)
+
+
 def _failures(merged: MergedRun) -> Iterator[str]:
-    shown = failures(merged)[:LISTED]
+    shown = merged.failures[:LISTED]
     for place, failure in enumerate(shown):
-        yield from _failure(failure)
+        yield from _failure(failure, "<details open>" if not place else "<details>")
         if place < KEPT_TRACEBACKS:
             yield from _fenced("text", failure.traceback)
             yield from _fenced("sh", [failure.again] if failure.again else [])
+        yield from ("", "</details>", "")
     if more := left_out(merged, shown):
-        yield f"- and {more} more, in `{merged.junit.name}`"
-    if shown:
-        yield ""
+        yield from (f"And {more} more, in `{merged.junit.name}`.", "")
 
 
-def _failure(failure: Failure) -> Iterator[str]:
-    place, test = (_escaped(shorten(text, _NAME)) for text in (failure.place, failure.nodeid))
-    yield f"- **{failure.kind}** {place}: {test}<br>"
-    yield f"  {_escaped(failure.message)}" + (f" (and {failure.alike} more alike)" if failure.alike else "")
+def _failure(failure: Failure, start: str) -> Iterator[str]:
+    """A group: its message and extent as a line to open, then its first test and its cells."""
+    extent = f" ({_inert(failure.extent)})" if failure.extent else ""
+    yield f"{start}<summary><b>{failure.kind}</b> {_inert(shorten(failure.message, _LONGEST))}{extent}</summary>"
+    yield ""
+    yield f"First: {_escaped(shorten(failure.place, _NAME))}: {_escaped(shorten(failure.nodeid, _NAME))}"
+    if len(failure.cells) > 1:
+        more = f" and {len(failure.cells) - _CELLS_SHOWN} more" if len(failure.cells) > _CELLS_SHOWN else ""
+        shown = (_escaped(shorten(cell, _NAME)) for cell in failure.cells[:_CELLS_SHOWN])
+        yield f"<br>in {', '.join(shown)}{more}"
+
+
+def _flaky_list(merged: MergedRun) -> Iterator[str]:
+    """The flaky tests by name."""
+    if not (count := merged.counts.flaky):
+        return
+    yield f"<details><summary>{count} flaky test(s): bad in an earlier attempt, but not in the last</summary>"
+    yield ""
+    names = _flaky_names(merged)[:LISTED]
+    yield from (f"- {_escaped(shorten(name, _NAME))}" for name in names)
+    if count > len(names):
+        yield f"- and {count - len(names)} more"
+    yield from ("", "</details>", "")
 
 
 def _fenced(language: str, lines: Sequence[str]) -> Iterator[str]:
-    """A block of code in a list's item: its fence is longer than any row of backticks in it."""
+    """A block of code: its fence is longer than any row of backticks in it."""
     if lines:
         fence = "`" * max(3, 1 + max(len(row) for row in re.findall("`*", "\n".join(lines))))
-        yield from ("", f"  {fence}{language}", *(f"  {line}" for line in lines), f"  {fence}")
+        yield from ("", f"{fence}{language}", *lines, fence)
 
 
 def _table(merged: MergedRun) -> Iterator[str]:
@@ -240,10 +286,9 @@ def _shortened(rows: Sequence[tuple[SuiteRow, str]]) -> Iterator[str]:
         yield row
 
 
-def _notes(merged: MergedRun) -> Iterator[str]:
-    yield ""
-    yield from (f"- {_escaped(note)}" for note in merged.notes)
-    yield from (f"- {note}" for note in (*_skip_but_pass(merged), *_flaky(merged)))
+def _inert(text: str) -> str:
+    """``text`` on one line, as HTML that is nothing but text."""
+    return html.escape(printable(" ".join(readable(text).split())))
 
 
 def _escaped(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, Protocol, TextIO
 
 from allranks.report.judged import MergedRun
-from allranks.report.summary import failures, left_out
+from allranks.report.summary import left_out
 from allranks.schedule.log_lines import ActionsView, Commands, LiveView, annotation, is_on_actions
 from allranks.schedule.run_detail import Detail
 from allranks.xml_text import for_terminal
@@ -78,7 +78,7 @@ class ActionsConsole:
 
     def annotate(self, merged: MergedRun) -> None:
         """See :class:`Console`."""
-        found = failures(merged)
+        found = merged.failures
         shown = found if len(found) <= _ANNOTATIONS else found[: _ANNOTATIONS - 1]
         for failure in shown:
             self.commands.give(annotation(failure))

@@ -14,7 +14,7 @@ from typing import Final
 
 from allranks.engine.protocol import JobSpec, Placement
 from allranks.records import Printed, RankEnded, Record
-from allranks.report.judged import Failure
+from allranks.report.failure_groups import Failure
 from allranks.report.run_files import JobError
 from allranks.schedule.progress import State, Tests
 from allranks.schedule.run_detail import Detail, evidence_lines, request_lines
@@ -198,8 +198,8 @@ def annotation(failure: Failure) -> str:
     if failure.file:
         said |= {"file": failure.file} | ({"line": str(failure.line)} if failure.line else {})
     properties = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in said.items())
-    alike = f" (and {failure.alike} more like it)" if failure.alike else ""
-    return f"::error {properties}::{_escaped(failure.message + alike)}"
+    extent = f" ({failure.extent})" if failure.extent else ""
+    return f"::error {properties}::{_escaped(failure.message + extent)}"
 
 
 def _escaped(text: str, also: str = "") -> str:

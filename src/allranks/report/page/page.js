@@ -14,6 +14,7 @@
     passed: "✓", failed: "F", errored: "E", crashed: "C", timed_out: "T", aborted: "A", missing: "?",
     skipped: "S", xfailed: "x", xpassed: "X",
   };
+  const OWN = new Set(["failed", "errored", "crashed", "timed_out", "missing"]);  // a rank went wrong by itself: which one counts
   const ORDER = "EFfKSP";
   const GROUPS_AT_ONCE = 25;
   const ROWS_AROUND = 8;
@@ -239,8 +240,10 @@
     let runs = stripOf(row);
     const words = runs.map((each) => `${span(each)} ${each.outcome}`).join(", ");
     if (runs.length > most) runs = byOutcome(runs);
+    const number = (each) => (count(each) > 1 ? `×${count(each)}` : "");
+    const which = (each) => (OWN.has(each.outcome) && each.count === undefined ? span(each) : number(each));
     const parts = runs.map((each) => el("i", { class: `o-${each.outcome}` },
-      OUTCOMES[each.outcome] || "?", count(each) > 1 ? el("small", {}, String(count(each))) : null));
+      OUTCOMES[each.outcome] || "?", which(each) ? el("small", {}, which(each)) : null));
     return el("span", { class: "strip", title: words && `ranks: ${words}`, role: "img", "aria-label": words && `ranks: ${words}` }, parts);
   }
 
@@ -346,7 +349,8 @@
     const group = run.groups[number];
     const cells = new Set(members.map((row) => row.job.cell));
     const tests = new Set(members.map((row) => `${row.job.base}/${row.name}`));
-    const extent = members.length === 1 ? "" : `${plural(members.length, "time")}: ${plural(tests.size, "test")} in ${plural(cells.size, "cell")}`;
+    const often = members.length === 1 ? "" : `${plural(members.length, "time")}: ${plural(tests.size, "test")} in ${plural(cells.size, "cell")}`;
+    const extent = [group.r, often].filter(Boolean).join("; ");
     const all = members.length > 3 ? button(`Show all ${members.length.toLocaleString("en")}`,
       () => only({ group: String(number) }), { class: "quiet" }) : null;
     return el("article", { class: "group" },

@@ -9,56 +9,49 @@ page's own policy allows one style and one script, by their hashes, and no outgo
 import base64
 import hashlib
 import html
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from string import Template
 from typing import Final
 
+from allranks.report.failure_groups import GroupKey, key_of, ranks_of
 from allranks.report.judged import Counts, MergedRun, SuiteRow
 from allranks.report.judged import total as total_of
 from allranks.report.results import TestVerdict, VerdictKind
 from allranks.report.summary import times
-from allranks.xml_text import cut, first_line, readable
+from allranks.xml_text import readable
 
 MOST_GROUPS: Final = 2000
 """Distinct failures; the rest form one more group, so that memory is bounded."""
 
-_MESSAGE: Final = 300
 _OTHERS: Final = "Other messages: more distinct ones than this page separates"
-
-_VARYING: Final = re.compile(
-    r"""
-    0x[0-9a-f]+                                # addresses
-    | \b[Rr]ank\s?\d+ | \bpid[ =]?\d+          # which rank, which process
-    | (?<=:)\d{4,5}\b                          # ports
-    | \d+(?:\.\d+)?\s?(?:ms|s|seconds)\b       # how long it took
-    | /tmp/[^\s'":,]+                          # scratch folders
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
+_KEY_OF_OTHERS: Final = GroupKey("", "", "")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class FailureGroup:
-    """Failures with the same message.
+    """Failures that are the same but for numbers, ranks and the like.
 
     Attributes:
         message: The message of the first of them.
+        ranks: The ranks that went wrong by themselves in any of them.
+        world: The largest number of ranks that any of them had.
     """
 
     message: str
     kind: VerdictKind
     reason: str
+    ranks: set[int] = field(default_factory=set)
+    world: int = 0
 
 
 class Groups:
     """Numbers the distinct failures of a run, in order of appearance."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, str, str], int] = {}
+        self._numbers: dict[GroupKey, int] = {}
         self._groups: list[FailureGroup] = []
 
     @property
@@ -66,28 +59,23 @@ class Groups:
         """All groups so far, by number."""
         return tuple(self._groups)
 
+    @property
+    def numbers(self) -> Mapping[GroupKey, int]:
+        """The number of each group."""
+        return self._numbers
+
     def number_of(self, test: TestVerdict, message: str) -> int:
         """The group of a bad test with this message."""
-        kind, reason = test.verdict.kind, test.verdict.reason
-        key = (kind.value, reason, signature(message))
+        kind, reason, key = test.verdict.kind, test.verdict.reason, key_of(test)
         if key not in self._numbers and len(self._groups) >= MOST_GROUPS:
-            key, message, kind, reason = ("", "", ""), _OTHERS, VerdictKind.ERROR, ""
+            key, message, kind, reason = _KEY_OF_OTHERS, _OTHERS, VerdictKind.ERROR, ""
         if key not in self._numbers:
             self._numbers[key] = len(self._groups)
             self._groups.append(FailureGroup(message=message, kind=kind, reason=reason))
+        group = self._groups[self._numbers[key]]
+        group.ranks |= ranks_of([test])
+        group.world = max(group.world, len(test.ranks))
         return self._numbers[key]
-
-
-def message_of(test: TestVerdict) -> str:
-    """The message of a bad test's leading rank, in one line; the verdict's if no rank leads."""
-    verdict, lead = test.verdict, test.lead
-    said = first_line(readable(lead.message)) or first_line(readable(lead.text)) if lead else ""
-    return cut(said or first_line(readable(verdict.message)) or verdict.reason, _MESSAGE).replace("\n", " ")
-
-
-def signature(message: str) -> str:
-    """``message`` without the parts that vary between runs and ranks: addresses, ports, pids, rank numbers."""
-    return _VARYING.sub("*", message)
 
 
 SHOWN_FAILURES: Final = 50
@@ -110,6 +98,7 @@ class Sample:
 
     Attributes:
         place: ``<cell> / <suite>``.
+        ranks: Whose failure it is, in words, in all of them.
     """
 
     place: str
@@ -118,6 +107,7 @@ class Sample:
     message: str
     text: str
     is_of_job: bool = False
+    ranks: str = ""
     count: int = 1
 
 
@@ -261,7 +251,9 @@ def _tile(counts: Counts) -> str:
 
 
 def _failure(sample: Sample) -> str:
-    more = f" <small>and {sample.count - 1:,} more like it</small>" if sample.count > 1 else ""
+    said = [f"and {sample.count - 1:,} more like it"] if sample.count > 1 else []
+    said += [sample.ranks] if sample.ranks else []
+    more = f" <small>{'; '.join(said)}</small>" if said else ""
     letter = "F" if sample.kind is VerdictKind.FAILURE else "E"
     return (
         f'<details class="failure"><summary><span class="badge v-{letter}">{sample.kind}</span> '

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from allranks.report.axis_correlation import Blame, CaseKey, Evidence, tells
+from allranks.report.failure_groups import GroupKey, message_of, whose
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.page.case_list import Details, Index, files_of_ranks, folder_to_link
-from allranks.report.page.page import GENERATOR, Groups, Sample, Static, document, message_of
+from allranks.report.page.page import GENERATOR, Groups, Sample, Static, document
 from allranks.report.results import PassedRanks, TestVerdict, VerdictKind, VerdictRule, compact
 from allranks.report.untrusted import head, write_whole
 from allranks.tracebacks import folded
@@ -74,6 +75,12 @@ class PageWriter:
             else:
                 self._add_notable(job, cell, key, test, suite)
 
+    @property
+    def blames(self) -> dict[GroupKey, str]:
+        """The predicate that holds exactly where a group's tests fail, of each group that has one."""
+        found = ((key, self._evidence.of_group(number)) for key, number in self._groups.numbers.items())
+        return {key: readable(blame.predicate) for key, blame in found if blame}
+
     def write(self, merged: MergedRun) -> None:
         """Write the page, replacing an existing one atomically.
 
@@ -82,6 +89,8 @@ class PageWriter:
         """
         blames = Blames(self._evidence)
         groups = list(self._told_groups(blames))
+        for number, sample in self._samples.items():
+            sample.ranks = groups[number].get("r", "")
         rest = {**self._rest(merged), "groups": groups, "tests": blames.of_tests(self._index), "blames": blames.told}
         static = Static(
             merged=merged,
@@ -165,7 +174,9 @@ class PageWriter:
     def _told_groups(self, blames: "Blames") -> Iterator[dict[str, Any]]:
         for number, group in enumerate(self._groups.groups):
             blamed = blames.number(self._evidence.of_group(number))
-            told = {"m": group.message, "k": _LETTERS[group.kind], "w": group.reason}
+            told: dict[str, Any] = {"m": group.message, "k": _LETTERS[group.kind], "w": group.reason}
+            if group.ranks:
+                told["r"] = whose(group.ranks, group.world)
             yield told if blamed is None else {**told, "b": blamed}
 
     def _rest(self, merged: MergedRun) -> dict[str, Any]:
