@@ -32,6 +32,7 @@ from allranks.harness.collection.pytest_options import (
     suite_configuration,
     take_over_reports,
 )
+from allranks.harness.collection.script_folders import FOLDERS, ScriptFolders, exit_report
 from allranks.harness.collection.selection import shuffled, take_share
 from allranks.harness.config import AgentConfig, Folders, seed_of_test
 from allranks.harness.fork_server import Supervisor
@@ -67,6 +68,7 @@ class ServerPlugin:
         self._threaded: list[str] = []
         self._lack: tuple[SkipCode, str] | None = None
         self._measurement = Measurement(config, folders)
+        self._script_folders = ScriptFolders()
         self._bad_tests = 0
         self.has_collected = False
         self.was_refused = False
@@ -104,6 +106,7 @@ class ServerPlugin:
             self._supervisor.write(AgentFailed(message=str(error), kind=FailureKind.USAGE))
             raise
         share_seed(config, self._config.seed)
+        config.stash[FOLDERS] = self._script_folders
         for text in take_over_reports(config):
             self._supervisor.write(Notice(text=text))
 
@@ -140,6 +143,21 @@ class ServerPlugin:
         """Adapt torch's launcher test classes before pytest creates an instance of one."""
         for text in adapt_torch_cases():
             self._supervisor.write(Notice(nodeid=collector.nodeid, text=text))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Import each file as ``python FILE`` would: with its folder on ``sys.path``, and free to exit."""
+        if not isinstance(collector, pytest.Module):
+            return (yield)
+        self._script_folders.enter(collector.path)
+        try:
+            return (yield)
+        except SystemExit as exit_:
+            return exit_report(collector, exit_)
+        finally:
+            self._script_folders.note(collector.path)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Count the tests that ``-k``, ``-m`` and plugins deselect."""
