@@ -149,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _tree(source: Path) -> list[str]:
     found = [path for pattern in ("test_*.py", "*_test.py") for path in (source / TREE).rglob(pattern)]
+    found = [path for path in found if path.parent.name != "bin"]  # programs that tests start
     return [str(path.relative_to(source / TREE)) for path in sorted(found, key=lambda path: path.stat().st_size)]
 
 
@@ -293,7 +294,7 @@ def _row(file: File) -> str:
 
 
 def _mean(runs: Sequence[Ran], name: str) -> float:
-    return sum(getattr(ran, name) for ran in runs) / max(1, len(runs))
+    return float(sum(getattr(ran, name) for ran in runs)) / max(1, len(runs))
 
 
 def _sum(files: Sequence[File]) -> str:

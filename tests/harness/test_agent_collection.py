@@ -65,6 +65,9 @@ FOLDERS = {
     "b/__init__.py": "",
     "b/test_it.py": "import beside\ndef test_two(): assert beside.NAME == 'b'\n",
     "b/beside.py": "NAME = 'b'",
+    "a/test_other.py": "import unittest\nclass TestFour(unittest.TestCase):\n  def test_four(self): pass\n",
+    "d/__init__.py": "",
+    "d/test_other.py": PASSING,
     "c/test_it.py": """
 import pickle, subprocess, sys
 import pytest
@@ -84,7 +87,8 @@ def test_three():
 def test_each_file_finds_the_modules_of_its_own_folder_and_the_files_of_one_name_each_other_not(run_agent):
     agent = run_agent(FOLDERS, world_size=1)
     assert not agent.all(CollectionFailed)
-    assert [agent.outcomes(f"test_{name}") for name in ("one", "two", "three")] == [("passed",)] * 3
+    tests = ("test_one", "test_two", "test_three", "test_four", "test_passes")
+    assert [agent.outcomes(test) for test in tests] == [("passed",)] * 5
 
 
 def test_what_was_collected_runs_where_errors_are_to_stop_nothing(run_agent):

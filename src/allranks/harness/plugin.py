@@ -11,7 +11,7 @@ import pytest
 
 from allranks.harness import linux
 from allranks.harness.collection.marker_options import is_launcher
-from allranks.harness.torch_cases.adapt import adapt_torch_cases
+from allranks.harness.torch_cases.adapt import adapt_collected, adapt_torch_cases
 
 MANY_TESTS = 30
 """From this many launcher tests on, making forks cheaper pays; it takes the better part of a second."""
@@ -28,7 +28,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         linux.gather_into_huge_pages()
 
 
-def pytest_collectstart() -> None:
+def pytest_collectstart(collector: pytest.Collector) -> None:
     """Adapt torch's test cases once a module has imported them, before pytest makes an object of one."""
     for text in adapt_torch_cases():
         warnings.warn(text, pytest.PytestWarning, stacklevel=1)
+    adapt_collected(collector.obj if isinstance(collector, pytest.Class) else None)

@@ -24,6 +24,7 @@ class ItemOptions:
         reruns: How many times the test is rerun at most while it goes wrong.
         delay: Seconds before each rerun.
         is_fresh: Its ranks are no forks: they import its file again.
+        test_group: Launcher tests of one group never overlap one another; empty for none.
     """
 
     gang: tuple[str, ...]
@@ -34,6 +35,7 @@ class ItemOptions:
     reruns: int = 0
     delay: float = 0.0
     is_fresh: bool = False
+    test_group: str = ""
 
     @property
     def shares_ranks(self) -> bool:

@@ -43,7 +43,7 @@ from allranks.harness.program import Finish, ItemOptions, Program, SkippedModule
 from allranks.harness.ranks import debugging
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
-from allranks.harness.torch_cases.adapt import adapt_torch_cases
+from allranks.harness.torch_cases.adapt import adapt_collected, adapt_torch_cases
 from allranks.outcomes import MESSAGE_LIMIT, shorten
 from allranks.records import AgentFailed, CollectionFailed, FailureKind, Notice, Shared
 from allranks.skip_codes import SkipCode, installed_skips
@@ -143,6 +143,7 @@ class ServerPlugin:
         """Adapt torch's launcher test classes before pytest creates an instance of one."""
         for text in adapt_torch_cases():
             self._supervisor.write(Notice(nodeid=collector.nodeid, text=text))
+        adapt_collected(getattr(collector, "obj", None) if isinstance(collector, pytest.Class) else None)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_make_collect_report(

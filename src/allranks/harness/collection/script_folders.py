@@ -40,7 +40,7 @@ class ScriptFolders:
         sys.path[:] = [*rest[:index], place, *rest[index:]]
 
     def note(self, file: Path) -> None:
-        """Note the modules that the import of a test file has brought from its folder."""
+        """Note the modules that the import of a test file has brought, and let those of others be found again."""
         own = _folders(file)
         self._folders.update(own)
         for full in [name for name in sys.modules if name not in self._known]:
@@ -49,6 +49,11 @@ class ScriptFolders:
             folder = _folder_of(sys.modules.get(name))
             if folder in self._folders:
                 self._modules.setdefault(name, {}).setdefault(folder, {})[full] = sys.modules[full]
+        # Each class names its module, and whoever looks that up expects one.
+        for places in self._modules.values():
+            for modules in places.values():
+                for full, module in modules.items():
+                    sys.modules.setdefault(full, module)
 
     def is_contested(self, file: Path) -> bool:
         """Whether a module beside this file has a name that another folder's module has, too."""
