@@ -11,6 +11,7 @@ import pytest
 
 from allranks.harness import linux
 from allranks.harness.collection.marker_options import is_launcher
+from allranks.harness.refusals import too_old
 from allranks.harness.torch_cases.adapt import adapt_collected, adapt_torch_cases
 
 MANY_TESTS = 30
@@ -18,7 +19,13 @@ MANY_TESTS = 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker that limits the time of a test's ranks."""
+    """Refuse a pytest that is too old, and register the marker that limits the time of a test's ranks.
+
+    Raises:
+        pytest.UsageError: Names the version and the remedy.
+    """
+    if refusal := too_old(pytest.__version__):
+        raise pytest.UsageError(refusal)
     config.addinivalue_line("markers", "time_limit(seconds): seconds that the ranks of a launcher test get")
 
 

@@ -11,7 +11,7 @@ from allranks.harness.channel import RunTest
 from allranks.harness.config import AgentConfig, Folders, seed_of_test
 from allranks.harness.driver_workers import DriverWorkers
 from allranks.harness.forks import LocalNode
-from allranks.harness.gangs.ends import Journal, ends_of, failed_start
+from allranks.harness.gangs.ends import Journal, WithCommands, ends_of, failed_start
 from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
 from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
@@ -97,7 +97,7 @@ class TestLoop:
         self._job = job
         self._config = job.config
         self._folders = job.folders
-        self._journal = job.journal
+        self._journal = WithCommands(job.journal, program)
         self._count = _Count() if count is None else count
         self._has_many_forks = False
         self._index = 0

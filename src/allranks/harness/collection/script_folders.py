@@ -5,6 +5,8 @@ name. A tree of scripts that run one by one needs neither rule: each script find
 script is there.
 """
 
+import functools
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -71,6 +73,18 @@ class ScriptFolders:
             if present is not None:
                 places[present][full] = module
         sys.modules.update(places.get(wanted, {}))
+
+
+@functools.cache
+def has_main(file: Path) -> bool:
+    """Whether a test file can be run by ``python FILE``."""
+    try:
+        return _MAIN.search(file.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+_MAIN = re.compile(rb"^if __name__ == ['\"]__main__['\"]", re.MULTILINE)
 
 
 def _folders(file: Path) -> tuple[Path, ...]:
