@@ -12,7 +12,8 @@ that this interpreter has. Each file runs
 A run of a file is kept in FOLDER, so that a benchmark that was broken off goes on where it was; remove a file's JSON to
 run it again. With ``--runs``, each side runs as often. A test is the *same* if both sides have the same outcome in all
 runs, *flaky* if one side has several of which the other has one, else it *differs*; it is *lost* if only torch's way
-has it. The smallest files run first. Exit status 1 where a test differs or is lost.
+has it. *No rank* are tests with a rank for each device on a host without any: torch lets them pass, allranks skips
+them. The smallest files run first. Exit status 1 where a test differs or is lost.
 """
 
 import argparse
@@ -27,14 +28,18 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 TREE = Path("test/distributed")
-SPAWN = TREE / "test_distributed_spawn.py"
-"""The one file that reads the cell from its environment."""
+OF_A_CELL = (TREE / "algorithms/quantization/test_quantization.py", TREE / "test_distributed_spawn.py")
+"""Files that read a cell from these variables."""
+
+CELL = {"BACKEND": "gloo", "WORLD_SIZE": "2", "INIT_METHOD": "env://"}
+BY_NAME = TREE / "test_distributed_spawn.py"
+"""Runs only if it is named: it takes more than an hour torch's way, and ``tests/torch_suites`` compares its tests."""
 
 MATRIX = """\
 # Written by benchmarks/pytorch_tree.py
@@ -46,7 +51,9 @@ world_size = [2]
 path = "test/distributed"
 launches_ranks = true
 overlap = {overlap}
-{exclude}
+exclude = {exclude}
+
+{cell}
 [images.own]
 torch = {torch}
 
@@ -58,15 +65,17 @@ test = 300
 job = {limit}
 """
 
-SPAWN_SUITE = """
-[suites.spawn]
-path = {spawn}
+CELL_SUITE = """
+[suites.cell]
+path = {paths}
 overlap = {overlap}
+
+[[env]]
+set = {{ TEMP_DIR = "/tmp" }}
 """
 
-SPAWN_ENVIRON = {"BACKEND": "gloo", "WORLD_SIZE": "2", "INIT_METHOD": "env://"}
-
 _IS_SCRIPT = re.compile(r"^if __name__ == ['\"]__main__['\"]", re.MULTILINE)
+CLEAN: Mapping[str, str] = {}
 _SEVERITY = ("passed", "skipped", "failed")
 _TAGS = {"skipped": "skipped", "failure": "failed", "error": "failed"}
 _NOTES = 8000
@@ -81,6 +90,7 @@ class Ran:
         seconds: Wall time.
         in_tests: Seconds that the tests themselves took, added up.
         outcomes: Of each test, by class and name.
+        reasons: Of each test that was skipped.
         output: The end of what it printed.
     """
 
@@ -88,6 +98,7 @@ class Ran:
     seconds: float
     in_tests: float = 0.0
     outcomes: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
     output: str = ""
 
 
@@ -102,11 +113,31 @@ class File:
     def relations(self) -> dict[str, str]:
         """How each test of torch's way compares; *more* are tests of allranks alone."""
         tests = {test: None for ran in (*self.torch, *self.allranks) for test in ran.outcomes}
-        return {test: _relation(_seen(self.torch, test), _seen(self.allranks, test)) for test in tests}
+        found = {test: _relation(_seen(self.torch, test), _seen(self.allranks, test)) for test in tests}
+        return {test: "no rank" if self._has_no_rank(test) else relation for test, relation in found.items()}
+
+    def _has_no_rank(self, test: str) -> bool:
+        """Whether torch let a test pass whose world size is 0, which is a skip under allranks."""
+        is_pass = _seen(self.torch, test).keys() == {"passed"}
+        return is_pass and all("world size is 0" in ran.reasons.get(test, "") for ran in self.allranks)
+
+    def other_reasons(self) -> list[tuple[str, str, str]]:
+        """The tests that both sides skip for reasons in different words."""
+        pairs = [(ran.reasons, own.reasons) for ran, own in zip(self.torch[:1], self.allranks[:1], strict=False)]
+        return [
+            (test, theirs[test], ours[test])
+            for theirs, ours in pairs
+            for test in theirs.keys() & ours.keys()
+            if _plain(theirs[test]) != _plain(ours[test])
+        ]
 
 
 def _seen(runs: Sequence[Ran], test: str) -> Counter[str]:
     return Counter(ran.outcomes[test] for ran in runs if test in ran.outcomes)
+
+
+def _plain(reason: str) -> str:
+    return reason.removeprefix("Skipped: ").strip()
 
 
 def _relation(theirs: Counter[str], ours: Counter[str]) -> str:
@@ -149,7 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _tree(source: Path) -> list[str]:
     found = [path for pattern in ("test_*.py", "*_test.py") for path in (source / TREE).rglob(pattern)]
-    found = [path for path in found if path.parent.name != "bin"]  # programs that tests start
+    # A folder `bin` has programs that tests start.
+    found = [path for path in found if path.parent.name != "bin" and path != source / BY_NAME]
     return [str(path.relative_to(source / TREE)) for path in sorted(found, key=lambda path: path.stat().st_size)]
 
 
@@ -158,12 +190,12 @@ def _matrix_file(source: Path, options: argparse.Namespace) -> Iterator[None]:
     matrix = source / "matrix.toml"
     if matrix.exists() and not matrix.read_text(encoding="utf-8").startswith(MATRIX.splitlines()[0]):
         sys.exit(f"{matrix} is not this benchmark's: move it away.")
-    values = {"torch": options.torch, "python": sys.executable, "limit": max(options.limit, 301), "spawn": str(SPAWN)}
+    values = {"torch": options.torch, "python": sys.executable, "limit": max(options.limit, 301)}
     quoted = {name: json.dumps(value) for name, value in values.items()}
-    has_spawn = (source / SPAWN).is_file()
-    exclude = f"exclude = [{quoted['spawn']}]\n" if has_spawn else ""
-    text = MATRIX + (SPAWN_SUITE if has_spawn else "")
-    matrix.write_text(text.format(overlap=options.overlap, exclude=exclude, **quoted), encoding="utf-8")
+    of_a_cell = json.dumps([str(path) for path in OF_A_CELL if (source / path).is_file()])
+    cell = CELL_SUITE.format(paths=of_a_cell, overlap=options.overlap) if of_a_cell != "[]" else ""
+    text = MATRIX.format(overlap=options.overlap, exclude=of_a_cell, cell=cell, **quoted)
+    matrix.write_text(text, encoding="utf-8")
     try:
         yield
     finally:
@@ -201,11 +233,11 @@ def _run_torchs_way(path: str, source: Path, limit: int) -> Ran:
     is_script = _IS_SCRIPT.search((source / TREE / path).read_text(encoding="utf-8"))
     script = f"distributed/{path}"
     command = [script, "--use-pytest"] if is_script else ["-m", "pytest", script]
-    environ = SPAWN_ENVIRON if TREE / path == SPAWN else {}
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.xml")
+        environ = {**CELL, "TEMP_DIR": scratch} if TREE / path in OF_A_CELL else {}
         more = ["-p", "no:xdist", "-p", "no:cacheprovider", "-v", f"--junitxml={report}"]
-        return _run([sys.executable, *command, *more], source / "test", {**environ, "TEMP_DIR": scratch}, report, limit)
+        return _run([sys.executable, *command, *more], source / "test", report, limit, environ)
 
 
 def _run_by_allranks(path: str, source: Path, limit: int) -> Ran:
@@ -221,10 +253,10 @@ def _run_by_allranks(path: str, source: Path, limit: int) -> Ran:
             scratch,
             str(TREE / path),
         ]
-        return _run(command, source, {}, Path(scratch, "latest", "junit.xml"), limit + 60)
+        return _run(command, source, Path(scratch, "latest", "junit.xml"), limit + 60)
 
 
-def _run(command: Sequence[str], folder: Path, environ: Mapping[str, str], report: Path, limit: int) -> Ran:
+def _run(command: Sequence[str], folder: Path, report: Path, limit: int, environ: Mapping[str, str] = CLEAN) -> Ran:
     began = time.monotonic()
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
@@ -246,34 +278,38 @@ def _run(command: Sequence[str], folder: Path, environ: Mapping[str, str], repor
         process.wait()
         printed.seek(max(0, printed.tell() - _NOTES))
         output = printed.read().decode(errors="replace")
-    in_tests, outcomes = _outcomes(report) if report.exists() else (0.0, {})
-    return Ran(status=status, seconds=seconds, in_tests=in_tests, outcomes=outcomes, output=output)
+    ran = Ran(status=status, seconds=seconds, output=output)
+    return _with_outcomes(ran, report) if report.exists() else ran
 
 
-def _outcomes(report: Path) -> tuple[float, dict[str, str]]:
-    seconds, outcomes = 0.0, dict[str, str]()
+def _with_outcomes(ran: Ran, report: Path) -> Ran:
+    seconds, outcomes, reasons = 0.0, dict[str, str](), dict[str, str]()
     for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 - of tests that have just run
         if not case.get("classname"):  # the error of a file that could not be collected
             continue
         test = f"{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}"
         seen = {"passed", outcomes.get(test, "passed"), *(_TAGS[each.tag] for each in case if each.tag in _TAGS)}
         outcomes[test] = max(seen, key=_SEVERITY.index)
+        reasons.update((test, each.get("message") or "") for each in case if each.tag == "skipped")
         seconds += float(case.get("time") or 0)
-    return seconds, outcomes
+    return replace(ran, in_tests=seconds, outcomes=outcomes, reasons=reasons)
 
 
-HEAD = "| file | tests | same | flaky | differs | lost | more | torch | allranks | in tests, torch | allranks |"
-COUNTED = ("same", "flaky", "differs", "lost", "more")
+HEAD = (
+    "| file | tests | same | no rank | flaky | differs | lost | more | torch | allranks | in tests, torch | allranks |"
+)
+COUNTED = ("same", "no rank", "flaky", "differs", "lost", "more")
 
 
 def table(files: Sequence[File]) -> str:
     """All files, their sum, and each test that is not the same with both sides."""
-    lines = [HEAD, "|---|" + "--:|" * 10, *map(_row, files), _sum(files)]
+    lines = [HEAD, "|---|" + "--:|" * 11, *map(_row, files), _sum(files)]
     for file in files:
         for test, relation in file.relations().items():
-            if relation not in {"same", "more"}:
+            if relation not in {"same", "no rank", "more"}:
                 sides = " / ".join(_rates(_seen(runs, test)) for runs in (file.torch, file.allranks))
                 lines.append(f"  {relation}: {file.path} {test}: {sides}")
+        lines += [f"  other reason: {file.path} {test}: {a!r} / {b!r}" for test, a, b in file.other_reasons()]
         lines += [
             f"  no outcome: {file.path}: exit status {[ran.status for ran in runs]} {side}"
             for side, runs in (("torch's way", file.torch), ("under allranks", file.allranks))

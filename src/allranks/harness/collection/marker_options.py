@@ -10,6 +10,7 @@ import pytest
 from allranks.harness.collection import FOREIGN_ATTRIBUTE
 from allranks.harness.config import AgentConfig, Isolation
 from allranks.harness.program import ItemOptions
+from allranks.harness.torch_cases.adapt import torchs_limit
 
 _LONGEST = 10**8
 """Seconds of a time limit: three years."""
@@ -53,7 +54,9 @@ def time_limit(item: pytest.Item, config: AgentConfig) -> float:
         MarkerError: A marker has wrong arguments.
     """
     own = _time_limit(item)
-    return config.limits.test if own is None or config.pdb_rank is not None else own
+    if own is not None and config.pdb_rank is None:
+        return own
+    return max(config.limits.test, torchs_limit(item.name) if is_launcher(item) else 0.0)
 
 
 def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:

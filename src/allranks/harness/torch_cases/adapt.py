@@ -62,6 +62,9 @@ def _adapt(kind: _Kind, base: Any) -> Iterator[str]:  # noqa: ANN401 - torch's c
 MODULE = "torch.testing._internal.common_distributed"
 """The module of torch's test cases."""
 
+_WITH_INIT_METHOD = "torch.testing._internal.distributed.distributed_test"
+"""The module that reads the variable INIT_METHOD where it is imported."""
+
 
 def adapt_torch_cases() -> Iterator[str]:
     """Adapt torch's base classes, once, after the suite has been imported.
@@ -71,11 +74,21 @@ def adapt_torch_cases() -> Iterator[str]:
     Yields:
         A notice for each class that has an unknown form in this version of torch, and stays as it is.
     """
+    tests = sys.modules.get(_WITH_INIT_METHOD)
+    if getattr(tests, "INIT_METHOD", "") == "env":
+        # A cell's variable has the name of the method, and torch's the beginning of an address.
+        tests.INIT_METHOD = "env://"  # type: ignore[union-attr]
     module = sys.modules.get(MODULE)
     for kind in _kinds() if module is not None else ():
         base = getattr(module, kind.name, None)
         if base is not None and not hasattr(base, _ADAPTED):
             yield from _adapt(kind, base)
+
+
+def torchs_limit(test: str) -> float:
+    """The seconds that torch grants the test with this name, if that is more than its default; else 0."""
+    longer = getattr(sys.modules.get(MODULE), "TIMEOUT_OVERRIDE", {})
+    return float(longer.get(test, 0.0))
 
 
 def adapt_collected(test_class: object) -> None:
