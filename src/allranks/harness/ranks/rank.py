@@ -23,6 +23,7 @@ from torch import distributed
 from allranks.harness.channel import End, RankEnd, Report, RunTest
 from allranks.harness.collection.coverage import save_coverage
 from allranks.harness.collection.imports import ImportWatch
+from allranks.harness.collection.marker_options import has_thread_ranks
 from allranks.harness.collection.script_folders import FOLDERS
 from allranks.harness.config import AgentConfig
 from allranks.harness.environment_skips import EnvironmentSkip
@@ -249,6 +250,8 @@ class _Rank:
 
     def _conclude(self) -> Report:
         deciding = overall(self._phases)
+        is_alone = self._assignment.config.ranks == 1 or (self._last is not None and has_thread_ranks(self._last))
+        keeping = {Outcome.SKIPPED, Outcome.XFAILED} if is_alone else {Outcome.SKIPPED}
         differing, is_whole = self._surroundings.put_back()
         calls = self._calls.take()
         self._board.enter("")
@@ -256,8 +259,7 @@ class _Rank:
             nodeid=self._nodeid,
             outcome=deciding.outcome,
             phases=self._take_unreported(),
-            early_skip=deciding.outcome is Outcome.SKIPPED
-            and (deciding.when == "setup" or self._assignment.config.ranks == 1),
+            early_skip=deciding.outcome in keeping and (deciding.when == "setup" or is_alone),
             changed=tuple(differing),
             is_spoilt=not is_whole,
             calls=dumps(calls.as_fields()) if self._assignment.url is not None else "",
