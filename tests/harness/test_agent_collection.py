@@ -33,7 +33,6 @@ def test_under_x_nothing_runs_where_a_module_is_broken(run_agent):
         ({"conftest.py": "import there_is_no_such_module", "test_a.py": PASSING}, "there_is_no_such_module"),
         ({"inner/conftest.py": "1 / 0", "inner/test_a.py": PASSING}, "ZeroDivisionError"),
         ({"test_a.py": "def test_a(no_such_mark):\n  pass\nimport pytest\npytest.exit('at import')"}, "at import"),
-        ({"test_a.py": "import sys\nsys.exit('at import')"}, "at import"),
     ],
 )
 def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, words):
@@ -43,6 +42,53 @@ def test_pytests_own_explanation_is_the_text_of_the_failure(start_agent, files, 
     assert failures, (agent.log, agent.all(AgentFailed))
     assert words in failures[0].text
     assert not agent.all(GangStarted)
+
+
+def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
+    files = {
+        "test_lacking.py": "import sys\nprint('no GPUs')\nsys.exit(0)\n" + PASSING,
+        "test_wrong.py": "import sys\nsys.exit('at import')",
+        "test_fine.py": PASSING,
+    }
+    agent = run_agent(files, world_size=1)
+    assert [(each.nodeid, each.text) for each in agent.all(CollectionFailed)] == [
+        ("suite/test_wrong.py", "importing it calls sys.exit('at import'), which makes its tests unknown")
+    ]
+    skipped = agent.cases(0)["suite.test_lacking"]
+    assert (skipped.outcome, skipped.message) == ("skipped", "importing it calls sys.exit(0)")
+    assert agent.outcomes("test_passes") == ("passed",)
+
+
+FOLDERS = {
+    "a/test_it.py": "from beside import NAME\ndef test_one(): assert NAME == 'a'\n",
+    "a/beside.py": "NAME = 'a'",
+    "b/__init__.py": "",
+    "b/test_it.py": "import beside\ndef test_two(): assert beside.NAME == 'b'\n",
+    "b/beside.py": "NAME = 'b'",
+    "a/test_other.py": "import unittest\nclass TestFour(unittest.TestCase):\n  def test_four(self): pass\n",
+    "d/__init__.py": "",
+    "d/test_other.py": PASSING,
+    "c/test_it.py": """
+import pickle, subprocess, sys
+import pytest
+class Value: pass
+def test_three():
+    with pytest.raises(ImportError):
+        import beside
+        assert beside.NAME in "ab"
+        raise ImportError
+    assert isinstance(pickle.loads(pickle.dumps(Value())), Value)
+    find = f"import sys; sys.path[:] = {sys.path}; import test_it; print(test_it.__file__)"
+    assert subprocess.check_output([sys.executable, "-c", find], text=True).strip() == __file__
+""",
+}
+
+
+def test_each_file_finds_the_modules_of_its_own_folder_and_the_files_of_one_name_each_other_not(run_agent):
+    agent = run_agent(FOLDERS, world_size=1)
+    assert not agent.all(CollectionFailed)
+    tests = ("test_one", "test_two", "test_three", "test_four", "test_passes")
+    assert [agent.outcomes(test) for test in tests] == [("passed",)] * 5
 
 
 def test_what_was_collected_runs_where_errors_are_to_stop_nothing(run_agent):

@@ -30,6 +30,8 @@ TERMS = st.builds(
     limit=st.floats(0, 1e9),
     launches=st.booleans(),
     is_skipped=st.booleans(),
+    test_group=TEXT,
+    is_script=st.booleans(),
 )
 PROGRAMS = st.builds(
     Program,

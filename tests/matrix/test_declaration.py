@@ -41,12 +41,13 @@ def test_every_table_is_read(load_text, repository, document):
     assert (suite.paths, suite.isolation, suite.files) == ((Path("suites/collectives"),), "job", (Path("data"),))
     assert suite.when is not None
     assert suite.overlap == 4
+    assert suite.test_groups == {"port": ("test_a.py::TestPort", "test_b.py")}
     assert (suite.process_group, suite.launches_ranks) == (False, True)
     assert suite.pytest_args == ("-p", "no:randomly")
     assert suite.default is False
     assert (image.base, image.index, image.packages) == ("debian:12", "https://example.org/whl", ("numpy",))
     assert image.extra_index == ("https://example.org/more",)
-    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 26)
+    assert (image.requirements, image.project, image.line) == (Path("more.txt"), Path(), 27)
     assert [rule.reason for rule in matrix.excludes] == ["a GPU for each rank", "gloo is tested on CPU tensors"]
     assert [rule.line for rule in matrix.excludes] == [6, 10]
     assert matrix.env[0].set == {"NCCL_DEBUG": "WARN"}
@@ -108,6 +109,7 @@ when = "world_size > 1"
 files = ["data"]
 pytest_args = ["-p", "no:randomly"]
 default = false
+test_groups = { port = ["test_a.py::TestPort", "test_b.py"] }
 """
 IMAGE_REST = """\
 base = "debian:12"

@@ -56,6 +56,7 @@ EVERYTHING = {
             "exclude": ["tests/slow"],
             "isolation": "job",
             "overlap": 2,
+            "test_groups": {"port-29500": ["tests/test_a.py::TestPort"]},
             "process_group": False,
             "launches_ranks": False,
             "when": "world_size > 1",

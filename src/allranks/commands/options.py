@@ -43,7 +43,9 @@ def add_selection(parser: CommandParser) -> None:
     group = parser.add_argument_group("what to run")
     meaning = "a cell's id, the beginning of some (gloo-w2), or dist(backend='gloo', ...); default: every cell"
     if parser.takes_pytest:
-        meaning += "; a test's file, folder or node id (tests/test_x.py::test_y) selects tests"
+        meaning += (
+            "; a test's file, folder or node id (tests/test_x.py::test_y, tests/test_x.py TestX.test_y) selects tests"
+        )
     group.add_argument("cells", nargs="*", metavar="CELL | TEST" if parser.takes_pytest else "CELL", help=meaning)
     group.add_argument(
         "--where", action="append", default=[], metavar="AXIS=VALUE,...", help="cells with these values (a|b: either)"
@@ -241,7 +243,7 @@ def read_request(options: argparse.Namespace) -> Expansion:
     """Read the matrix, and move tests from the positional arguments to those of pytest.
 
     Text decides what a positional argument is: a test's has a ``/``, a ``::`` or the end ``.py``. Any other that exists
-    as a file or folder is a test's, too, unless it names cells.
+    as a file or folder is a test's, too, unless it names cells. ``Class.test`` after a file is a test of it.
 
     Raises:
         UsageError: A test is in no suite, or tests are in suites of which none has all.
@@ -250,14 +252,39 @@ def read_request(options: argparse.Namespace) -> Expansion:
     expansion = load(options.matrix or find_matrix(Path.cwd()))
     for warning in expansion.matrix.warnings:
         remark(f"allranks: warning: {warning}")
-    tests = [text for text in options.cells if _is_test(expansion, text)]
-    options.cells = [text for text in options.cells if text not in tests]
+    tests, options.cells = _divided(expansion, options.cells)
     paths = [_from_root(text, expansion.matrix.root) for text in tests]
     if not options.suite:
         _check_suites(expansion.matrix, paths)
     own = [argument for arguments in options.own_pytest_args for argument in arguments]
     options.pytest_args = (*own, *paths, *options.pytest_args)
     return expansion
+
+
+def _divided(expansion: Expansion, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Tests and cells; after a file, ``Class`` and ``Class.test`` are of it, as in ``python FILE Class.test``."""
+    tests, cells, file = list[str](), list[str](), ""
+    for text in texts:
+        if file and _OF_A_FILE.fullmatch(text) and not _names_cells(expansion, text):
+            if tests[-1] == file:
+                tests.pop()
+            tests.append(f"{file}::{text.replace('.', '::')}")
+        elif _is_test(expansion, text):
+            tests.append(text)
+            file = text if text.endswith(".py") else ""
+        else:
+            cells.append(text)
+    return tests, cells
+
+
+_OF_A_FILE = re.compile(r"[A-Z]\w*|[^\W\d]\w*\.[^\W\d]\w*")
+
+
+def _names_cells(expansion: Expansion, text: str) -> bool:
+    try:
+        return bool(select(expansion, text))
+    except UsageError:
+        return False
 
 
 def _is_test(expansion: Expansion, text: str) -> bool:

@@ -73,8 +73,7 @@ _FORWARDED = (AgentFailed, CollectionFailed, GpuFailed, GpusChecked, Imported, N
 """The records that a fork server may send: outcomes are not among them."""
 
 _OK_STATUSES = frozenset({0, 1, 5})
-"""pytest's statuses for all passed, tests failed, and none collected; tests are judged by their own outcomes."""
-
+"""pytest's statuses for passed, failed, and none collected; tests are judged by their own outcomes."""
 _LOG_END = 8000
 
 
@@ -117,6 +116,7 @@ def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[st
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else its import starts a pool, and a thread (torch 2.6)
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # A child of a rank that dies of a signal then leaves its stacks on its standard error.
         "PYTHONFAULTHANDLER": "1",

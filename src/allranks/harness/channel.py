@@ -123,7 +123,8 @@ class Report:
         message: One line on a bad outcome.
         phases: Those that have ended since the last report; plain passes travel with the next report.
         goes_on: The step has not ended yet.
-        early_skip: The test was skipped where no peer can wait in it: before its call, or by the only rank.
+        early_skip: The test was skipped where no peer can wait in it: before its call, or by the only rank. The only
+            rank also sets it after an expected failure, which no peer was in.
         changed: Names of the state that the test left changed, and that has been restored.
         is_spoilt: Not all of it could be restored: the rank has left the gang's process group, or made one.
         imported: With the last report: modules to import once for all later ranks.

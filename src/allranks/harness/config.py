@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -115,6 +115,7 @@ class AgentConfig:
         mixed_skip: Node ids (``fnmatch`` patterns) of tests that some ranks may skip alone.
         nodes: How many nodes the ranks are spread over, in blocks.
         overlap: How many launcher tests may run at a time.
+        test_groups: By name, the node ids (``fnmatch`` patterns) of launcher tests that never overlap one another.
         process_group: Whether the cell's process group is made for every test; None to decide by the test.
         launches_ranks: Tests start ranks themselves, as many as the cell has: one process runs each test.
         post: This agent's place among those of the nodes, set by the engine; None for a single node.
@@ -144,6 +145,7 @@ class AgentConfig:
     mixed_skip: tuple[str, ...] = ()
     nodes: int = 1
     overlap: int = 1
+    test_groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     process_group: bool | None = None
     launches_ranks: bool = False
     post: NodeConfig | None = None

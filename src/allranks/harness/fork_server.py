@@ -25,6 +25,7 @@ from allranks.harness.forks import STACKS
 from allranks.harness.gangs.rank_process import BeRank, fork_rank
 from allranks.harness.program import Forked, Reply, Request, line_of, parse_request
 from allranks.harness.ranks import rank_setup
+from allranks.harness.refusals import too_old
 from allranks.harness.stacks.stacks import STACKS_SIGNAL
 from allranks.records import AgentFailed, FailureKind, Imported
 from allranks.typed_json import RecordError
@@ -162,6 +163,11 @@ def serve(config: AgentConfig, folders: Folders, supervisor: Supervisor) -> int:
 
         if not check_gpus(config.check_gpus, config.gpu_device, config.limits.gpu_check, supervisor):
             return 1
+    import pytest  # noqa: PLC0415 - after torch, whose import is measured
+
+    if refusal := too_old(pytest.__version__):
+        supervisor.write(AgentFailed(message=refusal, kind=FailureKind.USAGE))
+        return 1
     from allranks.harness.collection.session_end import run_session  # noqa: PLC0415 - needs torch and pytest
 
     ended = run_session(config, folders, supervisor)

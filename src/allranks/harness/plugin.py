@@ -11,14 +11,21 @@ import pytest
 
 from allranks.harness import linux
 from allranks.harness.collection.marker_options import is_launcher
-from allranks.harness.torch_cases.adapt import adapt_torch_cases
+from allranks.harness.refusals import too_old
+from allranks.harness.torch_cases.adapt import adapt_collected, adapt_torch_cases
 
 MANY_TESTS = 30
 """From this many launcher tests on, making forks cheaper pays; it takes the better part of a second."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker that limits the time of a test's ranks."""
+    """Refuse a pytest that is too old, and register the marker that limits the time of a test's ranks.
+
+    Raises:
+        pytest.UsageError: Names the version and the remedy.
+    """
+    if refusal := too_old(pytest.__version__):
+        raise pytest.UsageError(refusal)
     config.addinivalue_line("markers", "time_limit(seconds): seconds that the ranks of a launcher test get")
 
 
@@ -28,7 +35,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         linux.gather_into_huge_pages()
 
 
-def pytest_collectstart() -> None:
+def pytest_collectstart(collector: pytest.Collector) -> None:
     """Adapt torch's test cases once a module has imported them, before pytest makes an object of one."""
     for text in adapt_torch_cases():
         warnings.warn(text, pytest.PytestWarning, stacklevel=1)
+    adapt_collected(collector.obj if isinstance(collector, pytest.Class) else None)

@@ -24,6 +24,8 @@ class ItemOptions:
         reruns: How many times the test is rerun at most while it goes wrong.
         delay: Seconds before each rerun.
         is_fresh: Its ranks are no forks: they import its file again.
+        is_script: ``python FILE Class.test`` runs it, too: it is a unittest case, and its file has a ``__main__``.
+        test_group: Launcher tests of one group never overlap one another; empty for none.
     """
 
     gang: tuple[str, ...]
@@ -34,6 +36,8 @@ class ItemOptions:
     reruns: int = 0
     delay: float = 0.0
     is_fresh: bool = False
+    test_group: str = ""
+    is_script: bool = False
 
     @property
     def shares_ranks(self) -> bool:

@@ -1,4 +1,4 @@
-"""Options of pytest that cannot be had where each test runs on several ranks, each with the reason."""
+"""Versions and options of pytest that cannot be had where tests run on ranks, with the reasons."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -39,3 +39,14 @@ REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
     }
 )
 """By flag."""
+
+_OLDEST: Final = 8
+"""Of pytest's major versions: before it, an exception has no report of its own (``ExceptionInfo.from_exception``)."""
+
+
+def too_old(version: str) -> str:
+    """Why this version of pytest cannot be used; empty if it can."""
+    major = version.partition(".")[0]
+    if major.isdecimal() and int(major) < _OLDEST:
+        return f"pytest {version} is too old: install pytest {_OLDEST} or newer (`pip install 'pytest>={_OLDEST}'`)."
+    return ""

@@ -11,7 +11,7 @@ from allranks.harness.channel import RunTest
 from allranks.harness.config import AgentConfig, Folders, seed_of_test
 from allranks.harness.driver_workers import DriverWorkers
 from allranks.harness.forks import LocalNode
-from allranks.harness.gangs.ends import Journal, ends_of, failed_start
+from allranks.harness.gangs.ends import Journal, WithCommands, ends_of, failed_start
 from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
 from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
@@ -66,11 +66,13 @@ class _Count:
         gangs: Numbers of gangs.
         settled: For each test that has run, whether it went wrong.
         changed: The tests that left some state changed, by the name of that state.
+        running: The test of each worker.
     """
 
     gangs: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     settled: dict[str, bool] = field(default_factory=dict)
     changed: dict[str, list[str]] = field(default_factory=dict)
+    running: dict[int, str] = field(default_factory=dict)
 
     @property
     def bad_tests(self) -> int:
@@ -95,7 +97,7 @@ class TestLoop:
         self._job = job
         self._config = job.config
         self._folders = job.folders
-        self._journal = job.journal
+        self._journal = WithCommands(job.journal, program)
         self._count = _Count() if count is None else count
         self._has_many_forks = False
         self._index = 0
@@ -173,7 +175,7 @@ class TestLoop:
 
     def _run_in_lanes(self, of_lane: OfLane, launchers: Sequence[list[int]]) -> list[int]:
         """Run assemblies side by side; return the tests that did not begin because the job stops."""
-        waiting = deque(launchers)
+        waiting = deque(joined_by_group(self._program.terms, launchers))
 
         def next_work() -> Sequence[int] | None:
             return None if self._is_over() or not waiting else waiting.popleft()
@@ -183,7 +185,7 @@ class TestLoop:
             return TestLoop(self._program, [of_lane(results)], job, self._count)
 
         DriverWorkers(
-            count=min(self._config.overlap, len(launchers)),
+            count=min(self._config.overlap, len(waiting)),
             results=self._folders.results,
             make_worker=make_worker,
             next_work=next_work,
@@ -275,6 +277,7 @@ class TestLoop:
             seed = seed_of_test(self._config.seed, self._current)
             may = may_disagree(self._current, self._config.mixed_skip)
             self._journal.write(TestStarted(nodeid=self._current, seed=seed, may_disagree=may, number=self._number))
+            self._count.running[id(self)] = self._current
             command = RunTest(index=index, nodeid=self._current, following=following, seed=seed)
             step = gang.run(command, self._deadlines(index))
             mismatch = step.compare_calls() if self._program.terms[index].shares_ranks else None
@@ -310,6 +313,8 @@ class TestLoop:
         nodeid = self._current
         if self._driver is not None:
             is_bad = self._driver.settle(gang, nodeid, step)
+            if is_bad and self._driver.found_port_in_use:
+                self._name_neighbours(nodeid)
         else:
             records = ends_of(step, nodeid, self._config.ranks, gang.put_output_away(nodeid))
             for record in records:
@@ -329,6 +334,16 @@ class TestLoop:
         if not self._runs_again and (step.outcomes or nodeid not in self._count.settled):
             self._count.settled[nodeid] = self._count.settled.get(nodeid, False) or is_bad
 
+    def _name_neighbours(self, nodeid: str) -> None:
+        """Name the tests beside which a port was in use: one of them may have it."""
+        others = [each for number, each in self._count.running.copy().items() if number != id(self) and each != nodeid]
+        if others:
+            text = (
+                f"a port that it needs was in use while {', '.join(others[:_NAMES])} ran beside it, or had just ended; "
+                "name tests that share a fixed port in one of the suite's test_groups, and they do not overlap"
+            )
+            self._journal.write(Notice(nodeid=nodeid, text=text))
+
 
 def _with_following(indices: Sequence[int]) -> list[tuple[int, int | None]]:
     return list(zip(indices, [*indices[1:], None], strict=True))
@@ -343,6 +358,15 @@ def assemblies(terms: Sequence[ItemOptions], indices: Iterable[int]) -> Iterator
     """
     for _, neighbours in itertools.groupby(indices, lambda index: terms[index].gang):
         yield list(neighbours)
+
+
+def joined_by_group(terms: Sequence[ItemOptions], parts: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Assemblies of launcher tests, those of one test group as one: a worker runs it, and nothing of it overlaps."""
+    joined: dict[tuple[str, int], list[int]] = {}
+    for number, indices in enumerate(parts):
+        group = terms[indices[0]].test_group
+        joined.setdefault((group, -1 if group else number), []).extend(indices)
+    return list(joined.values())
 
 
 def first_assembly(terms: Sequence[ItemOptions], indices: Sequence[int]) -> list[int]:

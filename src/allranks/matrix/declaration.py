@@ -266,7 +266,7 @@ def _suites(file: Table, known: Known) -> dict[str, Suite]:
 
 
 def _suite(name: str, table: Table, known: Known) -> Suite:
-    names = ("path", "exclude", "isolation", "overlap", "process_group", "launches_ranks", "when")
+    names = ("path", "exclude", "isolation", "overlap", "test_groups", "process_group", "launches_ranks", "when")
     table.only(*names, "files", "pytest_args", "shards", "default")
     table.needs("path", f'path = "tests/{name}"')
     if table.flag("launches_ranks", default=False) and table.flag("process_group", default=False):
@@ -279,6 +279,7 @@ def _suite(name: str, table: Table, known: Known) -> Suite:
         ignored=ignored,
         isolation=table.choice("isolation", get_args(Isolation), Suite.isolation),
         overlap=table.whole("overlap", Suite.overlap, 1),
+        test_groups=table.lists("test_groups"),
         process_group=table.flag("process_group", default=True) if "process_group" in table else None,
         launches_ranks=table.flag("launches_ranks", Suite.launches_ranks),
         # A suite that runs nowhere because of a typing error would be missed by nobody.

@@ -90,6 +90,7 @@ class Suite:
         ignored: Files and folders below these paths whose tests are not the suite's.
         isolation: The lifetime of a gang of ranks.
         overlap: How many launcher tests may run at a time.
+        test_groups: By name, patterns of launcher tests that never overlap one another.
         process_group: True or False if every or no test gets the default process group; None to decide by the test.
         launches_ranks: The tests start ranks themselves: one process runs each of them.
         when: The cells that the suite runs in; None for all of them.
@@ -104,6 +105,7 @@ class Suite:
     ignored: tuple[Path, ...] = ()
     isolation: Isolation = "file"
     overlap: int = 1
+    test_groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     process_group: bool | None = None
     launches_ranks: bool = False
     when: Condition | None = None

@@ -121,6 +121,11 @@ class Table:
             raise self.error(name, "one of the strings is blank or holds a NUL", "Remove it.")
         return tuple(values)
 
+    def lists(self, name: str) -> dict[str, tuple[str, ...]]:
+        """A table of lists of strings, by its keys."""
+        table = self.table(name)
+        return {key: table.texts(key) for key in table.values}
+
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
         value = self.values.get(name, default)

@@ -141,6 +141,7 @@ def _agent_config(matrix: Matrix, job: Job, attempt: AttemptOptions) -> AgentCon
         init_method=job.cell.init_method,
         isolation=job.suite.isolation,
         overlap=job.suite.overlap,
+        test_groups=job.suite.test_groups,
         process_group=job.suite.process_group,
         launches_ranks=job.suite.launches_ranks,
         limits=TimeLimits(

@@ -25,6 +25,7 @@ def plain_mark(name: str, *args: str) -> pytest.MarkDecorator:
 
 HARNESS_MARKERS = (
     "no_process_group: this test makes its own process group, or needs none",
+    "test_group(name): launcher tests of one group never overlap one another, as those with one fixed port",
     "isolation(kind): how long the ranks of this test live: test, file or job",
     "time_limit(seconds): how long this test may take",
 )

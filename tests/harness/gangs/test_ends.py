@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.harness.gangs.ends import ends_of, failed_start
+from allranks.harness.gangs.ends import WithCommands, ends_of, failed_start
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.step_outcome import Step, StepOutcome
+from allranks.harness.program import ItemOptions, Program
 from allranks.outcomes import TEXT_LIMIT, Outcome, Phase, SkipKind
 from allranks.records import Passed, PhaseEnd, RankEnded, decode, encode
 
@@ -144,3 +145,30 @@ def test_each_rank_that_arrived_has_one_end_and_none_that_is_bad_gets_a_good_one
     bad = {each.rank for each in others if each.outcome.is_bad}
     assert bad >= {each.rank for each in outcomes if each.outcome.is_bad}
     assert all(decode(encode(record)) == record for record in made)
+
+
+def test_the_failure_of_a_scripts_test_ends_with_the_command_that_repeats_it():
+    def options(*, is_script):
+        return ItemOptions(gang=("file",), has_process_group=False, limit=1.0, is_script=is_script)
+
+    written = []
+    program = Program(
+        tests=("a/test_x.py::TestX::test_y", "a/test_z.py::test_z"),
+        terms=(options(is_script=True), options(is_script=False)),
+    )
+
+    class List:
+        def write(self, record):
+            written.append(record)
+
+    def write(test, outcome, **more):
+        record = RankEnded(nodeid=test, rank=0, outcome=outcome, world_size=2, arrived=0.0, text="traceback", **more)
+        WithCommands(List(), program).write(record)
+        return written.pop().text
+
+    script, other = program.tests
+    assert write(script, Outcome.FAILED) == "traceback\n\nWithout allranks: python a/test_x.py TestX.test_y"
+    assert write(script, Outcome.ABORTED, consequence=True) == "traceback"
+    assert write(script, Outcome.SKIPPED) == "traceback"
+    assert write(other, Outcome.FAILED) == "traceback"
+    assert write("unknown", Outcome.FAILED) == "traceback"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.records import AgentFailed, Interrupted, JobTimedOut, NotRun, TestStarted
+from allranks.records import AgentFailed, CollectionFailed, Interrupted, JobTimedOut, Notice, NotRun, TestStarted
 
 BASE = """
     import ctypes, os, sys, time, unittest
@@ -128,6 +128,71 @@ def test_the_stacks_of_a_rank_are_those_of_its_test(zoo):
 
 def test_the_first_failure_stops_its_own_peers_alone(zoo):
     assert zoo.cases(0)["test_fails"].message.startswith("aborted by rank 1")
+
+
+GROUPED = {
+    "test_ports.py": BASE
+    + """
+    class Exclusive(Case):
+        def setUp(self):
+            self.held = Path("held")
+            self.held.touch(exist_ok=False)  # as a port can be bound once
+            super().setUp()
+
+        def tearDown(self):
+            super().tearDown()
+            self.held.unlink()
+
+    class TestOne(Exclusive):
+        def test_a(self):
+            meet("grouped", "beside")
+
+        def test_b(self): ...
+
+    @pytest.mark.test_group("port-29500")
+    class TestTwo(Exclusive):
+        def test_c(self): ...
+
+    class TestBeside(Case):
+        def test_d(self):
+            meet("beside", "grouped")
+
+    @pytest.mark.test_group
+    class TestWrong(Case):
+        def test_e(self): ...
+"""
+}
+
+
+def test_tests_of_one_group_never_overlap_and_others_run_beside_them(run_agent):
+    files = {"test_ports.py": GROUPED["test_ports.py"].partition("    @pytest.mark.test_group\n")[0]}
+    agent = run_agent(files, overlap=2, test_groups={"port-29500": ("test_ports.py::TestOne",)})
+    assert {agent.outcomes(f"test_{name}") for name in "abcd"} == {("passed", "passed")}
+
+
+def test_a_group_without_a_name_is_an_error(run_agent):
+    agent = run_agent(GROUPED, overlap=2)
+    assert "takes the name of one group" in agent.all(CollectionFailed)[0].text
+
+
+IN_USE = {
+    "test_ports.py": BASE
+    + """
+    class TestPort(Case):
+        def test_binds(self):
+            if self.rank == 0:
+                raise OSError("[Errno 98] Address already in use")
+
+        def test_beside(self): ...
+"""
+}
+
+
+def test_a_port_in_use_names_the_tests_beside_it(run_agent):
+    agent = run_agent(IN_USE, overlap=2, limits={"peer_grace": 0.3})
+    [notice] = [event.text for event in agent.all(Notice) if "port" in event.text]
+    assert "while suite/test_ports.py::TestPort::test_beside ran beside it" in notice
+    assert "test_groups" in notice
 
 
 def test_tests_of_the_cells_ranks_overlap_with_nothing(zoo):

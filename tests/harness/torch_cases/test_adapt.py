@@ -6,8 +6,8 @@ import types
 import pytest
 import torch
 
-from allranks.harness.torch_cases import continuous, processes
-from allranks.harness.torch_cases.adapt import MODULE, adapt_torch_cases
+from allranks.harness.torch_cases import continuous, processes, script_ranks
+from allranks.harness.torch_cases.adapt import MODULE, adapt_torch_cases, torchs_limit
 
 
 def make_class(name, hooks):
@@ -57,7 +57,8 @@ def test_what_ranks_do_stays_torchs(torch_module):
 KINDS = [
     ("MultiProcessTestCase", processes.HOOKS),
     ("MultiProcContinuousTest", continuous.HOOKS),
-    ("MultiProcContinousTest", continuous.HOOKS),  # until torch 2.7
+    ("MultiProcContinousTest", continuous.HOOKS),  # torch 2.7
+    ("MultiProcContinousTest", script_ranks.HOOKS),  # torch 2.6
 ]
 
 
@@ -66,7 +67,7 @@ def test_a_class_is_adapted_by_its_name(torch_module, name, hooks):
     case = getattr(torch_module(**{name: hooks}), name)
     before = dict(vars(case))
     assert list(adapt_torch_cases()) == []
-    assert any(vars(case)[hook] is not before[hook] for hook in hooks)
+    assert any(vars(case).get(hook) is not before.get(hook) for hook in (*hooks, "__init__"))
 
 
 def test_a_class_of_two_names_is_adapted_once(torch_module):
@@ -139,6 +140,20 @@ def test_a_class_with_a_loop_of_its_own_has_torch_start_the_ranks(continuous_cla
 
     Mine._spawn_processes(2)
     assert Mine.started == [2]
+
+
+def test_a_cells_init_method_is_an_address_for_torchs_tests(monkeypatch):
+    tests = types.ModuleType("distributed_test")
+    tests.INIT_METHOD = "env"
+    monkeypatch.setitem(sys.modules, "torch.testing._internal.distributed.distributed_test", tests)
+    list(adapt_torch_cases())
+    assert tests.INIT_METHOD == "env://"
+
+
+def test_torchs_longer_limits_are_read(torch_module):
+    assert torchs_limit("test_of_no_torch") == 0
+    torch_module().TIMEOUT_OVERRIDE = {"test_slow": 500}
+    assert (torchs_limit("test_slow"), torchs_limit("test_other")) == (500.0, 0.0)
 
 
 def test_threads_are_left_to_torch(torch_module):

@@ -46,6 +46,23 @@ FILES = {
             @pytest.mark.xfail(reason="known")
             def test_is_expected_to_fail(self):
                 raise ValueError("known")
+
+        class TestKept(TestThreads):
+            test_passes = test_fails = test_skips = test_set_up_fails = test_dies = test_is_expected_to_fail = None
+            noted = []
+
+            def test_a_notes_its_process(self):
+                self.noted.append(os.getpid())
+
+            @pytest.mark.xfail(reason="known")
+            def test_b_is_known(self):
+                raise ValueError("known")
+
+            def test_c_skips(self):
+                sys.exit(77)
+
+            def test_d_is_in_it(self):
+                assert os.getpid() in self.noted
     """
 }
 
@@ -64,6 +81,9 @@ def threads(run_once):
         ("test_set_up_fails", "failed"),
         ("test_dies", "crashed"),
         ("test_is_expected_to_fail", "xfailed"),
+        ("test_a_notes_its_process", "passed"),
+        ("test_b_is_known", "xfailed"),
+        ("test_d_is_in_it", "passed"),
     ],
 )
 def test_all_ranks_share_the_one_outcome(threads, test, outcome):

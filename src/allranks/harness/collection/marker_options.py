@@ -1,6 +1,8 @@
 """How a test's markers have it run: isolation, time limit, process group."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 from typing import get_args
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from allranks.harness.collection import FOREIGN_ATTRIBUTE
 from allranks.harness.config import AgentConfig, Isolation
 from allranks.harness.program import ItemOptions
+from allranks.harness.torch_cases.adapt import torchs_limit
 
 _LONGEST = 10**8
 """Seconds of a time limit: three years."""
@@ -51,11 +54,13 @@ def time_limit(item: pytest.Item, config: AgentConfig) -> float:
         MarkerError: A marker has wrong arguments.
     """
     own = _time_limit(item)
-    return config.limits.test if own is None or config.pdb_rank is not None else own
+    if own is not None and config.pdb_rank is None:
+        return own
+    return max(config.limits.test, torchs_limit(item.name) if is_launcher(item) else 0.0)
 
 
 def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
-    """Options of a launcher test: a driver per test or per class that keeps its ranks; one for adjacent skips."""
+    """Options of a launcher test: a driver of its own, unless it starts no processes or its class keeps them."""
     is_skipped = _is_skipped(item)
     place: tuple[str, ...] = (str(index),)
     if getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False):
@@ -63,12 +68,16 @@ def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemO
     elif is_skipped:
         # Skipped tests start no ranks and leave nothing behind, so they can share a driver.
         place = ("skips",)
+    elif has_thread_ranks(item):
+        # A fork for each would take longer than most of them; torch runs them in one process, too.
+        place = ("threads", str(item.path))
     return ItemOptions(
         gang=("launcher", *place),
         has_process_group=False,
         limit=time_limit(item, config),
         launches=True,
         is_skipped=is_skipped,
+        test_group=_test_group(item, config),
     )
 
 
@@ -99,6 +108,31 @@ def _has_process_group(item: pytest.Item, config: AgentConfig) -> bool:
         return False
     is_for_ranks = not getattr(item, FOREIGN_ATTRIBUTE, False)
     return is_for_ranks if config.process_group is None else config.process_group
+
+
+def _test_group(item: pytest.Item, config: AgentConfig) -> str:
+    """The group of tests that share a fixed port, or the like, with this one: by its marker, or by the suite's list."""
+    marker = item.get_closest_marker("test_group")
+    if marker is None:
+        named = ((name, each) for name, patterns in config.test_groups.items() for each in patterns)
+        return next((name for name, each in named if is_named(item.nodeid, each)), "")
+    if len(marker.args) == 1 and not marker.kwargs and isinstance(marker.args[0], str) and marker.args[0]:
+        return marker.args[0]
+    msg = f"test_group{marker.args} makes no sense: it takes the name of one group"
+    raise MarkerError(item.nodeid, msg)
+
+
+def is_named(nodeid: str, pattern: str) -> bool:
+    """Whether a pattern names a test, its class, its file or a folder of it, by the end of the path."""
+    file, _, test = nodeid.partition("::")
+    wanted, _, wanted_test = pattern.partition("::")
+    is_of_file = any(fnmatchcase(each, wanted) or fnmatchcase(each, f"*/{wanted}") for each in (file, *_above(file)))
+    is_of_test = any(fnmatchcase(each, wanted_test) for each in (test, test.partition("::")[0]))
+    return is_of_file and (is_of_test or not wanted_test)
+
+
+def _above(file: str) -> Iterator[str]:
+    return (str(each) for each in PurePosixPath(file).parents)
 
 
 def _isolation(item: pytest.Item) -> str | None:

@@ -7,6 +7,7 @@ import platform
 import random
 import shlex
 import sys
+import unittest
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from _pytest.capture import CaptureManager
 
 from allranks.harness import linux
 from allranks.harness.collection.coverage import Measurement
+from allranks.harness.collection.disabled_tests import DisabledTestsError, disable
 from allranks.harness.collection.expected_failures import ExpectedFailuresError, expect_failures
 from allranks.harness.collection.imports import ThreadWatch, end_pools, preload, redirect_handlers
 from allranks.harness.collection.lockstep import forget_plugin, settle_hypothesis, with_reruns
@@ -32,6 +34,7 @@ from allranks.harness.collection.pytest_options import (
     suite_configuration,
     take_over_reports,
 )
+from allranks.harness.collection.script_folders import FOLDERS, ScriptFolders, exit_report, has_main
 from allranks.harness.collection.selection import shuffled, take_share
 from allranks.harness.config import AgentConfig, Folders, seed_of_test
 from allranks.harness.fork_server import Supervisor
@@ -42,7 +45,7 @@ from allranks.harness.program import Finish, ItemOptions, Program, SkippedModule
 from allranks.harness.ranks import debugging
 from allranks.harness.ranks.rank import Assignment, run_rank
 from allranks.harness.ranks.reports import skip_reason
-from allranks.harness.torch_cases.adapt import adapt_torch_cases
+from allranks.harness.torch_cases.adapt import adapt_collected, adapt_torch_cases
 from allranks.outcomes import MESSAGE_LIMIT, shorten
 from allranks.records import AgentFailed, CollectionFailed, FailureKind, Notice, Shared
 from allranks.skip_codes import SkipCode, installed_skips
@@ -67,6 +70,7 @@ class ServerPlugin:
         self._threaded: list[str] = []
         self._lack: tuple[SkipCode, str] | None = None
         self._measurement = Measurement(config, folders)
+        self._script_folders = ScriptFolders()
         self._bad_tests = 0
         self.has_collected = False
         self.was_refused = False
@@ -104,6 +108,7 @@ class ServerPlugin:
             self._supervisor.write(AgentFailed(message=str(error), kind=FailureKind.USAGE))
             raise
         share_seed(config, self._config.seed)
+        config.stash[FOLDERS] = self._script_folders
         for text in take_over_reports(config):
             self._supervisor.write(Notice(text=text))
 
@@ -121,7 +126,7 @@ class ServerPlugin:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Shuffle the tests if asked to, set Hypothesis to lockstep, and mark expected failures."""
+        """Shuffle the tests if asked to, set Hypothesis to lockstep, mark expected failures and disabled tests."""
         if self._config.shuffle is not None:
             items[:] = shuffled(items, self._config.shuffle)
             text = f"The order of the tests is that of --shuffle {self._config.shuffle}."
@@ -129,7 +134,8 @@ class ServerPlugin:
         settle_hypothesis(items, lambda nodeid: seed_of_test(self._config.seed, nodeid))
         try:
             expect_failures(items, self._config, self._folders.code)
-        except ExpectedFailuresError as error:
+            disable(items, [self._folders.code / path for path in self._config.paths], os.environ)
+        except (ExpectedFailuresError, DisabledTestsError) as error:
             self._fail("", str(error))
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
@@ -140,6 +146,22 @@ class ServerPlugin:
         """Adapt torch's launcher test classes before pytest creates an instance of one."""
         for text in adapt_torch_cases():
             self._supervisor.write(Notice(nodeid=collector.nodeid, text=text))
+        adapt_collected(getattr(collector, "obj", None) if isinstance(collector, pytest.Class) else None)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Import each file as ``python FILE`` would: with its folder on ``sys.path``, and free to exit."""
+        if not isinstance(collector, pytest.Module):
+            return (yield)
+        self._script_folders.enter(collector.path)
+        try:
+            return (yield)
+        except SystemExit as exit_:
+            return exit_report(collector, exit_)
+        finally:
+            self._script_folders.note(collector.path)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Count the tests that ``-k``, ``-m`` and plugins deselect."""
@@ -236,7 +258,10 @@ class ServerPlugin:
             return []
         try:
             terms = zip(session.items, read_terms(session.items, self._config), strict=True)
-            return [self._in_a_fresh_process(with_reruns(item, each), item.nodeid) for item, each in terms]
+            return [
+                replace(self._in_a_fresh_process(with_reruns(item, each), item.nodeid), is_script=_is_script(item))
+                for item, each in terms
+            ]
         except MarkerError as error:
             self._fail(error.nodeid, str(error))
             return []
@@ -334,6 +359,11 @@ class ServerPlugin:
         wanted = frozenset(self._config.only)
         session.items[:] = [item for item in session.items if xml_id(item.nodeid) in wanted]
         self._skipped = {nodeid: phase for nodeid, phase in self._skipped.items() if xml_id(nodeid) in wanted}
+
+
+def _is_script(item: pytest.Item) -> bool:
+    case = getattr(item, "cls", None)
+    return case is not None and issubclass(case, unittest.TestCase) and has_main(item.path)
 
 
 def _threads(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from allranks.harness.gangs.output import Output
 from allranks.harness.gangs.step_outcome import Step, StepOutcome
+from allranks.harness.program import Program
 from allranks.outcomes import Outcome, Phase, SkipKind, overall, shorten
 from allranks.records import Passed, PhaseEnd, RankEnded, Record
 from allranks.skip_codes import sandcastle_reason
@@ -16,6 +17,33 @@ class Journal(Protocol):
 
     def write(self, record: Record) -> None:
         """Report a record, stamped with the time of day."""
+
+
+class WithCommands:
+    """A journal in which each failure of a script's test ends with the command that runs it without allranks.
+
+    Args:
+        journal: Takes the records.
+        program: The tests.
+    """
+
+    def __init__(self, journal: Journal, program: Program) -> None:
+        self._journal = journal
+        self._program = program
+
+    def write(self, record: Record) -> None:
+        """See :class:`Journal`."""
+        if isinstance(record, RankEnded) and record.outcome.is_bad and not record.consequence:
+            record = replace(record, text=self._with_command(record))
+        self._journal.write(record)
+
+    def _with_command(self, ended: RankEnded) -> str:
+        if ended.nodeid not in self._program.tests:
+            return ended.text
+        if not self._program.terms[self._program.tests.index(ended.nodeid)].is_script:
+            return ended.text
+        file, *names = ended.nodeid.split("::")
+        return f"{ended.text}\n\nWithout allranks: python {file} {'.'.join(names)}".lstrip("\n")
 
 
 def ends_of(step: Step, nodeid: str, world_size: int, outputs: Mapping[int, Output]) -> list[Passed | RankEnded]:

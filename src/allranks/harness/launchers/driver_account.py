@@ -1,5 +1,6 @@
 """The outcome of a driver's test: its ranks' outcomes, and the launching process's own."""
 
+import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -122,6 +123,9 @@ class DriverAccount:
     Ranks that ended the test keep their outcomes, and errors of the launching process itself go to rank 0. Ranks that
     did not end it, because the launching process did not get that far, get its outcome; if it started none, the ranks
     of the cell do.
+
+    Attributes:
+        found_port_in_use: Whether the last step failed because of that.
     """
 
     def __init__(self, journal: Journal, config: AgentConfig) -> None:
@@ -130,6 +134,7 @@ class DriverAccount:
         self._mixed_skip = config.mixed_skip
         self._open: dict[str, set[int]] = {}
         self._sizes: dict[str, int] = {}
+        self.found_port_in_use = False
 
     def settle(self, gang: Gang, nodeid: str, step: Step) -> bool:
         """Report one step of the driver under a test, empty if it only tore down; returns whether the test is bad."""
@@ -142,6 +147,8 @@ class DriverAccount:
         size = self._sizes.setdefault(nodeid, reports.world_size or self._world_size)
         open_ranks = self._close(nodeid, size, reports)
         at = max((each.at for each in step.outcomes), default=0.0)
+        texts = [trouble.text if trouble else "", *(getattr(end, "text", "") for end in reports.settled)]
+        self.found_port_in_use = any(map(_PORT_IN_USE.search, texts))
         bad_rank = any(end.outcome.is_bad and not getattr(end, "consequence", False) for end in reports.settled)
         if trouble is not None and not reports.shares_outcome:
             self._report(nodeid, 0, at, _named(trouble, output), is_consequence=bad_rank)
@@ -202,6 +209,8 @@ class DriverAccount:
             )
         )
 
+
+_PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 _NO_RANKS = Phase(
     when="call",

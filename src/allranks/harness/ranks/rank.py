@@ -23,6 +23,8 @@ from torch import distributed
 from allranks.harness.channel import End, RankEnd, Report, RunTest
 from allranks.harness.collection.coverage import save_coverage
 from allranks.harness.collection.imports import ImportWatch
+from allranks.harness.collection.marker_options import has_thread_ranks
+from allranks.harness.collection.script_folders import FOLDERS
 from allranks.harness.config import AgentConfig
 from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.evidence import DiskUse
@@ -32,7 +34,15 @@ from allranks.harness.ranks.call_counter import CallCounter
 from allranks.harness.ranks.child_processes import ChildWatch
 from allranks.harness.ranks.own_groups import give_ports
 from allranks.harness.ranks.rank_setup import flush_output, live, silence_terminal
-from allranks.harness.ranks.reports import is_good_subtest, is_symptom, phase_of, with_remedy
+from allranks.harness.ranks.reports import (
+    broken_by_a_hook,
+    broken_off,
+    changed,
+    is_good_subtest,
+    is_symptom,
+    phase_of,
+    with_remedy,
+)
 from allranks.harness.ranks.surroundings import InitialState
 from allranks.harness.rendezvous import wait_for_store
 from allranks.outcomes import MESSAGE_LIMIT, Outcome, Phase, following, overall, shorten
@@ -200,9 +210,10 @@ class _Rank:
         self._begin_step(command.nodeid)
         item = self._items.get(command.index)
         if item is None or item.nodeid != command.nodeid:
-            self._add_phase(_changed(command.nodeid, item), None)
+            self._add_phase(changed(command.nodeid, item), None)
             return self._conclude()
         self._last = item
+        self._enter_folder(item.path)
         following = None if command.following is None else self._items.get(command.following)
         os.environ["ALLRANKS_SEED"] = str(command.seed)
         if not self._assignment.config.launches_ranks:  # there is no peer to agree with: as under pytest
@@ -213,9 +224,9 @@ class _Rank:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         except (KeyboardInterrupt, pytest.exit.Exception) as error:
             # pytest ends its session on these and reports nothing; a rank ends its session only on command.
-            self._add_phase(_broken_off(error), error)
+            self._add_phase(broken_off(error), error)
         except Exception as error:  # noqa: BLE001 - hooks of the suite may raise anything
-            self._add_phase(_broken_by_a_hook(error), error)
+            self._add_phase(broken_by_a_hook(error), error)
         if all(phase.when != "call" and phase.outcome is Outcome.PASSED for phase in self._phases):
             message = "pytest has reported no call of this test: a plugin or a hook has kept it from running"
             self._add_phase(Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message), None)
@@ -225,6 +236,13 @@ class _Rank:
         flush_output()
         return self._conclude()
 
+    def _enter_folder(self, file: Path) -> None:
+        """Exchange modules of one name if several test folders have them; the file's own are then imported."""
+        folders = self._session.config.stash.get(FOLDERS, None)
+        if folders is not None and folders.is_contested(file):
+            with self._surroundings.widening():
+                folders.enter(file)
+
     def _begin_step(self, nodeid: str) -> None:
         self._nodeid, self._phases, self._phase_began = nodeid, [], _now()
         self._board.enter("set-up" if nodeid else "")
@@ -232,16 +250,17 @@ class _Rank:
 
     def _conclude(self) -> Report:
         deciding = overall(self._phases)
-        changed, is_whole = self._surroundings.put_back()
+        is_alone = self._assignment.config.ranks == 1 or (self._last is not None and has_thread_ranks(self._last))
+        keeping = {Outcome.SKIPPED, Outcome.XFAILED} if is_alone else {Outcome.SKIPPED}
+        differing, is_whole = self._surroundings.put_back()
         calls = self._calls.take()
         self._board.enter("")
         return Report(
             nodeid=self._nodeid,
             outcome=deciding.outcome,
             phases=self._take_unreported(),
-            early_skip=deciding.outcome is Outcome.SKIPPED
-            and (deciding.when == "setup" or self._assignment.config.ranks == 1),
-            changed=tuple(changed),
+            early_skip=deciding.outcome in keeping and (deciding.when == "setup" or is_alone),
+            changed=tuple(differing),
             is_spoilt=not is_whole,
             calls=dumps(calls.as_fields()) if self._assignment.url is not None else "",
         )
@@ -343,26 +362,6 @@ class _Rank:
         if phase.outcome is Outcome.FAILED and (deaths := ", ".join(self._children.deaths())):
             phase = replace(phase, message=shorten(f"{phase.message} ({deaths})", MESSAGE_LIMIT))
         self._add_phase(with_remedy(phase, error, has_group=self._assignment.url is not None), error)
-
-
-def _changed(nodeid: str, item: pytest.Item | None) -> Phase:
-    there = "no test" if item is None else f"the test {item.nodeid!r}"
-    message = f"the suite has changed what was collected: there is {there} in the place of {nodeid!r}"
-    return Phase(when="setup", outcome=Outcome.ERRORED, duration=0.0, message=shorten(message, 1000))
-
-
-def _broken_off(error: BaseException) -> Phase:
-    """The phase of a test that ended pytest's session, so that pytest reported nothing."""
-    text = "".join(traceback.format_exception(error))
-    message = f"the test broke off the whole session: {error!r}"
-    return Phase(when="call", outcome=Outcome.CRASHED, duration=0.0, message=message, text=shorten(text))
-
-
-def _broken_by_a_hook(error: Exception) -> Phase:
-    """The phase of a test that a hook aborted: pytest only reports exceptions of tests and fixtures."""
-    text = "".join(traceback.format_exception(error))
-    message = shorten(f"a hook has broken off the test: {type(error).__name__}: {error}", 1000)
-    return Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message, text=shorten(text))
 
 
 def init_process_group(assignment: Assignment, url: str) -> None:

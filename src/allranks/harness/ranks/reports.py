@@ -5,6 +5,7 @@ verdict if the peer's own failure is known.
 """
 
 import dis
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -189,3 +190,24 @@ def with_remedy(phase: Phase, error: BaseException | None, *, has_group: bool) -
 def is_good_subtest(report: pytest.TestReport) -> bool:
     """Whether a report is that of a subtest that did not fail (``subtests``, ``unittest``'s ``subTest``)."""
     return type(report).__name__ in ("SubtestReport", "SubTestReport") and not report.failed
+
+
+def changed(nodeid: str, item: pytest.Item | None) -> Phase:
+    """The phase of a test that is not in the place where it was collected."""
+    there = "no test" if item is None else f"the test {item.nodeid!r}"
+    message = f"the suite has changed what was collected: there is {there} in the place of {nodeid!r}"
+    return Phase(when="setup", outcome=Outcome.ERRORED, duration=0.0, message=shorten(message, 1000))
+
+
+def broken_off(error: BaseException) -> Phase:
+    """The phase of a test that ended pytest's session, so that pytest reported nothing."""
+    text = "".join(traceback.format_exception(error))
+    message = f"the test broke off the whole session: {error!r}"
+    return Phase(when="call", outcome=Outcome.CRASHED, duration=0.0, message=message, text=shorten(text))
+
+
+def broken_by_a_hook(error: Exception) -> Phase:
+    """The phase of a test that a hook aborted: pytest only reports exceptions of tests and fixtures."""
+    text = "".join(traceback.format_exception(error))
+    message = shorten(f"a hook has broken off the test: {type(error).__name__}: {error}", 1000)
+    return Phase(when="call", outcome=Outcome.ERRORED, duration=0.0, message=message, text=shorten(text))

@@ -8,19 +8,20 @@ from typing import Any
 _ADAPTED = "allranks_launcher"
 
 
+_Form = tuple[Sequence[str], Callable[[Any], None]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
     """One of torch's base classes.
 
     Attributes:
-        hooks: What it must have to be adapted.
-        adapt: Replaces some of them.
+        forms: What it has in some versions of torch, and what replaces some of that; the newest form first.
         marks: Attributes that tell an agent how to run the tests.
     """
 
     name: str
-    hooks: Sequence[str]
-    adapt: Callable[[Any], None]
+    forms: Sequence[_Form]
     marks: Sequence[str]
 
 
@@ -29,43 +30,40 @@ def _leave_alone(_base: object) -> None:
 
 
 def _kinds() -> tuple[_Kind, ...]:
-    from allranks.harness.torch_cases import continuous, processes  # noqa: PLC0415 - 50 ms that most suites need not pay
+    from allranks.harness.torch_cases import continuous, processes, script_ranks  # noqa: PLC0415 - 50 ms that most suites need not pay
 
+    keeps = ("allranks_keeps_ranks",)
+    continuous_form = (continuous.HOOKS, continuous.adapt_continuous)
+    script_form = (script_ranks.HOOKS, script_ranks.adapt_script_ranks)
     return (
-        _Kind(name="MultiProcessTestCase", hooks=processes.HOOKS, adapt=processes.adapt_processes, marks=()),
-        _Kind(
-            name="MultiProcContinuousTest",
-            hooks=continuous.HOOKS,
-            adapt=continuous.adapt_continuous,
-            marks=("allranks_keeps_ranks",),
-        ),
-        # The spelling before torch 2.8.
-        _Kind(
-            name="MultiProcContinousTest",
-            hooks=continuous.HOOKS,
-            adapt=continuous.adapt_continuous,
-            marks=("allranks_keeps_ranks",),
-        ),
-        _Kind(name="MultiThreadedTestCase", hooks=(), adapt=_leave_alone, marks=("allranks_has_thread_ranks",)),
+        _Kind(name="MultiProcessTestCase", forms=[(processes.HOOKS, processes.adapt_processes)], marks=()),
+        _Kind(name="MultiProcContinuousTest", forms=[continuous_form], marks=keeps),
+        # The spelling before torch 2.8; before 2.7 the ranks were the script's to start.
+        _Kind(name="MultiProcContinousTest", forms=[continuous_form, script_form], marks=keeps),
+        _Kind(name="MultiThreadedTestCase", forms=[((), _leave_alone)], marks=("allranks_has_thread_ranks",)),
     )
 
 
 def _adapt(kind: _Kind, base: Any) -> Iterator[str]:  # noqa: ANN401 - torch's class has no types
-    lacking = [name for name in kind.hooks if name not in vars(base)]
+    adapt = next((adapt for hooks, adapt in kind.forms if all(hook in vars(base) for hook in hooks)), None)
     # Even unadapted, a test needs a launching process: it starts ranks.
     for mark in (_ADAPTED, *kind.marks):
         setattr(base, mark, True)
-    if lacking:
+    if adapt is None:
+        lacking = min(([name for name in hooks if name not in vars(base)] for hooks, _ in kind.forms), key=len)
         yield (
             f"torch's {kind.name} is not as allranks knows it, and starts its ranks itself, unrecorded and no faster "
             f"than without allranks: it has no {' and no '.join(lacking)} in this version of torch"
         )
     else:
-        kind.adapt(base)
+        adapt(base)
 
 
 MODULE = "torch.testing._internal.common_distributed"
 """The module of torch's test cases."""
+
+_WITH_INIT_METHOD = "torch.testing._internal.distributed.distributed_test"
+"""The module that reads the variable INIT_METHOD where it is imported."""
 
 
 def adapt_torch_cases() -> Iterator[str]:
@@ -76,8 +74,25 @@ def adapt_torch_cases() -> Iterator[str]:
     Yields:
         A notice for each class that has an unknown form in this version of torch, and stays as it is.
     """
+    tests = sys.modules.get(_WITH_INIT_METHOD)
+    if getattr(tests, "INIT_METHOD", "") == "env":
+        # A cell's variable has the name of the method, and torch's the beginning of an address.
+        tests.INIT_METHOD = "env://"  # type: ignore[union-attr]
     module = sys.modules.get(MODULE)
     for kind in _kinds() if module is not None else ():
         base = getattr(module, kind.name, None)
         if base is not None and not hasattr(base, _ADAPTED):
             yield from _adapt(kind, base)
+
+
+def torchs_limit(test: str) -> float:
+    """The seconds that torch grants the test with this name, if that is more than its default; else 0."""
+    longer = getattr(sys.modules.get(MODULE), "TIMEOUT_OVERRIDE", {})
+    return float(longer.get(test, 0.0))
+
+
+def adapt_collected(test_class: object) -> None:
+    """Adapt a class of tests that has to be adapted by itself, before pytest reads its fixtures."""
+    adapt = getattr(test_class, "allranks_adapt_class", None)
+    if adapt is not None:
+        adapt()

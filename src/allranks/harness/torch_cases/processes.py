@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.launchers.launch import Launch, LaunchContext
 from allranks.harness.launchers.launched_rank import LaunchedRank, forget_rank
 from allranks.harness.launchers.own_ranks import ExpectedEnds, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
@@ -138,6 +139,8 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
         make, handles = handle_factory(proc)
         with _silent(log):
             start(self, make)
+        if not handles:
+            raise no_world()
         _fork(self, handles)
 
     @functools.wraps(join)
@@ -153,6 +156,11 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
 
     base._start_processes = start_processes  # noqa: SLF001
     base._join_processes = join_processes  # noqa: SLF001
+
+
+def no_world() -> EnvironmentSkip:
+    """The skip of a test with no rank; torch's own class lets it pass, with a note that it "was likely skipped"."""
+    return EnvironmentSkip(SkipCode.NO_CUDA, "its world size is 0, as it has a rank for each device")
 
 
 def warn_of_cuda(name: str) -> None:

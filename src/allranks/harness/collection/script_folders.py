@@ -1,0 +1,121 @@
+"""Folders of test files, as scripts have them: on ``sys.path``, and each with modules of its own.
+
+pytest puts the folder of a test file on ``sys.path`` unless the file is in a package, and refuses a second file of one
+name. A tree of scripts that run one by one needs neither rule: each script finds the modules beside it, and no other
+script is there.
+"""
+
+import functools
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+_INIT = "__init__.py"
+
+
+class ScriptFolders:
+    """Makes the modules of one test file at a time those that its own folder has."""
+
+    def __init__(self) -> None:
+        # By a name and the folder that is on sys.path for it: the modules of that name, and those below it.
+        self._modules: dict[str, dict[Path, dict[str, ModuleType]]] = {}
+        self._known: set[str] = set()
+        self._folders: set[Path] = set()
+
+    def enter(self, file: Path) -> None:
+        """Make importable what the script finds: modules of its own folder, and no other script's in their place."""
+        own = _folders(file)
+        for name, places in self._modules.items():
+            self._switch(name, places, own)
+        place, root = (str(folder) for folder in own)
+        if root in sys.path:
+            sys.path.remove(root)
+            sys.path.insert(0, root)
+        if place == root:
+            return
+        rest = [each for each in sys.path if each != place]
+        # Before the folders of other scripts, and else after all that others rely on.
+        index = next((index for index, each in enumerate(rest) if Path(each) in self._folders), len(rest))
+        sys.path[:] = [*rest[:index], place, *rest[index:]]
+
+    def note(self, file: Path) -> None:
+        """Note the modules that the import of a test file has brought, and let those of others be found again."""
+        own = _folders(file)
+        self._folders.update(own)
+        for full in [name for name in sys.modules if name not in self._known]:
+            self._known.add(full)
+            name = full.partition(".")[0]
+            folder = _folder_of(sys.modules.get(name))
+            if folder in self._folders:
+                self._modules.setdefault(name, {}).setdefault(folder, {})[full] = sys.modules[full]
+        # Each class names its module, and whoever looks that up expects one.
+        for places in self._modules.values():
+            for modules in places.values():
+                for full, module in modules.items():
+                    sys.modules.setdefault(full, module)
+
+    def is_contested(self, file: Path) -> bool:
+        """Whether a module beside this file has a name that another folder's module has, too."""
+        own = _folders(file)
+        return any(len(places) > 1 and any(each in places for each in own) for places in self._modules.values())
+
+    def _switch(self, name: str, places: dict[Path, dict[str, ModuleType]], own: tuple[Path, ...]) -> None:
+        wanted = next((folder for folder in own if _has(folder, name)), None)
+        present = _folder_of(sys.modules.get(name))
+        if wanted is None or present == wanted or (present is not None and present not in places):
+            return
+        for full in [each for each in sys.modules if each.partition(".")[0] == name]:
+            module = sys.modules.pop(full)
+            self._known.discard(full)
+            if present is not None:
+                places[present][full] = module
+        sys.modules.update(places.get(wanted, {}))
+
+
+@functools.cache
+def has_main(file: Path) -> bool:
+    """Whether a test file can be run by ``python FILE``."""
+    try:
+        return _MAIN.search(file.read_bytes()) is not None
+    except OSError:
+        return False
+
+
+_MAIN = re.compile(rb"^if __name__ == ['\"]__main__['\"]", re.MULTILINE)
+
+
+def _folders(file: Path) -> tuple[Path, ...]:
+    """The folders that ``sys.path`` has for a test file: its own, and that of its outermost package."""
+    root = file.parent
+    while (root / _INIT).is_file():
+        root = root.parent
+    return (file.parent, root)
+
+
+def _has(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name / _INIT).is_file()
+
+
+def _folder_of(module: ModuleType | None) -> Path | None:
+    """The folder in which an import of a module finds it."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str):
+        return None
+    path = Path(file)
+    return path.parent.parent if path.name == _INIT else path.parent
+
+
+FOLDERS = pytest.StashKey[ScriptFolders]()
+"""Where the configuration of pytest keeps the folders of a suite."""
+
+
+def exit_report(collector: pytest.Collector, exit_: SystemExit) -> pytest.CollectReport:
+    """The report on a module that ends its script when it is imported; with status 0 its tests are skipped."""
+    code = "" if exit_.code is None else repr(exit_.code)
+    text = f"importing it calls sys.exit({code})"
+    if exit_.code in (None, 0):
+        return pytest.CollectReport(collector.nodeid, "skipped", (str(collector.path), 0, f"Skipped: {text}"), [])
+    return pytest.CollectReport(collector.nodeid, "failed", f"{text}, which makes its tests unknown", [])
