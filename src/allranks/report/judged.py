@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
+from allranks.report.history.transitions import RunHistory
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.tracebacks import excerpt, line_in
 from allranks.xml_text import command, cut, file_of, first_line, xml_id
@@ -283,6 +284,7 @@ class MergedRun:
         page: The report for people, in HTML.
         policy: How environment skips were read.
         planned: The job ids of the manifest; None if there is no manifest.
+        history: What earlier runs tell of this one; None if there is no history.
     """
 
     folder: Path
@@ -294,11 +296,13 @@ class MergedRun:
     policy: SkipPolicy = "skip"
     planned: frozenset[str] | None = None
     junit_files: tuple[Path, ...] = ()
+    history: RunHistory | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the report that belong to no testcase."""
-        return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran())
+        problem = (self.history.problem,) if self.history and self.history.problem else ()
+        return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran(), *problem)
 
     def _notes_on_suites(self) -> Iterator[str]:
         for suite in self.suites:

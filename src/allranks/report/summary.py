@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from allranks.report.history.history_text import headline, plain_lines, told_tests
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, Failure, MergedRun, SuiteRow
 from allranks.report.untrusted import write_whole
 from allranks.xml_text import printable, readable
@@ -27,7 +28,7 @@ _SUITE: Final = WIDTH - _CELL - 2 - len(_NUMBERS) * _COLUMN - 2
 
 def render_table(merged: MergedRun) -> str:
     """The run in plain text: one line for each cell and suite, then the first failures and the notes."""
-    return "\n".join([*_rows(merged), *_first_failures(merged), *_table_notes(merged)])
+    return "\n".join([*_rows(merged), *_first_failures(merged), *_past(merged), *_table_notes(merged)])
 
 
 def render_problems(merged: MergedRun) -> str:
@@ -114,6 +115,11 @@ def _first_failures(merged: MergedRun) -> Iterator[str]:
         yield f"  and {more} more: see {merged.junit.name}"
 
 
+def _past(merged: MergedRun) -> Iterator[str]:
+    lines = list(plain_lines(merged.history, FAILURES)) if merged.history else []
+    yield from ("", *(shorten(readable(line), 2 * WIDTH) for line in lines)) if lines else ()
+
+
 def _table_notes(merged: MergedRun) -> Iterator[str]:
     notes = [*merged.notes, *_skip_but_pass(merged), *_flaky(merged)]
     if notes:
@@ -158,7 +164,7 @@ def render_summary(merged: MergedRun) -> str:
     """The run in Markdown, in at most :data:`MOST_BYTES`: failures first, then cells and suites, then the notes."""
     lines = [*_head(merged), *_failures(merged), *_table(merged)]
     room = MOST_BYTES - _size(lines)
-    return "\n".join([*lines, *_within(room, list(_notes(merged)), "notes")]) + "\n"
+    return "\n".join([*lines, *_within(room, [*_history(merged), *_notes(merged)], "notes")]) + "\n"
 
 
 def _size(lines: Iterable[str]) -> int:
@@ -241,6 +247,17 @@ def _time(suite: SuiteRow) -> float:
 def _figures(counts: Counts, time: float) -> str:
     figures = (counts.tests, counts.passed, counts.failed, counts.errors, counts.skipped)
     return " | ".join([*map(str, figures), seconds(time)])
+
+
+def _history(merged: MergedRun) -> Iterator[str]:
+    if not merged.history or merged.history.problem:
+        return
+    told = told_tests(merged.history)
+    yield from ("", f"### History: {headline(merged.history)}", "")
+    for test in told[:LISTED]:
+        yield f"- **{_escaped(test.past.text)}**: {_escaped(shorten(test.past.nodeid, _NAME))} ({_escaped(test.place)})"
+    if len(told) > LISTED:
+        yield f"- and {len(told) - LISTED} more, in `report.json`"
 
 
 def _notes(merged: MergedRun) -> Iterator[str]:

@@ -42,6 +42,9 @@ class Catalogue:
         self._stored = len(self.tests)
         stored = database.execute("SELECT letter, ranks FROM outcome ORDER BY number")
         self.codes = [Code(*each) for each in stored] or list(FIRST_CODES)
+        if tuple(self.codes[: len(FIRST_CODES)]) != FIRST_CODES:
+            msg = "its outcomes have other numbers"
+            raise ValueError(msg)
         self._codes = {code: number for number, code in enumerate(self.codes)}
 
     def cell(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Changed places with their former values, as a few bits each: the only thing a history stores per run.
+"""Changed places with their former values, in a few bits each: all that a history has of a run.
 
 Places are ascending numbers. A byte is the step to the next place; the byte 0 is a step of 255 to no place. deflate
 then finds what is regular: places chosen at random at a rate of 1 % cost 8.1 bits, within 1 % of their entropy, and

@@ -1,6 +1,7 @@
-"""Takes the outcomes of a run while it is merged, and adds them to a history that may be missing, locked or damaged.
+"""Takes the outcomes of a run while it is merged, and adds them to a history.
 
-The report does not depend on it: whatever is wrong with the file becomes one sentence.
+The file may be missing, locked or damaged. The report does not depend on it: whatever is wrong with the file
+becomes one sentence.
 """
 
 import time
@@ -57,10 +58,12 @@ class HistoryRecorder:
 
     Attributes:
         path: The file, which is made if there is none.
+        is_foreign: True for results that state no run: they are recognized by their content.
         patience: Seconds to wait for another process that writes.
     """
 
     path: Path
+    is_foreign: bool = False
     patience: float = PATIENCE
     _names: dict[str, dict[str, int]] = field(default_factory=dict)
     _last: dict[str, "array[int]"] = field(default_factory=dict)
@@ -81,7 +84,7 @@ class HistoryRecorder:
         self._jobs.setdefault((suite.cell, suite.whole_suite), []).append((places, codes))
         if suite.started is not None:
             self._started = min(suite.started, suite.started if self._started is None else self._started)
-        else:
+        if self.is_foreign:
             self._digest.update(f"{suite.cell}\n{suite.suite}\n{len(tests)}\n".encode())
             self._digest.update(codes.tobytes() + array("d", [test.time for test in tests]).tobytes())
 
@@ -98,11 +101,7 @@ class HistoryRecorder:
         return self._codes.setdefault(code_of(test), len(self._codes))
 
     def record(self, run_id: str) -> RunHistory:
-        """Record the run, in the place of an earlier record of it, and compare it with the runs before.
-
-        Args:
-            run_id: Empty for results from elsewhere, which are recognized by their content.
-        """
+        """Record the run, in the place of an earlier record of it, and compare it with the runs before."""
         try:
             with written(self.path, self.patience) as database:
                 return self._recorded(Timeline(database), run_id)
@@ -114,8 +113,9 @@ class HistoryRecorder:
 
     def _recorded(self, line: Timeline, run_id: str) -> RunHistory:
         started = time.time() if self._started is None else self._started
-        name = run_id or f"results-{self._digest.hexdigest()}"
-        started = next((run.started for run in line.runs if run.id == name), started) if not run_id else started
+        name = f"{run_id}-{self._digest.hexdigest()}" if self.is_foreign else run_id
+        if self._started is None:
+            started = next((run.started for run in line.runs if run.id == name), started)
         outcomes = self._numbered(line)
         line.fit()
         later = line.rewind(name, started)

@@ -249,6 +249,10 @@ class Timeline:
             found.setdefault(number, []).extend([base + place for place in places])
         return found
 
+    def run(self, number: int) -> RecordedRun | None:
+        """The run with a number; None for 0."""
+        return self.runs[number - 1] if number else None  # they are numbered from 1, without a gap
+
     def name_of(self, place: int) -> tuple[str, str, str]:
         """The cell, the suite and the node id of a place."""
         test, cell = divmod(place, self.width)

@@ -1,7 +1,7 @@
-"""What a run changed: tests that are new failures, still failing, fixed, or flaky, by cell and by rank."""
+"""What a run changed: failures that are new, last, are fixed or flaky, by cell and by rank."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -111,15 +111,33 @@ def transitions(line: Timeline, path: Path) -> RunHistory:
     places = sorted(place for place in wanted if line.covers(runs[-1], place))[:MOST_NOTED]
     changes = line.changes_at(places, runs[0].number)
     since = line.bad_since(place for place in places if codes[line.now[place]].is_bad)
-    by_number = {run.number: run for run in line.runs}
-    tests = []
-    for place in places:
-        covering = [run for run in runs if line.covers(run, place)]
-        past = [codes[code] for code in codes_in(covering, line.now[place], changes.get(place, ()))]
-        if found := _told(past, covering, by_number.get(since.get(place, 0))):
-            cell, suite, nodeid = line.name_of(place)
-            tests.append(PastOfTest(cell=cell, suite=suite, nodeid=nodeid, **_counted(past), **found))
-    return RunHistory(path=path, tests=tuple(tests), runs=len(line.runs))
+    told = (past_at(line, place, changes.get(place, ()), since) for place in places)
+    return RunHistory(path=path, tests=tuple(filter(None, told)), runs=len(line.runs))
+
+
+def past_at(
+    line: Timeline, place: int, changes: Sequence[Change], known_since: Mapping[int, int] | None = None
+) -> PastOfTest | None:
+    """The trend of a test in a cell, by its changes in the newest runs, newest first; None if it has none.
+
+    Args:
+        line: The history.
+        place: The place of the test and the cell.
+        changes: Those of at least :data:`WINDOW` runs.
+        known_since: The run since which each bad place has been bad; None if this has not been looked up.
+    """
+    covering = [run for run in line.runs[-WINDOW:] if line.covers(run, place)]
+    past = [line.names.codes[code] for code in codes_in(covering, line.now[place], changes)]
+    if not past:
+        return None
+    since = known_since
+    if since is None:
+        since = line.bad_since([place]) if past[-1].is_bad else {}
+    found = _told(past, covering, line.run(since.get(place, 0)))
+    if found is None:
+        return None
+    cell, suite, nodeid = line.name_of(place)
+    return PastOfTest(cell=cell, suite=suite, nodeid=nodeid, **_counted(past), **found)
 
 
 def _restless(line: Timeline, runs: Sequence[RecordedRun]) -> Iterator[int]:
