@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 
 import allranks
-from allranks.commands import build, completion, host_state, images, init, merge, plan, run, show
+from allranks.commands import build, compare, completion, history, host_state, images, init, merge, plan, run, show
 from allranks.commands.command_parser import CommandParser
 from allranks.commands.options import painted
 from allranks.errors import AllranksError, ExitCode, UsageError, did_you_mean
@@ -83,6 +83,8 @@ _COMMANDS = (
     ("merge", merge.add, _JUDGES, "merge the results of one machine or of many into one report"),
     ("report", merge.add_report, _JUDGES, "rebuild the report of the newest run, and show it"),
     ("show", show.add, _CAN_FAIL, "show the tests of a JUnit report, of allranks or of another writer"),
+    ("history", history.add, _CAN_FAIL, "show what became of a test over runs and cells"),
+    ("compare", compare.add, _CAN_FAIL, "show what differs between two runs, torch versions or cells"),
     ("leases", host_state.add_leases, _CAN_FAIL, "show which run and which job holds each GPU of this host"),
     ("images", images.add, _CAN_FAIL, "show the images that runs have built, and remove old ones"),
     ("doctor", host_state.add_doctor, _CAN_FAIL, "check whether this host can run jobs, and suggest fixes"),

@@ -21,6 +21,7 @@ from allranks.harness.config import Isolation
 from allranks.matrix import declaration, model
 from allranks.matrix.axes import AXES, LARGEST, SMALLEST, is_version
 from allranks.matrix.declaration import EXAMPLE, load
+from allranks.matrix.kept_files import HISTORY_FILE
 from allranks.matrix.runners import OWN_MINUTES
 from allranks.matrix.toml_file import Table
 
@@ -117,6 +118,7 @@ EVERYTHING = {
         {"group": "gpu machines", "gpus": 4},
     ],
     "durations": {"file": "durations.json"},
+    "history": {"file": "history.sqlite"},
 }
 SMALL = {
     "matrix": {"backend": "gloo", "world_size": 2},
@@ -277,6 +279,7 @@ def test_defaults_are_those_of_the_parser():
     for axis, value in declaration.DEFAULTS.items():
         assert axes[axis].get("default", [""]) == [value]
     assert node_at(("durations", "file"))["default"] == str(model.DURATIONS_FILE)
+    assert node_at(("history", "file"))["default"] == HISTORY_FILE
 
 
 # Properties

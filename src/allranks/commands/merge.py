@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from allranks.commands.command_parser import CommandParser, OptionGroup, one_of
 from allranks.commands.options import (
     RESULTS_VARIABLE,
+    add_history,
     add_json,
     add_quiet,
     remark,
@@ -70,6 +71,7 @@ def _add_form(group: OptionGroup) -> None:
     group.add_argument("--update-baseline", type=writable_file, metavar="FILE", help=meaning)
     meaning = "update this file with the durations of tests, for even shards (default: none)"
     group.add_argument("--durations", type=writable_file, metavar="FILE", help=meaning)
+    add_history(group, "record the run in this file, and report what is new, fixed or flaky (default: none)")
     group.add_argument(
         "--cell-in-classname",
         dest="classname",
@@ -89,6 +91,8 @@ def _add_form(group: OptionGroup) -> None:
 
 
 def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
+    from allranks.report.history.history_text import as_object  # noqa: PLC0415 - see _merged
+
     return {
         "exit_code": int(code),
         "meaning": MEANING[code],
@@ -110,6 +114,7 @@ def _object(merged: "MergedRun", code: ExitCode) -> Mapping[str, object]:
             for each in merged.failures
         ],
         "notes": merged.notes,
+        **({"history": as_object(merged.history)} if merged.history else {}),
         "files": {
             "junit": [str(file.absolute()) for file in merged.junit_files],
             "page": str(merged.page.absolute()),
@@ -154,6 +159,7 @@ def _merged(options: argparse.Namespace) -> tuple[Path, ExitCode]:
         observers=[meter.add] if options.durations else [],
         baseline=_baseline(options),
         junit_form=JUnitForm(schema=options.schema, classname=options.classname),
+        history=options.history,
     )
     if options.durations:
         keep_durations(options.durations, meter.durations, remark if options.json else say)

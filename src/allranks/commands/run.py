@@ -17,6 +17,7 @@ from allranks.commands.options import (
     STOP,
     add_engine,
     add_gpu_mode,
+    add_history,
     add_quiet,
     add_results,
     add_selection,
@@ -130,6 +131,7 @@ def _add_report(group: OptionGroup) -> None:
     add_results(group)
     meaning = "file of test durations, for even shards (default: the one that the matrix file names)"
     group.add_argument("--durations", type=existing_file, metavar="FILE", help=meaning)
+    add_history(group, "record the run in this file, and report what is new, fixed or flaky (default: [history] file)")
     group.add_argument("--allow-nothing-ran", action="store_true", help="accept a run without tests (exit code 5)")
 
 
@@ -339,6 +341,7 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
         pytest_args=options.pytest_args,
         nothing_ran_allowed=options.allow_nothing_ran,
         durations=options.durations,
+        history=options.history or _own_history(expansion.matrix, of),
         known=of.own.plan.durations if of.own else None,
         policy=policy,
         left=left,
@@ -351,6 +354,11 @@ def _run_jobs(expansion: Expansion, jobs: Sequence[Job], options: argparse.Names
     code = run(expansion, jobs, run_options, say)
     say_verdict(code)
     return code
+
+
+def _own_history(matrix: Matrix, of: _PartOf) -> Path | None:
+    """The history that the matrix file names; None for a part of a run, recorded where all are merged."""
+    return matrix.root / matrix.history if matrix.history and of.own is None else None
 
 
 def _results(expansion: Expansion, options: argparse.Namespace) -> Path:

@@ -22,6 +22,7 @@ from allranks.matrix.axes import (
 )
 from allranks.matrix.cell_images import check_images, read_images
 from allranks.matrix.expand import Expansion, expand
+from allranks.matrix.kept_files import HISTORY_FILE, kept_file
 from allranks.matrix.model import (
     Cell,
     Docker,
@@ -134,7 +135,7 @@ def _no_matrix(folder: Path, parents: str = "") -> MatrixError:
 def _matrix(file: Table) -> Matrix:
     file.only(
         *("matrix", "suites", "images", "env", "policy", "limits", "process", "docker", "slurm", "engines", "runners"),
-        "durations",
+        *("durations", "history"),
     )
     file.needs("matrix", "[matrix]")
     table = file.table("matrix")
@@ -158,7 +159,8 @@ def _matrix(file: Table) -> Matrix:
         slurm=read_slurm(file.table("slurm")),
         engines=_engines(file.table("engines")),
         runners=tuple(read_runner(entry, known) for entry in file.tables("runners")),
-        durations=_durations(file.table("durations")),
+        durations=kept_file(file.table("durations"), str(Matrix.durations)),
+        history=kept_file(file.table("history"), HISTORY_FILE) if "history" in file else None,
         line=table.line,
         warnings=tuple(file.warnings),
     )
@@ -381,18 +383,3 @@ def _process(table: Table) -> Process:
 def _docker(table: Table) -> Docker:
     table.only("seccomp")
     return Docker(seccomp=table.choice("seccomp", get_args(SeccompName), Docker.seccomp))
-
-
-def _durations(table: Table) -> Path:
-    """The file of durations; the first run creates it, but its folder must exist."""
-    table.only("file")
-    text = table.text("file", str(Matrix.durations), str(Matrix.durations))
-    path = table.relative_path("file", text)
-    place = table.path.parent / path
-    if exists(place) and place.is_dir():
-        remedy = f'Write file = "{Matrix.durations}", or leave it out.'
-        raise table.error(name="file", what=f"{shown(text)} is a folder", remedy=remedy)
-    if not exists(place.parent):
-        what = f"there is no folder for {shown(text)}"
-        raise table.error(name="file", what=what, remedy="Create it, or name another file.")
-    return path

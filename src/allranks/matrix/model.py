@@ -307,6 +307,7 @@ class Matrix:
         engines: ``[engines.NAME]``: settings of engines that other packages add, as they are in the file.
         runners: Which CI machines run which cells; of two rules for one cell the earlier wins.
         durations: The file of test durations, for even shards, relative to the matrix file; it may not exist yet.
+        history: The file in which runs are recorded, relative to the matrix file; None for none.
         finished: Images that another machine has built, by the name of the image they replace; not from the file.
         line: The line on which ``[matrix]`` begins.
         warnings: What is likely a mistake, and no error.
@@ -327,6 +328,7 @@ class Matrix:
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     runners: tuple[RunnerRule, ...] = ()
     durations: Path = DURATIONS_FILE
+    history: Path | None = None
     finished: Mapping[str, str] = field(default_factory=dict)
     line: int = 1
     warnings: tuple[str, ...] = ()

@@ -114,6 +114,11 @@ class Gathered:
     problems: tuple[str, ...]
     attempts: tuple[Attempt, ...]
 
+    @property
+    def is_own(self) -> bool:
+        """True if any of it states the run that it belongs to."""
+        return self.manifest is not None or any(found.record and found.record.run_id for found in self.attempts)
+
 
 def gather(root: Path) -> Gathered:
     """The results below a folder, given as a resolved path."""

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 from allranks.errors import ExitCode, strongest
 from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
+from allranks.report.history.transitions import RunHistory
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.tracebacks import excerpt
 from allranks.xml_text import command, cut, first_line, xml_id
@@ -265,6 +266,7 @@ class MergedRun:
         policy: How environment skips were read.
         planned: The job ids of the manifest; None if there is no manifest.
         blames: The predicate that holds exactly where a group of failures is.
+        history: What earlier runs tell of this one; None if there is no history.
     """
 
     folder: Path
@@ -276,6 +278,7 @@ class MergedRun:
     policy: SkipPolicy = "skip"
     planned: frozenset[str] | None = None
     junit_files: tuple[Path, ...] = ()
+    history: RunHistory | None = None
     blames: Mapping[GroupKey, str] = field(default_factory=dict)
 
     @property
@@ -286,7 +289,8 @@ class MergedRun:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for readers of the report that belong to no testcase."""
-        return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran())
+        problem = (self.history.problem,) if self.history and self.history.problem else ()
+        return (*self._notes_on_suites(), *self._notes_on_absent_shards(), *self._note_on_what_never_ran(), *problem)
 
     def _notes_on_suites(self) -> Iterator[str]:
         for suite in self.suites:

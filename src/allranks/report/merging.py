@@ -18,6 +18,7 @@ from allranks.report.accounting import account, damaged_manifest
 from allranks.report.baseline import Baseline
 from allranks.report.folder import is_merged_report
 from allranks.report.gathering import Gathered, gather
+from allranks.report.history.history_recorder import HistoryRecorder
 from allranks.report.judged import CellSuite, MergedRun, SuiteRow
 from allranks.report.junit import JUnitWriter, refuse_foreign
 from allranks.report.junit_case import JUnitForm
@@ -97,6 +98,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
     observers: Sequence[Observer] = (),
     baseline: Baseline | None = None,
     junit_form: JUnitForm | None = None,
+    history: Path | None = None,
 ) -> MergedRun:
     """Merges a run folder, a folder with parts of a run below it, or any folder with JUnit XML of ranks.
 
@@ -109,6 +111,7 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
         observers: Called with each job's tests, in the order of the report.
         baseline: The numbers of executed tests in a good run; None for the baseline that the matrix file names.
         junit_form: The form of ``junit.xml``; None for the usual one.
+        history: The file of earlier runs, to which this one is added; if that fails, the report has a note.
 
     Raises:
         UsageError: The folder does not exist, or has no results.
@@ -128,7 +131,9 @@ def merge(  # noqa: PLR0913 - all but one are keyword-only and have a default
             setting = _setting(gathered, policy, environ)
             damaged = (damaged_manifest(gathered.problems),) if gathered.problems else ()
             suites = chain(damaged, account(gathered, setting, baseline))
-            return _write(_run(root, gathered, setting.skip), suites, observers, junit_form or JUnitForm(), environ)
+            recorder = HistoryRecorder(history, is_foreign=not gathered.is_own) if history else None
+            run, form = _run(root, gathered, setting.skip), junit_form or JUnitForm()
+            return _write(run, suites, observers, form, environ, recorder)
     except OSError as error:
         msg = f"The report of {folder} cannot be made."
         raise ResultsError(
@@ -170,19 +175,22 @@ def _run(folder: Path, gathered: Gathered, policy: SkipPolicy) -> MergedRun:
     )
 
 
-def _write(
+def _write(  # noqa: PLR0913, PLR0917 - one call, with names alike
     run: MergedRun,
     suites: Iterable[CellSuite],
     observers: Sequence[Observer],
     form: JUnitForm,
     environ: Mapping[str, str],
+    recorder: HistoryRecorder | None,
 ) -> MergedRun:
     page = PageWriter(run.page)
     added = [_Added(point, run.folder) for point in entry_points(group=FORMATS)]
     with JsonWriter(run.folder / JSON_NAME) as machine:
         with JUnitWriter(run.junit, form) as junit:
-            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, *(each.add for each in added), *observers)))
+            more = (*(each.add for each in added), *((recorder.add,) if recorder else ()), *observers)
+            rows = tuple(_rows(suites, (junit.add, machine.add, page.add, *more)))
         merged = replace(run, suites=rows, junit_files=junit.files, blames=page.blames)
+        merged = replace(merged, history=recorder.record(merged.run_id)) if recorder else merged
         machine.write(merged)
     page.write(merged)
     write_summary(merged, environ)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
 
+from allranks.report.history.history_text import as_object
 from allranks.report.judged import CellSuite, Counts, MergedRun
 from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, Verdict, compact
 from allranks.report.untrusted import fresh, head
@@ -64,6 +65,7 @@ class JsonWriter:
             "policy": merged.policy,
             "counts": _counts(merged.counts),
             "notes": list(merged.notes),
+            **({"history": as_object(merged.history)} if merged.history else {}),
         }
         self._file.write(f"\n],\n{json.dumps(rest)[1:]}\n")
         self._file.close()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from allranks.report.failure_groups import Failure
+from allranks.report.history.history_text import headline, plain_lines, told_tests
 from allranks.report.judged import KEPT_TRACEBACKS, Counts, MergedRun, SuiteRow
 from allranks.report.untrusted import write_whole
 from allranks.xml_text import printable, readable
@@ -31,7 +32,7 @@ _SUITE: Final = WIDTH - _CELL - 2 - (len(_NUMBERS) - 1) * _COLUMN - _TIME_COLUMN
 
 def render_table(merged: MergedRun) -> str:
     """The run in plain text: one line for each cell and suite, then the first failures and the notes."""
-    return "\n".join([*_rows(merged), *_first_failures(merged), *_table_notes(merged)])
+    return "\n".join([*_rows(merged), *_first_failures(merged), *_past(merged), *_table_notes(merged)])
 
 
 def render_problems(merged: MergedRun) -> str:
@@ -117,6 +118,11 @@ def _first_failures(merged: MergedRun) -> Iterator[str]:
         yield f"  and {more} more: see {merged.junit.name}"
 
 
+def _past(merged: MergedRun) -> Iterator[str]:
+    lines = list(plain_lines(merged.history, FAILURES)) if merged.history else []
+    yield from ("", *(shorten(readable(line), 2 * WIDTH) for line in lines)) if lines else ()
+
+
 def _table_notes(merged: MergedRun) -> Iterator[str]:
     notes = [*merged.notes, *_skip_but_pass(merged), *_flaky(merged)]
     if notes:
@@ -176,7 +182,7 @@ def render_summary(merged: MergedRun, environ: Mapping[str, str]) -> str:
     lines = [*_head(merged, environ), *_table(merged), "", *_failures(merged), *_flaky_list(merged)]
     room = MOST_BYTES - _size(lines)
     notes = [f"- {_escaped(note)}" for note in (*merged.notes, *_skip_but_pass(merged))]
-    return "\n".join([*lines, *_within(room, notes, "notes")]) + "\n"
+    return "\n".join([*lines, *_within(room, [*_history(merged), *notes], "notes")]) + "\n"
 
 
 def _size(lines: Iterable[str]) -> int:
@@ -289,6 +295,17 @@ def _shortened(rows: Sequence[tuple[SuiteRow, str]]) -> Iterator[str]:
 def _inert(text: str) -> str:
     """``text`` on one line, as HTML that is nothing but text."""
     return html.escape(printable(" ".join(readable(text).split())))
+
+
+def _history(merged: MergedRun) -> Iterator[str]:
+    if not merged.history or merged.history.problem:
+        return
+    told = told_tests(merged.history)
+    yield from ("", f"### History: {headline(merged.history)}", "")
+    for test in told[:LISTED]:
+        yield f"- **{_escaped(test.past.text)}**: {_escaped(shorten(test.past.nodeid, _NAME))} ({_escaped(test.place)})"
+    if len(told) > LISTED:
+        yield f"- and {len(told) - LISTED} more, in `report.json`"
 
 
 def _escaped(text: str) -> str:

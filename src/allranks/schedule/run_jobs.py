@@ -54,6 +54,7 @@ class RunOptions:
         pytest_args: Arguments for pytest inside the ranks.
         nothing_ran_allowed: Whether a run in which no test executed is good.
         durations: The file of durations; None for the one that the matrix names.
+        history: The file in which the run is recorded; None for none.
         known: Durations for its shards; None for those in the file of durations.
         policy: How its jobs follow each other.
         left: The remaining parts of the jobs of a resumed run, by id; None for a new run.
@@ -71,6 +72,7 @@ class RunOptions:
     pytest_args: tuple[str, ...]
     nothing_ran_allowed: bool
     durations: Path | None = None
+    history: Path | None = None
     known: Durations | None = None
     policy: RunPolicy = field(default_factory=RunPolicy)
     left: Mapping[str, Again] | None = None
@@ -183,7 +185,7 @@ def _conclude(
     """The exit code of these jobs alone: other sessions that share the run report theirs, in any order."""
     ids = {job.id for job in jobs}
     meter = Meter(lambda facts: facts.id in ids and (facts.share is not None or durations.exists()))
-    own = _show(folder, ids, console, options.detail, meter.add)
+    own = _show(folder, ids, console, options.detail, meter.add, history=options.history)
     options.annotate(console, own)
     keep_durations(durations, meter.durations, console.say if options.detail != "quiet" else _say_nothing)
     return exit_code(own, nothing_ran_allowed=options.nothing_ran_allowed)
@@ -194,9 +196,14 @@ def _say_nothing(_line: str) -> None:
 
 
 def _show(
-    folder: RunFolder, job_ids: AbstractSet[str], console: Console, detail: Detail, *observers: Observer
+    folder: RunFolder,
+    job_ids: AbstractSet[str],
+    console: Console,
+    detail: Detail,
+    *observers: Observer,
+    history: Path | None = None,
 ) -> MergedRun:
-    own, say = merge(folder.path, observers=observers).only(job_ids), console.say
+    own, say = merge(folder.path, observers=observers, history=history).only(job_ids), console.say
     if detail != "quiet":
         say(f"\n{render_table(own)}\n")
     elif problems := render_problems(own):

@@ -17,6 +17,7 @@ from string import Template
 from typing import Final
 
 from allranks.report.failure_groups import GroupKey, key_of, ranks_of
+from allranks.report.history.history_text import headline, told_tests
 from allranks.report.judged import Counts, MergedRun, SuiteRow
 from allranks.report.judged import total as total_of
 from allranks.report.results import TestVerdict, VerdictKind
@@ -83,6 +84,9 @@ SHOWN_FAILURES: Final = 50
 
 SHOWN_TILES: Final = 1200
 """Matrix entries that are shown without the script; if there are more, those of the cells that failed."""
+
+SHOWN_PASTS: Final = 500
+"""Tests that are listed with their past."""
 
 _SHOWN_NOTES: Final = 100
 _SHOWN_REASONS: Final = 20
@@ -188,6 +192,26 @@ class Static:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
 
     @property
+    def history(self) -> str:
+        """What earlier runs tell of this one; empty without a history."""
+        history = self.merged.history
+        if not history or history.problem:
+            return ""
+        told = told_tests(history)
+        rows = "".join(
+            f"<tr><td>{escaped(test.past.text)}</td><td><bdi>{escaped(test.past.nodeid[:_NAME])}</bdi></td>"
+            f"<td><bdi>{escaped(test.place[:_NAME])}</bdi></td></tr>"
+            for test in told[:SHOWN_PASTS]
+        )
+        more = f"<p>And {len(told) - SHOWN_PASTS:,} more, in report.json.</p>" if len(told) > SHOWN_PASTS else ""
+        head = '<th scope="col">by earlier runs</th><th scope="col">test</th><th scope="col">where</th>'
+        table = f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        return (
+            '<section id="history" aria-labelledby="history-title"><h2 id="history-title">History '
+            f"<small>{escaped(headline(history))}</small></h2>{table if rows else ''}{more}</section>"
+        )
+
+    @property
     def notes(self) -> str:
         """Remarks that belong to no testcase."""
         notes = self.merged.notes
@@ -281,6 +305,7 @@ def document(static: Static, index: str, chunks: Sequence[str]) -> str:
         matrix=static.matrix,
         failures=static.failures,
         skips=static.skips,
+        history=static.history,
         notes=static.notes,
         data="\n".join([_island("index", index), *(_island(f"chunk-{n}", chunk) for n, chunk in enumerate(chunks))]),
         script=script,

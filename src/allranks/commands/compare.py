@@ -1,0 +1,138 @@
+"""``allranks compare``: what differs between two runs, two versions of torch, or two cells."""
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks.commands.command_parser import CommandParser
+from allranks.commands.options import RESULTS_VARIABLE, add_json, results_here, say, say_json
+from allranks.errors import MEANING, ExitCode, UsageError, did_you_mean
+from allranks.xml_text import readable
+
+if TYPE_CHECKING:
+    from allranks.report.comparison import ComparedJob, DifferentTest
+
+_SHOWN = 50
+_WORSE = "B fails, lacks or skips a test that A did not"
+
+
+def add(parser: CommandParser) -> None:
+    """Declare the arguments of ``allranks compare``."""
+    parser.usage = "allranks compare A B [options]"
+    group = parser.add_argument_group("what to compare")
+    meaning = (
+        "a run: its folder, report.json or junit.xml; or part of one: torch=2.13.0, or a cell's id or its beginning"
+    )
+    group.add_argument("a", metavar="A", help=meaning)
+    group.add_argument("b", metavar="B", help="the same, compared with A")
+    meaning = f"the run that both are parts of (default: the newest in ${RESULTS_VARIABLE}, or in results)"
+    group.add_argument("--in", dest="run", type=Path, metavar="RUN", help=meaning)
+    add_json(group)
+    codes = {ExitCode.OK: "B is not worse than A", ExitCode.TESTS_FAILED: _WORSE}
+    told = {
+        **codes,
+        **{code: MEANING[code] for code in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE, ExitCode.INTERRUPTED)},
+    }
+    parser.epilog = "\n".join(["exit codes:", *(f"  {code:<5d} {meaning}" for code, meaning in told.items())])
+    parser.set_defaults(command=_compare)
+
+
+def _compare(options: argparse.Namespace) -> ExitCode:
+    from allranks.report.comparison import compare  # noqa: PLC0415 - no plan needs it
+
+    before, after = _sides(options)
+    found = list(compare(before, after))
+    code = ExitCode.TESTS_FAILED if any(test.kind.is_worse for test in found) else ExitCode.OK
+    if options.json:
+        say_json(exit_code=int(code), counts=_counts(found), tests=list(map(_object, found)))
+    else:
+        _say(found, code)
+    return code
+
+
+def _sides(options: argparse.Namespace) -> "tuple[Sequence[ComparedJob], Sequence[ComparedJob]]":
+    from allranks.report.compared_runs import read_jobs_of  # noqa: PLC0415
+
+    a, b = Path(options.a), Path(options.b)
+    if options.run is None and (a.exists() or b.exists()):
+        for path in (a, b):
+            if not path.exists():
+                msg = f"There is no run {path}."
+                raise UsageError(
+                    msg, remedy="Give two runs; or two parts of one, as in `compare torch=2.13.0 torch=2.14.1`."
+                )
+        return read_jobs_of(a), read_jobs_of(b)
+    run = options.run or Path(os.environ.get(RESULTS_VARIABLE) or results_here(), "latest")
+    if not run.exists():
+        msg = f"There is no run {run}."
+        raise UsageError(msg, remedy="Name one with --in, or give two runs to compare.")
+    jobs = read_jobs_of(run)
+    return _part(jobs, options.a, run), _part(jobs, options.b, run)
+
+
+def _part(jobs: "Sequence[ComparedJob]", text: str, run: Path) -> "Sequence[ComparedJob]":
+    """The jobs of a run in cells with these values on axes, or with an id that is or begins so."""
+    if "=" in text:
+        pairs = [pair.partition("=") for pair in text.split(",")]
+        wanted = {axis.strip(): value.strip() for axis, _, value in pairs}
+        found = [job for job in jobs if all(job.axes.get(axis) == value for axis, value in wanted.items())]
+    else:
+        found = [job for job in jobs if job.cell == text or job.cell.startswith(f"{text}-")]
+    if not found:
+        msg = f"{run} has no cell {text!r}."
+        cells = dict.fromkeys(job.cell for job in jobs)
+        values = dict.fromkeys(f"{axis}={value}" for job in jobs for axis, value in job.axes.items())
+        raise UsageError(msg, why=did_you_mean(text, values if "=" in text else cells))
+    return found
+
+
+def _counts(found: "Sequence[DifferentTest]") -> Mapping[str, int]:
+    return dict(Counter(test.kind.value for test in found))
+
+
+_WORDS = {
+    "fails": "fails in B",
+    "missing": "is missing in B",
+    "skipped": "is skipped in B",
+    "flaky": "is flaky in B",
+    "other": "goes wrong differently",
+    "fixed": "is good in B",
+    "runs": "runs in B, and was skipped",
+    "added": "is only in B",
+}
+
+
+def _say(found: "Sequence[DifferentTest]", code: ExitCode) -> None:
+    from allranks.report.comparison import Difference  # noqa: PLC0415
+
+    for kind in Difference:
+        own = [test for test in found if test.kind is kind]
+        if own:
+            say(f"{_WORDS[kind.value]} ({len(own)}):")
+        for test in own[:_SHOWN]:
+            say(f"  {readable(test.nodeid)} ({readable(test.place)})")
+            if told := test.after.message if kind.is_worse else "":
+                say(f"      {readable(told)}")
+        if len(own) > _SHOWN:
+            say(f"  and {len(own) - _SHOWN} more: --json has all of them")
+    if not found:
+        say("no test differs")
+    say(f"exit code {code:d}: {_WORSE if code else 'B is not worse than A'}")
+
+
+def _object(test: "DifferentTest") -> Mapping[str, object]:
+    one, other = test.cells
+    return {
+        "difference": test.kind.value,
+        "worse": test.kind.is_worse,
+        "cell_a": one,
+        "cell_b": other,
+        "suite": test.suite,
+        "test": test.nodeid,
+        "a": test.before.letter,
+        "b": test.after.letter,
+        "message": test.after.message,
+    }

@@ -1,0 +1,124 @@
+"""Reads the outcomes of a run to compare: a results folder, ``report.json``, any ``junit.xml``."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from allranks.errors import ResultsError, UsageError
+from allranks.report.accounting import account
+from allranks.report.comparison import ComparedJob, ComparedOutcome
+from allranks.report.gathering import gather
+from allranks.report.history.history_recorder import code_of
+from allranks.report.judged import CellSuite
+from allranks.report.report_json import is_report_json
+from allranks.report.run_files import JudgingPolicy
+from allranks.report.untrusted import open_regular
+from allranks.report.verdict import VerdictPolicy
+from allranks.xml_text import cut, first_line
+
+_MESSAGE = 300
+_SHARD = re.compile(r"@\d+of\d+$")
+_LETTERS = {"passed": "P", "skipped": "S", "failure": "F", "error": "E"}
+
+
+def read_jobs_of(path: Path) -> list[ComparedJob]:
+    """The outcomes of a run.
+
+    Args:
+        path: A results folder, a downloaded report in a folder, ``report.json``, or an XML file.
+
+    Raises:
+        UsageError: There is no result, or it cannot be read.
+    """
+    try:
+        if not path.is_dir():
+            return list(_from_file(path))
+        folder = path.resolve()
+        gathered = gather(folder)
+        if gathered.attempts or gathered.manifest:
+            told = gathered.manifest.policy if gathered.manifest else JudgingPolicy()
+            setting = VerdictPolicy(skip=told.skip or "skip", mixed_skip=told.mixed_skip)
+            return [_from_suite(suite) for suite in account(gathered, setting)]
+        reports = (folder / name for name in ("report.json", "junit.xml"))
+        if found := next((report for report in reports if report.is_file()), None):
+            return list(_from_file(found))
+    except (OSError, ResultsError) as error:
+        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from error
+    except (ValueError, LookupError, TypeError, AttributeError, ET.ParseError, RecursionError) as error:
+        raise _unreadable(path, f"it is damaged ({type(error).__name__}: {error})") from error
+    raise _unreadable(path, "there is no result in it")
+
+
+def _unreadable(path: Path, why: str) -> UsageError:
+    remedy = "Give the folder of a run, its report.json, or a junit.xml."
+    return UsageError(f"{path} cannot be compared.", why=f"{why[:1].upper()}{why[1:]}.", remedy=remedy)
+
+
+def _from_suite(suite: CellSuite) -> ComparedJob:
+    tests = {
+        test.nodeid: ComparedOutcome(code_of(test).letter, cut(first_line(test.verdict.message), _MESSAGE))
+        for test in suite.tests
+    }
+    return ComparedJob(cell=suite.cell, suite=suite.whole_suite, axes=_axes(suite.axes), tests=_reached(tests))
+
+
+def _axes(axes: Mapping[str, Any]) -> dict[str, str]:
+    return {axis: str(value) for axis, value in axes.items()}
+
+
+def _reached(tests: Mapping[str, ComparedOutcome]) -> dict[str, ComparedOutcome]:
+    return {nodeid: outcome for nodeid, outcome in tests.items() if outcome.letter != "-"}
+
+
+def _from_file(path: Path) -> Iterator[ComparedJob]:
+    with open_regular(path) as file:
+        if is_report_json(path):
+            yield from map(_from_json, json.load(file)["suites"])
+        else:
+            yield from _from_xml(path, file)
+
+
+def _from_json(suite: Mapping[str, Any]) -> ComparedJob:
+    tests = {}
+    for test in suite["tests"]:
+        is_reached = test.get("rule") != 6 or test.get("executed") or test["verdict"] != "skipped"
+        is_skip = test.get("skip_but_pass") or test["verdict"] == "skipped"
+        letter = "f" if test.get("flaky") else "S" if is_skip else _LETTERS[test["verdict"]]
+        message = cut(first_line(test.get("message", "")), _MESSAGE)
+        tests[test["nodeid"]] = ComparedOutcome(letter if is_reached else "-", message)
+    name = str((suite.get("share") or {}).get("suite") or suite["suite"])
+    return ComparedJob(cell=str(suite["cell"]), suite=name, axes=_axes(suite.get("axes", {})), tests=_reached(tests))
+
+
+def _from_xml(path: Path, file: Any) -> Iterator[ComparedJob]:  # noqa: ANN401 - a file of bytes
+    for _, element in ET.iterparse(file):  # noqa: S314 - expat limits entities by itself
+        if element.tag != "testsuite" or (element.find("testcase") is None and element.find("properties") is None):
+            continue
+        facts = _facts(element)
+        axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
+        suite = _SHARD.sub("", facts.get("suite") or element.get("name") or path.stem)
+        tests = dict(map(_case, element.iterfind("testcase")))
+        yield ComparedJob(cell=facts.get("cell", ""), suite=suite, axes=axes, tests=_reached(tests))
+        element.clear()
+
+
+def _facts(element: ET.Element) -> dict[str, str]:
+    found = element.iterfind("properties/property")
+    return {each.get("name", "").removeprefix("allranks."): each.get("value", "") for each in found}
+
+
+def _case(case: ET.Element) -> tuple[str, ComparedOutcome]:
+    facts = _facts(case)
+    nodeid = facts.get("nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
+    bad = next((each for each in case if each.tag in {"failure", "error", "skipped"}), None)
+    if bad is None:
+        letter = "f" if facts.get("earlier") else "S" if "skip_but_pass" in facts else "P"
+        return nodeid, ComparedOutcome(letter)
+    message = bad.get("message", "")
+    letter = {"failure": "F", "error": "E", "skipped": "S"}[bad.tag]
+    if letter == "S" and message.startswith("not run: "):
+        letter = "-"
+    return nodeid, ComparedOutcome(letter, cut(first_line(message), _MESSAGE))

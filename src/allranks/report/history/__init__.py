@@ -1,0 +1,1 @@
+"""What became of each test in earlier runs: one SQLite file, fed by merges."""

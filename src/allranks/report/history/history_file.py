@@ -1,0 +1,137 @@
+"""The history as a SQLite file: opened, recognized, locked, and refused in one sentence.
+
+A write is one transaction: a process that is killed in its middle leaves the file as it was, and a second one waits.
+"""
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+SCHEMA: Final = 1
+"""``user_version`` of the file; a newer one is not touched."""
+
+APPLICATION: Final = 0x616C6C72
+"""``application_id`` of the file, by which it is told from other databases."""
+
+PATIENCE: Final = 30.0
+"""Seconds to wait for another process that writes: a merge writes for less than two."""
+
+_TABLES: Final = """
+CREATE TABLE run (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, started REAL NOT NULL, jobs BLOB NOT NULL);
+CREATE TABLE cell (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE);
+CREATE TABLE suite (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE job (number INTEGER PRIMARY KEY, cell INTEGER NOT NULL, suite INTEGER NOT NULL);
+CREATE TABLE test (number INTEGER PRIMARY KEY, suite INTEGER NOT NULL, nodeid TEXT NOT NULL);
+CREATE TABLE outcome (number INTEGER PRIMARY KEY, letter TEXT NOT NULL, ranks TEXT NOT NULL);
+CREATE TABLE state (
+    part INTEGER PRIMARY KEY, width INTEGER NOT NULL, packed INTEGER NOT NULL, codes BLOB NOT NULL, since BLOB NOT NULL
+);
+CREATE TABLE delta (
+    part INTEGER NOT NULL, first INTEGER NOT NULL, runs INTEGER NOT NULL, width INTEGER NOT NULL, changes BLOB NOT NULL,
+    PRIMARY KEY (part, first)
+);
+CREATE TABLE begins (run INTEGER NOT NULL);
+"""
+
+
+class HistoryError(Exception):
+    """A history cannot be used; the message ends a sentence that begins with the file."""
+
+
+@contextmanager
+def written(path: Path, patience: float = PATIENCE) -> Iterator[sqlite3.Connection]:
+    """A transaction that writes: all of it, or nothing. The file is made if there is none.
+
+    Raises:
+        HistoryError: It is no history of this version, is damaged, or cannot be written.
+    """
+    with _connected(path, "rwc", patience) as database:
+        database.execute("BEGIN IMMEDIATE")
+        if not _is_ours(database):
+            begin(database)
+        yield database
+        database.execute("COMMIT")
+
+
+def begin(database: sqlite3.Connection) -> None:
+    """Make the tables of an empty history."""
+    for statement in _TABLES.split(";"):
+        database.execute(statement)
+    database.execute(f"PRAGMA application_id = {APPLICATION}")
+    database.execute(f"PRAGMA user_version = {SCHEMA}")
+
+
+@contextmanager
+def read(path: Path, patience: float = PATIENCE) -> Iterator[sqlite3.Connection]:
+    """A view of the file that no other process changes.
+
+    Raises:
+        HistoryError: There is none, or it is no history of this version, or damaged.
+    """
+    if not path.exists():
+        msg = "does not exist"
+        raise HistoryError(msg)
+    # Writable where the file is: the journal of a process that was killed is rolled back by whoever comes next.
+    with _connected(path, "rw" if os.access(path, os.W_OK) else "ro", patience) as database:
+        database.execute("BEGIN")
+        if not _is_ours(database):
+            msg = "has no run yet"
+            raise HistoryError(msg)
+        yield database
+
+
+@contextmanager
+def _connected(path: Path, mode: str, patience: float) -> Iterator[sqlite3.Connection]:
+    try:
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            msg = "is not a regular file"
+            raise HistoryError(msg)
+        address = f"{path.absolute().as_uri()}?mode={mode}"
+        with closing(sqlite3.connect(address, uri=True, timeout=patience, isolation_level=None)) as database:
+            yield database
+    except sqlite3.Error as error:
+        raise HistoryError(_said(error, patience)) from error
+    except OSError as error:
+        msg = f"cannot be read ({error.strerror or error})"
+        raise HistoryError(msg) from error
+    except (ValueError, LookupError, TypeError, OverflowError) as error:  # what the file holds is not what we wrote
+        msg = f"is damaged ({type(error).__name__}: {error})"
+        raise HistoryError(msg) from error
+
+
+def _is_ours(database: sqlite3.Connection) -> bool:
+    """False if the file has nothing in it yet.
+
+    Raises:
+        HistoryError: Another program wrote it, or a newer allranks.
+    """
+    [application], [schema], [tables] = (
+        database.execute(query).fetchone()
+        for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+    )
+    if not (application or schema or tables):
+        return False
+    if application != APPLICATION:
+        msg = "is a database of another program"
+        raise HistoryError(msg)
+    if schema > SCHEMA:
+        msg = f"was written by a newer allranks (schema {schema})"
+        raise HistoryError(msg)
+    return True
+
+
+def _said(error: sqlite3.Error, patience: float) -> str:
+    name = getattr(error, "sqlite_errorname", "")  # SQLITE_BUSY_SNAPSHOT is one kind of SQLITE_BUSY
+    match "_".join(name.split("_")[:2]):
+        case "SQLITE_BUSY" | "SQLITE_LOCKED":
+            return f"has been locked by another process for {patience:g} s"
+        case "SQLITE_NOTADB":
+            return "is not a history"
+        case "SQLITE_CORRUPT" | "SQLITE_ERROR" | "SQLITE_MISMATCH" | "SQLITE_CONSTRAINT":
+            return f"is damaged ({error})"
+        case _:
+            return f"cannot be used ({error})"

@@ -1,0 +1,188 @@
+"""What a run changed: failures that are new, last, are fixed or flaky, by cell and by rank."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import chain, compress, count, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from allranks.report.history.catalogue import Code
+from allranks.report.history.timeline import Change, RecordedRun, Timeline
+
+WINDOW: Final = 20
+"""Runs, the newest among them, in which a test is called flaky: *n of m* are of these."""
+
+MOST_NOTED: Final = 20_000
+"""Tests whose past is looked up: more are counted as failing, and no more."""
+
+
+class Trend(StrEnum):
+    """Why a test is told of."""
+
+    NEW = "new"
+    FAILING = "failing"
+    FIXED = "fixed"
+    FLAKY = "flaky"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastOfTest:
+    """A test in a cell, with its past.
+
+    Attributes:
+        bad: The runs among ``of`` in which it failed, or failed before it passed.
+        of: The runs of the window that have an outcome of it.
+        since: The first run of an unbroken row of failures; of a fixed test, of the row that has ended. None for none.
+        ranks: The ranks that went wrong by themselves, with the number of these runs, most frequent first; without
+            those in which all did.
+    """
+
+    cell: str
+    suite: str
+    nodeid: str
+    trend: Trend
+    bad: int
+    of: int
+    since: RecordedRun | None = None
+    ranks: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The past in a few words: ``failing since 2026-11-20 (run x), rank 3``."""
+        said = f"{self.bad} of {self.of}"
+        since = f" since {dated(self.since)}" if self.since else ""
+        match self.trend:
+            case Trend.NEW:
+                told = "new"
+            case Trend.FAILING:
+                told = f"failing{since}" + (f", {said}" if self.bad < self.of else "")
+            case Trend.FIXED:
+                told = f"fixed, failed{since}" if since else "fixed"
+            case Trend.FLAKY:
+                told = f"flaky, {said}"
+        return told + self._at_ranks()
+
+    def _at_ranks(self) -> str:
+        if not self.ranks:
+            return ""
+        [(ranks, times), *_] = self.ranks
+        who = f"{'rank' if ranks.isdigit() else 'ranks'} {ranks}"
+        return f", {who}" + (f" in {times} of these" if times < self.bad else "")
+
+
+def dated(run: RecordedRun) -> str:
+    """The day of a run, and its id."""
+    return f"{day(run)} (run {run.id})"
+
+
+def day(run: RecordedRun) -> str:
+    """The day on which a run started, in UTC."""
+    return datetime.fromtimestamp(run.started, UTC).date().isoformat()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHistory:
+    """What a history tells of one run.
+
+    Attributes:
+        tests: Those whose past is of interest.
+        runs: The runs in the file.
+        problem: One sentence if the run could not be recorded; empty if it was.
+    """
+
+    path: Path
+    tests: tuple[PastOfTest, ...] = ()
+    runs: int = 0
+    problem: str = ""
+
+    def past_of(self, trend: Trend) -> list[PastOfTest]:
+        """The tests with one trend."""
+        return [test for test in self.tests if test.trend is trend]
+
+
+def transitions(line: Timeline, path: Path) -> RunHistory:
+    """Compare the newest run of a history with those before."""
+    runs, codes = line.runs[-WINDOW:], line.names.codes
+    is_wrong = [code.is_bad or code.letter == "f" for code in codes]
+    wanted = {*compress(count(), map(is_wrong.__getitem__, line.now)), *_restless(line, runs)}
+    places = sorted(place for place in wanted if line.covers(runs[-1], place))[:MOST_NOTED]
+    changes = line.changes_at(places, runs[0].number)
+    since = line.bad_since(place for place in places if codes[line.now[place]].is_bad)
+    told = (past_at(line, place, changes.get(place, ()), since) for place in places)
+    return RunHistory(path=path, tests=tuple(filter(None, told)), runs=len(line.runs))
+
+
+def past_at(
+    line: Timeline, place: int, changes: Sequence[Change], known_since: Mapping[int, int] | None = None
+) -> PastOfTest | None:
+    """The trend of a test in a cell, by its changes in the newest runs, newest first; None if it has none.
+
+    Args:
+        line: The history.
+        place: The place of the test and the cell.
+        changes: Those of at least :data:`WINDOW` runs.
+        known_since: The run since which each bad place has been bad; None if this has not been looked up.
+    """
+    covering = [run for run in line.runs[-WINDOW:] if line.covers(run, place)]
+    past = [line.names.codes[code] for code in codes_in(covering, line.now[place], changes)]
+    if not past:
+        return None
+    since = known_since
+    if since is None:
+        since = line.bad_since([place]) if past[-1].is_bad else {}
+    found = _told(past, covering, line.run(since.get(place, 0)))
+    if found is None:
+        return None
+    cell, suite, nodeid = line.name_of(place)
+    return PastOfTest(cell=cell, suite=suite, nodeid=nodeid, **_counted(past), **found)
+
+
+def _restless(line: Timeline, runs: Sequence[RecordedRun]) -> Iterator[int]:
+    """Places that the newest run changed, or that changed back and forth in some runs."""
+    by_run = line.changed_places(runs[0].number)
+    times = Counter(chain.from_iterable(by_run.values()))
+    yield from by_run.get(runs[-1].number, ())
+    yield from (place for place, changes in times.items() if changes > 2)
+
+
+def codes_in(runs: Sequence[RecordedRun], now: int, changes: Sequence[Change]) -> list[int]:
+    """The codes of a place in some runs, given the code now, and its changes, newest first."""
+    found, code, left = [], now, list(reversed(changes))
+    for run in reversed(runs):
+        while left and left[-1].run > run.number:
+            code = left.pop().before
+        found.append(code)
+    return found[::-1]
+
+
+def _told(past: Sequence[Code], runs: Sequence[RecordedRun], since: RecordedRun | None) -> dict[str, Any] | None:
+    """The trend of a test, by its outcomes in some runs; None if there is none."""
+    known = [(code, run) for code, run in zip(past, runs, strict=True) if code.letter != "-"]
+    if not known or known[-1][1] is not runs[-1]:
+        return None
+    bad = [code.is_bad for code, _ in known]
+    falls = sum(one > other for other, one in pairwise([False, *bad]))
+    if bad[-1] and since and since.number < runs[-1].number:
+        return {"trend": Trend.FAILING, "since": since}
+    if falls > 1 or any(code.letter == "f" for code, _ in known):
+        return {"trend": Trend.FLAKY}
+    if bad[-1]:
+        return {"trend": Trend.NEW}
+    if bad[-2:-1] == [True]:
+        first = bad.index(True)
+        # A row that fills the runs that are looked at has begun before them.
+        return {"trend": Trend.FIXED, "since": known[first][1] if first else None}
+    return None
+
+
+def _counted(past: Sequence[Code]) -> dict[str, Any]:
+    wrong = [code for code in past if code.is_bad or code.letter == "f"]
+    ranks = Counter([code.ranks for code in wrong if code.ranks])
+    return {
+        "bad": len(wrong),
+        "of": sum(code.letter != "-" for code in past),
+        "ranks": tuple(sorted(ranks.items(), key=lambda each: (-each[1], each[0]))),
+    }

@@ -1,0 +1,118 @@
+"""``allranks compare``: two runs, two versions of torch, two cells."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from allranks.report.comparison import ComparedJob, ComparedOutcome, Difference, compare, difference
+
+RANK = """<testsuites><testsuite name="pytest"><properties><property name="allranks.rank" value="0"/>
+<property name="allranks.world_size" value="1"/></properties>{cases}</testsuite></testsuites>"""
+RESULTS = {"P": "", "F": '<failure message="1 is not 2"/>', "S": '<skipped type="pytest.skip" message="no"/>'}
+
+
+def run(path: Path, cells: dict[str, str]) -> Path:
+    """A run with cells: the outcomes of the tests a, b, …; a dot for none. A cell's torch is behind its -t."""
+    axes = {cell: {"backend": "gloo", "world_size": 1, "torch": cell.rpartition("-t")[2]} for cell in cells}
+    jobs = [{"id": f"{cell}/s", "cell": cell, "suite": "s"} for cell in cells]
+    path.mkdir(parents=True)
+    (path / "run.json").write_text(json.dumps({"schema": 1, "run_id": path.name, "cells": axes, "jobs": jobs}))
+    for cell, letters in cells.items():
+        folder = path / "cells" / cell / "s" / "attempt-1"
+        folder.mkdir(parents=True)
+        record = {"schema": 1, "cell": cell, "suite": "s", "world_size": 1, "run_id": path.name, "started": 1.0}
+        (folder / "job.json").write_text(json.dumps(record))
+        cases = "".join(
+            f'<testcase classname="t" name="{name}" time="0.1">{RESULTS[letter]}</testcase>'
+            for name, letter in zip("abcdefg", letters, strict=False)
+            if letter != "."
+        )
+        (folder / "rank-0.xml").write_text(RANK.format(cases=cases))
+    return path
+
+
+def differences(told):
+    return {(test["test"], test["difference"]) for test in json.loads(told)["tests"]}
+
+
+EXPECTED = {
+    ("t::b", "fails"), ("t::c", "fixed"), ("t::d", "missing"), ("t::e", "added"), ("t::f", "skipped"), ("t::g", "runs"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path):
+    old = run(tmp_path / "old", {"gloo-w1-g0-env-t1": "PPFP.PS"})
+    new = run(tmp_path / "new", {"gloo-w1-g0-env-t1": "PFP.PSP"})
+    return old, new
+
+
+def test_two_runs_are_compared_test_by_test(allranks, runs):
+    code, out, _ = allranks("compare", *map(str, runs))
+    assert code == 1
+    assert "fails in B (1):\n  t::b (gloo-w1-g0-env-t1 / s)\n      rank 0 failed: 1 is not 2\n" in out
+    assert out.endswith("exit code 1: B fails, lacks or skips a test that A did not\n")
+    code, out, _ = allranks("compare", *map(str, runs), "--json")
+    assert (code, json.loads(out)["exit_code"], differences(out)) == (1, 1, EXPECTED)
+
+
+@pytest.mark.parametrize("form", ["report.json", "junit.xml", "downloaded"])
+def test_a_report_is_as_good_as_the_folder_of_a_run(allranks, runs, tmp_path, form):
+    files = []
+    for folder in runs:
+        allranks("merge", str(folder))
+        downloaded = tmp_path / f"{folder.name}-report"
+        downloaded.mkdir()
+        shutil.copy(folder / ("junit.xml" if form == "junit.xml" else "report.json"), downloaded)
+        files.append(downloaded if form == "downloaded" else downloaded / form)
+    code, out, _ = allranks("compare", *map(str, files), "--json")
+    assert (code, differences(out)) == (1, EXPECTED)
+
+
+def test_the_same_run_differs_in_nothing(allranks, runs):
+    code, out, _ = allranks("compare", str(runs[0]), str(runs[0]))
+    assert (code, out) == (0, "no test differs\nexit code 0: B is not worse than A\n")
+
+
+def test_two_versions_of_torch_and_two_cells_are_parts_of_one_run(allranks, tmp_path):
+    path = run(tmp_path / "r", {"gloo-w1-g0-env-t1.0": "PPF", "gloo-w1-g0-env-t2.0": "PFP"})
+    for parts in (("torch=1.0", "torch=2.0"), ("gloo-w1-g0-env-t1.0", "gloo-w1-g0-env-t2.0")):
+        code, out, _ = allranks("compare", *parts, "--in", str(path), "--json")
+        assert (code, differences(out)) == (1, {("t::b", "fails"), ("t::c", "fixed")})
+        assert json.loads(out)["tests"][0]["cell_a"] == "gloo-w1-g0-env-t1.0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere", "nothing"], "There is no run"),
+        (["torch=9", "torch=1", "--in", "old"], "has no cell 'torch=9'"),
+        (["old", "torch=1"], "There is no run torch=1"),
+        (["old", "empty"], "empty cannot be compared.\n  There is no result in it."),
+        (["old", "broken.xml"], "broken.xml cannot be compared.\n  It is damaged"),
+    ],
+)
+@pytest.mark.usefixtures("runs")
+def test_what_cannot_be_compared_is_one_error(allranks, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.xml").write_text("<testsuites><testsuite>")
+    code, out, err = allranks("compare", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_pass_that_needed_a_retry_is_not_worse():
+    assert difference("P", "f") is Difference.FLAKY
+    assert not Difference.FLAKY.is_worse
+
+
+def test_jobs_are_matched_by_the_axes_that_are_not_compared():
+    def job(torch, size, letter):
+        axes = {"torch": torch, "world_size": size}
+        return ComparedJob(cell=f"w{size}-t{torch}", suite="s", axes=axes, tests={"t": ComparedOutcome(letter)})
+
+    found = list(compare([job("1", "2", "P"), job("1", "4", "P")], [job("2", "2", "P"), job("2", "4", "F")]))
+    assert [(test.kind, test.cells) for test in found] == [(Difference.FAILS, ("w4-t1", "w4-t2"))]

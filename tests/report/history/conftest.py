@@ -1,0 +1,32 @@
+"""Runs that are merged into one history."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import RunFolder  # that of tests/report
+
+from allranks.report.judged import MergedRun
+from allranks.report.merging import merge
+
+JOB = "gloo-w2-g0-env/suite"
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Callable[..., MergedRun]:
+    """Merges a run with these outcomes of tests, on both ranks or as said, into a history."""
+
+    def make(number: int, tests: Mapping[str, Any], *, job: str = JOB, run_id: str = "", **given: Any) -> MergedRun:
+        name = run_id or f"r{number}"
+        path = tmp_path / "results" / f"{name}-{number}"
+        path.mkdir(parents=True)
+        folder = RunFolder(path)
+        folder.manifest(job, run_id=name)
+        folder.job(job, collected=list(tests), started=1e9 + 86400 * number, run_id=name)
+        for rank in range(2):
+            said = {test: outcome[rank] if isinstance(outcome, tuple) else outcome for test, outcome in tests.items()}
+            folder.rank(job, rank, said)
+        return merge(path, environ={}, history=tmp_path / "history.sqlite", **given)
+
+    return make

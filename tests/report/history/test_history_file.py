@@ -1,0 +1,167 @@
+"""Damaged, foreign, locked and newer files, two merges at once, and a merge that is killed: no report is lost."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from allranks.errors import ExitCode
+from allranks.report.history import history_file, history_recorder
+from allranks.report.history.history_file import HistoryError, read, written
+from allranks.report.history.history_recorder import HistoryRecorder
+from allranks.report.history.timeline import Timeline
+from allranks.report.judged import CellSuite, exit_code
+from allranks.report.results import TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.report.summary import render_table
+
+A = "s/test_a.py::test_one"
+PASSED = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
+
+
+def spoilt(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        for statement in statements:
+            database.execute(statement)
+
+
+def cut(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def zeros(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4096:20480] = bytes(16384)
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "text": (lambda path: path.write_text("hello " * 1000), "is not a history"),
+    "cut off": (cut, "is damaged"),
+    "zeros": (zeros, "is damaged"),
+    "no tables": (lambda path: spoilt(path, "DROP TABLE delta", "DROP TABLE state"), "is damaged"),
+    "odd blob": (lambda path: spoilt(path, "UPDATE state SET codes = x'1234'"), "is damaged"),
+    "odd text": (lambda path: spoilt(path, "UPDATE state SET codes = 'text'"), "is damaged"),
+    "odd number": (lambda path: spoilt(path, "UPDATE test SET suite = 7"), "is damaged"),
+    "odd outcome": (lambda path: spoilt(path, "DELETE FROM outcome WHERE number > 0"), "is damaged"),
+    "newer": (lambda path: spoilt(path, "PRAGMA user_version = 99"), "was written by a newer allranks"),
+    "foreign": (lambda path: spoilt(path, "PRAGMA application_id = 5"), "is a database of another program"),
+    "folder": (lambda path: (path.unlink(), path.mkdir()), "is not a regular file"),
+    "FIFO": (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file"),
+    "gone folder": (lambda path: (path.unlink(), path.symlink_to("/nowhere/x")), "cannot be used"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_whatever_is_wrong_with_the_file_the_report_and_the_verdict_stay(merged, tmp_path, damage):
+    path = tmp_path / "history.sqlite"
+    merged(1, {A: "passed"})
+    spoil, said = DAMAGE[damage]
+    spoil(path)
+    before = path.read_bytes() if path.is_file() else None
+    found = merged(2, {A: "failed"})
+    assert exit_code(found, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
+    assert f"{path} does not have this run: it {said}" in found.history.problem
+    assert found.history.problem in found.notes
+    assert "does not have this run" in " ".join(render_table(found).split())
+    assert all(file.exists() for file in (found.junit, found.page, found.summary))
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_an_empty_file_is_a_new_history(merged, tmp_path):
+    (tmp_path / "history.sqlite").touch()
+    assert merged(1, {A: "passed"}).history.runs == 1
+
+
+def test_a_bug_of_ours_does_not_lose_a_report(merged, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(history_recorder, "transitions", broken)
+    found = merged(1, {A: "passed"})
+    assert "ZeroDivisionError" in found.history.problem
+    assert exit_code(found, nothing_ran_allowed=False) is ExitCode.OK
+
+
+def recorder(path, number, tests=50, patience=30.0):
+    found = HistoryRecorder(path, patience=patience)
+    cases = [TestVerdict(nodeid=f"t{test}", classname="", name="", verdict=PASSED) for test in range(tests)]
+    found.add(CellSuite(cell="c", suite="s", tests=tuple(cases), started=float(number)))
+    return found
+
+
+def test_a_file_that_another_process_holds_is_left_alone_after_a_while(tmp_path):
+    path = tmp_path / "h.sqlite"
+    with written(path):
+        told = recorder(path, 1, patience=0.05).record("r1")
+    assert told.problem == f"{path} does not have this run: it has been locked by another process for 0.05 s."
+
+
+def test_a_file_that_may_not_be_written_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "h.sqlite"
+    recorder(path, 1).record("r1")
+    monkeypatch.setattr(history_file.os, "access", lambda *_: False)
+    with read(path) as database:
+        assert [run.id for run in Timeline(database).runs] == ["r1"]
+
+
+def test_there_has_to_be_a_history_to_read(tmp_path):
+    with pytest.raises(HistoryError, match="does not exist"), read(tmp_path / "none.sqlite"):
+        pass
+    (tmp_path / "empty.sqlite").touch()
+    with pytest.raises(HistoryError, match="has no run yet"), read(tmp_path / "empty.sqlite"):
+        pass
+
+
+ONE_OF_MANY = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from test_history_file import recorder
+for number in range(int(sys.argv[1]), int(sys.argv[1]) + 5):
+    told = recorder(Path({path!r}), number).record(f"r{{number}}")
+    assert not told.problem, told.problem
+"""
+
+
+def test_several_merges_at_once_lose_no_run(tmp_path):
+    path = tmp_path / "h.sqlite"
+    script = ONE_OF_MANY.format(here=str(Path(__file__).parent), path=str(path))
+    merges = [subprocess.Popen([sys.executable, "-c", script, str(first)]) for first in (0, 5, 10)]
+    assert [merge.wait(120) for merge in merges] == [0, 0, 0]
+    with read(path) as database:
+        assert [run.id for run in Timeline(database).runs] == [f"r{number}" for number in range(15)]
+
+
+KILLED = """
+import os, signal, sqlite3, sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from test_history_file import recorder
+from allranks.report.history.timeline import Timeline
+save = Timeline.save
+def save_and_die(self, *given):
+    self._database.execute("PRAGMA cache_size = 1")  # pages are written before the transaction ends
+    save(self, *given)
+    os.kill(os.getpid(), signal.SIGKILL)
+Timeline.save = save_and_die
+recorder(Path({path!r}), 2, tests=5000).record("r2")
+"""
+
+
+def test_a_merge_that_is_killed_while_it_writes_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "h.sqlite"
+    recorder(path, 1, tests=5000).record("r1")
+    script = KILLED.format(here=str(Path(__file__).parent), path=str(path))
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    assert path.with_name("h.sqlite-journal").exists(), "it was in the middle"
+    with read(path) as database:
+        assert [run.id for run in Timeline(database).runs] == ["r1"]
+    assert not recorder(path, 2).record("r2").problem
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)

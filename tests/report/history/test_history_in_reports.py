@@ -1,0 +1,125 @@
+"""What a history tells of a run: new, failing since, fixed, flaky, by cell and by rank."""
+
+import json
+
+import pytest
+
+from allranks.report.history.catalogue import Code
+from allranks.report.history.history_file import read
+from allranks.report.history.history_recorder import code_of
+from allranks.report.history.timeline import Timeline
+from allranks.report.history.transitions import Trend
+from allranks.report.merging import merge
+from allranks.report.results import EarlierAttempt, TestVerdict, Verdict, VerdictKind, VerdictRule
+from allranks.report.summary import render_summary, render_table
+
+A, B = "s/test_a.py::test_one", "s/test_a.py::test_two"
+RANK_1 = ("passed", "failed")
+
+
+def past(merged, test=A):
+    return next((each.text for each in merged.history.tests if each.nodeid == test), None)
+
+
+def test_a_test_is_new_then_failing_since_then_fixed(merged):
+    assert merged(1, {A: "passed", B: "passed"}).history.tests == ()
+    assert past(merged(2, {A: "failed", B: "passed"})) == "new"
+    assert past(merged(3, {A: "failed", B: "passed"})) == "failing since 2001-09-11 (run r2), 2 of 3"
+    assert past(merged(4, {A: "passed", B: "passed"})) == "fixed, failed since 2001-09-11 (run r2)"
+    assert past(merged(5, {A: "passed", B: "passed"})) is None
+
+
+def test_a_test_that_comes_and_goes_is_flaky_on_its_rank(merged):
+    for number, outcome in enumerate(["passed", RANK_1, "passed", RANK_1, "passed"], 1):
+        last = merged(number, {A: outcome})
+    assert past(last) == "flaky, 2 of 5, rank 1"
+    assert past(merged(6, {A: ("failed", "passed")})) == "flaky, 3 of 6, rank 1 in 2 of these"
+
+
+def test_each_cell_has_a_past_of_its_own(merged):
+    merged(1, {A: "passed"})
+    merged(2, {A: "failed"}, job="gloo-w4-g0-env/suite")
+    found = merged(3, {A: "failed"})
+    assert [(each.cell, each.trend) for each in found.history.tests] == [("gloo-w2-g0-env", Trend.NEW)]
+
+
+def test_terminal_summary_page_and_json_tell_of_it(merged):
+    merged(1, {A: "passed", B: "failed"})
+    found = merged(2, {A: RANK_1, B: "failed"})
+    assert f"  new, rank 1: {A} (gloo-w2-g0-env / suite)\n" in render_table(found)
+    assert "History: 1 new, 1 failing for longer, by 2 runs." in render_table(found)
+    summary = render_summary(found)
+    assert "### History: 1 new, 1 failing for longer, by 2 runs\n" in summary
+    assert "- **new, rank 1**: s/test\\_a.py::test\\_one (gloo-w2-g0-env / suite)\n" in summary
+    page = found.page.read_text()
+    assert "<td>new, rank 1</td><td><bdi>s/test_a.py::test_one</bdi></td>" in page
+    told = json.loads(found.page.with_name("report.json").read_text())["history"]
+    assert (told["runs"], told["problem"]) == (2, None)
+    assert told["tests"][0] == {
+        "cell": "gloo-w2-g0-env", "suite": "suite", "test": A, "trend": "new", "bad": 1, "of": 2, "since": None,
+        "ranks": {"1": 1},
+    }  # fmt: skip
+
+
+def test_the_first_run_calls_nothing_new(merged):
+    found = merged(1, {A: "failed"})
+    assert "History: this is the first run in the history." in render_table(found)
+    assert "new" not in render_table(found).partition("History")[2]
+
+
+def test_without_a_history_nothing_is_told(run_folder):
+    run_folder.manifest("gloo-w2-g0-env/suite")
+    run_folder.both("gloo-w2-g0-env/suite", {A: "failed"})
+    found = merge(run_folder.path, environ={})
+    assert found.history is None
+    assert "istory" not in render_summary(found) + render_table(found)
+    assert 'id="history"' not in found.page.read_text()
+
+
+def test_a_run_that_is_merged_again_counts_once_and_the_last_merge_counts(merged, tmp_path):
+    merged(1, {A: "passed"})
+    merged(2, {A: "failed"}, run_id="again")
+    merged(3, {A: "passed"}, run_id="again")
+    with read(tmp_path / "history.sqlite") as database:
+        line = Timeline(database)
+        assert [run.id for run in line.runs] == ["r1", "again"]
+        assert line.names.codes[line.now[0]] == Code("P")
+
+
+def test_a_run_that_is_merged_late_takes_its_place_in_time(merged):
+    merged(1, {A: "passed"})
+    merged(3, {A: "failed"})
+    assert past(merged(2, {A: "failed"})) == "new"
+    assert past(merged(4, {A: "failed"})) == "failing since 2001-09-11 (run r2), 3 of 4"
+
+
+def test_results_from_elsewhere_count_once_by_their_content(write_ranks, tmp_path):
+    history = tmp_path / "history.sqlite"
+    root = write_ranks("suite/rank-0.xml", ["<testcase classname='t' name='x' time='0.5'/>"])
+    for _ in range(2):
+        merge(root, environ={}, history=history)
+    write_ranks("suite/rank-0.xml", ["<testcase classname='t' name='x' time='0.6'/>"])
+    assert merge(root, environ={}, history=history).history.runs == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "executed", "letter"),
+    [
+        (VerdictKind.PASSED, VerdictRule.PASSED, True, "P"),
+        (VerdictKind.PASSED, VerdictRule.SKIPPED, False, "S"),
+        (VerdictKind.SKIPPED, VerdictRule.SKIPPED, False, "S"),
+        (VerdictKind.SKIPPED, VerdictRule.JOB, False, "-"),
+        (VerdictKind.ERROR, VerdictRule.JOB, False, "E"),
+        (VerdictKind.FAILURE, VerdictRule.LEADING_OUTCOME, True, "F"),
+    ],
+)
+def test_an_outcome_is_a_letter_however_skips_are_read(kind, rule, executed, letter):
+    test = TestVerdict(nodeid="t", classname="", name="t", verdict=Verdict(kind=kind, rule=rule, executed=executed))
+    assert code_of(test) == Code(letter)
+
+
+def test_a_pass_after_a_failure_is_a_letter_of_its_own():
+    bad = Verdict(kind=VerdictKind.FAILURE, rule=VerdictRule.LEADING_OUTCOME)
+    good = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
+    earlier = (EarlierAttempt(number=1, verdict=bad),)
+    assert code_of(TestVerdict(nodeid="t", classname="", name="t", verdict=good, earlier=earlier)) == Code("f")
