@@ -10,8 +10,8 @@ The container is a child of the daemon, so neither SLURM's signals nor its limit
 import hashlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -111,6 +111,23 @@ def agent_status(client: int | None) -> int | None:
     if client is None or client < 0 or client == _NOT_STARTED:  # this end of it was killed, or there was no other
         return None
     return client if client <= _SIGNALLED or client == _INTERRUPTED else _SIGNALLED - client
+
+
+@contextmanager
+def removed_at_end(launch: AgentLaunch) -> Iterator[None]:
+    """Remove a launch's container, if it has one, however the block ends; sweep before.
+
+    Raises:
+        OSError: The daemon does not answer before.
+    """
+    if not launch.container:
+        yield
+        return
+    sweep(launch.variables)
+    try:
+        yield
+    finally:
+        remove(launch.container, launch.variables)
 
 
 def remove(name: str, variables: Mapping[str, str]) -> None:

@@ -213,14 +213,9 @@ class NodeSupervisor:
         return contained(order.container, agent, outside, scratch, variables)
 
     def _run_agent(self, launch: AgentLaunch) -> AgentExit:
-        if not launch.container:
-            return self._watch(self._start(launch))
-        node_docker.sweep(launch.variables)
-        try:
+        with node_docker.removed_at_end(launch):
             ended = self._watch(self._start(launch))
-        finally:
-            node_docker.remove(launch.container, launch.variables)
-        return replace(ended, status=node_docker.agent_status(ended.status))
+        return replace(ended, status=node_docker.agent_status(ended.status)) if launch.container else ended
 
     def _start(self, launch: AgentLaunch) -> subprocess.Popen[bytes]:
         with (self._own / STREAM).open("ab") as stream:
