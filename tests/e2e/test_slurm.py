@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -259,3 +260,104 @@ def test_clean_on_a_node_leaves_a_live_run_alone(repository):
         assert "removed" not in told.stdout.replace("not removed", "").replace("nothing to remove", ""), told.stdout
         status, output = ended(process)
     assert status == 0, output
+
+
+IMAGE = """
+[matrix]
+backend = ["gloo"]
+world_size = [2]
+
+[suites.tiny]
+path = "."
+
+[images.cpu]
+torch = "2.13.0"
+packages = ["numpy", "expecttest"]
+"""
+
+
+@pytest.fixture(scope="module")
+def image(docker_client, tmp_path_factory):  # noqa: ARG001 - without a daemon there is none
+    """An image with torch, which is built if it is missing."""
+    folder = tmp_path_factory.mktemp("image")
+    (folder / "matrix.toml").write_text(IMAGE)
+    build = [sys.executable, "-m", "allranks", "build", "--engine", "docker", "--quiet"]
+    told = subprocess.run(build, cwd=folder, capture_output=True, text=True, check=True).stdout
+    return told.partition(": ")[2].strip()
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(image, start_slurm_cluster):  # noqa: ARG001 - a daemon first, since a cluster takes seconds
+    """A cluster whose nodes share this host's network, as the daemon's containers do."""
+    with start_slurm_cluster(SLURM_CLUSTER_ISOLATED="no") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def contained(shared_cluster, image, docker_client, tmp_path):
+    """The same repository, whose jobs run in containers of Docker."""
+    repository = ContainedRepository(shared_cluster, tmp_path, image, docker_client.api)
+    yield repository
+    for each in repository.containers:
+        docker_client.api.remove_container(each["Id"], force=True)
+
+
+class ContainedRepository(Repository):
+    """A repository whose jobs run in this image, and whose runs have one name."""
+
+    def __init__(self, cluster, folder, image, daemon):
+        super().__init__(cluster, folder)
+        with (self.folder / "matrix.toml").open("a") as matrix:
+            matrix.write(f'container = "docker:{image}"\n')
+        self.daemon = daemon
+        self.runs = f"e2e-{secrets.token_hex(4)}"
+        # In the folder of the ranks: a container has none of this host's others.
+        self.environment |= {"MARK": "mark", "ALLRANKS_RUN_ID": self.runs}
+
+    def wait_for_mark(self):
+        wait_until(lambda: list(self.spool.glob("allranks-*/shared/mark")))
+
+    @property
+    def containers(self):
+        listed = self.daemon.containers(all=True, filters={"label": "allranks.supervisor"})
+        return [each for each in listed if each["Labels"]["allranks.run"].startswith(self.runs)]
+
+
+@acceptance
+def test_cells_on_one_node_and_on_two_run_in_containers_and_leave_none(contained):
+    with contained.running(ONE, TWO, TAKES="3") as process:
+        contained.wait_for_mark()
+        assert contained.containers
+        status, output = ended(process)
+    assert status == 0, output
+    assert output.count("2 passed") == 2
+    assert contained.containers == []
+    assert contained.left == []
+
+
+@acceptance
+def test_a_job_that_is_cancelled_leaves_no_container(contained):
+    with contained.running(ONE, TAKES="60") as process:
+        contained.wait_for_mark()
+        assert len(contained.containers) == 1
+        contained.slurm("scancel", "--me")
+        status, output = ended(process)
+    assert status == 4, output
+    assert "The job was cancelled (scancel); it was SLURM job" in output
+    wait_until(lambda: not contained.containers, 10)
+
+
+@acceptance
+def test_a_stuck_container_of_a_supervisor_that_was_killed_goes_with_the_next_job(contained):
+    with contained.running(ONE, TAKES="60") as process:
+        contained.wait_for_mark()
+        [left] = contained.containers
+        contained.daemon.pause(left["Id"])
+        os.kill(int(left["Labels"]["allranks.supervisor"].partition(".")[0]), signal.SIGKILL)
+        status, output = ended(process)
+    assert status == 4, output
+    assert "has left no exit status" in output
+    assert [each["Id"] for each in contained.containers] == [left["Id"]]
+    status, output = contained.run(ONE, ALLRANKS_RUN_ID=f"{contained.runs}-next")
+    assert status == 0, output
+    assert contained.containers == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allranks.engine.slurm import SlurmEngine
-from allranks.engine.slurm_container import agent_container, step_options, supervisor_python
+from allranks.engine.slurm_container import agent_container, docker_options, step_options, supervisor_python
 from allranks.engine.slurm_requests import script
 from allranks.engine_contract import job_of_two_ranks
 from allranks.errors import EngineError
@@ -38,7 +38,7 @@ def test_pyxis_starts_the_supervisor_in_the_container_at_the_same_paths_without_
     assert agent_container("pyxis:x", FOLDERS) == ""
 
 
-@pytest.mark.parametrize("container", ["charliecloud:/image", "apptainer:/image.sif"])
+@pytest.mark.parametrize("container", ["charliecloud:/image", "apptainer:/image.sif", "docker:torch:2"])
 def test_other_containers_are_for_the_agent_and_the_supervisor_runs_on_the_node(container):
     words = step(container)
     assert sys.executable in words
@@ -60,6 +60,34 @@ def test_a_folder_that_no_runtime_can_mount_is_refused_only_with_a_container(nam
     with pytest.raises(EngineError) as raised:
         agent_container("pyxis:x", folders)
     assert raised.value.what == f"The folder {name} cannot be mounted in a container."
+
+
+def test_a_container_of_docker_has_the_labels_and_limits_of_its_job(tmp_path):
+    node = job_of_two_ranks("run", tmp_path).resources
+    larger = replace(node, memory_bytes=5 << 30, pids=77)
+    spec = replace(
+        job_of_two_ranks("run", tmp_path),
+        agent=replace(job_of_two_ranks("run", tmp_path).agent, nodes=2),
+        node_resources=(node, larger),
+        environment={"A": "secret"},
+    )
+    options = docker_options("docker:torch", spec, tmp_path)
+    assert options == (
+        *(f"--label={name}={value}" for name, value in spec.labels.items()),
+        *(f"--memory={5 << 30}", f"--memory-swap={5 << 30}", f"--shm-size={node.shm_bytes}"),
+        *(f"--pids-limit={max(77, node.pids)}", "--env=A", f"--security-opt=seccomp={tmp_path}/seccomp.json"),
+    )
+    assert "--label=allranks.run=run" in options
+    assert "syscalls" in (tmp_path / "seccomp.json").read_text()
+
+
+def test_the_daemons_own_filter_stays_where_it_is_wanted_and_other_runtimes_have_no_options(tmp_path):
+    spec = job_of_two_ranks("run", tmp_path)
+    assert not [
+        each for each in docker_options("docker:x", replace(spec, seccomp="default"), tmp_path) if "seccomp" in each
+    ]
+    assert [docker_options(other, spec, tmp_path) for other in (None, "pyxis:x", "apptainer:x")] == [(), (), ()]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
@@ -88,6 +116,9 @@ def test_the_supervisor_gets_the_container_and_python_finds_the_package_alone(su
     order, path = submitted("charliecloud:/image")
     assert '"container": "charliecloud:/image"' in order
     assert path == str(tmp_path / "package")
+    order, _ = submitted("docker:torch:2")
+    assert "--pids-limit=" in order
     order, path = submitted(None)
+    assert '"options": []' in order
     assert '"container": ""' in order
     assert path.endswith(":/of/this/host")

@@ -344,7 +344,7 @@ def test_what_the_schema_refuses_of_a_changed_document_the_parser_refuses(folder
         (("engines",), {"slurm": {}}),
         (("slurm",), {"jobs": 0}),
         (("slurm",), {"spool": " "}),
-        (("slurm",), {"container": "docker:torch"}),
+        (("slurm",), {"container": "podman:torch"}),
         (("slurm",), {"container": "pyxis: "}),
         (("slurm",), {"extra": "--exclusive"}),
         (("runners",), [{"gpus": 1}]),

@@ -12,7 +12,7 @@ from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_i
 from allranks.engine.process import environment, remove_tree
 from allranks.engine.protocol import JobSpec
 from allranks.engine.shared_folder_job import Allocation, SharedFolderJob, fill_folder
-from allranks.engine.slurm_container import agent_container
+from allranks.engine.slurm_container import agent_container, docker_options
 from allranks.engine.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engine.slurm_requests import job_name, request, script
 from allranks.errors import EngineError
@@ -101,7 +101,9 @@ class SlurmEngine:
             folder.mkdir(mode=0o700)  # one that is there is another job's, and stays
             try:
                 write_whole(folder / _OWNER, _owner_of(spec))
-                fill_folder(folder, spec, NodeOrder(python=spec.python or "", code=str(spec.code), container=inside))
+                options = docker_options(container, spec, folder)
+                order = NodeOrder(python=spec.python or "", code=str(spec.code), container=inside, options=options)
+                fill_folder(folder, spec, order)
                 (folder / "job.sh").write_text(script(spec, folder, self._package, container), encoding="utf-8")
             except OSError:
                 remove_tree(folder)

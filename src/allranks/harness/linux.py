@@ -178,6 +178,11 @@ def _parent(pid: int) -> int | None:
     return int(stat[1]) if stat else None
 
 
+def began(pid: int) -> int:
+    """When a process began, in the kernel's ticks since the boot; 0 if it is gone."""
+    return int(stat[19]) if (stat := _stat(pid)) else 0
+
+
 def _stat(pid: int) -> list[bytes]:
     """State, parent, process group, session and so on (proc(5), ``/proc/pid/stat``); empty if the process is gone."""
     try:

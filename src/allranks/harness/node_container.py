@@ -2,7 +2,7 @@
 
 Neither changes the user, the numbers of processes or the network, so the agent's standard input, its process group and
 signals are the same inside as outside. Charliecloud's ch-run becomes the agent (exec); whatever Apptainer leaves
-between the two is the supervisor's child, and ends with its group.
+between the two is the supervisor's child, and ends with its group. For Docker see :mod:`allranks.harness.node_docker`.
 """
 
 from collections.abc import Mapping
@@ -35,17 +35,19 @@ class AgentLaunch:
     Attributes:
         command: The program and its arguments.
         variables: Its environment.
+        container: The name of the container that it is in, if that does not end with this command; else empty.
     """
 
     command: tuple[str, ...]
     variables: Mapping[str, str]
+    container: str = ""
 
 
-_TMP: Final = Path("/tmp")  # noqa: S108 - the container's own
+TMP: Final = Path("/tmp")  # noqa: S108 - the container's own
 _MOUNT_POINTS: Final = "allranks"
 
 INSIDE: Final = AgentFolders(
-    job=_TMP / _MOUNT_POINTS / "job", code=_TMP / _MOUNT_POINTS / "code", package=_TMP / _MOUNT_POINTS / "package"
+    job=TMP / _MOUNT_POINTS / "job", code=TMP / _MOUNT_POINTS / "code", package=TMP / _MOUNT_POINTS / "package"
 )
 """The folders in a container: below /tmp, where the node's scratch folder is mounted, because a read-only image need
 not have any other mount points, and neither runtime can always add them."""
@@ -53,7 +55,7 @@ not have any other mount points, and neither runtime can always add them."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """That of images that set none, which is also Docker's."""
 
-_OF_THE_HOST: Final = ("PYTHONHOME", "TMPDIR")
+OF_THE_HOST: Final = ("PYTHONHOME", "TMPDIR")
 """Variables that name folders of the node, and have a meaning in the container."""
 
 
@@ -85,7 +87,7 @@ def contained(
         ValueError: This node has no such runtime.
     """
     runtime, _, image = container.partition(":")
-    kept = {name: value for name, value in variables.items() if name not in _OF_THE_HOST}
+    kept = {name: value for name, value in variables.items() if name not in OF_THE_HOST}
     kept["PYTHONPATH"] = str(INSIDE.package)
     match runtime:
         case "charliecloud":
@@ -114,7 +116,7 @@ def charliecloud(image: str, outside: AgentFolders) -> tuple[str, ...]:
     own = Path(image, "ch", "environment")  # ch-convert(1) puts the variables of a Docker image there
     return (
         "ch-run",
-        *(f"--bind={source}:{target}" for source, target in _mounts(outside)),
+        *(f"--bind={source}:{target}" for source, target in mounts(outside)),
         f"--cd={INSIDE.job / 'shared'}",
         f"--set-env=PATH={_PATH}",
         *((f"--set-env={own}",) if own.is_file() else ()),
@@ -131,10 +133,10 @@ def apptainer(image: str, outside: AgentFolders, scratch: Path, gpus: str) -> tu
         scratch: The container's /tmp.
         gpus: NVIDIA's devices, with commas; empty for none.
     """
-    job, *others = _mounts(outside)
+    job, *others = mounts(outside)
     return (
         *("apptainer", "exec", "--no-home", "--no-mount", "cwd,tmp"),
-        *("--bind", f"{scratch}:{_TMP}", "--bind", "{}:{}".format(*job)),
+        *("--bind", f"{scratch}:{TMP}", "--bind", "{}:{}".format(*job)),
         *(word for source, target in others for word in ("--bind", f"{source}:{target}:ro")),
         *(("--nv",) if gpus else ()),
         *("--pwd", str(INSIDE.job / "shared")),
@@ -142,6 +144,6 @@ def apptainer(image: str, outside: AgentFolders, scratch: Path, gpus: str) -> tu
     )
 
 
-def _mounts(outside: AgentFolders) -> tuple[tuple[Path, Path], ...]:
+def mounts(outside: AgentFolders) -> tuple[tuple[Path, Path], ...]:
     """Which folder of the node is mounted where; the job's first, which alone is written to."""
     return (outside.job, INSIDE.job), (outside.code, INSIDE.code), (outside.package, INSIDE.package)

@@ -36,7 +36,7 @@ from typing import IO, Final, NoReturn
 if not __package__:
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from allranks.harness import linux
+from allranks.harness import linux, node_docker
 from allranks.harness.config import AgentConfig, GpuToCheck, NodeConfig
 from allranks.harness.container_init import COMMAND, STOP_GRACE, end_orphans
 from allranks.harness.node_container import (
@@ -47,6 +47,7 @@ from allranks.harness.node_container import (
     contained,
     make_mount_points,
 )
+from allranks.harness.node_docker import NodeContainer
 
 ORDER, GO, HANG_UP, MEETING, SHARED = "order.json", "go", "hang-up", "meeting.json", "shared"
 CONFIG, PLACED, STREAM, RESULTS, EXIT = "config.json", "placed.json", "stream", "results", "exit.json"
@@ -69,11 +70,13 @@ class NodeOrder:
         python: The interpreter.
         code: The folder that the suite's paths are relative to.
         container: What the agent runs in, as ``RUNTIME:IMAGE``; empty for nothing, or if this process is in it as well.
+        options: Of this job, for the command that starts a container of Docker.
     """
 
     python: str
     code: str
     container: str = ""
+    options: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +172,7 @@ class NodeSupervisor:
         write_whole(self._own / CONFIG, config.to_json())
         (self._own / RESULTS).mkdir(exist_ok=True)
         try:
-            return self._watch(self._start(self._launch(order, scratch, variables)))
+            return self._run_agent(self._launch(order, scratch, variables))
         finally:
             if held is not None:
                 held.close()
@@ -202,7 +205,17 @@ class NodeSupervisor:
             return AgentLaunch(command=agent_command(order.python, outside, self._node), variables=variables)
         make_mount_points(scratch)
         agent = agent_command(order.python, INSIDE, self._node)
+        runtime, _, image = order.container.partition(":")
+        if runtime == node_docker.RUNTIME:
+            name = f"{self._folder.name.replace('@', '-')}-node{self._node}"
+            container = NodeContainer(name=name, image=image, options=order.options, variables=variables)
+            return container.launch(agent, outside, scratch)
         return contained(order.container, agent, outside, scratch, variables)
+
+    def _run_agent(self, launch: AgentLaunch) -> AgentExit:
+        with node_docker.removed_at_end(launch):
+            ended = self._watch(self._start(launch))
+        return replace(ended, status=node_docker.agent_status(ended.status)) if launch.container else ended
 
     def _start(self, launch: AgentLaunch) -> subprocess.Popen[bytes]:
         with (self._own / STREAM).open("ab") as stream:
@@ -210,7 +223,8 @@ class NodeSupervisor:
                 launch.command,
                 stdin=subprocess.PIPE,
                 stdout=stream,
-                stderr=subprocess.STDOUT,
+                # Docker's client copies the two in pieces, between which a record would be torn.
+                stderr=None if launch.container else subprocess.STDOUT,
                 env=dict(launch.variables),
                 cwd=self._folder / SHARED,
                 start_new_session=True,
@@ -238,6 +252,8 @@ class NodeSupervisor:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(agent.pid, signal.SIGKILL)
         os.close(pidfd)
+        with suppress(BrokenPipeError):
+            _pipe(agent).close()
         return AgentExit(status=agent.wait())
 
 

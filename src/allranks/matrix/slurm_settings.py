@@ -9,7 +9,7 @@ from allranks.errors import shown
 from allranks.matrix.model import Slurm
 from allranks.matrix.toml_file import Table, exists, read
 
-RUNTIMES: Final = ("apptainer", "charliecloud", "pyxis")
+RUNTIMES: Final = ("apptainer", "charliecloud", "docker", "pyxis")
 """What runs containers on the nodes of clusters; pyxis is the SLURM plugin of enroot."""
 
 
