@@ -150,7 +150,7 @@ class TestSlurm(EngineContract):
         assert isinstance(heard[-1], Finished)
 
     def test_one_that_left_no_end_is_lost_and_not_waited_for(self, engine, endless, cluster, monkeypatch):
-        monkeypatch.setattr("allranks.engine.shared_folder_job._LATE_FILES", 0.5)
+        monkeypatch.setattr("allranks.engine.allocation._LATE_FILES", 0.5)
         name = job_name(endless)
 
         def cut_off():
@@ -181,7 +181,10 @@ class TestSlurm(EngineContract):
             job.go()
             job.wait(heard)
         [damage] = [each for each in heard if isinstance(each, Damage)]
-        assert how in damage.what
+        assert damage.what.partition("from")[0].strip() in {
+            "its stream has shrunk",  # unless more was written at once, at its old end
+            "its stream was changed after it had been read",
+        }
 
     def test_what_it_cannot_submit_leaves_nothing(self, engine, tiny, cluster):
         (cluster / "away").touch()

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.engine import shared_folder_job
-from allranks.engine.shared_folder_job import Allocation, SharedFolderJob, _NodeAgent
+from allranks.engine.allocation import Allocation
+from allranks.engine.shared_folder_job import SharedFolderJob, _NodeAgent
 from allranks.engine.slurm_queue import QueuedJob, Sighting
 
 

@@ -84,7 +84,7 @@ class LaunchLeader:
             self._entries[name] = _Entry(nodes)
 
     def look(self, name: str) -> Sighting:
-        """See :meth:`allranks.engine.shared_folder_job.Queue.look`."""
+        """See :meth:`allranks.engine.allocation.Queue.look`."""
         with self._changed:
             entry = self._entries.get(name)
             if entry is None:
@@ -95,11 +95,11 @@ class LaunchLeader:
         return Sighting(job=job, last=job, answered=time.monotonic())
 
     def look_at_end(self, name: str) -> Sighting:
-        """See :meth:`allranks.engine.shared_folder_job.Queue.look_at_end`."""
+        """See :meth:`allranks.engine.allocation.Queue.look_at_end`."""
         return self.look(name)
 
     def cancel(self, name: str) -> None:
-        """See :meth:`allranks.engine.shared_folder_job.Queue.cancel`."""
+        """See :meth:`allranks.engine.allocation.Queue.cancel`."""
         with self._changed:
             if entry := self._entries.get(name):
                 entry.state = "CANCELLED"

@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from allranks.engine.allocation import Allocation
 from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
 from allranks.engine.process import environment, remove_tree
 from allranks.engine.protocol import JobSpec
-from allranks.engine.shared_folder_job import Allocation, SharedFolderJob, fill_folder
+from allranks.engine.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engine.slurm_container import agent_container
 from allranks.engine.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engine.slurm_requests import job_name, request, script

@@ -130,7 +130,8 @@ class JobFacts:
         return self._error_apart_from_collection(ending)
 
     def _error_apart_from_collection(self, ending: JobExit) -> JobError | None:
-        if ending.ended_by and (not self.is_done or self._first(NodeLost) or self._first(NodesFailed)):
+        is_apart = self._first(NodeLost) or self._first(NodesFailed)
+        if ending.ended_by and (not self.is_done or is_apart or (ending.is_disturbed and self.tests.counts["bad"])):
             what = f"The job {ending.ended_by}."
             return JobError(kind="infrastructure", what=what, why=ending.output, remedy=_GO_ON)
         if (early := self._error_of_agents(ending)) is not None:
