@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 import time
 
 import pytest
@@ -68,11 +69,14 @@ def test_a_disk_that_stays_full_is_given_up(pipe, monkeypatch):
 
 
 def test_a_write_that_hangs_does_not_hold_up_the_writer_and_is_told(pipe, monkeypatch):
-    monkeypatch.setattr(record_forwarder, "_SLOW", 0.1)
-    monkeypatch.setattr(os, "pwrite", lambda *_: time.sleep(9))
+    monkeypatch.setattr(record_forwarder, "SLOW", 0.1)
+    awake = threading.Event()
+    monkeypatch.setattr(os, "pwrite", lambda _descriptor, data, _offset: awake.wait() and len(data))
     end, forwarder = pipe
     end.write(b"a record")
     end.write(b"another")
     end.close()
     forwarder.finish(0.3)
     assert forwarder.trouble.startswith("no answer for")
+    awake.set()
+    forwarder._thread.join()

@@ -58,6 +58,7 @@ class Allocation:
     Attributes:
         number: The queue's name for it, for people, as in "SLURM job 12"; empty for none.
         told: What was last said of its place in the queue.
+        is_to_go: It is to get its turn, and its files do not say so yet.
         is_ours: This process has asked for its end.
         placed: When its first node began, in seconds since the epoch; None while it is queued.
         gone: When the queue was first seen to have lost or ended it, on the monotonic clock.
@@ -70,6 +71,7 @@ class Allocation:
     folder: Path
     number: str = ""
     told: str = ""
+    is_to_go: bool = False
     is_ours: bool = False
     placed: float | None = None
     gone: float | None = None
@@ -84,6 +86,7 @@ class Allocation:
             at, now = told_in(self.folder / "node-0" / files.PLACED).get("at"), time.time()
             self.placed = at if isinstance(at, float) and 0.0 < at <= now else now  # by another clock
             self.on_placed()
+        self._go()
         return self._if_new(self._place(self.queue.look(self.folder.name)))
 
     def _place(self, sighting: Sighting) -> str:
@@ -150,8 +153,15 @@ class Allocation:
         return self.has_vanished and time.monotonic() > self.lives + _LATE_FILES
 
     def go(self) -> None:
-        """Give it its turn."""
-        self.calls.begin((self.folder / files.GO).touch)
+        """Give it its turn, and again with each look for news if the shared file system refuses it now."""
+        self.is_to_go = True
+        self.calls.begin(self._go)
+
+    def _go(self) -> None:
+        if self.is_to_go:
+            with suppress(OSError):
+                (self.folder / files.GO).touch()
+                self.is_to_go = False
 
     def hang_up(self) -> None:
         """Ask its supervisors to end their agents, without waiting for the shared file system."""

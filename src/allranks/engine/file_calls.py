@@ -1,4 +1,4 @@
-"""Calls on a shared file system that may hang: a thread makes them, and its caller waits a limited time.
+"""Calls on a shared file system that may hang: a thread makes them, and the caller waits so long.
 
 The kernel does not interrupt a call on NFS whose server is away. A thread that hangs in one is left behind.
 """

@@ -40,6 +40,7 @@ if not __package__:
 from allranks.harness import linux
 from allranks.harness.config import AgentConfig, GpuToCheck, NodeConfig
 from allranks.harness.container_init import COMMAND, STOP_GRACE, end_orphans
+from allranks.harness.evidence import FULL
 from allranks.harness.node_container import (
     INSIDE,
     AgentFolders,
@@ -48,7 +49,7 @@ from allranks.harness.node_container import (
     contained,
     make_mount_points,
 )
-from allranks.harness.record_forwarder import PATIENCE, RecordForwarder
+from allranks.harness.record_forwarder import PATIENCE, SLOW, RecordForwarder
 
 ORDER, GO, HANG_UP, MEETING, SHARED = "order.json", "go", "hang-up", "meeting.json", "shared"
 CONFIG, PLACED, STREAM, RESULTS, EXIT = "config.json", "placed.json", "stream", "results", "exit.json"
@@ -163,6 +164,7 @@ class NodeSupervisor:
         self._node = node
         self._environ = environ
         self._signals: list[str] = []
+        self._trouble = ""
 
     def run(self) -> int:
         """Run the agent to its end; return its exit status as a shell encodes it."""
@@ -267,8 +269,7 @@ class NodeSupervisor:
             now = time.monotonic()
             if now > beat + _BEAT:
                 beat = now
-                with suppress(OSError):
-                    os.utime(self._own / PLACED)
+                self._beat()
             if not has_gone and deadline is None and is_there(self._folder / GO):
                 has_gone = True
                 with suppress(BrokenPipeError):
@@ -286,8 +287,20 @@ class NodeSupervisor:
         os.close(pidfd)
         status = agent.wait()
         end_orphans()  # they may hold the pipe
+        self._beat()
         records.finish(max(_LAST_WRITES, 0.0 if deadline else PATIENCE - records.stuck))
-        return AgentExit(status=status, trouble=records.trouble)
+        return AgentExit(status=status, trouble=records.trouble or self._trouble)
+
+    def _beat(self) -> None:
+        """Give a sign of life, and see whether the shared file system is full: tests write there, too."""
+        began = time.monotonic()
+        with suppress(OSError):
+            os.utime(self._own / PLACED)
+            if (seconds := time.monotonic() - began) > SLOW:
+                self._trouble = f"no answer for {seconds:.0f} s"
+            found = os.statvfs(self._own)
+            if found.f_bavail * found.f_frsize < FULL:
+                self._trouble = os.strerror(errno.ENOSPC)
 
     def _is_to_end(self) -> bool:
         return bool(self._signals) or is_there(self._folder / HANG_UP) or _is_gone(self._own)

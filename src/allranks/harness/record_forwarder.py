@@ -18,7 +18,7 @@ _TRY_AGAIN: Final = 0.5
 _PAUSE: Final = 0.05
 """Seconds between two writes, each of which opens and closes the file: NFS shows it to other hosts at its close."""
 
-_SLOW: Final = 10.0
+SLOW: Final = 10.0
 """Seconds: a write that takes longer may have held up ranks that write there, too."""
 
 
@@ -80,7 +80,7 @@ class RecordForwarder:
         stuck = self.stuck
         if self._why:
             return f"{self._why}, for {stuck:.0f} s"
-        return f"no answer for {stuck:.0f} s" if stuck > _SLOW else self._trouble
+        return f"no answer for {stuck:.0f} s" if stuck > SLOW else self._trouble
 
     def finish(self, seconds: float) -> None:
         """Wait until all has been written, the pipe's writers having ended; give up after so many seconds."""
