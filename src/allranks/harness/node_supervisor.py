@@ -20,13 +20,11 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,6 +47,7 @@ from allranks.harness.node_container import (
     contained,
     make_mount_points,
 )
+from allranks.harness.node_scratch import scratch_folder
 from allranks.harness.record_forwarder import PATIENCE, SLOW, RecordForwarder
 
 ORDER, GO, HANG_UP, MEETING, SHARED = "order.json", "go", "hang-up", "meeting.json", "shared"
@@ -173,16 +172,16 @@ class NodeSupervisor:
         linux.adopt_orphans()
         placed = Placed(at=time.time(), host=socket.gethostname())
         write_reserved(self._own / PLACED, placed)
-        scratch = Path(tempfile.mkdtemp(prefix="allranks-node-"))  # the node's own disk: sockets need short names
         try:
-            ended = self._run(scratch)
+            with scratch_folder(self._folder) as (scratch, lock):  # sockets need short names
+                ended = self._run(scratch, lock)
+                end_orphans()
         except (OSError, ValueError) as error:
             code = error.errno if isinstance(error, OSError) else None
             trouble = os.strerror(code) if code is not None and code in _OF_THE_DISK else ""
             ended = AgentExit(status=None, output=f"{type(error).__name__}: {error}"[:1000], trouble=trouble)
         finally:
             end_orphans()
-            shutil.rmtree(scratch, ignore_errors=True)
         ended = replace(ended, signals=tuple(self._signals), memory_kills=linux.killed_for_memory())
         write_reserved(self._own / EXIT, ended)
         status = 1 if ended.status is None else ended.status
@@ -191,7 +190,7 @@ class NodeSupervisor:
     def _note(self, number: int, _frame: object) -> None:
         self._signals.append(signal.Signals(number).name)
 
-    def _run(self, scratch: Path) -> AgentExit:
+    def _run(self, scratch: Path, lock: int) -> AgentExit:
         order = NodeOrder(**json.loads((self._folder / ORDER).read_text(encoding="utf-8")))
         config = AgentConfig.read(self._own / CONFIG)
         variables = {**self._environ, "TMPDIR": str(scratch)}
@@ -207,7 +206,7 @@ class NodeSupervisor:
         write_whole(self._own / CONFIG, config.to_json())
         (self._own / RESULTS).mkdir(exist_ok=True)
         try:
-            return self._watch(*self._start(self._launch(order, scratch, variables)))
+            return self._watch(*self._start(self._launch(order, scratch, variables), lock))
         finally:
             if held is not None:
                 held.close()
@@ -242,7 +241,7 @@ class NodeSupervisor:
         agent = agent_command(order.python, INSIDE, self._node)
         return contained(order.container, agent, outside, scratch, variables)
 
-    def _start(self, launch: AgentLaunch) -> tuple[subprocess.Popen[bytes], RecordForwarder]:
+    def _start(self, launch: AgentLaunch, lock: int) -> tuple[subprocess.Popen[bytes], RecordForwarder]:
         source, target = os.pipe()
         records = RecordForwarder(source, self._own / STREAM)
         try:
@@ -254,6 +253,7 @@ class NodeSupervisor:
                 env=dict(launch.variables),
                 cwd=self._folder / SHARED,
                 start_new_session=True,
+                pass_fds=(lock,),
             )
         finally:
             os.close(target)
