@@ -18,6 +18,7 @@ from allranks.engine.launch_files import (
     Session,
     path_of,
     read_file,
+    refuse_living,
     write,
 )
 from allranks.engine.launched_node import LaunchedNode
@@ -207,6 +208,7 @@ def assemble(folder: Path, own: Member, world_size: int, limit: float) -> list[M
     Raises:
         EngineError: Some have not come in time, or the folder cannot be used.
     """
+    refuse_living(folder / SESSION, Session)
     found = {own.rank: own}
     ending = LaunchEnding()
     try:

@@ -1,4 +1,4 @@
-"""A job's folder on a node's own disk, locked as long as a process of the job lives; dead ones are removed.
+"""A job's folder on a node's own disk, locked as long as the job lives; dead ones are removed.
 
 A killed supervisor cannot remove its folder: the next job of this user on the node does.
 """
