@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.engine.allocation import Allocation
+from allranks.engine.file_calls import answered
 from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
 from allranks.engine.process import environment, remove_tree
 from allranks.engine.protocol import JobSpec
@@ -23,6 +24,9 @@ from allranks.matrix.model import Slurm
 
 _OWNER: Final = "owner.json"
 """File of a job's folder with its owner's run and host."""
+
+_ANSWER: Final = 60.0
+"""Seconds for the answer of the shared file system."""
 
 _SUBMITTED: Final = "submitted"
 """File of a job's folder that SLURM has taken: it has SLURM's number for it."""
@@ -98,7 +102,7 @@ class SlurmEngine:
         container = self._settings.container
         inside = agent_container(container, AgentFolders(job=folder, code=spec.code, package=self._package))
         try:
-            self._spool.mkdir(parents=True, exist_ok=True)
+            answered(lambda: self._spool.mkdir(parents=True, exist_ok=True), _ANSWER)
             folder.mkdir(mode=0o700)  # one that is there is another job's, and stays
             try:
                 write_whole(folder / _OWNER, _owner_of(spec))
@@ -182,6 +186,12 @@ def _note_submitted(folder: Path, number: str) -> None:
 
 
 def _remove(folder: Path) -> None:
+    """Remove a job's folder, unless the shared file system hangs."""
+    with suppress(OSError):
+        answered(lambda: _remove_in_time(folder), _ANSWER)
+
+
+def _remove_in_time(folder: Path) -> None:
     """Remove a job's folder; a node that is just ending may write into it until then."""
     deadline = time.monotonic() + 2.0
     while folder.exists() and time.monotonic() < deadline:

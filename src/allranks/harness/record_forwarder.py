@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-PATIENCE: Final = 120.0
+PATIENCE: Final = 60.0
 """Seconds without one successful write until the job is given up."""
 
 _PIECE: Final = 1 << 16
