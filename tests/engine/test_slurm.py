@@ -235,6 +235,20 @@ def test_a_job_whose_orchestrator_died_is_adopted_and_told_from_the_first(engine
     assert len(heard.ends) == 8
 
 
+def test_a_job_whose_orchestrator_lives_on_another_host_is_refused(engine, spec):
+    with orphaned(engine, replace(spec, python=sys.executable)) as folder:
+        owner = folder / "owner.json"
+        told = {**json.loads(owner.read_text()), "host": "elsewhere", "name": "login-2"}
+        owner.write_text(json.dumps(told))
+        with pytest.raises(EngineError, match="allranks on login-2 has this run: it gave a sign of life 0 s ago"):
+            engine.adopt(spec)
+        os.utime(owner, (0, time.time() - 70))
+        adopted = engine.adopt(spec)
+        owner.unlink()  # another host was quicker
+        with pytest.raises(EngineError, match="has just taken"), adopted:
+            pass
+
+
 def test_a_job_of_another_attempt_or_of_part_of_the_tests_is_not_adopted(engine, spec):
     assert engine.adopt(spec) is None
     with orphaned(engine, replace(spec, python=sys.executable)) as folder:

@@ -5,6 +5,7 @@ A queue's words explain an end, and decide nothing else: while it does not answe
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,9 @@ _ABSENCES: Final = 2
 
 _SILENT: Final = 60.0
 """Seconds without an answer of the queue, or of the shared file system, until that is told."""
+
+OWNER_BEAT: Final = 15.0
+"""Seconds between two signs of life of the orchestrator, for those on other hosts."""
 
 _PATIENCE: Final = 300.0
 """Seconds without an answer of the shared file system until the job is given up."""
@@ -63,6 +67,7 @@ class Allocation:
         placed: When its first node began, in seconds since the epoch; None while it is queued.
         gone: When the queue was first seen to have lost or ended it, on the monotonic clock.
         lives: When a file of its leading node was last seen to change, on the monotonic clock.
+        owned: A file whose time of change says that its orchestrator lives; None for none.
         calls: Makes all calls on its files.
         asked: Since when one of them has had no answer, on the monotonic clock; None for an answer.
     """
@@ -76,6 +81,8 @@ class Allocation:
     placed: float | None = None
     gone: float | None = None
     lives: float = -math.inf
+    owned: Path | None = None
+    _owned_at: float = -math.inf
     calls: FileCalls = field(default_factory=FileCalls)
     asked: float | None = None
     on_placed: Callable[[], None] = field(default=lambda: None)
@@ -87,7 +94,15 @@ class Allocation:
             self.placed = at if isinstance(at, float) and 0.0 < at <= now else now  # by another clock
             self.on_placed()
         self._go()
+        self._own()
         return self._if_new(self._place(self.queue.look(self.folder.name)))
+
+    def _own(self) -> None:
+        now = time.monotonic()
+        if self.owned is not None and now > self._owned_at + OWNER_BEAT:
+            self._owned_at = now
+            with suppress(OSError):
+                os.utime(self.owned)
 
     def _place(self, sighting: Sighting) -> str:
         job = sighting.job
