@@ -1,5 +1,6 @@
 """A SLURM cluster in a world of its own, and a spool on a small disk."""
 
+import json
 import os
 import subprocess
 from collections import Counter
@@ -32,9 +33,18 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which SLURM's commands find it; the user's own settings are for other clusters."""
+        """The variables by which SLURM's commands find it, and `allranks clean` the spool."""
         own = {"SLURM_CONF": str(self.folder / "slurm.conf"), "SLURM_CLUSTER_DIR": str(self.folder)}
-        return {**own, "XDG_CONFIG_HOME": str(self.folder)}
+        return {**own, "XDG_CONFIG_HOME": str(self._config)}
+
+    @property
+    def _config(self) -> Path:
+        return self.folder.with_name("config")
+
+    def write_settings(self) -> None:
+        """Write the user's own settings."""
+        (self._config / "allranks").mkdir(parents=True)
+        (self._config / "allranks" / "slurm.toml").write_text(f"spool = {json.dumps(str(self.spool))}\n")
 
     def script(self, *arguments: str) -> None:
         """Run scripts/slurm-cluster."""
@@ -79,6 +89,7 @@ def own_cluster(folder: Path) -> Iterator[Cluster]:
     cluster = Cluster(folder / "cluster", folder / "spool")
     mount_disk(cluster.spool, _SPOOL_MIB)
     cluster.folder.mkdir()
+    cluster.write_settings()
     cluster.script("start")
     try:
         yield cluster
