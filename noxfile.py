@@ -154,10 +154,12 @@ def torch_outcomes(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def slurm(session: nox.Session) -> None:
-    """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): five minutes."""
+    """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): ten minutes."""
     session.install("-e", ".", *_group("test"))
     variables = {"ALLRANKS_SLURM": "1", "ALLRANKS_REQUIRE_SLURM": "1"}
     session.run("pytest", "tests/e2e/test_slurm.py", "tests/test_slurm_cluster.py", *session.posargs, env=variables)
+    if not session.posargs:
+        session.run("python", "tests/survival/soak.py", "2", "--engine", "slurm", "--at-most", "300")
 
 
 @nox.session(default=False)

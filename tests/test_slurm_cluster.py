@@ -119,6 +119,18 @@ def test_a_killed_node_goes_down_while_the_others_work_and_comes_back(slurm_clus
 
 
 @needs_slurm
+def test_a_crash_of_slurmd_ends_no_job_and_it_comes_back(slurm_cluster):
+    job = submit(slurm_cluster, "touch began; until [ -e end ]; do sleep 0.1; done; echo went", "--nodelist", "n3")
+    slurm_cluster.wait_until("began", "find", "-name", "began", "-printf", "%f")
+    assert slurm_cluster.script("slurmd-kill", "n3").returncode == 0
+    (slurm_cluster.folder / "end").touch()
+    slurm_cluster.wait_until("went", "cat", f"{job}.out")
+    assert slurm_cluster.script("slurmd-start", "3").returncode == 0
+    slurm_cluster.wait_until("idle", *state_of("n3"))
+    assert slurm_cluster.run("srun", "--nodelist", "n3", "hostname") == "n3"
+
+
+@needs_slurm
 @pytest.mark.parametrize("isolated", ["yes", "no"])
 def test_stop_leaves_nothing_even_of_a_node_that_was_killed(start_slurm_cluster, isolated):
     with start_slurm_cluster(SLURM_CLUSTER_NODES="2", SLURM_CLUSTER_ISOLATED=isolated) as cluster:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
 import pytest
@@ -235,6 +235,43 @@ def test_a_job_that_is_preempted_is_told_as_that_and_may_be_tried_again(reposito
         status, output = ended(process)
     assert status == expected, output
     assert "was preempted: a job of higher priority has its nodes" in output
+
+
+@acceptance
+def test_a_crash_of_slurmd_costs_no_job(repository):
+    with repository.running(ONE, TAKES="60") as process:
+        repository.wait_for_mark()
+        [node] = [json.loads(path.read_text())["host"] for path in repository.spool.glob("*/node-0/placed.json")]
+        repository.cluster.script("slurmd-kill", node)
+        try:
+            status, output = ended(process)
+        finally:
+            repository.cluster.script("slurmd-start", node)
+    assert status == 0, output
+    assert "given up by the cluster (NODE_FAIL), but its files still change" in output
+    assert repository.attempts == ["attempt-1"]
+
+
+@acceptance
+def test_a_spool_that_is_full_is_named(start_slurm_cluster, tmp_path):
+    (tmp_path / "spool").mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=16m", "none", str(tmp_path / "spool"))
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        with start_slurm_cluster() as cluster:  # its nodes see the disks that are mounted before it
+            repository = Repository(cluster, tmp_path)
+            with repository.running(ONE, TAKES="5") as process:
+                repository.wait_for_mark()
+                with suppress(OSError), (repository.spool / "filler").open("wb", buffering=0) as filler:
+                    while filler.write(bytes(4096)):
+                        pass
+                status, output = ended(process)
+            assert status == 4, output
+            assert f"could not write to {repository.spool} (No space left on device" in output.replace("\n", " ")
+            assert repository.left == []
+    finally:
+        subprocess.run(("umount", "--lazy", str(tmp_path / "spool")), check=True)  # noqa: S607
 
 
 @acceptance

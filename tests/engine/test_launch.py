@@ -237,3 +237,18 @@ def test_a_job_has_its_nodes_variables_and_its_own_and_none_of_the_launchers():
     added = (Variable(name="PYTHONPATH", value="/p"), Variable(name="X", value="1"))
     made = variables_of(LaunchOrder(python="python", package="/p", variables=added), Inventory(), OWN)
     assert made == {"PYTHONPATH": "/p:/own", "X": "1", "CUDA_VISIBLE_DEVICES": "", "ALLRANKS_NODE_ADDRESS": "n0"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_second_launch_of_this_name_is_refused_while_the_first_one_lives(folder, node, rank):
+    first = {0: Session(nonces=("a", "b"), nodes=(0, 1)), 1: replace(member(1), nonce="b")}[rank]
+    path = folder / SESSION if rank == 0 else path_of(folder, 1)
+    write(path, first)
+    later = threading.Timer(0.3, write, (path, replace(first, beat=1)))
+    later.start()
+    follower = LaunchFollower(folder, member(1), node(1), assembly=1.0, silence=1.0)
+    begin = follower.run if rank else lambda: assemble(folder, member(0), 2, 1.0)
+    with pytest.raises(EngineError, match="Another launch of this name is running"):
+        begin()
+    later.join()
+    assert path.exists()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.engine import shared_folder_job
-from allranks.engine.shared_folder_job import Allocation, SharedFolderJob, _NodeAgent
+from allranks.engine.allocation import Allocation
+from allranks.engine.shared_folder_job import SharedFolderJob, _NodeAgent
 from allranks.engine.slurm_queue import QueuedJob, Sighting
+from allranks.harness.node_supervisor import AgentExit
 
 
 class FakeQueue:
@@ -153,3 +156,69 @@ def test_a_job_that_never_began_is_cancelled_by_its_own_thread(tmp_path):
     job.stop()
     job.close()
     assert queue.cancels == 1
+
+
+class Away(FakeQueue):
+    """A queue whose controller does not answer."""
+
+    def __init__(self, seconds):
+        super().__init__("PENDING")
+        self.sighting = Sighting(watched=time.monotonic() - seconds)
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(70, 1), (299, 4), (590, 5), (601, 10)])
+def test_a_queued_job_whose_controller_is_away_is_said_to_be_unknown(tmp_path, seconds, minutes):
+    allocation = Allocation(Away(seconds), tmp_path, "1")
+    [news] = [allocation.news()]
+    assert (news.text, news.is_placed) == (
+        f"unknown: the controller has not answered for {minutes} min",
+        False,
+    )
+    assert allocation.news() is None
+
+
+def test_a_job_that_the_cluster_gave_up_goes_on_as_long_as_its_files_change(placed, monkeypatch):
+    monkeypatch.setattr("allranks.engine.allocation._LATE_FILES", 0.2)
+    placed._allocation.queue = FakeQueue("NODE_FAIL")
+    said = []
+    for _ in range(8):
+        os.utime(placed.folder / "placed.json")
+        said += placed.hear(())
+        time.sleep(0.05)
+    assert not placed.has_ended
+    assert [each.text for each in said] == ["given up by the cluster (NODE_FAIL), but its files still change"]
+    while not placed.has_ended:
+        list(placed.hear(()))
+
+
+def test_a_file_system_that_hangs_is_told_and_then_given_up(placed, monkeypatch):
+    monkeypatch.setattr("allranks.engine.shared_folder_job._SOON", 0.01)
+    monkeypatch.setattr("allranks.engine.allocation._SILENT", 0.1)
+    monkeypatch.setattr("allranks.engine.allocation._PATIENCE", 0.3)
+    monkeypatch.setattr("allranks.engine.allocation._LATE_FILES", 0.1)
+    awake = threading.Event()
+    placed._allocation.calls.begin(awake.wait)
+    said = []
+    while not placed.has_ended:
+        said += placed.hear(())
+    awake.set()
+    assert [each.text for each in said] == ["the shared file system has not answered for 0 min"]
+    assert placed._allocation.cause(None).startswith("was given up: the shared file system has not answered for")
+
+
+def test_a_job_is_told_to_begin_again_if_the_disk_was_full(tmp_path, monkeypatch):
+    (tmp_path / "node-0").mkdir()
+    allocation = Allocation(FakeQueue("RUNNING"), tmp_path, "1")
+    with monkeypatch.context() as full:
+        full.setattr(Path, "touch", lambda *_: os.open("/dev/full/nowhere", os.O_RDONLY))
+        allocation.go()
+        allocation.calls.ask(lambda: None, 10)
+    assert not (tmp_path / "go").exists()
+    allocation.news()
+    assert (tmp_path / "go").exists()
+
+
+def test_a_node_that_could_not_write_is_the_cause_whatever_the_leading_agent_ended_with(tmp_path):
+    allocation = Allocation(FakeQueue("RUNNING"), tmp_path / "job", "SLURM job 1")
+    told = allocation.cause(AgentExit(status=0, trouble="No space left on device, for 3 s"))
+    assert told == f"could not write to {tmp_path} (No space left on device, for 3 s); it was SLURM job 1"

@@ -15,8 +15,10 @@ from allranks.harness.node_supervisor import (
     gpus_to_check,
     interface_towards,
     own_address,
+    write_reserved,
     write_whole,
 )
+from allranks.harness.record_forwarder import RecordForwarder
 
 OWN = "of one job"
 
@@ -85,8 +87,11 @@ def test_a_go_after_the_hang_up_does_no_harm(nodes, tmp_path):
     code = (
         f"import sys, time; sys.stdin.read(); open({str(tmp_path / 'go')!r}, 'w').close(); time.sleep(1); sys.exit(7)"
     )
+    source, target = os.pipe()
+    os.close(target)
+    records = RecordForwarder(source, tmp_path / "stream")
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True) as agent:
-        assert nodes[0]._watch(agent).status == 7
+        assert nodes[0]._watch(agent, records).status == 7
 
 
 def test_a_file_is_whole_and_its_owners_alone(tmp_path):
@@ -94,3 +99,13 @@ def test_a_file_is_whole_and_its_owners_alone(tmp_path):
     assert (tmp_path / "x").read_text() == "text"
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [tmp_path / "x"]
+
+
+def test_a_reserved_file_is_written_into_its_room_and_read_as_json(tmp_path):
+    node_supervisor.reserve(tmp_path / "placed.json")
+    [draft] = tmp_path.iterdir()
+    before = draft.stat()
+    write_reserved(tmp_path / "placed.json", node_supervisor.Placed(at=1.0, host="n1"))
+    [whole] = tmp_path.iterdir()
+    assert (whole.stat().st_ino, whole.stat().st_size) == (before.st_ino, before.st_size)
+    assert json.loads(whole.read_text()) == {"at": 1.0, "host": "n1"}

@@ -224,3 +224,18 @@ def test_a_job_that_ended_before_anybody_looked_is_not_late():
 def test_a_node_that_was_ended_from_outside_is_infrastructure_though_the_leading_agent_finished(apart):
     error = job_error([COLLECTED, apart, FINISHED], JobExit(status=1, ended_by="lost n2"))
     assert (error.kind, error.what) == ("infrastructure", "The job lost n2.")
+
+
+@pytest.mark.parametrize(
+    ("records", "is_blamed"),
+    [
+        ([COLLECTED, PASSED, FINISHED], False),
+        ([COLLECTED, failed("a.py::test_a"), FINISHED], True),
+        ([COLLECTED, PASSED, CollectionFailed(nodeid="a.py", text="OSError"), FINISHED], True),
+    ],
+    ids=["all passed", "a test failed", "something else failed"],
+)
+def test_a_shared_file_system_that_failed_is_blamed_for_all_that_went_wrong(records, is_blamed):
+    ending = JobExit(status=0, ended_by="could not write", is_disturbed=True)
+    error = job_error(records, ending)
+    assert (error and error.kind) == ("infrastructure" if is_blamed else None)

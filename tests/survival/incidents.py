@@ -3,144 +3,24 @@
 import json
 import os
 import random
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 import docker
+from cluster_incidents import CLUSTER_INCIDENTS
 from neighbours import GPU
 from project import CODE, COUNTS
-from world import HostDaemon, OwnDaemon, fill, make_read_only, make_writable
-
-from allranks.engine.ownership import RUN_LABEL, RUN_VARIABLE
-from allranks.harness.linux import variables_of
-
-BOTH: Final = ("process", "docker")
-IN_CONTAINERS: Final = ("docker",)
+from scene import IN_CONTAINERS, INFRASTRUCTURE, INTERRUPTED, LAST_RESORT, NOTHING_RAN, Incident, Scene
+from world import OwnDaemon, fill, make_read_only, make_writable
 
 PAUSE: Final = 3.0
 """Seconds that a suspended run is suspended."""
-
-LAST_RESORT: Final = 240.0
-"""Seconds after which a run hangs."""
-
-INFRASTRUCTURE: Final = 4
-NOTHING_RAN: Final = 5
-INTERRUPTED: Final = 130
-
-
-@dataclass(kw_only=True)
-class Scene:
-    """A run, and where it takes place.
-
-    Attributes:
-        process: ``allranks run``.
-        results: The folder of all runs, a disk of its own.
-        daemon: None for a run without containers.
-        drawn: What is left to chance.
-        said: What the run has said so far.
-        notes: What the incident has to tell.
-        wrong: What it saw that should not be.
-    """
-
-    run_id: str
-    engine: str
-    process: subprocess.Popen[bytes]
-    repository: Path
-    results: Path
-    environment: dict[str, str]
-    daemon: HostDaemon | None
-    drawn: random.Random
-    said: Callable[[], str]
-    notes: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has ended."""
-        return self.process.poll() is not None
-
-    def allranks(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Another command of allranks beside the run."""
-        command = [sys.executable, "-m", "allranks", *arguments]
-        environment = {**self.environment, **variables}
-        try:
-            return subprocess.run(
-                command, cwd=self.repository, env=environment, capture_output=True, text=True, timeout=300, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            self.wrong.append(f"no end after 300 s: {shlex.join(command[2:])}: {error.stdout!r}")
-            return subprocess.CompletedProcess(command, -9, "", "")
-
-    def containers(self, client: docker.DockerClient) -> list[dict[str, object]]:
-        """The run's containers."""
-        found: list[dict[str, object]] = client.api.containers(
-            all=True, filters={"label": f"{RUN_LABEL}={self.run_id}"}
-        )
-        return found
-
-    def networks(self, client: docker.DockerClient) -> list[dict[str, object]]:
-        """The run's networks."""
-        found: list[dict[str, object]] = client.api.networks(filters={"label": f"{RUN_LABEL}={self.run_id}"})
-        return found
-
-    def agents(self) -> list[int]:
-        """The run's agents on this host: each leads a session."""
-        pids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]
-        mine = f"{RUN_VARIABLE}={self.run_id}"
-        with suppress(ProcessLookupError):
-            return [pid for pid in pids if mine in variables_of(pid) and os.getsid(pid) == pid]
-        return []
-
-    def whenever(self, find: Callable[[], list[object]]) -> object | None:
-        """One of what there is, from now on, as soon as there is some; None where the run ends before."""
-        while not self.is_over:
-            if found := find():
-                return self.drawn.choice(found)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(0.02)
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Incident:
-    """One way for things to go wrong.
-
-    Attributes:
-        strike: Does it; True if the run met with it.
-        codes: What the run may end with, once it has met with it.
-        mend: Undoes what stays.
-        engines: Where there is such a thing.
-        needs_own_daemon: Whether others would notice.
-        is_clean: Whether nothing may be left although nobody has cleaned up.
-        is_harmless: Whether all tests must come to what they always do.
-        says: Of a run that ended with 4, one of these must be said.
-        eats: Whether a test of the run is to eat all memory.
-        is_written: Whether what the run has told of a test can be written down.
-        seconds: How much longer than an undisturbed run it may take.
-        kills_ranks: Whether it may hit a rank in the place of its agent, where both are processes.
-    """
-
-    name: str
-    strike: Callable[[Scene], bool]
-    codes: tuple[int, ...]
-    mend: Callable[[Scene], None] = lambda _: None
-    engines: tuple[str, ...] = BOTH
-    needs_own_daemon: bool = False
-    is_clean: bool = True
-    is_harmless: bool = False
-    says: tuple[str, ...] = ()
-    eats: bool = False
-    is_written: bool = True
-    seconds: float = 25.0
-    kills_ranks: bool = False
 
 
 def _signal(number: signal.Signals) -> Callable[[Scene], bool]:
@@ -196,6 +76,8 @@ def _living(scene: Scene) -> set[str]:
     if scene.daemon is not None:
         with closing(scene.daemon.connect()) as client:
             found |= {str(each["Id"]) for each in scene.containers(client)}
+    if scene.cluster is not None:
+        found |= {path.name for path in scene.cluster.spool.glob(f"allranks-{scene.run_id}.*")}
     return found
 
 
@@ -383,6 +265,7 @@ INCIDENTS: Final[dict[str, Incident]] = {
             is_clean=False,
             seconds=60,
         ),
+        *CLUSTER_INCIDENTS,
     )
 }
 

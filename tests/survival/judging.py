@@ -30,6 +30,10 @@ _NOT_RUN = frozenset({"missing", "aborted", "crashed"})
 """What may become of a rank's test that its job did not finish."""
 
 
+_OF_CLUSTER = ("slurmd ", "slurmctld ", "munged ", "unshare ", "sh -ec ", "sleep 1")
+"""How the commands of a cluster's own processes begin."""
+
+
 _OF_A_JOB = "allranks::"
 """How the names of cases begin that stand for no test."""
 
@@ -79,7 +83,9 @@ def of_words(said: str) -> Iterator[str]:
     yield from (f"it said {word!r}" for word in _CRASHED if word in said)
 
 
-def of_report(run: Path, report: Report, said: str, *, is_whole: bool, may_crash: bool = False) -> Iterator[str]:
+def of_report(
+    run: Path, report: Report, said: str, *, is_whole: bool, may_crash: bool = False, is_spoiled: bool = False
+) -> Iterator[str]:
     """What the report lacks, or has wrong.
 
     Args:
@@ -88,7 +94,9 @@ def of_report(run: Path, report: Report, said: str, *, is_whole: bool, may_crash
         said: What the run said.
         is_whole: Whether each test must have come to what it always does.
         may_crash: Whether a rank may have been killed for itself: that is a result, and stays one.
+        is_spoiled: Whether tests may have come to anything in a job that is an error.
     """
+    errors = {(cell, suite) for cell, suite, nodeid in report.tests if nodeid.startswith(_OF_A_JOB)}
     yield from _of_jobs(run, report)
     yield from _of_told_tests(run, report)
     yield from _of_ended_jobs(report, said)
@@ -103,6 +111,8 @@ def of_report(run: Path, report: Report, said: str, *, is_whole: bool, may_crash
         has_crashed = "crashed" in ranks.values()
         if has_crashed:
             strange = {}  # peers of a rank that was killed may say so in their own words
+        if is_spoiled and (cell, suite) in errors:
+            continue
         if strange or (is_whole and ranks != wanted and not (has_crashed and may_crash)):
             yield f"{cell}/{suite} {nodeid}: {ranks}, not {wanted}: {report.messages[cell, suite, nodeid]}"
     if is_whole:
@@ -228,6 +238,8 @@ def strangers(known: AbstractSet[int | Path]) -> dict[int, str]:
 def _is_of_daemon(pid: int, commands: Mapping[int, str], parents: Mapping[int, int]) -> bool:
     """Whether a process is the daemon's own, and no container's."""
     words = commands[pid].split()[0].rpartition("/")[2]
+    if commands[pid].startswith(_OF_CLUSTER):
+        return True
     return words in {"dockerd", "containerd", "runc", "docker-proxy", "containerd-shim", "docker-init"} or (
         "containerd-shim" in words and not any(parent == pid for parent in parents.values())
     )

@@ -54,10 +54,17 @@ python = {python}
 [limits]
 process_group = 10
 test = 15
-job = 90
+job = {job}
 peer_grace = 1
+silence = 8
 memory_mib = {memory}
 {eater}"""
+
+_SLURM = """
+[slurm]
+spool = {spool}
+jobs = 2
+"""
 
 _EATER_RULE = """
 [[env]]
@@ -127,19 +134,28 @@ CODE: Final = 1
 """The exit code of a run that nothing disturbs: a test fails in it."""
 
 
-def write_project(folder: Path, *, spans_nodes: bool = False, eats: tuple[str, str] | None = None) -> None:
+def write_project(
+    folder: Path, *, spans_nodes: bool = False, eats: tuple[str, str] | None = None, spool: Path | None = None
+) -> None:
     """Write it into a new folder.
 
     Args:
         folder: Where.
         spans_nodes: Whether a cell has two nodes, and with them a network in containers.
         eats: An init method, and the test that eats all memory in its cells.
+        spool: The folder of a cluster's jobs.
     """
     rule = _EATER_RULE.format(init_method=eats[0], variable=EATER, test=eats[1]) if eats else ""
     matrix = _MATRIX.format(
-        nodes="[1, 2]" if spans_nodes else "[1]", python=json.dumps(sys.executable), memory=MEMORY_MIB, eater=rule
+        nodes="[1, 2]" if spans_nodes else "[1]",
+        python=json.dumps(sys.executable),
+        memory=MEMORY_MIB,
+        eater=rule,
+        job=240 if spool else 90,
     )
     folder.mkdir(parents=True)
+    if spool is not None:
+        matrix += _SLURM.format(spool=json.dumps(str(spool)))
     (folder / "matrix.toml").write_text(matrix)
     for suite, count in COUNTS.items():
         (folder / suite).mkdir()

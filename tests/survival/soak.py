@@ -1,15 +1,18 @@
 """Has a run meet with every incident at random moments, and prints what came of it; exit status 1 on one wrong end.
 
-    python tests/survival/soak.py [COUNT] [INCIDENT[@MOMENT] ...] [--engine ENGINE] [--seed SEED] [--host-daemon]
+    python tests/survival/soak.py [COUNT] [INCIDENT[@MOMENT] ...] [--engine ENGINE] [--seed SEED] [--at-most SECONDS]
+        [--host-daemon]
 
-10 moments of every incident on both engines, unless it says so. A moment is a part of the length of an undisturbed
+10 moments of every incident on all engines, unless it says so. A moment is a part of the length of an undisturbed
 run, which is measured first; `sigkill@0.42 --seed 7` repeats one. `sigkill@failure` is the moment in which a run tells
 of its first failure, and needs no measure. Needs root: see world.py.
 """
 
 import argparse
+import math
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -20,13 +23,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from incidents import BOTH, Incident, wanted
+from cluster import own_cluster
+from incidents import wanted
 from neighbours import Neighbours
 from project import GPUS, write_project
+from scene import ALL, BOTH, ON_CLUSTERS, Incident
 from trial import FAILURE, Moment, Place, Trial, attempt, measure
 from world import INSIDE, HostDaemon, enter_world, in_world, own_daemon, why_no_world
 
 from allranks.engine.docker import DockerEngine, connect
+from allranks.engine_kinds.slurm_cluster import SlurmKind
 from allranks.errors import EngineError
 from allranks.image.base import find_base
 from allranks.image.built_image import ensure_image
@@ -56,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
             if options.is_chosen:
                 sys.exit(f"not in containers: {error.why}")
             print(f"not in containers: {error.why}")
-            options.engine = ["process"]
+            options.engine.remove("docker")
+            arguments = [*arguments, *(f"--engine={engine}" for engine in options.engine)]
     folder = Path(tempfile.mkdtemp(prefix="allranks-survival-"))
     program = [__file__, *arguments, "--images", *images]
     network = [] if options.host_daemon else ["--net"]
@@ -69,17 +76,25 @@ def main(arguments: Sequence[str]) -> int:
 def _read(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("what", nargs="*")
-    parser.add_argument("--engine", action="append", choices=BOTH)
+    parser.add_argument("--engine", action="append", choices=ALL)
     parser.add_argument("--seed", default="")
     parser.add_argument("--host-daemon", action="store_true", help="disturb no daemon, and start none")
+    parser.add_argument("--at-most", type=float, default=math.inf, help="seconds after which no further moment begins")
     parser.add_argument("--can", action="store_true", help="only see whether this host can do it")
     parser.add_argument("--images", nargs="*", default=[])
     options = parser.parse_args(arguments)
     options.count = int(options.what.pop(0)) if options.what and options.what[0].isdecimal() else COUNT
     options.incidents = list(wanted(options.what))
     options.is_chosen = bool(options.engine)
-    options.engine = options.engine or list(BOTH)
+    options.engine = options.engine or [*BOTH, *(ON_CLUSTERS if _has_slurm() else ())]
     return options
+
+
+def _has_slurm() -> bool:
+    daemons = ("slurmctld", "slurmd", "munged", "ip")
+    return not SlurmKind().why_not() and all(
+        shutil.which(each, path=f"{os.environ['PATH']}:/usr/sbin") for each in daemons
+    )
 
 
 def _images() -> Iterator[str]:
@@ -98,7 +113,7 @@ def _inside(options: argparse.Namespace) -> int:
     print(f"seed {seed}; folder {folder}", flush=True)
     began = time.monotonic()
     trials: list[Trial] = []
-    for engine in options.engine if options.images else ["process"]:
+    for engine in options.engine:
         with _place(folder / engine, engine, options) as place:
             if not all(moment == FAILURE for _, moment in options.incidents):
                 measure(place)
@@ -124,16 +139,26 @@ def _place(folder: Path, engine: str, options: argparse.Namespace) -> Iterator[P
         elif engine == "docker":
             daemon = stack.enter_context(own_daemon(folder / "daemon", options.images))
         (folder / "tmp").mkdir()
+        cluster = None
+        if engine == "slurm":
+            cluster, gpus = stack.enter_context(own_cluster(folder)), ()
         neighbours = stack.enter_context(Neighbours(daemon, folder / "tmp", options.images[:1]).here())
-        yield Place(folder=folder, engine=engine, daemon=daemon, neighbours=neighbours, gpus=gpus)
+        yield Place(folder=folder, engine=engine, daemon=daemon, neighbours=neighbours, cluster=cluster, gpus=gpus)
 
 
 def _trials(place: Place, options: argparse.Namespace, seed: str) -> Iterator[Trial]:
+    deadline = time.monotonic() + options.at_most
+    chosen = []
     for incident, moment in options.incidents:
         if reason := _why_not(incident, place.engine, options):
             print(f"{incident.name} on {place.engine}: not done, {reason}", flush=True)
         else:
-            for number in range(options.count):
+            chosen.append((incident, moment))
+    for number in range(options.count):  # one moment of each, then the next of each
+        for incident, moment in chosen:
+            if time.monotonic() > deadline:
+                print(f"{incident.name} on {place.engine}: moment {number + 1} not done, the time is up", flush=True)
+            else:
                 drawn = random.Random(f"{seed}/{incident.name}/{place.engine}/{number}").random()  # noqa: S311 - a moment
                 yield _attempt_in_time(place, incident, drawn if moment is None else moment, seed)
 

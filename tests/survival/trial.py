@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import Final
 
 import judging
-from incidents import FAILURE, LAST_RESORT, Incident, Moment, Scene, eater
+from cluster import Cluster
+from incidents import FAILURE, Moment, eater
 from neighbours import GPU, Neighbours
 from project import CODE, GPUS, write_project
+from scene import LAST_RESORT, Incident, Scene
 from world import HostDaemon, mount_disk, unmount, until
 
 from allranks.engine.docker import DockerEngine
 from allranks.engine.package import package_folder
 
 _RESULTS_MIB: Final = 24
-_LINGER: Final = 10.0
-"""Seconds for processes and shims that have been killed to be gone."""
+_LINGER: Final = 15.0
+"""Seconds for processes and shims that have been killed to be gone; SLURM kills what does not end after ten."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +35,9 @@ class Place:
     """Where trials take place.
 
     Attributes:
-        engine: ``process`` or ``docker``.
+        engine: ``process``, ``docker`` or ``slurm``.
         daemon: None for trials without containers.
+        cluster: None for trials on this host.
         gpus: What jobs may lease.
         lengths: Seconds that undisturbed runs have taken; the shortest is the one to draw moments from, so that on a
             busy machine few of them come too late.
@@ -44,6 +47,7 @@ class Place:
     engine: str
     daemon: HostDaemon | None
     neighbours: Neighbours
+    cluster: Cluster | None = None
     gpus: tuple[str, ...] = GPUS
     lengths: list[float] = field(default_factory=list)
 
@@ -108,8 +112,9 @@ def attempt(place: Place, incident: Incident, moment: Moment, seed: str) -> Tria
     folder = Path(tempfile.mkdtemp(prefix=f"{incident.name}-", dir=place.folder))
     drawn = random.Random(f"{incident.name}/{place.engine}/{moment}/{seed}")  # noqa: S311 - chance
     repository, results = folder / "repository", folder / "results"
-    spans = place.daemon is not None and getattr(DockerEngine, "spans_nodes", True)
-    write_project(repository, spans_nodes=spans, eats=eater(drawn) if incident.eats else None)
+    spans = place.cluster is not None or (place.daemon is not None and getattr(DockerEngine, "spans_nodes", True))
+    spool = place.cluster.spool if place.cluster else None
+    write_project(repository, spans_nodes=spans, eats=eater(drawn) if incident.eats else None, spool=spool)
     mount_disk(results, _RESULTS_MIB)
     try:
         trial = _attempt(place, incident, moment, seed, drawn, folder)
@@ -128,7 +133,7 @@ def _attempt(  # noqa: PLR0917 - each is something else
 ) -> Trial:
     run_id = f"survival-{secrets.token_hex(4)}"
     environment = _environment(place, run_id)
-    known = frozenset((*judging.strangers(frozenset()), *_temporary(place).iterdir()))
+    known = frozenset((*judging.strangers(frozenset()), *_temporary(place).iterdir(), *_on_nodes()))
     log = folder / "said.txt"
     command = [sys.executable, "-m", "allranks", "run", "--engine", place.engine, "--results", str(folder / "results")]
     with log.open("wb") as said:
@@ -149,6 +154,7 @@ def _attempt(  # noqa: PLR0917 - each is something else
         results=folder / "results",
         environment=environment,
         daemon=place.daemon,
+        cluster=place.cluster,
         drawn=drawn,
         said=lambda: log.read_text(errors="replace"),
     )
@@ -185,6 +191,10 @@ def _attempt(  # noqa: PLR0917 - each is something else
     )
 
 
+def _on_nodes() -> Iterator[Path]:
+    return Path("/tmp").glob("allranks-node-*")
+
+
 def _wait_for(moment: Moment, scene: Scene, length: float) -> None:
     if moment == FAILURE:
         until(lambda: scene.is_over or ": first failure: " in scene.said(), LAST_RESORT, "the run fails in nothing")
@@ -215,7 +225,7 @@ def _environment(place: Place, run_id: str) -> dict[str, str]:
     host = {
         name: value for name, value in os.environ.items() if name not in {"PYTHONDONTWRITEBYTECODE", "GITHUB_ACTIONS"}
     }
-    return {**host, **own}
+    return {**host, **own, **(place.cluster.environment if place.cluster else {})}
 
 
 class _Judge:
@@ -271,7 +281,8 @@ class _Judge:
             return
         found = judging.read_report(report)
         is_whole = (self._incident.is_harmless or not self._met) and not self._incident.eats
-        yield from judging.of_report(self._run, found, self._scene.said(), is_whole=is_whole)
+        spoiled = self._incident.spoils
+        yield from judging.of_report(self._run, found, self._scene.said(), is_whole=is_whole, is_spoiled=spoiled)
         if self._incident.is_written:
             yield from judging.of_told_failures(found, self._scene.said())
         if self._incident.eats and not any("for want of memory" in each for each in found.messages.values()):
@@ -289,7 +300,7 @@ class _Judge:
         if f"exit code {CODE}:" not in said:
             yield f"resumed: it did not end with exit code {CODE}"
         found = judging.read_report(self._run / "report.json")
-        may_crash = self._incident.kills_ranks and self._place.engine == "process"
+        may_crash = self._incident.kills_ranks and self._place.engine != "docker"
         wrong = judging.of_report(self._run, found, said, is_whole=True, may_crash=may_crash)
         yield from (f"resumed: {each}" for each in wrong)
 
@@ -304,8 +315,10 @@ class _Judge:
             known = self._known | self._place.neighbours.pids
             found = list(judging.of_host(self._scene.run_id, _temporary(self._place), known))
             daemon = self._place.daemon
-            return found + list(judging.in_daemon(self._scene.run_id, daemon) if daemon else ())
+            found += judging.in_daemon(self._scene.run_id, daemon) if daemon else ()
+            return found + list(self._place.cluster.left(self._known) if self._place.cluster else ())
 
         with suppress(TimeoutError):
-            until(lambda: not look(), _LINGER if not self._incident.is_clean else 2.0, "")
+            lingers = not self._incident.is_clean or self._place.cluster is not None
+            until(lambda: not look(), _LINGER if lingers else 2.0, "")
         return look()

@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from allranks.engine.allocation import Allocation
 from allranks.engine.launch_leader import LaunchLeader
 from allranks.engine.launched_node import ORDER, LaunchOrder, Variable
 from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE
 from allranks.engine.process import ProcessEngine, environment, remove_tree
 from allranks.engine.protocol import JobSpec, RunningJob
-from allranks.engine.shared_folder_job import Allocation, SharedFolderJob, fill_folder
+from allranks.engine.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engine.slurm_requests import job_name
 from allranks.errors import EngineError
 from allranks.harness.config import share_of

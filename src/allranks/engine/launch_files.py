@@ -13,10 +13,12 @@ for theirs that does not have their own nonce.
 """
 
 import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from allranks.errors import EngineError
 from allranks.harness.node_supervisor import write_whole
 from allranks.typed_json import RecordError, build, told
 
@@ -105,6 +107,24 @@ def read_file(path: Path, kind: type[T]) -> T | None:
         return build(kind, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecordError):
         return None
+
+
+def refuse_living(path: Path, kind: type[Member | Session]) -> None:
+    """Refuse to take the place of a process of another launch of this name that lives; a dead one's beat stands still.
+
+    Raises:
+        EngineError: It lives.
+    """
+    before = read_file(path, kind)
+    if before is None or (before.has_left if isinstance(before, Member) else before.exit_code is not None):
+        return
+    deadline = time.monotonic() + 2.5 * BEAT
+    while time.monotonic() < deadline:
+        time.sleep(LOOK_AGAIN)
+        now = read_file(path, kind)
+        if now is not None and now.beat > before.beat:
+            msg = f"Another launch of this name is running in {path.parent}."
+            raise EngineError(msg, why="Two of them cannot share it.", remedy="Name other results: --results DIR.")
 
 
 class Pulse:

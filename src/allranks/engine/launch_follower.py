@@ -5,7 +5,18 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from allranks.engine.launch_files import BEAT, LOOK_AGAIN, SESSION, Member, Pulse, Session, path_of, read_file, write
+from allranks.engine.launch_files import (
+    BEAT,
+    LOOK_AGAIN,
+    SESSION,
+    Member,
+    Pulse,
+    Session,
+    path_of,
+    read_file,
+    refuse_living,
+    write,
+)
 from allranks.engine.launch_leader import SHARE, unusable
 from allranks.engine.launched_node import LaunchedNode
 from allranks.engine.process import remove_tree
@@ -41,6 +52,7 @@ class LaunchFollower:
         Raises:
             EngineError: Process 0 has not come, or is gone.
         """
+        refuse_living(path_of(self._folder, self._own.rank), Member)
         try:
             self._wait_for_session()
             code = self._serve()

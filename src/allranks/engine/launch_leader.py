@@ -18,6 +18,7 @@ from allranks.engine.launch_files import (
     Session,
     path_of,
     read_file,
+    refuse_living,
     write,
 )
 from allranks.engine.launched_node import LaunchedNode
@@ -84,7 +85,7 @@ class LaunchLeader:
             self._entries[name] = _Entry(nodes)
 
     def look(self, name: str) -> Sighting:
-        """See :meth:`allranks.engine.shared_folder_job.Queue.look`."""
+        """See :meth:`allranks.engine.allocation.Queue.look`."""
         with self._changed:
             entry = self._entries.get(name)
             if entry is None:
@@ -95,11 +96,11 @@ class LaunchLeader:
         return Sighting(job=job, last=job, answered=time.monotonic())
 
     def look_at_end(self, name: str) -> Sighting:
-        """See :meth:`allranks.engine.shared_folder_job.Queue.look_at_end`."""
+        """See :meth:`allranks.engine.allocation.Queue.look_at_end`."""
         return self.look(name)
 
     def cancel(self, name: str) -> None:
-        """See :meth:`allranks.engine.shared_folder_job.Queue.cancel`."""
+        """See :meth:`allranks.engine.allocation.Queue.cancel`."""
         with self._changed:
             if entry := self._entries.get(name):
                 entry.state = "CANCELLED"
@@ -207,6 +208,7 @@ def assemble(folder: Path, own: Member, world_size: int, limit: float) -> list[M
     Raises:
         EngineError: Some have not come in time, or the folder cannot be used.
     """
+    refuse_living(folder / SESSION, Session)
     found = {own.rank: own}
     ending = LaunchEnding()
     try:

@@ -234,12 +234,14 @@ class JobExit(NodeExit):
     Attributes:
         timed_out: The engine's own time limit ended it.
         ended_by: What ended it from outside, as in "was preempted"; empty if nothing did, or the engine cannot tell.
+        is_disturbed: Tests may have failed for what is in `ended_by`, even if all have ended.
         began: When it was given its nodes, in seconds since the epoch; None if it had them when it got its turn.
         followers: The agents of the nodes from 1 on.
     """
 
     timed_out: bool = False
     ended_by: str = ""
+    is_disturbed: bool = False
     began: float | None = None
     followers: tuple[NodeExit, ...] = ()
 

@@ -4,8 +4,6 @@
 
     submitted ──> queued ──> placed ──────────────────> ended
                         a supervisor has begun    exit.json is there, or the queue has lost it
-
-A queue's words explain an end, and decide nothing else: while it does not answer, a job is what its files say.
 """
 
 import hashlib
@@ -14,16 +12,17 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from allranks.engine.agent_output import Damage, RecordReader
 from allranks.engine.agents import JobOfAgents, bring_home, make_token
+from allranks.engine.allocation import Allocation, told_in
 from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Placement, RecordSink
-from allranks.engine.slurm_queue import QueuedJob, Sighting
 from allranks.errors import EngineError
 from allranks.harness import node_supervisor as files
 from allranks.harness.config import NodeConfig
@@ -43,12 +42,14 @@ _MOST_BYTES: Final = 1 << 36
 
 _STATUSES: Final = range(-(2**31), 2**31)
 
-_LATE_FILES: Final = 10.0
-"""Seconds that files of an ended job may take to be seen here: NFS keeps names for up to 30, and looks for new ones
-after 3 to 5 where a folder changes."""
+_SOON: Final = 0.5
+"""Seconds that a look at the files of a node may take until other work is done first."""
 
-_ABSENCES: Final = 2
-"""Answers without a job until it counts as lost: an answer may miss one that is just being submitted."""
+_FILES: Final = 10.0
+"""Seconds for the answer of a shared file system when a job has ended."""
+
+_COPYING: Final = 600.0
+"""Seconds for copies of the results of a job."""
 
 _LOGS: Final = ("batch.log", "srun.log")
 _LOG_END: Final = 4000
@@ -79,126 +80,8 @@ def fill_folder(folder: Path, spec: JobSpec, order: NodeOrder) -> None:
         # GPUs with names are this host's: other nodes find out their own.
         checks = () if node else spec.agent.check_gpus
         write_whole(own / files.CONFIG, replace(spec.agent, post=post, check_gpus=checks).to_json())
-
-
-class Queue(Protocol):
-    """The place where jobs wait for their nodes, and what it tells of each by its name."""
-
-    def look(self, name: str) -> Sighting:
-        """What is known of a job."""
-
-    def look_at_end(self, name: str) -> Sighting:
-        """What is known of a job whose leading agent has ended, which the queue may notice a while later."""
-
-    def cancel(self, name: str) -> None:
-        """End a job; one that is not there needs none.
-
-        Raises:
-            EngineError: The queue does not answer.
-        """
-
-
-@dataclass(eq=False)
-class Allocation:
-    """A submitted job, as its agents share it.
-
-    Attributes:
-        number: The queue's name for it, for people, as in "SLURM job 12"; empty for none.
-        told: What was last said of its place in the queue.
-        is_ours: This process has asked for its end.
-        placed: When its first node began, in seconds since the epoch; None while it is queued.
-        gone: When the queue was first seen to have lost or ended it, on the monotonic clock.
-    """
-
-    queue: Queue
-    folder: Path
-    number: str = ""
-    told: str = ""
-    is_ours: bool = False
-    placed: float | None = None
-    gone: float | None = None
-    on_placed: Callable[[], None] = field(default=lambda: None)
-
-    def news(self) -> Placement | None:
-        """What has changed in its place since the last call, in words."""
-        if self.placed is None and files.is_there(self.folder / "node-0" / files.PLACED):
-            at, now = _json(self.folder / "node-0" / files.PLACED).get("at"), time.time()
-            self.placed = at if isinstance(at, float) and 0.0 < at <= now else now  # by another clock
-            self.on_placed()
-        job = self.queue.look(self.folder.name).job
-        if self.placed is not None:
-            told = f"placed on {job.nodes}{self._in_brackets}" if job and job.nodes else ""
-        else:
-            told = f"queued ({job.reason or 'no reason yet'})" if job and job.is_waiting else ""
-        if not told or told == self.told:
-            return None
-        self.told = told
-        return Placement(told, is_placed=self.placed is not None)
-
-    @property
-    def _in_brackets(self) -> str:
-        return f" ({self.number})" if self.number else ""
-
-    def named(self, cause: str) -> str:
-        """A cause with the queue's name for the job."""
-        return f"{cause}; it was {self.number}" if self.number else cause
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether it waits for its nodes, which have left no files then."""
-        return self.placed is None and not self.is_ours and not self.has_vanished
-
-    @property
-    def has_vanished(self) -> bool:
-        """Whether the queue has ended or lost it, and files that it may have left are overdue."""
-        sighting = self.queue.look(self.folder.name)
-        ended = sighting.job.has_ended if sighting.job else sighting.absences >= _ABSENCES
-        if not ended:
-            self.gone = None
-        elif self.gone is None:
-            self.gone = time.monotonic()
-        return self.gone is not None and time.monotonic() > self.gone + _LATE_FILES
-
-    def hang_up(self) -> None:
-        """Ask its supervisors to end their agents."""
-        self.is_ours = True
-        with suppress(OSError):
-            (self.folder / files.HANG_UP).touch()
-        self.news()
-
-    def cancel(self) -> None:
-        """Have the queue end it, unless it does not answer."""
-        self.is_ours = True
-        with suppress(EngineError):
-            self.queue.cancel(self.folder.name)
-
-    def cause(self, leader: AgentExit | None) -> str:
-        """What ended it, if that was the cluster; else empty."""
-        if self.is_ours or (leader is not None and not leader.signals and leader.status is not None):
-            return ""
-        name = self.folder.name
-        # The queue's answers may be older than the end of the leading agent.
-        sighting = self.queue.look(name) if leader is None else self.queue.look_at_end(name)
-        job = sighting.job or sighting.last
-        if job is not None and job.cause:
-            return self.named(job.cause)
-        if leader is not None:
-            told = f"was told to end from outside ({', '.join(leader.signals)})"
-            return self.named(told if leader.signals else "has left no exit status of its agent")
-        return f"has left no exit status: {self.number or 'the job'} {_lost(job)}"
-
-
-def _lost(job: QueuedJob | None) -> str:
-    return f"is {job.state}" if job else "is not in the queue"
-
-
-def _json(path: Path) -> dict[str, object]:
-    """The object in a file of a node; empty if it is not whole."""
-    try:
-        told = json.loads(read(path))
-    except (ValueError, RecursionError):
-        return {}
-    return told if isinstance(told, dict) else {}
+        for name in (files.PLACED, files.EXIT):
+            files.reserve(own / name)
 
 
 class _NodeAgent:
@@ -207,6 +90,9 @@ class _NodeAgent:
     def __init__(self, allocation: Allocation, node: int) -> None:
         self._allocation = allocation
         self._node = node
+        self._look: Future[list[Record | Damage | Placement]] | None = None
+        self._changed = (0, 0)
+        self._is_at_end = False
         self.folder = allocation.folder / f"node-{node}"
         self._timer = Timer(_LOOK_AGAIN)
         self._reader = RecordReader()
@@ -222,27 +108,52 @@ class _NodeAgent:
         return (self._timer.fileno(),)
 
     def hear(self, _ready: Collection[int]) -> Iterator[Record | Damage | Placement]:
-        """See :meth:`allranks.engine.agents.Agent.hear`."""
+        """See :class:`allranks.engine.agents.Agent.hear`."""
         self._timer.has_gone_off()
-        if self._node == 0 and (news := self._allocation.news()) is not None:
+        place = self._allocation
+        if self._look is None:
+            self._look = place.calls.begin(lambda: list(self._look_at_files()))
+        if not wait([self._look], 0.0 if place.unheard > _SOON else _SOON).done:
+            place.asked = place.asked or time.monotonic()
+            if (news := place.silence()) is not None:
+                yield news
+            self.has_ended = place.is_unreachable
+            return
+        look, self._look, place.asked = self._look, None, None
+        yield from look.result()
+        self.has_ended = self._is_at_end  # not before all that came with it has been told
+
+    def _look_at_files(self) -> Iterator[Record | Damage | Placement]:
+        place = self._allocation
+        if self._node == 0 and (news := place.news()) is not None:
             yield news
-        if self._allocation.is_queued:  # each look at a shared file system has its price, and a hundred jobs may wait
+        if place.is_queued:  # each look at a shared file system has its price, and a hundred jobs may wait
             return
         # Before the stream: what the agent wrote before its end is there once its end is.
         ended = self._look_for_end()
         yield from self._read()
+        if self._node == 0 and place.placed is not None and place.gone is not None:
+            self._look_for_life()
         if ended is not None:
             yield from self._check()
-            self.ended, self.has_ended = ended, True
-        elif self._allocation.has_vanished or (self._allocation.is_ours and self._allocation.placed is None):
-            self.has_ended = True
+            self.ended, self._is_at_end = ended, True
+        elif place.is_lost or (place.is_ours and place.placed is None):
+            self._is_at_end = True
+
+    def _look_for_life(self) -> None:
+        """See whether the node has written anything since the last look, when the queue says that the job has ended."""
+        if (file := open_start(self.folder / files.PLACED)) is not None:
+            with suppress(OSError), file:
+                changed = (os.fstat(file.fileno()).st_mtime_ns, self._offset)
+                if changed != self._changed:
+                    self._changed, self._allocation.lives = changed, time.monotonic()
 
     def _look_for_end(self) -> AgentExit | None:
         path = self.folder / files.EXIT
         if not files.is_there(path):
             return None
         with suppress(RecordError):
-            ended = build(AgentExit, _json(path))
+            ended = build(AgentExit, told_in(path))
             if ended.status is None or ended.status in _STATUSES:
                 return ended
         return AgentExit(status=None, output=f"{path.name} is not readable")
@@ -279,12 +190,16 @@ class _NodeAgent:
     @property
     def host(self) -> str:
         """The name of the node, or its number if it has not begun."""
-        return str(_json(self.folder / files.PLACED).get("host") or f"node {self._node}")
+        with suppress(OSError):
+            return self._allocation.calls.ask(self._host, _FILES)
+        return f"node {self._node}"
+
+    def _host(self) -> str:
+        return str(told_in(self.folder / files.PLACED).get("host") or f"node {self._node}")
 
     def go(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.go`."""
-        with suppress(OSError):
-            (self._allocation.folder / files.GO).touch()
+        self._allocation.go()
 
     def hang_up(self) -> None:
         """See :meth:`allranks.engine.agents.Agent.hang_up`."""
@@ -298,22 +213,29 @@ class _NodeAgent:
         """See :meth:`allranks.engine.agents.Agent.end`."""
         while not self.has_ended and time.monotonic() < deadline:
             time.sleep(_LOOK_AGAIN)
-            self._look_again()
+            self._look_again(deadline - time.monotonic())
         if not self.has_ended:
             self._allocation.cancel()
-            self._look_again()
+            self._look_again(_LOOK_AGAIN)
             self.has_ended = True
 
-    def _look_again(self) -> None:
-        if (ended := self._look_for_end()) is not None:
-            self.ended, self.has_ended = ended, True
+    def _look_again(self, seconds: float) -> None:
+        with suppress(OSError):
+            if (ended := self._allocation.calls.ask(self._look_for_end, max(_LOOK_AGAIN, seconds))) is not None:
+                self.ended, self.has_ended = ended, True
 
     def exit(self) -> NodeExit:
         """See :meth:`allranks.engine.agents.Agent.exit`."""
         status = self.ended.status if self.ended else None
-        said = [self.ended.output if self.ended else "", self._reader.output, self._logs() if status != 0 else ""]
+        said = [self.ended.output if self.ended else "", self._reader.output, self._said() if status != 0 else ""]
         memory = bool(self.ended and self.ended.memory_kills)
         return NodeExit(status=status, out_of_memory=memory, output="\n".join(filter(None, said)))
+
+    def _said(self) -> str:
+        try:
+            return self._allocation.calls.ask(self._logs, _FILES)
+        except OSError as error:
+            return f"{self._allocation.folder}: {error.strerror}"
 
     def _logs(self) -> str:
         """The end of what the cluster's own processes wrote, such as why a step could not start."""
@@ -348,7 +270,8 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
     def wait(self, sink: RecordSink) -> JobExit:
         """See :meth:`allranks.engine.protocol.RunningJob.wait`."""
         ending = super().wait(sink)
-        return replace(ending, began=self._allocation.placed, ended_by=self._ended_by)
+        disturbed = any(agent.ended and agent.ended.trouble for agent in self._agents)
+        return replace(ending, began=self._allocation.placed, ended_by=self._ended_by, is_disturbed=disturbed)
 
     def _stop_all(self, sink: RecordSink) -> None:
         # Nodes that are still there when the job's time is up end because of that.
@@ -368,13 +291,17 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
         ends = [(agent.host, agent.ended) for agent in self._followers]
         if lost := [host for host, ended in ends if ended is None]:
             return self._allocation.named(f"lost {', '.join(lost)}")
+        if troubles := [f"{host}: {ended.trouble}" for host, ended in ends if ended and ended.trouble]:
+            return self._allocation.could_not_write("; ".join(troubles))
         told = [f"{host} ({', '.join(ended.signals)})" for host, ended in ends if ended and ended.signals]
         return self._allocation.named(f"was told to end from outside on {', '.join(told)}") if told else ""
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
+        folders = [agent.folder / files.RESULTS for agent in self._agents]
+        seconds = _FILES if self._allocation.unheard else _COPYING
         try:
-            bring_home([agent.folder / files.RESULTS for agent in self._agents], results)
+            self._allocation.calls.ask(lambda: bring_home(folders, results), seconds)
         except OSError as error:
             msg = f"The results of a job could not be copied to {results}."
             remedy = "Check the permissions and free space of that folder, and of the one that the nodes share."
@@ -384,4 +311,5 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
         """Release what this object holds."""
         for agent in self._agents:
             agent.close()
+        self._allocation.calls.close()
         super().close()

@@ -2,16 +2,19 @@
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from allranks.engine.allocation import OWNER_BEAT, Allocation
+from allranks.engine.file_calls import answered
 from allranks.engine.ownership import HOST_VARIABLE, RUN_VARIABLE, Owner, host_id
 from allranks.engine.process import environment, remove_tree
 from allranks.engine.protocol import JobSpec
-from allranks.engine.shared_folder_job import Allocation, SharedFolderJob, fill_folder
+from allranks.engine.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engine.slurm_container import agent_container, docker_options
 from allranks.engine.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engine.slurm_requests import job_name, request, script
@@ -22,6 +25,9 @@ from allranks.matrix.model import Slurm
 
 _OWNER: Final = "owner.json"
 """File of a job's folder with its owner's run and host."""
+
+_ANSWER: Final = 60.0
+"""Seconds for the answer of the shared file system."""
 
 _SUBMITTED: Final = "submitted"
 """File of a job's folder that SLURM has taken: it has SLURM's number for it."""
@@ -59,10 +65,14 @@ class SlurmEngine:
         """See :meth:`allranks.engine.protocol.Engine.adopt`.
 
         A job that runs part of its tests is ended instead: its results would pass for those of the whole job.
+
+        Raises:
+            EngineError: An orchestrator on another host has it, and was alive less than a minute ago.
         """
         folder = self._spool / job_name(spec)
         if spec.agent.only is not None or not folder.is_dir():
             return None
+        _refuse_living(folder)
         if not (folder / _SUBMITTED).exists() or not _is_whole(folder):  # perhaps SLURM took it all the same
             with suppress(EngineError):
                 self._queue.cancel(folder.name)
@@ -72,6 +82,7 @@ class SlurmEngine:
 
     @contextmanager
     def _take_over(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
+        _take_from(folder)
         with suppress(OSError):  # the spool is full: its owner's run is the same
             write_whole(folder / _OWNER, _owner_of(spec))
         try:
@@ -84,7 +95,7 @@ class SlurmEngine:
     def _running(self, spec: JobSpec, folder: Path) -> Iterator[SharedFolderJob]:
         number = (folder / _SUBMITTED).read_text(encoding="utf-8")
         self._queue.watch(folder.name)
-        job = SharedFolderJob(Allocation(self._queue, folder, f"SLURM job {number}"), spec)
+        job = SharedFolderJob(Allocation(self._queue, folder, f"SLURM job {number}", owned=folder / _OWNER), spec)
         try:
             yield job
         finally:
@@ -97,7 +108,7 @@ class SlurmEngine:
         container = self._settings.container
         inside = agent_container(container, AgentFolders(job=folder, code=spec.code, package=self._package))
         try:
-            self._spool.mkdir(parents=True, exist_ok=True)
+            answered(lambda: self._spool.mkdir(parents=True, exist_ok=True), _ANSWER)
             folder.mkdir(mode=0o700)  # one that is there is another job's, and stays
             try:
                 write_whole(folder / _OWNER, _owner_of(spec))
@@ -164,7 +175,45 @@ class SlurmEngine:
 
 
 def _owner_of(spec: JobSpec) -> str:
-    return json.dumps({"host": host_id(), "run": spec.run_id, "is_whole": spec.agent.only is None})
+    told = {"host": host_id(), "name": socket.gethostname(), "run": spec.run_id, "is_whole": spec.agent.only is None}
+    return json.dumps(told)
+
+
+def _refuse_living(folder: Path) -> None:
+    """Refuse a job whose orchestrator lives on another host; on this one, locks tell (allranks.engine.ownership)."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        owner = json.loads((folder / _OWNER).read_text(encoding="utf-8"))
+        silent = _now_at(folder) - (folder / _OWNER).stat().st_mtime
+        if owner["host"] == host_id() or silent > 4 * OWNER_BEAT:
+            return
+        msg = f"allranks on {owner['name']} has this run: it gave a sign of life {max(0.0, silent):.0f} s ago."
+        why = f"A job has one orchestrator: {folder.name}."
+        raise EngineError(msg, why=why, remedy="If it was killed, try again in a minute.")
+
+
+def _now_at(folder: Path) -> float:
+    """The time by the clock of the file server, which dates files."""
+    probe = folder / f".now-{os.getpid()}"
+    probe.touch()
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink()
+
+
+def _take_from(folder: Path) -> None:
+    """Take a job of a dead orchestrator, which only one process of all hosts can: who renames its file first.
+
+    Raises:
+        EngineError: Another one was first.
+    """
+    try:
+        (folder / _OWNER).rename(folder / f".{_OWNER}.before")
+    except FileNotFoundError as error:
+        msg = f"Another orchestrator has just taken {folder.name}."
+        raise EngineError(msg, why="A job has one orchestrator.", remedy="Let that one go on.") from error
+    except OSError:
+        return
 
 
 def _is_whole(folder: Path) -> bool:
@@ -183,6 +232,12 @@ def _note_submitted(folder: Path, number: str) -> None:
 
 
 def _remove(folder: Path) -> None:
+    """Remove a job's folder, unless the shared file system hangs."""
+    with suppress(OSError):
+        answered(lambda: _remove_in_time(folder), _ANSWER)
+
+
+def _remove_in_time(folder: Path) -> None:
     """Remove a job's folder; a node that is just ending may write into it until then."""
     deadline = time.monotonic() + 2.0
     while folder.exists() and time.monotonic() < deadline:

@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from allranks.errors import EngineError
@@ -85,12 +85,19 @@ class Sighting:
         last: The job when it was last seen; None if it never was.
         absences: How many answers in a row have not had it.
         answered: When the newest answer was asked for, on the monotonic clock; minus infinity for none.
+        watched: Since when answers have been asked for, on the monotonic clock; infinity if nobody asks.
     """
 
     job: QueuedJob | None = None
     last: QueuedJob | None = None
     absences: int = 0
     answered: float = -math.inf
+    watched: float = math.inf
+
+    @property
+    def unanswered(self) -> float:
+        """Seconds since an answer was last given, or first awaited; negative where nobody asks."""
+        return time.monotonic() - max(self.answered, self.watched)
 
 
 class SlurmQueue:
@@ -114,7 +121,7 @@ class SlurmQueue:
     def watch(self, name: str) -> None:
         """Begin to look for a job in SLURM's answers."""
         with self._changed:
-            self._sightings[name] = Sighting()
+            self._sightings[name] = Sighting(watched=time.monotonic())
             if self._poller is None:
                 self._poller = threading.Thread(target=self._poll, name="squeue", daemon=True)
                 self._poller.start()
@@ -179,7 +186,7 @@ class SlurmQueue:
 
 def _seen(before: Sighting, job: QueuedJob | None, moment: float) -> Sighting:
     absences = 0 if job else before.absences + 1
-    return Sighting(job=job, last=job or before.last, absences=absences, answered=moment)
+    return replace(before, job=job, last=job or before.last, absences=absences, answered=moment)
 
 
 def _ask() -> Mapping[str, QueuedJob] | None:

@@ -67,7 +67,7 @@ def read(path: Path, start: int = 0) -> str:
     return ""
 
 
-_FULL: Final = 1 << 20
+FULL: Final = 1 << 20
 """Bytes: a file system with less free space than this counts as full."""
 
 _SHARE: Final = 16
@@ -113,7 +113,7 @@ class DiskUse:
         before, self._written = self._written, _written()
         written = self._written - before
         for folder, had, (size, has) in zip(self._folders, self._had, map(_space_of, self._folders), strict=True):
-            if size and has < _FULL <= had and (is_own := written * _SHARE >= size) | (size <= _OWN):
+            if size and has < FULL <= had and (is_own := written * _SHARE >= size) | (size <= _OWN):
                 return _of_file_system(folder, size, written, is_own=is_own)
         if written * _SHARE >= RESULTS_BYTES and (left := sum(_sizes(self._results))) > RESULTS_BYTES:
             message = (
@@ -139,7 +139,7 @@ def _of_file_system(folder: Path, size: int, written: int, *, is_own: bool) -> O
 def is_full(folder: Path) -> bool:
     """Whether the file system of a folder has no room left."""
     size, free = _space_of(folder)
-    return size > 0 and free < _FULL
+    return size > 0 and free < FULL
 
 
 def _space_of(folder: Path) -> tuple[int, int]:

@@ -9,23 +9,22 @@ No connection to the orchestrator is needed, which may be suspended, killed or s
         shared/         the ranks of all nodes
         node-N/
             config.json     the orchestrator: the agent's configuration, which the agent removes
-            placed.json     this process: it has begun (Placed)
-            stream          the agent: its records
+            placed.json     this process: it has begun (Placed), and at its last change it lived
+            stream          this process: the agent's records
             supervisor.log  this process: what it prints, where its parent sends it there
             results/        the agent
             exit.json       this process, last of all: how the agent ended (AgentExit)
 """
 
+import errno
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +38,7 @@ if not __package__:
 from allranks.harness import linux, node_docker
 from allranks.harness.config import AgentConfig, GpuToCheck, NodeConfig
 from allranks.harness.container_init import COMMAND, STOP_GRACE, end_orphans
+from allranks.harness.evidence import FULL
 from allranks.harness.node_container import (
     INSIDE,
     AgentFolders,
@@ -48,6 +48,8 @@ from allranks.harness.node_container import (
     make_mount_points,
 )
 from allranks.harness.node_docker import NodeContainer
+from allranks.harness.node_scratch import scratch_folder
+from allranks.harness.record_forwarder import PATIENCE, SLOW, RecordForwarder
 
 ORDER, GO, HANG_UP, MEETING, SHARED = "order.json", "go", "hang-up", "meeting.json", "shared"
 CONFIG, PLACED, STREAM, RESULTS, EXIT = "config.json", "placed.json", "stream", "results", "exit.json"
@@ -58,6 +60,17 @@ ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"
 
 _LOOK_AGAIN: Final = 0.2
 """Seconds between two looks at the orders, which cost two look-ups in the shared folder."""
+
+_BEAT: Final = 2.5
+"""Seconds between two signs of life: a cluster may give up a node whose job goes on."""
+
+_LAST_WRITES: Final = 5.0
+"""Seconds for the last records of a node that was told to end: SLURM kills it after 30, or what KillWait says."""
+
+_ROOM: Final = 4096
+"""Bytes that are reserved for each of the small files that a node writes: it tells of a disk that is full in one."""
+
+_OF_THE_DISK: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 
 _SIOCGIFADDR: Final = 0x8915
 
@@ -101,20 +114,41 @@ class AgentExit:
         signals: The signals by which the cluster told this node to end, in their order.
         memory_kills: How many processes the kernel killed for want of memory.
         output: Why the agent was not started.
+        trouble: What was wrong with the shared file system, as in "No space left on device, for 3 s".
     """
 
     status: int | None
     signals: tuple[str, ...] = ()
     memory_kills: int = 0
     output: str = ""
+    trouble: str = ""
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file that no other process ever reads in part; only this user may read it."""
-    draft = path.with_name(f".{path.name}.part")
+    draft = _draft(path)
     with open(draft, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(text)
     draft.replace(path)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def reserve(path: Path) -> None:
+    """Have room for a small file, which :func:`write_reserved` can then write to a disk that is full."""
+    _draft(path).write_bytes(b" " * _ROOM)
+
+
+def write_reserved(path: Path, told: object) -> None:
+    """Write a dataclass as :func:`write_whole` does; blanks follow, which JSON allows."""
+    descriptor = os.open(_draft(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)  # as it is: its room stays
+    try:
+        os.write(descriptor, json.dumps(asdict(told)).encode().ljust(_ROOM))  # type: ignore[call-overload]
+    finally:
+        os.close(descriptor)
+    _draft(path).replace(path)
 
 
 class NodeSupervisor:
@@ -132,6 +166,7 @@ class NodeSupervisor:
         self._node = node
         self._environ = environ
         self._signals: list[str] = []
+        self._trouble = ""
 
     def run(self) -> int:
         """Run the agent to its end; return its exit status as a shell encodes it."""
@@ -139,24 +174,26 @@ class NodeSupervisor:
             signal.signal(number, self._note)
         linux.adopt_orphans()
         placed = Placed(at=time.time(), host=socket.gethostname())
-        write_whole(self._own / PLACED, json.dumps(asdict(placed)))
-        scratch = Path(tempfile.mkdtemp(prefix="allranks-node-"))  # the node's own disk: sockets need short names
+        write_reserved(self._own / PLACED, placed)
         try:
-            ended = self._run(scratch)
+            with scratch_folder(self._folder) as (scratch, lock):  # sockets need short names
+                ended = self._run(scratch, lock)
+                end_orphans()
         except (OSError, ValueError) as error:
-            ended = AgentExit(status=None, output=f"{type(error).__name__}: {error}")
+            code = error.errno if isinstance(error, OSError) else None
+            trouble = os.strerror(code) if code is not None and code in _OF_THE_DISK else ""
+            ended = AgentExit(status=None, output=f"{type(error).__name__}: {error}"[:1000], trouble=trouble)
         finally:
             end_orphans()
-            shutil.rmtree(scratch, ignore_errors=True)
         ended = replace(ended, signals=tuple(self._signals), memory_kills=linux.killed_for_memory())
-        write_whole(self._own / EXIT, json.dumps(asdict(ended)))
+        write_reserved(self._own / EXIT, ended)
         status = 1 if ended.status is None else ended.status
         return status if status >= 0 else 128 - status
 
     def _note(self, number: int, _frame: object) -> None:
         self._signals.append(signal.Signals(number).name)
 
-    def _run(self, scratch: Path) -> AgentExit:
+    def _run(self, scratch: Path, lock: int) -> AgentExit:
         order = NodeOrder(**json.loads((self._folder / ORDER).read_text(encoding="utf-8")))
         config = AgentConfig.read(self._own / CONFIG)
         variables = {**self._environ, "TMPDIR": str(scratch)}
@@ -172,7 +209,7 @@ class NodeSupervisor:
         write_whole(self._own / CONFIG, config.to_json())
         (self._own / RESULTS).mkdir(exist_ok=True)
         try:
-            return self._run_agent(self._launch(order, scratch, variables))
+            return self._run_agent(self._launch(order, scratch, variables), lock)
         finally:
             if held is not None:
                 held.close()
@@ -212,37 +249,47 @@ class NodeSupervisor:
             return container.launch(agent, outside, scratch)
         return contained(order.container, agent, outside, scratch, variables)
 
-    def _run_agent(self, launch: AgentLaunch) -> AgentExit:
+    def _run_agent(self, launch: AgentLaunch, lock: int) -> AgentExit:
         with node_docker.removed_at_end(launch):
-            ended = self._watch(self._start(launch))
+            ended = self._watch(*self._start(launch, lock))
         return replace(ended, status=node_docker.agent_status(ended.status)) if launch.container else ended
 
-    def _start(self, launch: AgentLaunch) -> subprocess.Popen[bytes]:
-        with (self._own / STREAM).open("ab") as stream:
-            return subprocess.Popen(
+    def _start(self, launch: AgentLaunch, lock: int) -> tuple[subprocess.Popen[bytes], RecordForwarder]:
+        source, target = os.pipe()
+        records = RecordForwarder(source, self._own / STREAM)
+        try:
+            agent = subprocess.Popen(
                 launch.command,
                 stdin=subprocess.PIPE,
-                stdout=stream,
+                stdout=target,
                 # Docker's client copies the two in pieces, between which a record would be torn.
                 stderr=None if launch.container else subprocess.STDOUT,
                 env=dict(launch.variables),
                 cwd=self._folder / SHARED,
                 start_new_session=True,
+                pass_fds=(lock,),
             )
+        finally:
+            os.close(target)
+        return agent, records
 
-    def _watch(self, agent: subprocess.Popen[bytes]) -> AgentExit:
+    def _watch(self, agent: subprocess.Popen[bytes], records: RecordForwarder) -> AgentExit:
         """Pass on orders until the agent ends; kill it if it outlives the end of its standard input."""
         pidfd = os.pidfd_open(agent.pid)
         deadline: float | None = None
         has_gone = False
+        beat = time.monotonic()
         while not linux.is_readable(pidfd, _LOOK_AGAIN):
             now = time.monotonic()
+            if now > beat + _BEAT:
+                beat = now
+                self._beat()
             if not has_gone and deadline is None and is_there(self._folder / GO):
                 has_gone = True
                 with suppress(BrokenPipeError):
                     _pipe(agent).write(b"go\n")
                     _pipe(agent).flush()
-            if deadline is None and (self._signals or is_there(self._folder / HANG_UP) or _is_gone(self._own)):
+            if deadline is None and (self._is_to_end() or records.stuck > PATIENCE):
                 deadline = now + STOP_GRACE
                 with suppress(BrokenPipeError):
                     _pipe(agent).close()
@@ -254,7 +301,25 @@ class NodeSupervisor:
         os.close(pidfd)
         with suppress(BrokenPipeError):
             _pipe(agent).close()
-        return AgentExit(status=agent.wait())
+        status = agent.wait()
+        end_orphans()  # they may hold the pipe
+        self._beat()
+        records.finish(max(_LAST_WRITES, 0.0 if deadline else PATIENCE - records.stuck))
+        return AgentExit(status=status, trouble=records.trouble or self._trouble)
+
+    def _beat(self) -> None:
+        """Give a sign of life, and see whether the shared file system is full: tests write there, too."""
+        began = time.monotonic()
+        with suppress(OSError):
+            os.utime(self._own / PLACED)
+            if (seconds := time.monotonic() - began) > SLOW:
+                self._trouble = f"no answer for {seconds:.0f} s"
+            found = os.statvfs(self._own)
+            if found.f_bavail * found.f_frsize < FULL:
+                self._trouble = os.strerror(errno.ENOSPC)
+
+    def _is_to_end(self) -> bool:
+        return bool(self._signals) or is_there(self._folder / HANG_UP) or _is_gone(self._own)
 
 
 def is_there(path: Path) -> bool:

@@ -123,6 +123,10 @@ class JobFacts:
 
     def error(self, ending: JobExit) -> JobError | None:
         """What went wrong with the job as a whole; None if its agent did all its work."""
+        found = self._error(ending)
+        return _ended_from_outside(ending) if ending.is_disturbed and (found or self.tests.counts["bad"]) else found
+
+    def _error(self, ending: JobExit) -> JobError | None:
         if failures := self._all(GpuFailed):
             return _gpu_error(failures)
         if broken := self._all(CollectionFailed):
@@ -131,8 +135,7 @@ class JobFacts:
 
     def _error_apart_from_collection(self, ending: JobExit) -> JobError | None:
         if ending.ended_by and (not self.is_done or self._first(NodeLost) or self._first(NodesFailed)):
-            what = f"The job {ending.ended_by}."
-            return JobError(kind="infrastructure", what=what, why=ending.output, remedy=_GO_ON)
+            return _ended_from_outside(ending)
         if (early := self._error_of_agents(ending)) is not None:
             return early
         # A run that was stopped may see a job's end later than the job's time was up.
@@ -155,6 +158,10 @@ class JobFacts:
         where = f"after {self._last_test}" if self._last_test else "before the first test ended"
         remedy = "Raise limits.job in the matrix file, or split the suite."
         return JobError(kind="timeout", what=f"The job timed out {where}.", remedy=remedy)
+
+
+def _ended_from_outside(ending: JobExit) -> JobError:
+    return JobError(kind="infrastructure", what=f"The job {ending.ended_by}.", why=ending.output, remedy=_GO_ON)
 
 
 def _left_behind(found: Sequence[LeftBehind]) -> list[str]:

@@ -1,0 +1,231 @@
+"""A job that waits for its nodes or has them: its place in the queue, in words, and what ended it.
+
+A queue's words explain an end, and decide nothing else: while it does not answer, a job is what its files say.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from allranks.engine.file_calls import FileCalls
+from allranks.engine.protocol import Placement
+from allranks.engine.slurm_queue import QueuedJob, Sighting
+from allranks.errors import EngineError
+from allranks.harness import node_supervisor as files
+from allranks.harness.evidence import read
+from allranks.harness.node_supervisor import AgentExit
+
+_LATE_FILES: Final = 10.0
+"""Seconds that files of an ended job may take to be seen here: NFS keeps names for up to 30, and looks for new ones
+after 3 to 5 where a folder changes. A node whose files change meanwhile goes on, whatever the queue says."""
+
+_ABSENCES: Final = 2
+"""Answers without a job until it counts as lost: an answer may miss one that is just being submitted."""
+
+_SILENT: Final = 60.0
+"""Seconds without an answer of the queue, or of the shared file system, until that is told."""
+
+OWNER_BEAT: Final = 15.0
+"""Seconds between two signs of life of the orchestrator, for those on other hosts."""
+
+_PATIENCE: Final = 300.0
+"""Seconds without an answer of the shared file system until the job is given up."""
+
+
+class Queue(Protocol):
+    """The place where jobs wait for their nodes, and what it tells of each by its name."""
+
+    def look(self, name: str) -> Sighting:
+        """What is known of a job."""
+
+    def look_at_end(self, name: str) -> Sighting:
+        """What is known of a job whose leading agent has ended, which the queue may notice a while later."""
+
+    def cancel(self, name: str) -> None:
+        """End a job; one that is not there needs none.
+
+        Raises:
+            EngineError: The queue does not answer.
+        """
+
+
+@dataclass(eq=False)
+class Allocation:
+    """A submitted job, as its agents share it.
+
+    Attributes:
+        number: The queue's name for it, for people, as in "SLURM job 12"; empty for none.
+        told: What was last said of its place in the queue.
+        is_to_go: It is to get its turn, and its files do not say so yet.
+        is_ours: This process has asked for its end.
+        placed: When its first node began, in seconds since the epoch; None while it is queued.
+        gone: When the queue was first seen to have lost or ended it, on the monotonic clock.
+        lives: When a file of its leading node was last seen to change, on the monotonic clock.
+        owned: A file whose time of change says that its orchestrator lives; None for none.
+        calls: Makes all calls on its files.
+        asked: Since when one of them has had no answer, on the monotonic clock; None for an answer.
+    """
+
+    queue: Queue
+    folder: Path
+    number: str = ""
+    told: str = ""
+    is_to_go: bool = False
+    is_ours: bool = False
+    placed: float | None = None
+    gone: float | None = None
+    lives: float = -math.inf
+    owned: Path | None = None
+    _owned_at: float = -math.inf
+    calls: FileCalls = field(default_factory=FileCalls)
+    asked: float | None = None
+    on_placed: Callable[[], None] = field(default=lambda: None)
+
+    def news(self) -> Placement | None:
+        """What has changed in its place since the last call, in words."""
+        if self.placed is None and files.is_there(self.folder / "node-0" / files.PLACED):
+            at, now = told_in(self.folder / "node-0" / files.PLACED).get("at"), time.time()
+            self.placed = at if isinstance(at, float) and 0.0 < at <= now else now  # by another clock
+            self.on_placed()
+        self._go()
+        self._own()
+        return self._if_new(self._place(self.queue.look(self.folder.name)))
+
+    def _own(self) -> None:
+        now = time.monotonic()
+        if self.owned is not None and now > self._owned_at + OWNER_BEAT:
+            self._owned_at = now
+            with suppress(OSError):
+                os.utime(self.owned)
+
+    def _place(self, sighting: Sighting) -> str:
+        job = sighting.job
+        if self.placed is None and sighting.unanswered > _SILENT:
+            return f"unknown: the controller has not answered for {_minutes(sighting.unanswered)} min"
+        if self.placed is None:
+            return f"queued ({job.reason or 'no reason yet'})" if job and job.is_waiting else ""
+        if job and self.has_vanished:
+            return f"given up by the cluster ({job.state}), but its files still change"
+        return f"placed on {job.nodes}{self._in_brackets}" if job and job.nodes and not job.has_ended else ""
+
+    def silence(self) -> Placement | None:
+        """What is new of calls that have no answer."""
+        return self._if_new(f"{_NO_ANSWER} for {_minutes(self.unheard)} min" if self.unheard > _SILENT else "")
+
+    def _if_new(self, told: str) -> Placement | None:
+        if not told or told == self.told:
+            return None
+        self.told = told
+        return Placement(told, is_placed=self.placed is not None)
+
+    @property
+    def unheard(self) -> float:
+        """Seconds for which a call on the job's files has had no answer; 0 if all have one."""
+        return 0.0 if self.asked is None else time.monotonic() - self.asked
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether the shared file system has not answered for too long."""
+        return self.unheard > _PATIENCE
+
+    @property
+    def _in_brackets(self) -> str:
+        return f" ({self.number})" if self.number else ""
+
+    def named(self, cause: str) -> str:
+        """A cause with the queue's name for the job."""
+        return f"{cause}; it was {self.number}" if self.number else cause
+
+    def could_not_write(self, trouble: str) -> str:
+        """The cause of an end, if that was the shared file system."""
+        return self.named(f"could not write to {self.folder.parent} ({trouble})")
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for its nodes, which have left no files then."""
+        return self.placed is None and not self.is_ours and not self.has_vanished
+
+    @property
+    def has_vanished(self) -> bool:
+        """Whether the queue has ended or lost it, and files that it may have left are overdue."""
+        sighting = self.queue.look(self.folder.name)
+        ended = sighting.job.has_ended if sighting.job else sighting.absences >= _ABSENCES
+        if not ended:
+            self.gone = None
+        elif self.gone is None:
+            self.gone = time.monotonic()
+        return self.gone is not None and time.monotonic() > self.gone + _LATE_FILES
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has vanished, and no file of its leading node has changed since."""
+        return self.has_vanished and time.monotonic() > self.lives + _LATE_FILES
+
+    def go(self) -> None:
+        """Give it its turn, and again with each look for news if the shared file system refuses it now."""
+        self.is_to_go = True
+        self.calls.begin(self._go)
+
+    def _go(self) -> None:
+        if self.is_to_go:
+            with suppress(OSError):
+                (self.folder / files.GO).touch()
+                self.is_to_go = False
+
+    def hang_up(self) -> None:
+        """Ask its supervisors to end their agents, without waiting for the shared file system."""
+        self.is_ours = True
+        self.calls.begin((self.folder / files.HANG_UP).touch)
+
+    def cancel(self) -> None:
+        """Have the queue end it, unless it does not answer."""
+        self.is_ours = True
+        with suppress(EngineError):
+            self.queue.cancel(self.folder.name)
+
+    def cause(self, leader: AgentExit | None) -> str:
+        """What ended it, if that was the cluster; else empty."""
+        if leader is None and self.unheard > _LATE_FILES:
+            return self.named(f"was given up: {_NO_ANSWER} for {self.unheard:.0f} s")
+        if leader is not None and leader.trouble:
+            return self.could_not_write(leader.trouble)
+        if self.is_ours or (leader is not None and not leader.signals and leader.status is not None):
+            return ""
+        name = self.folder.name
+        # The queue's answers may be older than the end of the leading agent.
+        sighting = self.queue.look(name) if leader is None else self.queue.look_at_end(name)
+        job = sighting.job or sighting.last
+        if job is not None and job.cause:
+            return self.named(job.cause)
+        if leader is not None:
+            told = f"was told to end from outside ({', '.join(leader.signals)})"
+            return self.named(told if leader.signals else "has left no exit status of its agent")
+        return f"has left no exit status: {self.number or 'the job'} {_lost(job)}"
+
+
+_NO_ANSWER: Final = "the shared file system has not answered"
+
+
+def _minutes(seconds: float) -> int:
+    """Whole minutes; beyond four, only every fifth one is told."""
+    minutes = int(seconds // 60)
+    return minutes if minutes < 5 else minutes // 5 * 5
+
+
+def _lost(job: QueuedJob | None) -> str:
+    return f"is {job.state}" if job else "is not in the queue"
+
+
+def told_in(path: Path) -> dict[str, object]:
+    """The object in a file of a node; empty if it is not whole."""
+    try:
+        told = json.loads(read(path))
+    except (ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
