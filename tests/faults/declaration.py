@@ -10,6 +10,9 @@ SUITES = Path(__file__).parent / "suites"
 
 ENGINES = ("process", "docker")
 
+CLUSTER = "slurm"
+"""The engine whose cluster takes root to start; it can express what the process engine can."""
+
 LIMITS = {"process_group": 10, "test": 12, "job": 60, "peer_grace": 1}
 """Seconds, for what a fault does not say itself."""
 
@@ -82,10 +85,10 @@ class Fault:
         limits: The matrix's, in seconds.
         exit_code: Of the whole command; one of several where that is undetermined.
         says: What the command must print.
-        not_on: Engines that cannot express the fault, each with the reason.
+        not_on: Engines that cannot express the fault, each with the reason; the process engine's holds for slurm, too.
         nodes: Agents of the job.
         strike: What is done to the container of a node when a rank says that it waits, and that node (see ``strike``).
-        memory_mib: A real limit on the job's memory.
+        memory_mib: A real limit on the job's memory; on a cluster on that of the command alone.
         disk_mib: The size of the disk that the job's temporary folder lies on; None for the host's own.
         is_alone: It takes so much of the machine that nothing else may run beside it.
         pytest_args: More arguments for pytest.
@@ -116,7 +119,11 @@ class Fault:
     @property
     def engines(self) -> tuple[str, ...]:
         """The engines that can express it."""
-        return tuple(engine for engine in ENGINES if engine not in self.not_on)
+        return tuple(engine for engine in (*ENGINES, CLUSTER) if not self.why_not_on(engine))
+
+    def why_not_on(self, engine: str) -> str:
+        """Why an engine cannot express it; empty if it can."""
+        return self.not_on.get(engine, "") or (self.not_on.get("process", "") if engine == CLUSTER else "")
 
     @property
     def source(self) -> Path:
