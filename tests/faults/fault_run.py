@@ -141,8 +141,8 @@ def _confinement(fault: Fault, engine: str, temporary: Path) -> list[str]:
 
 def why_not_here(fault: Fault, engine: str) -> str:
     """Why a fault cannot be run on an engine, or on this host; empty where it can."""
-    if reason := fault.why_not_on(engine):
-        return reason
+    if engine in fault.not_on:
+        return fault.not_on[engine]
     confinement = _confinement(fault, engine, Path("/mnt"))
     return _refusal(tuple(confinement)) if confinement else ""
 
@@ -302,7 +302,8 @@ def _of_run(fault: Fault, seen: Seen) -> Iterator[str]:
         yield f"it took {seen.seconds:.1f} s, more than {fault.seconds:g} s and {SLACK:g} s of slack"
     if seen.size > SIZE:
         yield f"its results take {seen.size >> 20} MiB, more than {SIZE >> 20}"
-    yield from (f"left behind: {each}" for each in seen.left)
+    left = (each for each in seen.left if not any(part in each for part in fault.leaves))
+    yield from (f"left behind: {each}" for each in left)
     said = " ".join(seen.said.split())  # long notes are wrapped
     yield from (f"the command did not say {word!r}" for word in fault.says if word not in said)
     if "This is a bug in allranks" in seen.said:

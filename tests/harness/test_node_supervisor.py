@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -15,6 +16,7 @@ from allranks.harness.node_supervisor import (
     gpus_to_check,
     interface_towards,
     own_address,
+    scratch_folder,
     write_whole,
 )
 
@@ -94,3 +96,34 @@ def test_a_file_is_whole_and_its_owners_alone(tmp_path):
     assert (tmp_path / "x").read_text() == "text"
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [tmp_path / "x"]
+
+
+def test_a_folder_that_a_killed_supervisor_left_is_removed_by_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_supervisor.tempfile, "tempdir", str(tmp_path))
+    hold = "with scratch_folder() as folder: print(folder, flush=True); input()"
+    command = [sys.executable, "-c", f"from allranks.harness.node_supervisor import scratch_folder\n{hold}"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        folder = tmp_path / other.stdout.readline().strip()
+        (folder / "nested").mkdir()
+        an_hour_ago = time.time() - 3600
+        os.utime(folder, (an_hour_ago, an_hour_ago))
+        with scratch_folder():
+            assert folder.exists()  # its supervisor lives
+        other.kill()
+        other.wait()
+    with scratch_folder() as own:
+        assert list(tmp_path.iterdir()) == [own]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_folders_without_a_lock_new_ones_links_and_others_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_supervisor.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "allranks-node-new").mkdir()  # its supervisor is just about to lock it
+    (tmp_path / "elsewhere").mkdir()
+    os.utime(tmp_path / "elsewhere", (0, 0))
+    (tmp_path / "allranks-node-link").symlink_to("elsewhere")
+    before = set(tmp_path.iterdir())
+    with scratch_folder():
+        pass
+    assert set(tmp_path.iterdir()) == before

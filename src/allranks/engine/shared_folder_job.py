@@ -185,6 +185,8 @@ class Allocation:
         if leader is not None:
             told = f"was told to end from outside ({', '.join(leader.signals)})"
             return self.named(told if leader.signals else "has left no exit status of its agent")
+        if files.is_gone(self.folder / "node-0"):
+            return self.named(f"lost its files: {self.folder} was emptied, or removed")
         return f"has left no exit status: {self.number or 'the job'} {_lost(job)}"
 
 
@@ -373,6 +375,8 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
+        if self._leader.ended is None and files.is_gone(self._leader.folder):  # its end tells so
+            return
         try:
             bring_home([agent.folder / files.RESULTS for agent in self._agents], results)
         except OSError as error:

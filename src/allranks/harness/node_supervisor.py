@@ -27,8 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Final, NoReturn
@@ -54,6 +54,13 @@ LOG = "supervisor.log"
 
 ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"
 """Names an address at which other nodes may reach this one; it counts only where it is this node's."""
+
+_SCRATCH: Final = "allranks-node-"
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_SETTLED: Final = 60.0
+"""Seconds after which a new folder has its lock, if it ever gets one."""
 
 _LOOK_AGAIN: Final = 0.2
 """Seconds between two looks at the orders, which cost two look-ups in the shared folder."""
@@ -137,14 +144,13 @@ class NodeSupervisor:
         linux.adopt_orphans()
         placed = Placed(at=time.time(), host=socket.gethostname())
         write_whole(self._own / PLACED, json.dumps(asdict(placed)))
-        scratch = Path(tempfile.mkdtemp(prefix="allranks-node-"))  # the node's own disk: sockets need short names
-        try:
-            ended = self._run(scratch)
-        except (OSError, ValueError) as error:
-            ended = AgentExit(status=None, output=f"{type(error).__name__}: {error}")
-        finally:
-            end_orphans()
-            shutil.rmtree(scratch, ignore_errors=True)
+        with scratch_folder() as scratch:
+            try:
+                ended = self._run(scratch)
+            except (OSError, ValueError) as error:
+                ended = AgentExit(status=None, output=f"{type(error).__name__}: {error}")
+            finally:
+                end_orphans()
         ended = replace(ended, signals=tuple(self._signals), memory_kills=linux.killed_for_memory())
         write_whole(self._own / EXIT, json.dumps(asdict(ended)))
         status = 1 if ended.status is None else ended.status
@@ -228,7 +234,7 @@ class NodeSupervisor:
                 with suppress(BrokenPipeError):
                     _pipe(agent).write(b"go\n")
                     _pipe(agent).flush()
-            if deadline is None and (self._signals or is_there(self._folder / HANG_UP) or _is_gone(self._own)):
+            if deadline is None and (self._signals or is_there(self._folder / HANG_UP) or is_gone(self._own)):
                 deadline = now + STOP_GRACE
                 with suppress(BrokenPipeError):
                     _pipe(agent).close()
@@ -241,6 +247,35 @@ class NodeSupervisor:
         return AgentExit(status=agent.wait())
 
 
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder on the node's own disk, where sockets have short names; its lock shows that its supervisor lives."""
+    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    descriptor = os.open(scratch, _FOLDER)
+    try:
+        with suppress(OSError):  # no locks here: no other supervisor can have it then
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _remove_abandoned(scratch.parent)
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what supervisors of this user that were killed have left on this node, which only a next one can do."""
+    for path in folder.glob(f"{_SCRATCH}*"):
+        with suppress(OSError):
+            descriptor = os.open(path, _FOLDER)
+            try:
+                found = os.fstat(descriptor)
+                if found.st_uid == os.geteuid() and found.st_mtime < time.time() - _SETTLED:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
 def is_there(path: Path) -> bool:
     """Whether a file is seen; a file system that does not answer well shows none for now."""
     with suppress(OSError):
@@ -249,7 +284,7 @@ def is_there(path: Path) -> bool:
     return False
 
 
-def _is_gone(folder: Path) -> bool:
+def is_gone(folder: Path) -> bool:
     """Whether a folder has been removed, and is not just out of sight: nothing could be reported any more."""
     try:
         folder.stat()
