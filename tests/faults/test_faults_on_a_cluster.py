@@ -31,7 +31,7 @@ def test_on_a_cluster(fault: Fault, ended_on_a_cluster: Callable[[Fault], Outcom
 @pytest.fixture
 def on_a_node(slurm_cluster, monkeypatch) -> Iterator[list[str]]:
     """The beginning of a command that runs the rest of it on a node, outside of all jobs and without variables."""
-    monkeypatch.setattr(trial_cluster, "LATE", 0.5)
+    monkeypatch.setattr(trial_cluster, "DYING", 0.5)
     with use_cluster(slurm_cluster.folder):
         yield ["nsenter", f"--target={inits_of_nodes()[0]}", "--pid", "env", "-i"]
 
@@ -50,11 +50,16 @@ def test_a_process_with_the_name_of_a_run_is_that_runs(on_a_node: list[str]):
         assert "sleep 3612" in left
 
 
-def test_a_job_of_a_run_that_is_still_queued_is_found(slurm_cluster, monkeypatch):
+def test_a_process_that_another_runs_job_is_losing_is_not_this_runs(on_a_node: list[str]):
+    subprocess.run([*on_a_node, "JOB=allranks-fault-7.a", "sh", "-c", "sleep 3613 &"], check=True)
+    assert left_on_cluster("fault-8") == []
+    [left] = left_on_cluster("fault-7")
+    assert "sleep 3613" in left
+
+
+def test_a_job_of_a_run_that_is_still_queued_is_found_and_cancelled(slurm_cluster, monkeypatch):
     monkeypatch.setattr(trial_cluster, "LATE", 0.5)
     with use_cluster(slurm_cluster.folder):
         slurm_cluster.run("sbatch", "--hold", "--output=/dev/null", "--job-name=allranks-run-7.a", "--wrap=true")
-        try:
-            assert left_on_cluster("run-7") == ["job allranks-run-7.a in the queue"]
-        finally:
-            slurm_cluster.run("scancel", "--me")
+        assert left_on_cluster("run-7") == ["job allranks-run-7.a in the queue"]
+        slurm_cluster.wait_until("", "squeue", "--me", "--noheader")

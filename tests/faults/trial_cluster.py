@@ -11,11 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm-cluster"
 
 LATE = 15.0
 """Seconds that SLURM may take to end a job after its last process has reported: it asks its nodes every few."""
+
+DYING = 2.0
+"""Seconds for the processes of an ended job to be gone."""
+
+T = TypeVar("T")
+
+_A_JOB = b"allranks-fault-"
+"""The beginning of the names of all jobs of faults."""
 
 _OF_SLURM = frozenset({"slurmd", "slurmstepd"})
 
@@ -60,19 +69,18 @@ def _script(command: str, variables: dict[str, str]) -> "subprocess.CompletedPro
 def left_on_cluster(run_id: str) -> list[str]:
     """The processes on the nodes, and the jobs in the queue, that a run which has ended has left; ends them.
 
-    A process that no job is the parent of is any run's that sees it: no run may leave one.
+    A process without a parent and without the name of a job is that of any run that sees it: no run may leave one.
     """
     inits = inits_of_nodes()
-
-    def left() -> list[tuple[int, str]]:
-        processes = [(pid, f"process {pid} of a node: {_words(pid)}") for pid in _of_run(run_id, inits)]
-        return processes or [(0, f"job {name} in the queue") for name in _queue() if run_id in name]
-
-    found = _once_gone(left)
-    for pid in filter(None, (pid for pid, _ in found)):
+    queued = _once_gone(LATE, lambda: [name for name in _queue() if run_id in name])
+    for name in queued:
+        _ask("scancel", "--me", f"--name={name}")
+    pids = _once_gone(DYING, lambda: list(_of_run(run_id, inits)))
+    processes = [f"process {pid} of a node: {_words(pid)}" for pid in pids]
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return [text for _, text in found]
+    return [*(f"job {name} in the queue" for name in queued), *processes]
 
 
 def inits_of_nodes() -> list[int]:
@@ -81,8 +89,9 @@ def inits_of_nodes() -> list[int]:
     return [init for file in folder.glob("n*.pid") for init in _children(int(file.read_text()))]
 
 
-def _once_gone(look: Callable[[], list[tuple[int, str]]]) -> list[tuple[int, str]]:
-    deadline = time.monotonic() + LATE
+def _once_gone(seconds: float, look: Callable[[], list[T]]) -> list[T]:
+    """What is still seen after this time."""
+    deadline = time.monotonic() + seconds
     while (found := look()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return found
@@ -98,14 +107,18 @@ def _of_run(run_id: str, inits: list[int]) -> Iterator[int]:
             state, parent = _stat(pid)
             # The job's folder has the run's name: it is in the working directory, the variables or the command line.
             traces = _link(pid, "cwd").encode(), _bytes(pid, "environ"), _bytes(pid, "cmdline")
+            named = [word for word in (run_id.encode(), _A_JOB) if any(word in trace for trace in traces)]
             is_lost = parent in inits and Path(f"/proc/{pid}/comm").read_text().strip() not in _OF_SLURM
-            if state != "Z" and (is_lost or any(run_id.encode() in trace for trace in traces)):
+            if state != "Z" and (run_id.encode() in named or (is_lost and not named)):
                 yield pid
 
 
 def _queue() -> list[str]:
-    command = ["squeue", "--me", "--noheader", "--format=%j"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return _ask("squeue", "--me", "--noheader", "--format=%j").split()
+
+
+def _ask(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _children(pid: int) -> list[int]:
