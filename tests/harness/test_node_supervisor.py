@@ -82,6 +82,16 @@ def test_an_agent_that_cannot_be_started_leaves_an_end_that_says_why(tmp_path):
     assert (tmp_path / "node-0" / "placed.json").exists()
 
 
+@pytest.mark.usefixtures("nodes")
+def test_processes_that_an_earlier_job_lost_for_want_of_memory_are_not_this_jobs(tmp_path):
+    patch = "counts = iter([7, 9]); linux.killed_for_memory = lambda: next(counts)"
+    run = (
+        f"from allranks.harness import linux, node_supervisor; {patch}; node_supervisor.main([{str(tmp_path)!r}, '0'])"
+    )
+    subprocess.run([sys.executable, "-c", run], check=False)
+    assert json.loads((tmp_path / "node-0" / "exit.json").read_text())["memory_kills"] == 2
+
+
 def test_a_go_after_the_hang_up_does_no_harm(nodes, tmp_path):
     (tmp_path / "hang-up").touch()
     code = (

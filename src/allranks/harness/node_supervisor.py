@@ -103,7 +103,7 @@ class AgentExit:
     Attributes:
         status: Its exit status, negative for a signal; None if it was never started.
         signals: The signals by which the cluster told this node to end, in their order.
-        memory_kills: How many processes the kernel killed for want of memory.
+        memory_kills: How many processes the kernel killed for want of memory, in this job's time.
         output: Why the agent was not started.
     """
 
@@ -142,6 +142,7 @@ class NodeSupervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._note)
         linux.adopt_orphans()
+        kills_before = linux.killed_for_memory()  # without cgroups of its jobs, SLURM's daemon counts those of all
         placed = Placed(at=time.time(), host=socket.gethostname())
         write_whole(self._own / PLACED, json.dumps(asdict(placed)))
         with scratch_folder() as scratch:
@@ -151,7 +152,8 @@ class NodeSupervisor:
                 ended = AgentExit(status=None, output=f"{type(error).__name__}: {error}")
             finally:
                 end_orphans()
-        ended = replace(ended, signals=tuple(self._signals), memory_kills=linux.killed_for_memory())
+        kills = linux.killed_for_memory() - kills_before
+        ended = replace(ended, signals=tuple(self._signals), memory_kills=kills)
         write_whole(self._own / EXIT, json.dumps(asdict(ended)))
         status = 1 if ended.status is None else ended.status
         return status if status >= 0 else 128 - status
