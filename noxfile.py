@@ -154,7 +154,7 @@ def torch_outcomes(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def slurm(session: nox.Session) -> None:
-    """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): four minutes."""
+    """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): twelve minutes."""
     session.install("-e", ".", *_group("test"))
     variables = {"ALLRANKS_SLURM": "1", "ALLRANKS_REQUIRE_SLURM": "1"}
     tests = ("tests/e2e", "tests/test_slurm_cluster.py", "tests/faults/test_faults_on_a_cluster.py")
