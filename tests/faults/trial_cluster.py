@@ -118,7 +118,15 @@ def _queue() -> list[str]:
 
 
 def _ask(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    """What SLURM answers; on a machine at its limits its controller may end a connection too soon."""
+    deadline = time.monotonic() + LATE
+    while True:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode and time.monotonic() < deadline:
+            time.sleep(0.5)
+            continue
+        done.check_returncode()
+        return done.stdout
 
 
 def _children(pid: int) -> list[int]:
