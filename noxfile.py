@@ -120,7 +120,7 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def soak(session: nox.Session) -> None:
-    """Repeat every planted fault on both engines: `-- COUNT [FAULT ...]`, 20 times each unless it says so."""
+    """Repeat every planted fault: `-- COUNT [FAULT ...] [--engine slurm]`, 20 times here and in containers."""
     session.install("-e", ".", *_group("test"))
     session.run("python", "tests/faults/soak.py", *session.posargs)
 
@@ -154,10 +154,11 @@ def torch_outcomes(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def slurm(session: nox.Session) -> None:
-    """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): ten minutes."""
+    """Run all that happens to clusters on one of three isolated nodes (Debian 12, as root): a quarter of an hour."""
     session.install("-e", ".", *_group("test"))
     variables = {"ALLRANKS_SLURM": "1", "ALLRANKS_REQUIRE_SLURM": "1"}
-    session.run("pytest", "tests/e2e/test_slurm.py", "tests/test_slurm_cluster.py", *session.posargs, env=variables)
+    tests = ("tests/e2e", "tests/test_slurm_cluster.py", "tests/faults/test_faults_on_a_cluster.py")
+    session.run("pytest", *tests, "-m", "slurm", "--durations", "5", *session.posargs, env=variables)
     if not session.posargs:
         session.run("python", "tests/survival/soak.py", "2", "--engine", "slurm", "--at-most", "300")
 

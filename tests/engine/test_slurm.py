@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ from allranks.engine.slurm import SlurmEngine
 from allranks.engine.slurm_requests import job_name, request
 from allranks.engine_contract import ENDED, EngineContract, Heard, HeardOnce
 from allranks.errors import EngineError
-from allranks.harness import node_supervisor as files
+from allranks.harness import node_files as files
 from allranks.matrix.model import Slurm
 from allranks.records import Finished, Interrupted
 
@@ -164,6 +165,22 @@ class TestSlurm(EngineContract):
         assert ending.status is None
         assert ending.ended_by == "lost a node (n1); it was SLURM job 1"
 
+    def test_one_whose_folder_was_emptied_has_lost_its_files(self, engine, endless, monkeypatch, results):
+        monkeypatch.setattr("allranks.engine.shared_folder_job._LATE_FILES", 0.5)
+        name = job_name(endless)
+
+        def empty():
+            shutil.rmtree(job._leader.folder)
+            wait_until(lambda: not supervisors_of(name))
+
+        with engine.start(endless) as job:
+            job.go()
+            ending = job.wait(HeardOnce(empty))
+            job.collect(results)  # no error, which would hide that one
+        assert ending.status is None
+        assert "lost its files" in ending.ended_by
+        assert "was emptied, or removed; it was SLURM job 1" in ending.ended_by
+
     @pytest.mark.parametrize("how", ["changed", "shrunk"])
     def test_a_stream_that_does_not_stay_as_it_was_read_is_a_contradiction(self, engine, endless, tmp_path, how):
         stream = tmp_path / "spool" / job_name(endless) / "node-0" / files.STREAM
@@ -191,6 +208,13 @@ class TestSlurm(EngineContract):
         with pytest.raises(EngineError, match="SLURM did not take the job") as raised, engine.start(tiny):
             pass
         assert "Unable to contact slurm controller" in raised.value.why
+
+
+def wait_until(happens):
+    deadline = time.monotonic() + 30
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def supervisors_of(name):

@@ -13,7 +13,7 @@ from allranks.engine import shared_folder_job
 from allranks.engine.allocation import Allocation
 from allranks.engine.shared_folder_job import SharedFolderJob, _NodeAgent
 from allranks.engine.slurm_queue import QueuedJob, Sighting
-from allranks.harness.node_supervisor import AgentExit
+from allranks.harness.node_files import AgentExit
 
 
 class FakeQueue:

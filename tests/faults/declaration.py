@@ -10,6 +10,9 @@ SUITES = Path(__file__).parent / "suites"
 
 ENGINES = ("process", "docker")
 
+CLUSTER = "slurm"
+"""The engine that needs a cluster, which takes root to start."""
+
 LIMITS = {"process_group": 10, "test": 12, "job": 60, "peer_grace": 1}
 """Seconds, for what a fault does not say itself."""
 
@@ -82,10 +85,11 @@ class Fault:
         limits: The matrix's, in seconds.
         exit_code: Of the whole command; one of several where that is undetermined.
         says: What the command must print.
+        leaves: Parts of the names of what stays, for a reason that its file gives.
         not_on: Engines that cannot express the fault, each with the reason.
         nodes: Agents of the job.
         strike: What is done to the container of a node when a rank says that it waits, and that node (see ``strike``).
-        memory_mib: A real limit on the job's memory.
+        memory_mib: A real limit on the job's memory; on a cluster on that of the command alone.
         disk_mib: The size of the disk that the job's temporary folder lies on; None for the host's own.
         is_alone: It takes so much of the machine that nothing else may run beside it.
         pytest_args: More arguments for pytest.
@@ -103,6 +107,7 @@ class Fault:
     limits: Mapping[str, float] = field(default_factory=dict)
     exit_code: tuple[int, ...] = (1,)
     says: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
     not_on: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
     strike: tuple[str, int] | None = None
@@ -116,7 +121,7 @@ class Fault:
     @property
     def engines(self) -> tuple[str, ...]:
         """The engines that can express it."""
-        return tuple(engine for engine in ENGINES if engine not in self.not_on)
+        return tuple(engine for engine in (*ENGINES, CLUSTER) if engine not in self.not_on)
 
     @property
     def source(self) -> Path:
@@ -144,7 +149,7 @@ class Fault:
     def _from(cls, said: dict[str, Any], name: str, path: Path) -> Self:
         own = {field.name for field in fields(Expectation)}
         world_size = said["world_size"]
-        read_here = own | {"others", "limits", "pytest_args", "says", "exit_code"}
+        read_here = own | {"others", "limits", "pytest_args", "says", "leaves", "exit_code"}
         rest = {key: value for key, value in said.items() if key not in read_here}
         expected = {key: value for key, value in said.items() if key in own}
         others = {key: _other(value, world_size) for key, value in said.get("others", {}).items()}
@@ -156,6 +161,7 @@ class Fault:
             limits={**LIMITS, **said.get("limits", {})},
             pytest_args=tuple(said.get("pytest_args", ())),
             says=tuple(said.get("says", ())),
+            leaves=tuple(said.get("leaves", ())),
             exit_code=_several(said.get("exit_code", 1), list),
             **rest,
         )

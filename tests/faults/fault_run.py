@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from declaration import Expectation, Fault, passed
+from declaration import CLUSTER, Expectation, Fault, passed
 from junitparser import JUnitXml, Properties, SystemErr, SystemOut, TestCase
 from strike import WORD, strike
+from trial_cluster import left_on_cluster
 
 from allranks.engine import ownership
 from allranks.engine.docker import connect
@@ -31,6 +32,9 @@ from allranks.records import JOURNAL, Imported, Record, Went, decode
 
 SLACK = 4.0
 """Seconds that a busy machine may add to any fault."""
+
+SPOOL = "spool"
+"""The folder of the jobs of a cluster, among the run's temporary files."""
 
 SIZE = 16 << 20
 """Bytes that the results of a small suite may take, whatever it prints."""
@@ -57,6 +61,10 @@ packages = ["numpy", "expecttest"]
 
 [process]
 python = {python}
+
+[slurm]
+spool = {spool}
+extra = [{slurm_variables}]
 
 [limits]
 {limits}
@@ -113,7 +121,7 @@ def run_fault(fault: Fault, engine: str, folder: Path) -> Seen:
     run_id = f"fault-{secrets.token_hex(5)}"
     repository, results, temporary = folder / "repository", folder / "results", folder / "tmp"
     temporary.mkdir(parents=True)
-    _write_repository(fault, repository)
+    _write_repository(fault, repository, temporary)
     report = folder / "warden.json"
     command = [sys.executable, str(WARDEN), str(report), *_confinement(fault, engine, temporary), "--"]
     command += [sys.executable, "-m", "allranks", "run", "--engine", engine, "--results", str(results), "--seed", "7"]
@@ -125,14 +133,16 @@ def run_fault(fault: Fault, engine: str, folder: Path) -> Seen:
 
 
 def _confinement(fault: Fault, engine: str, temporary: Path) -> list[str]:
-    """What of a fault the process engine has no setting for: its jobs live in the run's own surroundings."""
+    """What of a fault an engine has no setting for: jobs of the process engine live in the run's own surroundings."""
     disk = ["--disk", str(temporary), str(fault.disk_mib)] if fault.disk_mib else []
     memory = ["--memory", str(fault.memory_mib)] if fault.memory_mib else []
-    return [*disk, *memory] if engine == "process" else []
+    return {"process": [*disk, *memory], CLUSTER: memory}.get(engine, [])
 
 
 def why_not_here(fault: Fault, engine: str) -> str:
-    """Why this host cannot run a fault on an engine that could; empty where it can."""
+    """Why a fault cannot be run on an engine, or on this host; empty where it can."""
+    if engine in fault.not_on:
+        return fault.not_on[engine]
     confinement = _confinement(fault, engine, Path("/mnt"))
     return _refusal(tuple(confinement)) if confinement else ""
 
@@ -153,7 +163,7 @@ def _environment(run_id: str, temporary: Path) -> dict[str, str]:
     return {**host, **own}
 
 
-def _write_repository(fault: Fault, repository: Path) -> None:
+def _write_repository(fault: Fault, repository: Path, temporary: Path) -> None:
     suite = repository / "suite"
     if fault.path.is_dir():
         shutil.copytree(fault.path, suite, ignore=shutil.ignore_patterns("__pycache__"))
@@ -168,6 +178,9 @@ def _write_repository(fault: Fault, repository: Path) -> None:
         init_method=fault.init_method,
         isolation=fault.isolation,
         python=json.dumps(sys.executable),
+        spool=json.dumps(str(temporary / SPOOL)),
+        # A node's own folder for temporary files is the host's /tmp, which others use, too.
+        slurm_variables=json.dumps(f"--export=ALL,TMPDIR={temporary}"),
         limits="\n".join(f"{name} = {value}" for name, value in limits.items()),
         environment=f'\n[[env]]\nwhen = "world_size > 0"\nset = {{ {variables} }}\n' if variables else "",
     )
@@ -204,7 +217,10 @@ def _complete(command: Sequence[str], folder: Path, environment: dict[str, str],
 
 
 def _left(run_id: str, engine: str, temporary: Path) -> Iterator[str]:
-    yield from (f"folder {path}" for path in temporary.glob("allranks-job-*"))
+    if engine == CLUSTER:
+        yield from left_on_cluster(run_id)
+    scratch = ("allranks-job-*", "allranks-node-*", f"{SPOOL}/allranks-*")
+    yield from (f"folder {path}" for pattern in scratch for path in temporary.glob(pattern))
     yield from (f"lock {path}" for path in ownership.lock_folder().glob(f"run-{run_id}"))
     if engine == "docker":
         with closing(connect()) as client:
@@ -286,7 +302,8 @@ def _of_run(fault: Fault, seen: Seen) -> Iterator[str]:
         yield f"it took {seen.seconds:.1f} s, more than {fault.seconds:g} s and {SLACK:g} s of slack"
     if seen.size > SIZE:
         yield f"its results take {seen.size >> 20} MiB, more than {SIZE >> 20}"
-    yield from (f"left behind: {each}" for each in seen.left)
+    left = (each for each in seen.left if not any(part in each for part in fault.leaves))
+    yield from (f"left behind: {each}" for each in left)
     said = " ".join(seen.said.split())  # long notes are wrapped
     yield from (f"the command did not say {word!r}" for word in fault.says if word not in said)
     if "This is a bug in allranks" in seen.said:

@@ -1,8 +1,12 @@
 """Repeats every planted fault on every engine, and prints what came of it; exit status 1 on one wrong result.
 
-python tests/faults/soak.py [COUNT] [FAULT ...]      # 20 times, every fault
+python tests/faults/soak.py [COUNT] [FAULT ...] [--engine ENGINE]      # 20 times, every fault, here and in containers
+
+`--engine slurm` starts a cluster for it, which takes root.
 """
 
+import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -10,12 +14,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-from declaration import ENGINES, Fault, read_all
+from declaration import CLUSTER, ENGINES, Fault, read_all
 from fault_run import why_not_here
 from side_by_side import Outcome, SideBySide
+from trial_cluster import trial_cluster
 
 from allranks.engine.docker import connect
 from allranks.errors import EngineError
@@ -26,12 +31,14 @@ Key = tuple[str, str]
 
 
 def main(arguments: Sequence[str]) -> int:
-    count, names = _read(arguments)
+    count, names, engines = _read(arguments)
     faults = [fault for fault in read_all().values() if not names or fault.name in names]
-    engines = [engine for engine in ENGINES if engine == "process" or _daemon_answers()]
     began = time.monotonic()
-    # The folders of wrong runs stay in it.
-    outcomes = _run(faults, engines, count, Path(tempfile.mkdtemp(prefix="allranks-soak-")))
+    with ExitStack() as stack:
+        if CLUSTER in engines and "SLURM_CLUSTER_DIR" not in os.environ:
+            stack.enter_context(trial_cluster())
+        # The folders of wrong runs stay in it.
+        outcomes = _run(faults, engines, count, Path(tempfile.mkdtemp(prefix="allranks-soak-")))
     print(_table(outcomes))
     print(_not_run(faults, engines))
     wrong = sum(bool(outcome.wrong) for group in outcomes.values() for outcome in group)
@@ -40,12 +47,17 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def _read(arguments: Sequence[str]) -> tuple[int, frozenset[str]]:
-    count, names = (int(arguments[0]), arguments[1:]) if arguments and arguments[0].isdecimal() else (COUNT, arguments)
-    unknown = set(names) - read_all().keys()
-    if unknown:
+def _read(arguments: Sequence[str]) -> tuple[int, frozenset[str], list[str]]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", metavar="[COUNT] [FAULT ...]")
+    parser.add_argument("--engine", action="append", choices=[*ENGINES, CLUSTER])
+    options = parser.parse_intermixed_args(arguments)
+    first, *others = options.names or [str(COUNT)]
+    count, names = (int(first), others) if first.isdecimal() else (COUNT, options.names)
+    if unknown := set(names) - read_all().keys():
         sys.exit(f"There is no fault {', '.join(sorted(unknown))} in tests/faults/suites.")
-    return count, frozenset(names)
+    engines = options.engine or [engine for engine in ENGINES if engine == "process" or _daemon_answers()]
+    return count, frozenset(names), engines
 
 
 def _daemon_answers() -> bool:
@@ -59,7 +71,7 @@ def _daemon_answers() -> bool:
 
 def _run(faults: Iterable[Fault], engines: Sequence[str], count: int, folder: Path) -> dict[Key, list[Outcome]]:
     """All runs, each wrong one told as it ends; the folders of the wrong ones stay."""
-    wanted = [(fault, engine) for fault in faults for engine in engines if not _why_not(fault, engine)] * count
+    wanted = [(fault, engine) for fault in faults for engine in engines if not why_not_here(fault, engine)] * count
     found: dict[Key, list[Outcome]] = defaultdict(list)
     with SideBySide(folder) as side_by_side:
         for done, run in enumerate(as_completed(side_by_side.start(wanted)), start=1):
@@ -88,12 +100,8 @@ def _row(name: str, engine: str, outcomes: Sequence[Outcome], width: int) -> str
 
 def _not_run(faults: Iterable[Fault], engines: Sequence[str]) -> str:
     """What was left out, and why."""
-    left_out = [(fault, engine, _why_not(fault, engine)) for fault in faults for engine in engines]
+    left_out = [(fault, engine, why_not_here(fault, engine)) for fault in faults for engine in engines]
     return "\n".join(f"not on {engine}: {fault.name} ({reason})" for fault, engine, reason in left_out if reason)
-
-
-def _why_not(fault: Fault, engine: str) -> str:
-    return fault.not_on.get(engine, "") or why_not_here(fault, engine)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from agent_run import CONFIG, PATIENCE
 
-from allranks.harness import node_supervisor as files
-from allranks.harness.node_supervisor import NodeOrder, write_whole
+from allranks.harness import node_files as files
+from allranks.harness.node_files import NodeOrder, write_whole
 
 CH_RUN = shutil.which("ch-run")
 SYSTEM = ("bin", "lib", "lib64", "sbin")

@@ -15,8 +15,6 @@ from allranks.harness.node_supervisor import (
     gpus_to_check,
     interface_towards,
     own_address,
-    write_reserved,
-    write_whole,
 )
 from allranks.harness.record_forwarder import RecordForwarder
 
@@ -82,6 +80,16 @@ def test_an_agent_that_cannot_be_started_leaves_an_end_that_says_why(tmp_path):
     assert (tmp_path / "node-0" / "placed.json").exists()
 
 
+@pytest.mark.usefixtures("nodes")
+def test_processes_that_an_earlier_job_lost_for_want_of_memory_are_not_this_jobs(tmp_path):
+    patch = "counts = iter([7, 9]); linux.killed_for_memory = lambda: next(counts)"
+    run = (
+        f"from allranks.harness import linux, node_supervisor; {patch}; node_supervisor.main([{str(tmp_path)!r}, '0'])"
+    )
+    subprocess.run([sys.executable, "-c", run], check=False)
+    assert json.loads((tmp_path / "node-0" / "exit.json").read_text())["memory_kills"] == 2
+
+
 def test_a_go_after_the_hang_up_does_no_harm(nodes, tmp_path):
     (tmp_path / "hang-up").touch()
     code = (
@@ -92,20 +100,3 @@ def test_a_go_after_the_hang_up_does_no_harm(nodes, tmp_path):
     records = RecordForwarder(source, tmp_path / "stream")
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True) as agent:
         assert nodes[0]._watch(agent, records).status == 7
-
-
-def test_a_file_is_whole_and_its_owners_alone(tmp_path):
-    write_whole(tmp_path / "x", "text")
-    assert (tmp_path / "x").read_text() == "text"
-    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
-    assert list(tmp_path.iterdir()) == [tmp_path / "x"]
-
-
-def test_a_reserved_file_is_written_into_its_room_and_read_as_json(tmp_path):
-    node_supervisor.reserve(tmp_path / "placed.json")
-    [draft] = tmp_path.iterdir()
-    before = draft.stat()
-    write_reserved(tmp_path / "placed.json", node_supervisor.Placed(at=1.0, host="n1"))
-    [whole] = tmp_path.iterdir()
-    assert (whole.stat().st_ino, whole.stat().st_size) == (before.st_ino, before.st_size)
-    assert json.loads(whole.read_text()) == {"at": 1.0, "host": "n1"}

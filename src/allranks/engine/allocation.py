@@ -17,9 +17,9 @@ from allranks.engine.file_calls import FileCalls
 from allranks.engine.protocol import Placement
 from allranks.engine.slurm_queue import QueuedJob, Sighting
 from allranks.errors import EngineError
-from allranks.harness import node_supervisor as files
+from allranks.harness import node_files as files
 from allranks.harness.evidence import read
-from allranks.harness.node_supervisor import AgentExit
+from allranks.harness.node_files import AgentExit
 
 _LATE_FILES: Final = 10.0
 """Seconds that files of an ended job may take to be seen here: NFS keeps names for up to 30, and looks for new ones
@@ -206,6 +206,12 @@ class Allocation:
         if leader is not None:
             told = f"was told to end from outside ({', '.join(leader.signals)})"
             return self.named(told if leader.signals else "has left no exit status of its agent")
+        return self._cause_without_exit(job)
+
+    def _cause_without_exit(self, job: QueuedJob | None) -> str:
+        with suppress(OSError):
+            if self.calls.ask(lambda: files.is_gone(self.folder / "node-0"), _LATE_FILES):
+                return self.named(f"lost its files: {self.folder} was emptied, or removed")
         return f"has left no exit status: {self.number or 'the job'} {_lost(job)}"
 
 

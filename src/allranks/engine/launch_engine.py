@@ -16,7 +16,7 @@ from allranks.engine.shared_folder_job import SharedFolderJob, fill_folder
 from allranks.engine.slurm_requests import job_name
 from allranks.errors import EngineError
 from allranks.harness.config import share_of
-from allranks.harness.node_supervisor import NodeOrder, write_whole
+from allranks.harness.node_files import NodeOrder, write_whole
 from allranks.typed_json import told
 
 _OF_A_NODE: Final = ("TMPDIR", RUN_VARIABLE, HOST_VARIABLE, "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")

@@ -25,7 +25,7 @@ from allranks.engine.launched_node import LaunchedNode
 from allranks.engine.process import remove_tree
 from allranks.engine.slurm_queue import QueuedJob, Sighting
 from allranks.errors import AllranksError, EngineError, ExitCode, counted
-from allranks.harness.node_supervisor import GO, is_there
+from allranks.harness.node_files import GO, is_there
 from allranks.interruption import deaf
 
 _DEAD: Final = 600.0

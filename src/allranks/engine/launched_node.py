@@ -13,9 +13,9 @@ from typing import Final
 from allranks.engine.gpus import Inventory
 from allranks.engine.launch_files import Session, read_file
 from allranks.engine.process import of_no_rank
-from allranks.harness import node_supervisor
+from allranks.harness import node_files, node_supervisor
 from allranks.harness.container_init import ISOLATED
-from allranks.harness.node_supervisor import AgentExit, write_whole
+from allranks.harness.node_files import AgentExit, write_whole
 from allranks.launcher_variables import outside_of_launchers
 
 ORDER: Final = "launch.json"
@@ -95,7 +95,7 @@ class LaunchedNode:
 
     def _start(self, folder: Path, node: int, order: LaunchOrder) -> subprocess.Popen[bytes]:
         supervisor = Path(order.package, "allranks", "harness", Path(node_supervisor.__file__).name)
-        with (folder / f"node-{node}" / node_supervisor.LOG).open("ab") as log:
+        with (folder / f"node-{node}" / node_files.LOG).open("ab") as log:
             return subprocess.Popen(
                 [order.python, *ISOLATED, str(supervisor), str(folder), str(node)],
                 stdin=subprocess.DEVNULL,
@@ -107,7 +107,7 @@ class LaunchedNode:
 
     def _report(self, name: str, why: str) -> None:
         """Report the end of a job's node, unless its supervisor has done so."""
-        path = self._own_folders[name] / node_supervisor.EXIT
+        path = self._own_folders[name] / node_files.EXIT
         with suppress(OSError):  # the job is over, and its folder removed
             if not path.exists():
                 write_whole(path, json.dumps(asdict(AgentExit(status=None, output=why))))

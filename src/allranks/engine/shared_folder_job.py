@@ -24,11 +24,11 @@ from allranks.engine.agents import JobOfAgents, bring_home, make_token
 from allranks.engine.allocation import Allocation, told_in
 from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Placement, RecordSink
 from allranks.errors import EngineError
-from allranks.harness import node_supervisor as files
+from allranks.harness import node_files as files
 from allranks.harness.config import NodeConfig
 from allranks.harness.evidence import open_start, read
 from allranks.harness.linux import Timer
-from allranks.harness.node_supervisor import AgentExit, NodeOrder, write_whole
+from allranks.harness.node_files import AgentExit, NodeOrder, write_whole
 from allranks.records import Record
 from allranks.typed_json import RecordError, build
 
@@ -298,10 +298,15 @@ class SharedFolderJob(JobOfAgents[_NodeAgent]):
 
     def collect(self, results: Path) -> None:
         """See :meth:`allranks.engine.protocol.RunningJob.collect`."""
-        folders = [agent.folder / files.RESULTS for agent in self._agents]
+        leader, folders = self._leader, [agent.folder / files.RESULTS for agent in self._agents]
         seconds = _FILES if self._allocation.unheard else _COPYING
+
+        def bring() -> None:
+            if leader.ended is not None or not files.is_gone(leader.folder):  # else its end tells so
+                bring_home(folders, results)
+
         try:
-            self._allocation.calls.ask(lambda: bring_home(folders, results), seconds)
+            self._allocation.calls.ask(bring, seconds)
         except OSError as error:
             msg = f"The results of a job could not be copied to {results}."
             remedy = "Check the permissions and free space of that folder, and of the one that the nodes share."

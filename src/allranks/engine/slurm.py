@@ -20,7 +20,7 @@ from allranks.engine.slurm_queue import SlurmQueue, outside_of_jobs
 from allranks.engine.slurm_requests import job_name, request, script
 from allranks.errors import EngineError
 from allranks.harness.node_container import AgentFolders
-from allranks.harness.node_supervisor import NodeOrder, write_whole
+from allranks.harness.node_files import NodeOrder, write_whole
 from allranks.matrix.model import Slurm
 
 _OWNER: Final = "owner.json"

@@ -1,19 +1,7 @@
 """The supervisor of one node of a cluster's job: runs the agent by files of a shared folder.
 
-No connection to the orchestrator is needed, which may be suspended, killed or started again meanwhile::
-
-    job folder
-        order.json      the orchestrator: what to run (NodeOrder)
-        go, hang-up     the orchestrator: empty files, in the place of the agent's standard input
-        meeting.json    node 0: where its agent listens
-        shared/         the ranks of all nodes
-        node-N/
-            config.json     the orchestrator: the agent's configuration, which the agent removes
-            placed.json     this process: it has begun (Placed), and at its last change it lived
-            stream          this process: the agent's records
-            supervisor.log  this process: what it prints, where its parent sends it there
-            results/        the agent
-            exit.json       this process, last of all: how the agent ended (AgentExit)
+No connection to the orchestrator is needed, which may be suspended, killed or started again meanwhile. The files:
+:mod:`allranks.harness.node_files`.
 """
 
 import errno
@@ -28,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final, NoReturn
 
@@ -48,12 +36,27 @@ from allranks.harness.node_container import (
     make_mount_points,
 )
 from allranks.harness.node_docker import NodeContainer
+from allranks.harness.node_files import (
+    CONFIG,
+    EXIT,
+    GO,
+    HANG_UP,
+    MEETING,
+    ORDER,
+    PLACED,
+    RESULTS,
+    SHARED,
+    STREAM,
+    AgentExit,
+    NodeOrder,
+    Placed,
+    is_gone,
+    is_there,
+    write_reserved,
+    write_whole,
+)
 from allranks.harness.node_scratch import scratch_folder
 from allranks.harness.record_forwarder import PATIENCE, SLOW, RecordForwarder
-
-ORDER, GO, HANG_UP, MEETING, SHARED = "order.json", "go", "hang-up", "meeting.json", "shared"
-CONFIG, PLACED, STREAM, RESULTS, EXIT = "config.json", "placed.json", "stream", "results", "exit.json"
-LOG = "supervisor.log"
 
 ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"
 """Names an address at which other nodes may reach this one; it counts only where it is this node's."""
@@ -67,88 +70,9 @@ _BEAT: Final = 2.5
 _LAST_WRITES: Final = 5.0
 """Seconds for the last records of a node that was told to end: SLURM kills it after 30, or what KillWait says."""
 
-_ROOM: Final = 4096
-"""Bytes that are reserved for each of the small files that a node writes: it tells of a disk that is full in one."""
-
 _OF_THE_DISK: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 
 _SIOCGIFADDR: Final = 0x8915
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeOrder:
-    """What every node of a job runs.
-
-    Attributes:
-        python: The interpreter.
-        code: The folder that the suite's paths are relative to.
-        container: What the agent runs in, as ``RUNTIME:IMAGE``; empty for nothing, or if this process is in it as well.
-        options: Of this job, for the command that starts a container of Docker.
-    """
-
-    python: str
-    code: str
-    container: str = ""
-    options: Sequence[str] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placed:
-    """A node's supervisor has begun.
-
-    Attributes:
-        at: When, in seconds since the epoch.
-        host: The name of the node.
-    """
-
-    at: float
-    host: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentExit:
-    """How the agent of a node ended.
-
-    Attributes:
-        status: Its exit status, negative for a signal; None if it was never started.
-        signals: The signals by which the cluster told this node to end, in their order.
-        memory_kills: How many processes the kernel killed for want of memory.
-        output: Why the agent was not started.
-        trouble: What was wrong with the shared file system, as in "No space left on device, for 3 s".
-    """
-
-    status: int | None
-    signals: tuple[str, ...] = ()
-    memory_kills: int = 0
-    output: str = ""
-    trouble: str = ""
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that no other process ever reads in part; only this user may read it."""
-    draft = _draft(path)
-    with open(draft, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text)
-    draft.replace(path)
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
-
-
-def reserve(path: Path) -> None:
-    """Have room for a small file, which :func:`write_reserved` can then write to a disk that is full."""
-    _draft(path).write_bytes(b" " * _ROOM)
-
-
-def write_reserved(path: Path, told: object) -> None:
-    """Write a dataclass as :func:`write_whole` does; blanks follow, which JSON allows."""
-    descriptor = os.open(_draft(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)  # as it is: its room stays
-    try:
-        os.write(descriptor, json.dumps(asdict(told)).encode().ljust(_ROOM))  # type: ignore[call-overload]
-    finally:
-        os.close(descriptor)
-    _draft(path).replace(path)
 
 
 class NodeSupervisor:
@@ -173,6 +97,7 @@ class NodeSupervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._note)
         linux.adopt_orphans()
+        kills_before = linux.killed_for_memory()  # without cgroups of its jobs, SLURM's daemon counts those of all
         placed = Placed(at=time.time(), host=socket.gethostname())
         write_reserved(self._own / PLACED, placed)
         try:
@@ -185,7 +110,8 @@ class NodeSupervisor:
             ended = AgentExit(status=None, output=f"{type(error).__name__}: {error}"[:1000], trouble=trouble)
         finally:
             end_orphans()
-        ended = replace(ended, signals=tuple(self._signals), memory_kills=linux.killed_for_memory())
+        kills = linux.killed_for_memory() - kills_before
+        ended = replace(ended, signals=tuple(self._signals), memory_kills=kills)
         write_reserved(self._own / EXIT, ended)
         status = 1 if ended.status is None else ended.status
         return status if status >= 0 else 128 - status
@@ -319,26 +245,7 @@ class NodeSupervisor:
                 self._trouble = os.strerror(errno.ENOSPC)
 
     def _is_to_end(self) -> bool:
-        return bool(self._signals) or is_there(self._folder / HANG_UP) or _is_gone(self._own)
-
-
-def is_there(path: Path) -> bool:
-    """Whether a file is seen; a file system that does not answer well shows none for now."""
-    with suppress(OSError):
-        path.stat()
-        return True
-    return False
-
-
-def _is_gone(folder: Path) -> bool:
-    """Whether a folder has been removed, and is not just out of sight: nothing could be reported any more."""
-    try:
-        folder.stat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return False
+        return bool(self._signals) or is_there(self._folder / HANG_UP) or is_gone(self._own)
 
 
 def _pipe(agent: subprocess.Popen[bytes]) -> IO[bytes]:

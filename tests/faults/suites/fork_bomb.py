@@ -10,7 +10,10 @@ FAULT = {
     "world_size": 2,
     "test": "test_fault",
     "limits": {"process_group": 4, "test": 5},
-    "not_on": {"process": "the process engine limits no number of processes, and the host would be the victim"},
+    "not_on": {
+        "process": "the process engine limits no number of processes, and the host would be the victim",
+        "slurm": "the nodes of the trial cluster limit no number of processes, and the host would be the victim",
+    },
     "is_alone": True,
     "verdict": ("error", "timed_out"),
     "leading": 1,

@@ -9,7 +9,10 @@ FAULT = {
     "world_size": 2,
     "test": "test_fault",
     "disk_mib": 16,
-    "not_on": {"docker": "a volume is as large as the daemon's disk, which is not ours to fill"},
+    "not_on": {
+        "docker": "a volume is as large as the daemon's disk, which is not ours to fill",
+        "slurm": "the nodes of the trial cluster have the host's disk, which is not ours to fill",
+    },
     "exit_code": [1, 3, 4],
     "verdict": [
         ("failure", "failed"),

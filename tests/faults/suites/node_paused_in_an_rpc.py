@@ -12,7 +12,7 @@ FAULT = {
     "world_size": 2,
     "nodes": 2,
     "strike": ("pause", 1),
-    "not_on": {"process": "its nodes are no containers"},
+    "not_on": {"process": "its nodes are no containers", "slurm": "its nodes are no containers"},
     "pytest_args": ["-s"],
     "test": "test_fault",
     "verdict": ("error", "crashed"),

@@ -7,6 +7,7 @@ FAULT = {
     "world_size": 2,
     "test": "test_fault",
     "memory_mib": 900,
+    "not_on": {"slurm": "the nodes of the trial cluster limit no memory, and the host would be the victim"},
     "verdict": ("error", "crashed"),
     "leading": 1,
     "ranks": ["failed", "crashed"],

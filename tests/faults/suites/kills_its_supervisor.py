@@ -1,0 +1,53 @@
+"""One rank kills the supervisor of its node, as if the kernel had chosen it: its job is over.
+
+Its folder for temporary files stays: the next supervisor of this node removes it.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+FAULT = {
+    "world_size": 2,
+    "test": "test_fault",
+    "not_on": {
+        "process": "its supervisor is the command itself",
+        "docker": "its supervisor is process 1 of the container, which no signal from inside can kill",
+    },
+    "verdict": ("error", "aborted"),
+    "ranks": ["aborted", "aborted"],
+    "exit_code": 4,
+    "others": {
+        "test_after": {"verdict": ("error", "missing"), "ranks": ["missing", "missing"]},
+        "job": {"verdict": ("error", "job"), "words": ["The job has left no exit status: SLURM job"]},
+    },
+    "leaves": ["allranks-node-"],
+    "seconds": 20,
+}
+
+
+def test_before():
+    pass
+
+
+def supervisor():
+    """The parent of the agent."""
+    stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def test_fault(rank):
+    dist.barrier()
+    if rank == 1:
+        os.kill(supervisor(), signal.SIGKILL)
+    time.sleep(3600)
+
+
+def test_after(world_size):
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world_size
