@@ -64,6 +64,26 @@ def test_a_pass_has_the_time_of_each_rank(torn, form):
 
 
 @FORMS
+def test_ranks_that_take_as_long_as_each_other_cost_nothing(run_folder, form):
+    run_folder.manifest(JOB)
+    run_folder.job(JOB, collected=["t.py::x", "t.py::y"])
+    for rank, (short, long) in enumerate([(0.001, 10.0), (0.009, 10.4)]):
+        run_folder.rank(
+            JOB, rank, {"t.py::x": {"outcome": "passed", "time": short}, "t.py::y": {"outcome": "passed", "time": long}}
+        )
+    path = merge(run_folder.path, environ={}, junit_form=form).junit
+    assert "allranks.seconds" not in path.read_text()
+    assert [[rank.time for rank in case.ranks] for case in junit.load(path).cases()] == [[0.009] * 2, [10.4] * 2]
+
+
+def test_a_report_from_before_has_no_times_of_ranks(write):
+    inside = '<properties><property name="allranks.ranks" value="0,1:passed"/></properties>'
+    text = f'<testsuite name="c / s"><testcase name="x" time="3">{inside}</testcase></testsuite>'
+    (case,) = junit.load(write(text)).cases()
+    assert [rank.time for rank in case.ranks] == [None, None]
+
+
+@FORMS
 def test_a_case_has_its_cell_its_axes_and_its_verdict(torn, form):
     case = by_name(torn(form)[1])["t/test_a.py::test_x"]
     assert (case.cell, case.job, case.axes) == ("gloo-w2-g0-env", "s", {"backend": "gloo", "world_size": 2})

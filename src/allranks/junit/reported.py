@@ -45,7 +45,8 @@ class ReportedRank:
     """One rank of a test.
 
     Attributes:
-        time: Seconds; None if the report does not tell.
+        time: Seconds; None if the report does not tell. Ranks that differ by a hundredth of a second, or by a twentieth
+            of it, at most have the time of the slowest.
         text: Its message, traceback or stack; empty for a good rank, and if the report was too long for it.
         leads: True if the verdict leads with this rank.
     """
@@ -159,8 +160,10 @@ class ReportedCase(junitparser.TestCase):
     def ranks(self) -> tuple[ReportedRank, ...]:
         """The ranks that took part, in order; empty if the report does not tell."""
         found = sorted(_outcomes(self.facts.get("ranks", "")))
-        times = [number(said) for said in self.facts.get("seconds", "").split()] or [self.time]
-        times = times if len(times) == len(found) else [None] * len(found)
+        times = [number(said) for said in self.facts.get("seconds", "").split()]
+        if len(times) != len(found):
+            is_alike = not times and self.suite is not None and self.suite.fact_of(self.cell, self.job, "alike_times")
+            times = [self.time if is_alike or len(found) == 1 else None] * len(found)
         texts, leading = self._texts, self.leading
         return tuple(
             ReportedRank(rank=rank, outcome=outcome, time=time, text=texts.get(rank, ""), leads=rank == leading)
@@ -288,8 +291,12 @@ class ReportedSuite(junitparser.TestSuite):
         """The cell's value on each axis; empty if the report does not tell."""
         return self.axes_of(self.cell, self.job)
 
+    def fact_of(self, cell: str, job: str, name: str) -> str:
+        """What allranks tells of a job in this suite, which has several in the narrow form alone; empty for nothing."""
+        return self.facts.get(f"{cell} / {job}.{name}" if self.is_of_all_jobs else name, "")
+
     def axes_of(self, cell: str, job: str) -> Mapping[str, str | int]:
-        """The axes of a cell with a job in this suite, which has several in the narrow form alone."""
+        """The axes of a cell with a job in this suite."""
         prefix = f"{cell} / {job}.axis." if self.is_of_all_jobs else "axis."
         return {
             name.removeprefix(prefix): int(value) if re.fullmatch("0|[1-9][0-9]{0,8}", value) else value

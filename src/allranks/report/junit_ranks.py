@@ -1,6 +1,7 @@
 """Properties that tell the ranks of a testcase apart: the seconds of each, and where its text is."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from allranks.report.results import PassedRanks, RankResult, TestVerdict, VerdictRule, numbers
 from allranks.report.verdict import own_text, sections
@@ -8,12 +9,29 @@ from allranks.report.verdict import own_text, sections
 _LEADS_THE_TEXT = frozenset({VerdictRule.LEADING_OUTCOME, VerdictRule.UNACCOUNTED})
 
 
+ALIKE: Final = "within 0.01 s or 5 %"
+"""Times that all ranks of a test share: without further ones, that of the test, which is the slowest rank's."""
+
+
 def seconds_of(ranks: Sequence[RankResult]) -> str:
-    """``0.25 0.31``: what the test took on each rank, by rank; empty for a single one, whose time is the test's."""
-    if len(ranks) < 2:
-        return ""
-    times = ranks.seconds if isinstance(ranks, PassedRanks) else [rank.duration for rank in ranks]
-    return " ".join([f"{time:.4g}" for time in times])
+    """``0.25 0.31``: what the test took on each rank, by rank; empty if that is :data:`ALIKE` for all.
+
+    Ranks run in lockstep, so that nearly all tests have none. Of 64 ranks they would be half of the report.
+    """
+    if isinstance(ranks, PassedRanks):
+        team, place = ranks.team, ranks.place
+        is_alike = _is_alike(team.fastest[place], team.slowest[place])
+        return "" if is_alike else _written([file.seconds[place] for file in team.files])
+    times = [rank.duration for rank in ranks]
+    return "" if not times or _is_alike(min(times), max(times)) else _written(times)
+
+
+def _is_alike(fastest: float, slowest: float) -> bool:
+    return slowest - fastest <= 0.01 or fastest >= 0.95 * slowest
+
+
+def _written(times: Sequence[float]) -> str:
+    return " ".join([f"{time:.3g}" for time in times])
 
 
 def places_of_texts(test: TestVerdict, text: str) -> str:

@@ -272,6 +272,11 @@ class RankGroup:
         return array("d", map(max, zip(*(file.seconds for file in self.files), strict=True)))
 
     @cached_property
+    def fastest(self) -> "array[float]":
+        """Seconds of the fastest rank of each test."""
+        return array("d", map(min, zip(*(file.seconds for file in self.files), strict=True)))
+
+    @cached_property
     def places(self) -> Mapping[str, int]:
         """The index of each test, by node id."""
         return {key.nodeid: place for place, key in enumerate(self.files[0].keys)}
@@ -317,11 +322,6 @@ class PassedRanks(Sequence[RankResult]):
     def time(self) -> float:
         """Seconds of the slowest rank."""
         return self.team.slowest[self.place]
-
-    @property
-    def seconds(self) -> list[float]:
-        """Seconds of each rank."""
-        return [file.seconds[self.place] for file in self.team.files]
 
 
 def teams_of(files: Iterable[RankFile]) -> tuple[RankGroup, ...]:
