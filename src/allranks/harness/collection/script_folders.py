@@ -24,10 +24,12 @@ class ScriptFolders:
         self._modules: dict[str, dict[Path, dict[str, ModuleType]]] = {}
         self._known: set[str] = set()
         self._folders: set[Path] = set()
+        self._entered: Path | None = None
 
     def enter(self, file: Path) -> None:
         """Make importable what the script finds: modules of its own folder, and no other script's in their place."""
         own = _folders(file)
+        self._entered = file
         for name, places in self._modules.items():
             self._switch(name, places, own)
         place, root = (str(folder) for folder in own)
@@ -49,7 +51,7 @@ class ScriptFolders:
             self._known.add(full)
             name = full.partition(".")[0]
             folder = _folder_of(sys.modules.get(name))
-            if folder in self._folders:
+            if folder in self._folders and name != "conftest":  # pytest itself keeps those apart
                 self._modules.setdefault(name, {}).setdefault(folder, {})[full] = sys.modules[full]
         # Each class names its module, and whoever looks that up expects one.
         for places in self._modules.values():
@@ -58,9 +60,10 @@ class ScriptFolders:
                     sys.modules.setdefault(full, module)
 
     def is_contested(self, file: Path) -> bool:
-        """Whether a module beside this file has a name that another folder's module has, too."""
+        """Whether a module beside this file has a name that another folder's module has, which may be imported now."""
         own = _folders(file)
-        return any(len(places) > 1 and any(each in places for each in own) for places in self._modules.values())
+        names = (places for places in self._modules.values() if len(places) > 1)
+        return file != self._entered and any(each in places for places in names for each in own)
 
     def _switch(self, name: str, places: dict[Path, dict[str, ModuleType]], own: tuple[Path, ...]) -> None:
         wanted = next((folder for folder in own if _has(folder, name)), None)
