@@ -3,12 +3,13 @@
 import re
 import sys
 import tomllib
+from datetime import date
 
 import pytest
 import yaml
 from blocks import ROOT, Block, blocks
 
-from allranks.harness.collection import expected_failures
+from allranks.harness.collection import disabled_tests, expected_failures
 from allranks.matrix.declaration import load
 
 # What other tests run, whole.
@@ -23,7 +24,15 @@ ELSEWHERE = {
     ("docs/existing-tests.md", "toml"): "tests/e2e/test_existing_tests.py",
 }
 # A GPU, a cluster, more than a minute, a person, or a machine with a past.
-REASONS = ("GPU", "a cluster", "one machine each", "over 60 s", "a person", "a host with images of months")
+REASONS = (
+    "GPU",
+    "PyTorch's own tree",
+    "a cluster",
+    "one machine each",
+    "over 60 s",
+    "a person",
+    "a host with images of months",
+)
 BY_KIND = {
     kind: [each for each in blocks() if each.kind == kind and not each.why_not and (each.page, kind) not in ELSEWHERE]
     for kind in ("console", "python", "toml", "yaml")
@@ -90,6 +99,10 @@ def test_toml(block: Block, tmp_path):
         (tmp_path / "expected_failures.toml").write_text(block.text)
         assert expected_failures.read(tmp_path / "expected_failures.toml")
         return
+    if "test" in document:
+        (tmp_path / "disabled_tests.toml").write_text(block.text)
+        assert disabled_tests.read(tmp_path / "disabled_tests.toml", date(2026, 1, 1))
+        return
     text = block.text
     for table, lines in (("[matrix]\n", HEAD), ("[suites.", SUITE), ("[images.", IMAGE)):
         if table not in text:
@@ -99,9 +112,14 @@ def test_toml(block: Block, tmp_path):
     images = document.get("images", {}).values()
     if images and "matrix" not in document and all("when" in image for image in images):
         text += '[images.rest]\ntorch = "2.13.0"\n'
-    for name in ("tests/distributed/slow", "tests/distributed/deep", "tests/launched", "tests/unit"):
+    of_pytorch = ("test/distributed/launcher/bin", "test/distributed/algorithms/quantization")
+    for name in ("tests/distributed/slow", "tests/distributed/deep", "tests/launched", "tests/unit", *of_pytorch):
         (tmp_path / name).mkdir(parents=True)
-    tests = ("tests/unit/test_reduce_1.py", "tests/distributed/deep/test_elastic.py")
+    tests = (
+        "tests/unit/test_reduce_1.py",
+        "tests/distributed/deep/test_elastic.py",
+        "test/distributed/test_distributed_spawn.py",
+    )
     for name in ("requirements-test.txt", "pyproject.toml", *tests):
         (tmp_path / name).touch()
     (tmp_path / "matrix.toml").write_text(text)

@@ -66,6 +66,17 @@ FOLDERS = {
     "b/test_it.py": "import beside\ndef test_two(): assert beside.NAME == 'b'\n",
     "b/beside.py": "NAME = 'b'",
     "a/test_other.py": "import unittest\nclass TestFour(unittest.TestCase):\n  def test_four(self): pass\n",
+    "e/__init__.py": "",
+    "e/test_spawn.py": "def work(): raise RuntimeError('another script')\ndef test_six(): pass\n",
+    "a/test_spawn.py": """
+import multiprocessing
+def work(): pass
+def test_five():
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+""",
     "d/__init__.py": "",
     "d/test_other.py": PASSING,
     "c/test_it.py": """
@@ -87,8 +98,8 @@ def test_three():
 def test_each_file_finds_the_modules_of_its_own_folder_and_the_files_of_one_name_each_other_not(run_agent):
     agent = run_agent(FOLDERS, world_size=1)
     assert not agent.all(CollectionFailed)
-    tests = ("test_one", "test_two", "test_three", "test_four", "test_passes")
-    assert [agent.outcomes(test) for test in tests] == [("passed",)] * 5
+    tests = ("test_five", "test_one", "test_two", "test_three", "test_four", "test_passes")
+    assert [agent.outcomes(test) for test in tests] == [("passed",)] * 6
 
 
 def test_what_was_collected_runs_where_errors_are_to_stop_nothing(run_agent):

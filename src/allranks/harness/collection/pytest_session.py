@@ -211,6 +211,7 @@ class ServerPlugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Report the collected tests, and fork ranks until all of them have run."""
         self.has_collected = True
+        self._script_folders.settle()
         # Not earlier: plugins and conftest files of the suite may change which devices are visible.
         self._lack = missing_hardware(self._config)
         self._look_at_process("", _BY_HOOK)

@@ -8,6 +8,7 @@ script is there.
 import functools
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -24,10 +25,13 @@ class ScriptFolders:
         self._modules: dict[str, dict[Path, dict[str, ModuleType]]] = {}
         self._known: set[str] = set()
         self._folders: set[Path] = set()
+        self._contested: set[Path] = set()
+        self._entered: Path | None = None
 
     def enter(self, file: Path) -> None:
         """Make importable what the script finds: modules of its own folder, and no other script's in their place."""
         own = _folders(file)
+        self._entered = file
         for name, places in self._modules.items():
             self._switch(name, places, own)
         place, root = (str(folder) for folder in own)
@@ -49,7 +53,7 @@ class ScriptFolders:
             self._known.add(full)
             name = full.partition(".")[0]
             folder = _folder_of(sys.modules.get(name))
-            if folder in self._folders:
+            if folder in self._folders and name != "conftest":  # pytest itself keeps those apart
                 self._modules.setdefault(name, {}).setdefault(folder, {})[full] = sys.modules[full]
         # Each class names its module, and whoever looks that up expects one.
         for places in self._modules.values():
@@ -57,10 +61,18 @@ class ScriptFolders:
                 for full, module in modules.items():
                     sys.modules.setdefault(full, module)
 
+    def settle(self) -> None:
+        """Find the folders that have a module of one name with another: their tests need to enter them."""
+        holders: dict[str, set[Path]] = {}
+        for folder in self._folders:
+            for name in _names(folder):
+                holders.setdefault(name, set()).add(folder)
+        self._contested = {folder for folders in holders.values() if len(folders) > 1 for folder in folders}
+
     def is_contested(self, file: Path) -> bool:
-        """Whether a module beside this file has a name that another folder's module has, too."""
-        own = _folders(file)
-        return any(len(places) > 1 and any(each in places for each in own) for places in self._modules.values())
+        """Whether an import by a test of this file, or by its processes, may find another script's module."""
+        has_left = self._entered is None or file.parent != self._entered.parent
+        return has_left and any(folder in self._contested for folder in _folders(file))
 
     def _switch(self, name: str, places: dict[Path, dict[str, ModuleType]], own: tuple[Path, ...]) -> None:
         wanted = next((folder for folder in own if _has(folder, name)), None)
@@ -93,6 +105,15 @@ def _folders(file: Path) -> tuple[Path, ...]:
     while (root / _INIT).is_file():
         root = root.parent
     return (file.parent, root)
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """The modules and packages that a folder has, but for those of pytest and of the folder itself."""
+    for path in folder.iterdir():
+        if path.suffix == ".py" and path.name not in (_INIT, "conftest.py"):
+            yield path.stem
+        elif (path / _INIT).is_file():
+            yield path.name
 
 
 def _has(folder: Path, name: str) -> bool:
