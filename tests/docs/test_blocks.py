@@ -21,6 +21,8 @@ ELSEWHERE = {
     ("docs/extending.md", "toml"): "tests/docs/test_extending.py",
     ("CONTRIBUTING.md", "json"): "tests/torch_suites/test_differences.py",
     ("docs/existing-tests.md", "python"): "tests/e2e/test_existing_tests.py",
+    ("docs/history.md", "console"): "tests/docs/test_history_page.py",
+    ("docs/history.md", "yaml"): "tests/docs/test_history_page.py",
     ("docs/existing-tests.md", "toml"): "tests/e2e/test_existing_tests.py",
 }
 # A GPU, a cluster, more than a minute, a person, or a machine with a past.
