@@ -28,7 +28,9 @@ def test_the_page_names_every_command(command):
     assert f"`{command}`" in PAGE
 
 
-@pytest.mark.parametrize("command", ["plan", "doctor", "leases", "images", "merge", "report", "show", "history", "compare"])
+@pytest.mark.parametrize(
+    "command", ["plan", "doctor", "leases", "images", "merge", "report", "show", "history", "compare"]
+)
 def test_every_command_with_json_has_its_keys_on_the_page(allranks, command):
     assert "--json" in allranks(command, "--help")[1]
     assert re.search(rf"^\| [^|]*`{command}`[^|]* \| `[a-z_]+`", PAGE.partition("## JSON")[2], re.MULTILINE)
