@@ -1,4 +1,4 @@
-"""Hosts without the packages that the process engine can do without: Docker's SDK, rich and NVML's bindings."""
+"""Hosts without packages that the process engine can do without: Docker's SDK, rich, junitparser, NVML's bindings."""
 
 import os
 import pty
@@ -11,7 +11,7 @@ import pytest
 UNIMPORTABLE = """
 import sys
 
-for name in ("docker", "rich", "pynvml", "requests"):
+for name in ("docker", "rich", "pynvml", "requests", "junitparser"):
     sys.modules[name] = None
 """
 
