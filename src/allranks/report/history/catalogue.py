@@ -23,6 +23,9 @@ class Code(NamedTuple):
         return self.letter in "FE"
 
 
+MANY: Final = "many"
+"""The ranks of an outcome that are too many to name."""
+
 ABSENT: Final = 0
 PASSED: Final = 1
 FIRST_CODES: Final = tuple(map(Code, "-PFESf"))
