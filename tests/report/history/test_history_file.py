@@ -88,6 +88,20 @@ def test_a_bug_of_ours_does_not_lose_a_report(merged, monkeypatch):
     assert exit_code(found, nothing_ran_allowed=False) is ExitCode.OK
 
 
+def test_a_python_without_sqlite_merges_all_the_same(merged, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sqlite3", None)
+    found = merged(1, {A: "failed"})
+    assert "it needs the module sqlite3, which this Python does not have" in found.history.problem
+    assert exit_code(found, nothing_ran_allowed=False) is ExitCode.TESTS_FAILED
+
+
+WITHOUT_SQLITE = "import sys; sys.modules['sqlite3'] = None; import allranks.report.merging, allranks.cli"
+
+
+def test_nothing_that_a_run_imports_needs_sqlite():
+    subprocess.run([sys.executable, "-c", WITHOUT_SQLITE], check=True, timeout=60)
+
+
 def recorder(path, number, tests=50, patience=30.0):
     found = HistoryRecorder(path, patience=patience)
     cases = [TestVerdict(nodeid=f"t{test}", classname="", name="", verdict=PASSED) for test in range(tests)]

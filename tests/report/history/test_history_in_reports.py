@@ -36,6 +36,13 @@ def test_a_test_that_comes_and_goes_is_flaky_on_its_rank(merged):
     assert past(merged(6, {A: ("failed", "passed")})) == "flaky, 3 of 6, rank 1 in 2 of these"
 
 
+def test_more_ranks_than_are_a_trait_of_a_test_are_many(merged):
+    passed, failed = "passed", "failed"
+    for number in (1, 2):
+        last = merged(number, {A: (passed,) * 3 + (failed,) * 9}, job="gloo-w12-g0-env/suite", size=12)
+    assert past(last) == "failing since 2001-09-10 (run r1), many ranks"
+
+
 def test_each_cell_has_a_past_of_its_own(merged):
     merged(1, {A: "passed"})
     merged(2, {A: "failed"}, job="gloo-w4-g0-env/suite")

@@ -1,8 +1,10 @@
 """The names in a history, each with a number: cells, suites, jobs, tests, and outcomes."""
 
-import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import sqlite3
 
 
 class Code(NamedTuple):
@@ -21,6 +23,9 @@ class Code(NamedTuple):
         return self.letter in "FE"
 
 
+MANY: Final = "many"
+"""The ranks of an outcome that are too many to name."""
+
 ABSENT: Final = 0
 PASSED: Final = 1
 FIRST_CODES: Final = tuple(map(Code, "-PFESf"))
@@ -32,7 +37,7 @@ _MOST_CODES: Final = 1 << 16
 class Catalogue:
     """All names of a history; those that are asked for and not there are added."""
 
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: "sqlite3.Connection") -> None:
         self.cells: dict[str, int] = dict(database.execute("SELECT id, number FROM cell ORDER BY number"))
         self.suites: dict[str, int] = dict(database.execute("SELECT name, number FROM suite ORDER BY number"))
         jobs = database.execute("SELECT number, cell, suite FROM job")
@@ -82,7 +87,7 @@ class Catalogue:
             found[suite].append(number)
         return found
 
-    def save(self, database: sqlite3.Connection) -> None:
+    def save(self, database: "sqlite3.Connection") -> None:
         """Write the names that were added."""
         write = database.executemany
         write("INSERT OR IGNORE INTO cell VALUES (?, ?)", [(number, name) for name, number in self.cells.items()])

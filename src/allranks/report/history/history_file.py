@@ -4,12 +4,14 @@ A write is one transaction: a process that is killed in its middle leaves the fi
 """
 
 import os
-import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import sqlite3
 
 SCHEMA: Final = 1
 """``user_version`` of the file; a newer one is not touched."""
@@ -43,7 +45,7 @@ class HistoryError(Exception):
 
 
 @contextmanager
-def written(path: Path, patience: float = PATIENCE) -> Iterator[sqlite3.Connection]:
+def written(path: Path, patience: float = PATIENCE) -> Iterator["sqlite3.Connection"]:
     """A transaction that writes: all of it, or nothing. The file is made if there is none.
 
     Raises:
@@ -57,7 +59,7 @@ def written(path: Path, patience: float = PATIENCE) -> Iterator[sqlite3.Connecti
         database.execute("COMMIT")
 
 
-def begin(database: sqlite3.Connection) -> None:
+def begin(database: "sqlite3.Connection") -> None:
     """Make the tables of an empty history."""
     for statement in _TABLES.split(";"):
         database.execute(statement)
@@ -66,7 +68,7 @@ def begin(database: sqlite3.Connection) -> None:
 
 
 @contextmanager
-def read(path: Path, patience: float = PATIENCE) -> Iterator[sqlite3.Connection]:
+def read(path: Path, patience: float = PATIENCE) -> Iterator["sqlite3.Connection"]:
     """A view of the file that no other process changes.
 
     Raises:
@@ -85,7 +87,12 @@ def read(path: Path, patience: float = PATIENCE) -> Iterator[sqlite3.Connection]
 
 
 @contextmanager
-def _connected(path: Path, mode: str, patience: float) -> Iterator[sqlite3.Connection]:
+def _connected(path: Path, mode: str, patience: float) -> Iterator["sqlite3.Connection"]:
+    try:
+        import sqlite3  # noqa: PLC0415 - a Python may have been built without it, and has to merge all the same
+    except ImportError as error:
+        msg = f"needs the module sqlite3, which this Python does not have ({error})"
+        raise HistoryError(msg) from error
     try:
         if path.exists() and not stat.S_ISREG(path.stat().st_mode):
             msg = "is not a regular file"
@@ -103,7 +110,7 @@ def _connected(path: Path, mode: str, patience: float) -> Iterator[sqlite3.Conne
         raise HistoryError(msg) from error
 
 
-def _is_ours(database: sqlite3.Connection) -> bool:
+def _is_ours(database: "sqlite3.Connection") -> bool:
     """False if the file has nothing in it yet.
 
     Raises:
@@ -124,7 +131,7 @@ def _is_ours(database: sqlite3.Connection) -> bool:
     return True
 
 
-def _said(error: sqlite3.Error, patience: float) -> str:
+def _said(error: "sqlite3.Error", patience: float) -> str:
     name = getattr(error, "sqlite_errorname", "")  # SQLITE_BUSY_SNAPSHOT is one kind of SQLITE_BUSY
     match "_".join(name.split("_")[:2]):
         case "SQLITE_BUSY" | "SQLITE_LOCKED":

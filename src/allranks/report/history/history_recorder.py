@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from allranks.outcomes import Outcome
-from allranks.report.history.catalogue import FIRST_CODES, PASSED, Code
+from allranks.report.history.catalogue import FIRST_CODES, MANY, PASSED, Code
 from allranks.report.history.history_file import PATIENCE, HistoryError, written
 from allranks.report.history.timeline import Outcomes, Timeline
 from allranks.report.history.transitions import RunHistory, transitions
@@ -22,8 +22,6 @@ from allranks.report.results import EarlierAttempt, PassedRanks, TestVerdict, Ve
 
 _MOST_RANKS: Final = 8
 """Ranks that an outcome names: more are no trait of a test."""
-
-_MANY: Final = "many"
 
 
 def code_of(test: TestVerdict) -> Code:
@@ -49,7 +47,7 @@ def _ranks(test: TestVerdict | EarlierAttempt) -> str:
     ]
     if not own or len(own) == len(test.ranks):
         return ""
-    return numbers(own) if len(own) <= _MOST_RANKS else _MANY
+    return numbers(own) if len(own) <= _MOST_RANKS else MANY
 
 
 @dataclass

@@ -6,7 +6,6 @@ enough runs, the oldest become one block, in which the changes of a place stand 
 costs two or three bits a change there. Of a file that grows too large, the oldest blocks are dropped.
 """
 
-import sqlite3
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,11 +13,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress, count
 from operator import ne
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from allranks.report.history.catalogue import ABSENT, Catalogue
 from allranks.report.history.changes import Changes, deflated, inflated, pack, unpack
 from allranks.report.history.history_file import HistoryError
+
+if TYPE_CHECKING:
+    import sqlite3
 
 PART: Final = 1024
 """Tests of a part: the least that is read to answer for one of them."""
@@ -70,7 +72,7 @@ class _Later(NamedTuple):
 class Timeline:
     """A history in memory; :meth:`save` writes what has changed."""
 
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: "sqlite3.Connection") -> None:
         self._database = database
         self.names = Catalogue(database)
         self.runs = [

@@ -9,7 +9,7 @@ from itertools import chain, compress, count, pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from allranks.report.history.catalogue import Code
+from allranks.report.history.catalogue import MANY, Code
 from allranks.report.history.timeline import Change, RecordedRun, Timeline
 
 WINDOW: Final = 20
@@ -69,7 +69,7 @@ class PastOfTest:
         if not self.ranks:
             return ""
         [(ranks, times), *_] = self.ranks
-        who = f"{'rank' if ranks.isdigit() else 'ranks'} {ranks}"
+        who = f"{ranks} ranks" if ranks == MANY else f"{'rank' if ranks.isdigit() else 'ranks'} {ranks}"
         return f", {who}" + (f" in {times} of these" if times < self.bad else "")
 
 
