@@ -59,7 +59,11 @@ def test_the_matrix_shows_each_cell_and_suite(opened: Page) -> None:
 
 def test_equal_failures_of_several_cells_are_one(opened: Page) -> None:
     assert opened.texts("#failures .group h3 bdi") == ["AssertionError: 5.0 != 6.0"]
-    assert "3 times: 1 test in 3 cells" in opened.text("#failures .group")
+    assert "rank 1; 3 times: 1 test in 3 cells" in opened.text("#failures .group")
+
+
+def test_a_strip_has_the_numbers_of_ranks_that_went_wrong_and_the_count_of_others(opened: Page) -> None:
+    assert opened.texts("#failures .group li:first-child .strip i") == ["A", "F1", "A\u00d72"]
 
 
 def test_the_axis_to_blame_is_named_with_its_evidence(opened: Page) -> None:
