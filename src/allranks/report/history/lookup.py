@@ -95,13 +95,16 @@ def lookup(path: Path, text: str, most_runs: int) -> tuple[Sequence[RecordedRun]
 def _lines(line: Timeline, tests: Sequence[int], runs: Sequence[RecordedRun]) -> list[TestLine]:
     places = [test * line.width + cell for test in tests for cell in range(line.width)]
     changes = line.changes_at(places, min(runs[0].number, line.runs[-WINDOW:][0].number))
+    since = line.bad_since(place for place in places if line.names.codes[line.now[place]].is_bad)
     found = []
     for place in places:
+        job = line.job_at(place)
         codes = [line.names.codes[code] for code in codes_in(runs, line.now[place], changes.get(place, ()))]
-        told = [code if line.covers(run, place) else None for run, code in zip(runs, codes, strict=True)]
+        told = [code if run.jobs & job else None for run, code in zip(runs, codes, strict=True)]
         if any(code and code.letter != "-" for code in told):
             cell, suite, nodeid = line.name_of(place)
-            past = past_at(line, place, changes.get(place, ()))
+            newest = [run for run in line.runs[-WINDOW:] if run.jobs & job]
+            past = past_at(line, place, newest, changes.get(place, ()), since)
             found.append(TestLine(cell=cell, suite=suite, nodeid=nodeid, codes=told, past=past))
     return found
 

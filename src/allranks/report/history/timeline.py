@@ -261,11 +261,11 @@ class Timeline:
         suite, nodeid = self.names.tests[test]
         return self._cells[cell], self._suites[suite], nodeid
 
-    def covers(self, run: RecordedRun, place: int) -> bool:
-        """True if a run had the job of a place."""
+    def job_at(self, place: int) -> int:
+        """The job of a place, as a bit; 0 if no run had it."""
         test, cell = divmod(place, self.width)
-        job = self.names.jobs.get((cell, self.names.tests[test][0])) if test < len(self.names.tests) else None
-        return job is not None and bool(run.jobs >> job & 1)
+        job = self.names.jobs.get((cell, self.names.tests[test][0]))
+        return 0 if job is None else 1 << job
 
     @cached_property
     def _cells(self) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 from itertools import chain, compress, count, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -108,32 +109,30 @@ def transitions(line: Timeline, path: Path) -> RunHistory:
     runs, codes = line.runs[-WINDOW:], line.names.codes
     is_wrong = [code.is_bad or code.letter == "f" for code in codes]
     wanted = {*compress(count(), map(is_wrong.__getitem__, line.now)), *_restless(line, runs)}
-    places = sorted(place for place in wanted if line.covers(runs[-1], place))[:MOST_NOTED]
+    places = sorted(place for place in wanted if line.job_at(place) & runs[-1].jobs)[:MOST_NOTED]
     changes = line.changes_at(places, runs[0].number)
     since = line.bad_since(place for place in places if codes[line.now[place]].is_bad)
-    told = (past_at(line, place, changes.get(place, ()), since) for place in places)
+    covering = cache(lambda job: [run for run in runs if run.jobs & job])
+    told = (past_at(line, place, covering(line.job_at(place)), changes.get(place, ()), since) for place in places)
     return RunHistory(path=path, tests=tuple(filter(None, told)), runs=len(line.runs))
 
 
 def past_at(
-    line: Timeline, place: int, changes: Sequence[Change], known_since: Mapping[int, int] | None = None
+    line: Timeline, place: int, runs: Sequence[RecordedRun], changes: Sequence[Change], since: Mapping[int, int]
 ) -> PastOfTest | None:
-    """The trend of a test in a cell, by its changes in the newest runs, newest first; None if it has none.
+    """The trend of a test in a cell; None if it has none.
 
     Args:
         line: The history.
         place: The place of the test and the cell.
-        changes: Those of at least :data:`WINDOW` runs.
-        known_since: The run since which each bad place has been bad; None if this has not been looked up.
+        runs: Those of the newest :data:`WINDOW` runs that had its job.
+        changes: Its changes in these, newest first.
+        since: The number of the run since which each bad place has been bad.
     """
-    covering = [run for run in line.runs[-WINDOW:] if line.covers(run, place)]
-    past = [line.names.codes[code] for code in codes_in(covering, line.now[place], changes)]
-    if not past:
+    if not runs:
         return None
-    since = known_since
-    if since is None:
-        since = line.bad_since([place]) if past[-1].is_bad else {}
-    found = _told(past, covering, line.run(since.get(place, 0)))
+    past = [line.names.codes[code] for code in codes_in(runs, line.now[place], changes)]
+    found = _told(past, runs, line.run(since.get(place, 0)))
     if found is None:
         return None
     cell, suite, nodeid = line.name_of(place)
@@ -150,6 +149,8 @@ def _restless(line: Timeline, runs: Sequence[RecordedRun]) -> Iterator[int]:
 
 def codes_in(runs: Sequence[RecordedRun], now: int, changes: Sequence[Change]) -> list[int]:
     """The codes of a place in some runs, given the code now, and its changes, newest first."""
+    if not changes:
+        return [now] * len(runs)
     found, code, left = [], now, list(reversed(changes))
     for run in reversed(runs):
         while left and left[-1].run > run.number:
