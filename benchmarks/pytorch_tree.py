@@ -4,7 +4,7 @@
 that this interpreter has. Each file runs
 
 - **torch's way**, ``python distributed/test_x.py --use-pytest -p no:xdist -v`` in ``test``, as PyTorch's CI does; a
-  file without ``__main__`` runs by ``python -m pytest``;
+  file without ``__main__``, or whose ``__main__`` does not take these options, runs by ``python -m pytest``;
 - **under allranks**, ``allranks run test/distributed/test_x.py`` on the process engine, with the suites of MATRIX.
 
     python benchmarks/pytorch_tree.py --source DIR --torch 2.6.0 [FILE ...] [--results FOLDER] [--runs N]
@@ -230,9 +230,16 @@ def _complete(file: File, source: Path, options: argparse.Namespace) -> None:
 
 
 def _run_torchs_way(path: str, source: Path, limit: int) -> Ran:
-    is_script = _IS_SCRIPT.search((source / TREE / path).read_text(encoding="utf-8"))
     script = f"distributed/{path}"
-    command = [script, "--use-pytest"] if is_script else ["-m", "pytest", script]
+    by_pytest = ["-m", "pytest", script]
+    if not _IS_SCRIPT.search((source / TREE / path).read_text(encoding="utf-8")):
+        return _run_plainly(by_pytest, path, source, limit)
+    ran = _run_plainly([script, "--use-pytest"], path, source, limit)
+    is_refused = not ran.outcomes and ran.status not in (None, 0)
+    return _run_plainly(by_pytest, path, source, limit) if is_refused else ran
+
+
+def _run_plainly(command: Sequence[str], path: str, source: Path, limit: int) -> Ran:
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.xml")
         environ = {**CELL, "TEMP_DIR": scratch} if TREE / path in OF_A_CELL else {}
