@@ -1,4 +1,4 @@
-"""The files by which a node's supervisor and the orchestrator tell each other of a job, in a folder that they share.
+"""The files by which a node's supervisor and the orchestrator tell each other of a job.
 
 ::
 
