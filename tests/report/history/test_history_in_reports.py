@@ -55,7 +55,7 @@ def test_terminal_summary_page_and_json_tell_of_it(merged):
     found = merged(2, {A: RANK_1, B: "failed"})
     assert f"  new, rank 1: {A} (gloo-w2-g0-env / suite)\n" in render_table(found)
     assert "History: 1 new, 1 failing for longer, by 2 runs." in render_table(found)
-    summary = render_summary(found)
+    summary = render_summary(found, {})
     assert "### History: 1 new, 1 failing for longer, by 2 runs\n" in summary
     assert "- **new, rank 1**: s/test\\_a.py::test\\_one (gloo-w2-g0-env / suite)\n" in summary
     page = found.page.read_text()
@@ -79,7 +79,7 @@ def test_without_a_history_nothing_is_told(run_folder):
     run_folder.both("gloo-w2-g0-env/suite", {A: "failed"})
     found = merge(run_folder.path, environ={})
     assert found.history is None
-    assert "istory" not in render_summary(found) + render_table(found)
+    assert "istory" not in render_summary(found, {}) + render_table(found)
     assert 'id="history"' not in found.page.read_text()
 
 
