@@ -80,3 +80,14 @@ def test_a_write_that_hangs_does_not_hold_up_the_writer_and_is_told(pipe, monkey
     assert forwarder.trouble.startswith("no answer for")
     awake.set()
     forwarder._thread.join()
+
+
+def test_a_folder_that_is_gone_is_given_up_at_once(pipe, tmp_path):
+    end, forwarder = pipe
+    tmp_path.rmdir()
+    began = time.monotonic()
+    end.write(b"a record")
+    end.close()
+    forwarder.finish(10)
+    assert time.monotonic() - began < 5
+    assert forwarder.trouble.startswith("No such file or directory")

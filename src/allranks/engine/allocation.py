@@ -110,7 +110,7 @@ class Allocation:
             return f"unknown: the controller has not answered for {_minutes(sighting.unanswered)} min"
         if self.placed is None:
             return f"queued ({job.reason or 'no reason yet'})" if job and job.is_waiting else ""
-        if job and self.has_vanished:
+        if job and self.has_vanished and not self.is_lost:
             return f"given up by the cluster ({job.state}), but its files still change"
         return f"placed on {job.nodes}{self._in_brackets}" if job and job.nodes and not job.has_ended else ""
 

@@ -91,7 +91,7 @@ class _NodeAgent:
         self._allocation = allocation
         self._node = node
         self._look: Future[list[Record | Damage | Placement]] | None = None
-        self._changed = (0, 0)
+        self._changed: tuple[int, int] | None = None
         self._is_at_end = False
         self.folder = allocation.folder / f"node-{node}"
         self._timer = Timer(_LOOK_AGAIN)
@@ -145,8 +145,9 @@ class _NodeAgent:
         if (file := open_start(self.folder / files.PLACED)) is not None:
             with suppress(OSError), file:
                 changed = (os.fstat(file.fileno()).st_mtime_ns, self._offset)
-                if changed != self._changed:
-                    self._changed, self._allocation.lives = changed, time.monotonic()
+                if self._changed not in {None, changed}:
+                    self._allocation.lives = time.monotonic()
+                self._changed = changed
 
     def _look_for_end(self) -> AgentExit | None:
         path = self.folder / files.EXIT

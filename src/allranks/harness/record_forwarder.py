@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from allranks.harness.node_files import is_gone
+
 PATIENCE: Final = 60.0
 """Seconds without one successful write until the job is given up."""
 
@@ -50,6 +52,8 @@ class RecordForwarder:
                     break
                 except OSError as error:
                     self._why = error.strerror or type(error).__name__
+                    if is_gone(self._target.parent):  # no try can help, and the job's end is told elsewhere
+                        self._given_up.set()
                     self._given_up.wait(_TRY_AGAIN)
             self._trouble = self.trouble
             self._began = None

@@ -1,4 +1,4 @@
-"""One rank stops the supervisor of its node: the agent does its work, and the end comes at the job's limit."""
+"""One rank stops the supervisor of its node: no outcome comes from then on, and the end comes at the job's limit."""
 
 import os
 import signal
@@ -14,9 +14,16 @@ FAULT = {
         "process": "its supervisor is the command itself",
         "docker": "its supervisor is process 1 of the container, which no signal from inside can kill",
     },
-    "verdict": ("passed", ""),
-    "ranks": ["passed", "passed"],
-    "exit_code": 0,
+    "verdict": ("error", "missing"),
+    "ranks": ["missing", "missing"],
+    "exit_code": 3,
+    "others": {
+        "test_after": {"verdict": ("skipped", "pytest.skip"), "ranks": []},
+        "job": {
+            "verdict": ("error", "job"),
+            "words": ["timed out after suite/test_stops_its_supervisor.py::test_before"],
+        },
+    },
     "limits": {"process_group": 1, "test": 4, "job": 8},
     "seconds": 38,
 }
