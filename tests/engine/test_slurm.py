@@ -166,7 +166,7 @@ class TestSlurm(EngineContract):
         assert ending.ended_by == "lost a node (n1); it was SLURM job 1"
 
     def test_one_whose_folder_was_emptied_has_lost_its_files(self, engine, endless, monkeypatch, results):
-        monkeypatch.setattr("allranks.engine.shared_folder_job._LATE_FILES", 0.5)
+        monkeypatch.setattr("allranks.engine.allocation._LATE_FILES", 0.5)
         name = job_name(endless)
 
         def empty():

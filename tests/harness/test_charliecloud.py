@@ -17,6 +17,7 @@ import pytest
 from agent_run import CONFIG, PATIENCE
 
 from allranks.harness import node_files as files
+from allranks.harness import node_supervisor
 from allranks.harness.node_files import NodeOrder, write_whole
 
 CH_RUN = shutil.which("ch-run")
@@ -96,7 +97,7 @@ class ContainedJob:
             "ON_THE_NODE": str(suite),
             "TMPDIR": str(tmp_path),
         }
-        command = [sys.executable, "-I", "-S", files.__file__, str(self.folder)]
+        command = [sys.executable, "-I", "-S", node_supervisor.__file__, str(self.folder)]
         self.process = subprocess.Popen(command, env=environment)
 
     def record(self, kind):

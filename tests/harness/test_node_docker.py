@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.harness import linux, node_docker
+from allranks.harness import linux, node_docker, node_supervisor
 from allranks.harness.node_container import INSIDE, AgentFolders, AgentLaunch, agent_command
 from allranks.harness.node_docker import NodeContainer, agent_status, place, remove, sweep
 from allranks.harness.node_supervisor import NodeSupervisor
@@ -144,10 +144,20 @@ def test_a_client_that_never_returns_is_given_up(client, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def supervisor(tmp_path):
+def run(client, tmp_path, monkeypatch):
+    """Runs an agent under a supervisor in this process, whose other children are not its own."""
+    monkeypatch.setattr(node_supervisor, "end_orphans", lambda: None)
     for name in ("node-0", "shared"):
         (tmp_path / name).mkdir()
-    return NodeSupervisor(tmp_path, 0, {})
+    supervisor = NodeSupervisor(tmp_path, 0, {})
+
+    def run(script, *signals):
+        for number in signals:
+            supervisor._note(number, None)
+        with (tmp_path / "lock").open("w") as lock:
+            return supervisor._run_agent(contained(client, script), lock.fileno())
+
+    return run
 
 
 def contained(client, script):
@@ -155,8 +165,8 @@ def contained(client, script):
     return AgentLaunch(command=command, variables=client.variables, container="allranks-job-node0")
 
 
-def test_a_container_is_removed_by_its_name_after_the_end_of_its_client(client, supervisor, tmp_path, capfd):
-    ended = supervisor._run_agent(contained(client, "echo a record; echo words >&2; exit 137"))
+def test_a_container_is_removed_by_its_name_after_the_end_of_its_client(client, run, tmp_path, capfd):
+    ended = run("echo a record; echo words >&2; exit 137")
     assert ended.status == -signal.SIGKILL
     assert [line.split()[0] for line in client.asked] == ["ps", "rm"]
     assert client.asked[1].endswith(" allranks-job-node0")
@@ -164,18 +174,19 @@ def test_a_container_is_removed_by_its_name_after_the_end_of_its_client(client, 
     assert capfd.readouterr().err == "words\n", "apart from the records, which pieces of them would tear"
 
 
-def test_a_container_whose_client_was_killed_is_removed_and_its_end_is_unknown(client, supervisor):
-    ended = supervisor._run_agent(contained(client, "kill -KILL $$"))
+def test_a_container_whose_client_was_killed_is_removed_and_its_end_is_unknown(client, run):
+    ended = run("kill -KILL $$")
     assert ended.status is None
     assert client.asked[1:] == ["rm --force --volumes allranks-job-node0"]
 
 
-def test_a_supervisor_that_is_told_to_end_ends_the_input_and_removes_the_container(client, supervisor):
-    supervisor._note(signal.SIGTERM, None)
+def test_a_supervisor_that_is_told_to_end_ends_the_input_and_removes_the_container(client, run):
     timer = threading.Timer(30, os.kill, (os.getpid(), signal.SIGALRM))  # ends a test that hangs
     timer.start()
-    ended = supervisor._run_agent(contained(client, "docker run; exit 130"))
-    timer.cancel()
+    try:
+        ended = run("docker run; exit 130", signal.SIGTERM)
+    finally:
+        timer.cancel()
     assert ended.status == 130
     assert client.asked[-1] == "rm --force --volumes allranks-job-node0"
 
