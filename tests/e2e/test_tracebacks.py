@@ -1,5 +1,6 @@
 """What a run says of each red test: the end of the leading rank's traceback, and the command that runs it again."""
 
+import html
 import re
 import shlex
 from dataclasses import replace
@@ -123,7 +124,9 @@ SAID = {
     "test_hostile": ["test_tiny.py:86 in test_hostile", "</details><script>"],
 }  # fmt: skip
 
-ITEM = re.compile(r"^- \*\*\w+\*\* [^\n]*?(?P<name>test[^ \n]*?)<br>\n(?P<rest>(?:  [^\n]*\n|\n)*)", re.MULTILINE)
+ITEM = re.compile(
+    r"^<details(?P<message>[^\n]*)\n\nFirst: .*?(?P<name>test[^ \n]*)\n(?P<rest>.*?)^</details>$", re.MULTILINE | re.DOTALL
+)
 """One failure of the summary: its test, and what is said of it."""
 
 
@@ -133,11 +136,14 @@ def test_each_red_test_has_its_traceback_and_its_command(launch, scratch, monkey
     done = launch(repository, "--engine", "process", "--seed", "7")
     assert done.code == 1, done.output
     summary = (done.folder / "summary.md").read_text()
-    items = {match["name"].replace("\\", "").rpartition("::")[2]: match["rest"] for match in ITEM.finditer(summary)}
+    items = {
+        each["name"].replace("\\", "").rpartition("::")[2]: html.unescape(each["message"]) + each["rest"]
+        for each in ITEM.finditer(summary)
+    }
     assert items.keys() == SAID.keys()
     for name, words in SAID.items():
         assert [word for word in words if word not in items[name]] == [], items[name]
-        command = re.search(r"^  allranks (run .*)$", items[name], re.MULTILINE)
+        command = re.search(r"^allranks (run .*)$", items[name], re.MULTILINE)
         assert command, name
         assert command[1].startswith("run gloo-w2-g0-env --suite tiny --seed 7 -- suite/test_tiny.py::")
     for name in ("_pytest", "pluggy", "allranks/harness"):
