@@ -88,6 +88,7 @@ _TEXTS = tuple(
 """What torch's own runner writes for its codes, in the spellings of its versions."""
 
 
+@functools.lru_cache
 def code_of_text(text: str) -> SkipCode | None:
     """The code behind a skip's reason in a report of torch's own runner; None if torch's table has no such reason."""
     said = text.strip().rstrip(".")

@@ -137,9 +137,11 @@ class CaseDetails:
             stderr=texts.setdefault(stderr, stderr),
             world_size=size if size and size <= MOST_RANKS else None,
         )
+        if not self.reruns:
+            return result
         before = replace(result, consequence=False, caused_by=None, stdout="", stderr="")
         tries = (replace(before, outcome=each, message=words, text=long) for each, words, long in self.reruns)
-        return replace(result, reruns=tuple(tries)) if self.reruns else result
+        return replace(result, reruns=tuple(tries))
 
     def _outcome(self, shown: Outcome) -> Outcome:
         """The property's outcome, which is finer than the elements', unless it contradicts them."""

@@ -31,7 +31,7 @@ def _is_alike(fastest: float, slowest: float) -> bool:
 
 
 def _written(times: Sequence[float]) -> str:
-    return " ".join([f"{time:.3g}" for time in times])
+    return ("%.3g " * len(times) % tuple(times))[:-1]  # in one call: a report may have millions
 
 
 def places_of_texts(test: TestVerdict, text: str) -> str:
