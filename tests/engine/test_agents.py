@@ -10,7 +10,7 @@ import pytest
 from allranks.engine import agents
 from allranks.engine.agents import JobOfAgents
 from allranks.engine.protocol import NodeExit
-from allranks.records import Finished, NodeLost, Went
+from allranks.records import Finished, Went
 
 
 class Told:
@@ -79,29 +79,3 @@ def test_a_job_that_does_not_end_in_its_time_is_told_to(agent, monkeypatch):
     assert job.wait(lambda _node, _record: None).timed_out
     job.close()
     assert agent.has_hung_up
-
-
-class Leader(Told):
-    """A leading agent that has lost node 1."""
-
-    def hear(self, _ready):
-        self.has_ended = True
-        return [NodeLost(node=1, message="it does not answer")]
-
-
-@pytest.mark.parametrize(("lost", "waits"), [(True, False), (False, True)])
-def test_a_node_that_the_leader_has_lost_is_not_waited_for_as_the_others_are(agent, lost, waits, monkeypatch):
-    monkeypatch.setattr(agents, "LOST_GRACE", 0.0)
-    monkeypatch.setattr(agents, "STOP_GRACE", 60.0)
-    leader = Leader() if lost else Told()
-    os.write(leader.writing, b"!")
-    job = JobOfAgents([leader, agent], 60.0)
-    writes = threading.Timer(0.2, os.write, [agent.writing, b"!"])
-    writes.start()
-    heard = []
-    job.wait(lambda node, _record: heard.append(node))
-    job.close()
-    writes.join()
-    os.close(leader.reading)
-    os.close(leader.writing)
-    assert (1 in heard) == waits

@@ -20,7 +20,7 @@ from allranks.engine.agent_output import Damage
 from allranks.engine.intake import MOST_ENTRIES, Intake
 from allranks.engine.protocol import JobExit, JobSpec, NodeExit, Passthrough, Placement, RecordSink
 from allranks.harness.config import PYTEST_CACHE, RESULTS_BYTES, AgentConfig, GpuToCheck, NodeConfig, share_of
-from allranks.records import NodeLost, NodesMet, Record
+from allranks.records import NodesMet, Record
 
 _TOKEN_BYTES = 32
 
@@ -180,9 +180,6 @@ def name_of(path: PurePosixPath, node: int) -> PurePosixPath:
 STOP_GRACE = 8.0
 """Seconds for an agent to stop its ranks (three seconds at the most) and to write its results."""
 
-LOST_GRACE = 4.0
-"""The same, for an agent that its leader has lost: its ranks may still be there, its results will hardly come."""
-
 _LOOK_AGAIN = 1.0
 _LATE = 4.0
 """Seconds that a poll is never late by, unless this process was stopped: writing records takes less."""
@@ -237,7 +234,6 @@ class JobOfAgents(Generic[A]):
         self._held_up = 0.0
         self._deadline = self._now() + limit
         self._have_met = False
-        self._lost: set[int] = set()
         self._bell = os.eventfd(0)
 
     def go(self) -> None:
@@ -288,16 +284,11 @@ class JobOfAgents(Generic[A]):
             agent.hang_up()
             if agent is not self._leader:
                 agent.resume()
-        now = self._now()
-        graces = {agent: LOST_GRACE if self._agents.index(agent) in self._lost else STOP_GRACE for agent in agents}
-
-        def deadline() -> float:
-            return now + max((graces[agent] for agent in agents if not agent.has_ended), default=0.0)
-
+        deadline = self._now() + STOP_GRACE
         # An agent whose last records are not read would block on its full pipe until it is killed.
-        self._read_until(lambda: all(agent.has_ended for agent in agents), deadline, sink)
+        self._read_until(lambda: all(agent.has_ended for agent in agents), lambda: deadline, sink)
         for agent in agents:
-            agent.end(now + graces[agent] + self._held_up)
+            agent.end(deadline + self._held_up)
 
     def close(self) -> None:
         """Release the resources of this object."""
@@ -321,18 +312,12 @@ class JobOfAgents(Generic[A]):
                     os.eventfd_read(self._bell)
                 for node, agent, ready in _by_agent(found, self._agents):
                     for said in agent.hear(ready):
-                        self._learn(node, said)
+                        self._have_met = self._have_met or (node == 0 and isinstance(said, NodesMet))
                         sink(node, said)
                     if agent.has_ended:
                         for descriptor in agent.descriptors:
                             selector.unregister(descriptor)
         return is_over()
-
-    def _learn(self, node: int, said: Record | Damage | Placement) -> None:
-        """Note what the leader reports of the other nodes."""
-        self._have_met = self._have_met or (node == 0 and isinstance(said, NodesMet))
-        if node == 0 and isinstance(said, NodeLost):
-            self._lost.add(said.node)
 
 
 def _by_agent(
