@@ -125,7 +125,8 @@ SAID = {
 }  # fmt: skip
 
 ITEM = re.compile(
-    r"^<details(?P<message>[^\n]*)\n\nFirst: .*?(?P<name>test[^ \n]*)\n(?P<rest>.*?)^</details>$", re.MULTILINE | re.DOTALL
+    r"^<details(?P<message>[^\n]*)\n\nFirst: .*?(?P<name>test[^ \n]*)\n(?P<rest>.*?)^</details>$",
+    re.MULTILINE | re.DOTALL,
 )
 """One failure of the summary: its test, and what is said of it."""
 
