@@ -144,6 +144,22 @@ def test_nodes_that_end_with_a_job_out_of_time_are_not_its_cause(tmp_path, monke
     assert (ending.timed_out, ending.ended_by) == (True, "")
 
 
+def test_a_node_without_a_sign_of_life_is_not_waited_for_and_is_cancelled(tmp_path, monkeypatch):
+    monkeypatch.setattr("allranks.engine.agents.STOP_GRACE", 3600.0)
+    for node, ago in ((0, 0), (1, 11)):
+        placed = tmp_path / f"node-{node}" / "placed.json"
+        placed.parent.mkdir()
+        placed.write_text(json.dumps({"at": 1.0, "host": "n1"}))
+        os.utime(placed, (time.time() - ago,) * 2)
+    (tmp_path / "node-0" / "exit.json").write_text(json.dumps({"status": 1}))
+    spec = SimpleNamespace(agent=SimpleNamespace(nodes=2), resources=SimpleNamespace(seconds=60.0))
+    queue = CancellingQueue(tmp_path)
+    job = SharedFolderJob(Allocation(queue, tmp_path, "1"), spec)
+    job.wait(lambda _node, _told: None)
+    job.close()
+    assert queue.cancels == 1
+
+
 def test_a_job_that_never_began_is_cancelled_by_its_own_thread(tmp_path):
     for node in (0, 1):
         (tmp_path / f"node-{node}").mkdir()

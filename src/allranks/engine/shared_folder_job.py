@@ -45,6 +45,9 @@ _STATUSES: Final = range(-(2**31), 2**31)
 _SOON: Final = 0.5
 """Seconds that a look at the files of a node may take until other work is done first."""
 
+_SILENT: Final = 4 * files.BEAT
+"""Seconds by which a node's last sign of life precedes the leading node's, until nothing more is expected of it."""
+
 _FILES: Final = 10.0
 """Seconds for the answer of a shared file system when a job has ended."""
 
@@ -91,8 +94,8 @@ class _NodeAgent:
         self._allocation = allocation
         self._node = node
         self._look: Future[list[Record | Damage | Placement]] | None = None
-        self._changed: tuple[int, int] | None = None
-        self._is_at_end = False
+        self._changed: tuple[float, int] | None = None
+        self._is_at_end = self._is_silent = False
         self.folder = allocation.folder / f"node-{node}"
         self._timer = Timer(_LOOK_AGAIN)
         self._reader = RecordReader()
@@ -137,17 +140,21 @@ class _NodeAgent:
         if ended is not None:
             yield from self._check()
             self.ended, self._is_at_end = ended, True
-        elif place.is_lost or (place.is_ours and place.placed is None):
+        elif place.is_lost or (place.is_ours and (place.placed is None or self._fell_silent())):
             self._is_at_end = True
 
     def _look_for_life(self) -> None:
         """See whether the node has written anything since the last look, when the queue says that the job has ended."""
-        if (file := open_start(self.folder / files.PLACED)) is not None:
-            with suppress(OSError), file:
-                changed = (os.fstat(file.fileno()).st_mtime_ns, self._offset)
-                if self._changed not in {None, changed}:
-                    self._allocation.lives = time.monotonic()
-                self._changed = changed
+        if (at := _changed(self.folder / files.PLACED)) is not None:
+            if self._changed not in {None, (at, self._offset)}:
+                self._allocation.lives = time.monotonic()
+            self._changed = at, self._offset
+
+    def _fell_silent(self) -> bool:
+        """Whether this node's last sign of life is old, by the clock that dates those of the leading one, too."""
+        own, leading = (_changed(folder / files.PLACED) for folder in (self.folder, self._allocation.folder / "node-0"))
+        self._is_silent = own is not None and leading is not None and own < leading - _SILENT
+        return self._is_silent
 
     def _look_for_end(self) -> AgentExit | None:
         path = self.folder / files.EXIT
@@ -215,7 +222,7 @@ class _NodeAgent:
         while not self.has_ended and time.monotonic() < deadline:
             time.sleep(_LOOK_AGAIN)
             self._look_again(deadline - time.monotonic())
-        if not self.has_ended:
+        if not self.has_ended or self._is_silent:
             self._allocation.cancel()
             self._look_again(_LOOK_AGAIN)
             self.has_ended = True
@@ -247,6 +254,14 @@ class _NodeAgent:
     def close(self) -> None:
         """Release the timer."""
         self._timer.close()
+
+
+def _changed(path: Path) -> float | None:
+    """When a file last changed, in seconds since the epoch; it is opened, so that a file server tells what is new."""
+    if (file := open_start(path)) is not None:
+        with suppress(OSError), file:
+            return os.fstat(file.fileno()).st_mtime
+    return None
 
 
 class SharedFolderJob(JobOfAgents[_NodeAgent]):

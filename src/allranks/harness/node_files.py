@@ -28,6 +28,9 @@ ORDER, GO, HANG_UP, MEETING, SHARED = "order.json", "go", "hang-up", "meeting.js
 CONFIG, PLACED, STREAM, RESULTS, EXIT = "config.json", "placed.json", "stream", "results", "exit.json"
 LOG = "supervisor.log"
 
+BEAT: Final = 2.5
+"""Seconds between two signs of life of a node's supervisor: a cluster may give up a node whose job goes on."""
+
 _ROOM: Final = 4096
 """Bytes that are reserved for each of the small files that a node writes: it tells of a disk that is full in one."""
 

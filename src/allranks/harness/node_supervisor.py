@@ -37,6 +37,7 @@ from allranks.harness.node_container import (
 )
 from allranks.harness.node_docker import NodeContainer
 from allranks.harness.node_files import (
+    BEAT,
     CONFIG,
     EXIT,
     GO,
@@ -63,9 +64,6 @@ ADDRESS_VARIABLE: Final = "ALLRANKS_NODE_ADDRESS"
 
 _LOOK_AGAIN: Final = 0.2
 """Seconds between two looks at the orders, which cost two look-ups in the shared folder."""
-
-_BEAT: Final = 2.5
-"""Seconds between two signs of life: a cluster may give up a node whose job goes on."""
 
 _LAST_WRITES: Final = 5.0
 """Seconds for the last records of a node that was told to end: SLURM kills it after 30, or what KillWait says."""
@@ -207,7 +205,7 @@ class NodeSupervisor:
         beat = time.monotonic()
         while not linux.is_readable(pidfd, _LOOK_AGAIN):
             now = time.monotonic()
-            if now > beat + _BEAT:
+            if now > beat + BEAT:
                 beat = now
                 self._beat()
             if not has_gone and deadline is None and is_there(self._folder / GO):
