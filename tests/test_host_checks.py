@@ -8,6 +8,7 @@ import pytest
 from allranks import host_checks
 from allranks.engine.gpus import Inventory
 from allranks.engine.kind import Finding
+from allranks.engine.process import ProcessEngine
 from allranks.engine_kinds import host_processes
 from allranks.engine_kinds.containers import examine_daemon, examine_images
 from allranks.errors import DeviceError, EngineError
@@ -164,3 +165,14 @@ def test_this_machines_engine_is_well(tmp_path):
 def test_a_folder_that_is_not_writable_is_a_problem(tmp_path, monkeypatch):
     monkeypatch.setattr(host_checks.os, "access", lambda path, _: path != tmp_path)  # root may write everywhere
     assert "not writable" in problems(examine_folders(tmp_path))["results"].text
+
+
+@pytest.mark.parametrize(("seconds", "remedies"), [(0.001, 0), (5.0, 1)])
+def test_a_slow_lookup_of_the_name_of_this_host_is_a_problem(monkeypatch, seconds, remedies):
+    clock = iter((100.0, 100.0 + seconds))
+    monkeypatch.setattr(host_processes, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(ProcessEngine, "remains", lambda _self: [])
+    monkeypatch.setattr(ProcessEngine, "unjudged", lambda _self: [])
+    found = problems(host_processes.KIND.examine(Inventory()))
+    assert len(found) == remedies
+    assert all("/etc/hosts: ::ffff:127.0.0.1 localhost" in each.remedy for each in found.values())

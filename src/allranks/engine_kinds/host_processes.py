@@ -3,13 +3,15 @@
 import json
 import os
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from allranks.engine.gpus import Inventory
 from allranks.engine.kind import Finding, JobEnvironment, MakeEnvironment, Progress, examine_remains
@@ -29,6 +31,11 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 
+_PEER: Final = "::ffff:127.0.0.1"
+_SLOW_NAME: Final = 0.1
+"""Seconds; files take less than a millisecond, a DNS server nearby a few."""
+
+
 class ProcessKind:
     """See :class:`allranks.engine.kind.EngineKind`; every host has it."""
 
@@ -44,7 +51,21 @@ class ProcessKind:
 
     def examine(self, _inventory: Inventory) -> Iterator[Finding]:
         """See :meth:`allranks.engine.kind.EngineKind.examine`."""
-        return examine_remains(ProcessEngine(cache_folder() / "package"))
+        yield _examine_names()
+        yield from examine_remains(ProcessEngine(cache_folder() / "package"))
+
+
+def _examine_names() -> Finding:
+    """How long torch's stores wait for the name of a peer on this host, which they ask for but to log it."""
+    began = time.monotonic()
+    with suppress(OSError):
+        socket.getnameinfo((_PEER, 0, 0, 0), 0)
+    seconds = time.monotonic() - began
+    text = f"{_PEER} is looked up in {seconds:.2f} s"
+    if seconds < _SLOW_NAME:
+        return Finding("names", text)
+    remedy = f"Each process group waits for that. Add a line to /etc/hosts: {_PEER} localhost"
+    return Finding("names", f"{text}: DNS is slow or does not answer", remedy)
 
 
 KIND = ProcessKind()

@@ -113,11 +113,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def cell_environment(config: AgentConfig, present: Mapping[str, str]) -> dict[str, str]:
     """Variables that describe the cell to suites, and those that keep forks clean unless the user has set them."""
     defaults = {
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
+        **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else its import starts a pool, and a thread (torch 2.6)
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # torch's stores (2.13) ask for the name of each peer, even of 127.0.0.1: a lost answer of DNS would cost 5 s.
+        "RES_OPTIONS": "timeout:1 attempts:2",
         # A child of a rank that dies of a signal then leaves its stacks on its standard error.
         "PYTHONFAULTHANDLER": "1",
     }
