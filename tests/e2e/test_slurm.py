@@ -247,15 +247,18 @@ def test_a_crash_of_slurmd_costs_no_job(repository):
         [node] = [json.loads(path.read_text())["host"] for path in repository.spool.glob("*/node-0/placed.json")]
         repository.cluster.script("slurmd-kill", node)
         try:
+            # What SLURM does by itself after SlurmdTimeout, or minutes later.
+            repository.slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=slurmd is gone")
             said = "given up by the cluster (NODE_FAIL), but its files still change"
             lines = []
             while lines[-1:] != [""] and said not in "".join(lines):
-                lines.append(process.stdout.readline())  # SLURM takes up to a minute to notice
+                lines.append(process.stdout.readline())
             assert lines[-1], "".join(lines)
             Path(f"{repository.mark}-done").touch()
             status, output = ended(process)
         finally:
             repository.cluster.script("slurmd-start", node)
+            repository.slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")
     assert status == 0, output
     assert repository.attempts == ["attempt-1"]
 
