@@ -7,6 +7,7 @@ import pytest
 from allranks.report.history.catalogue import Code
 from allranks.report.history.history_file import read
 from allranks.report.history.history_recorder import code_of
+from allranks.report.history.lookup import lookup
 from allranks.report.history.timeline import Timeline
 from allranks.report.history.transitions import Trend
 from allranks.report.merging import merge
@@ -130,3 +131,17 @@ def test_a_pass_after_a_failure_is_a_letter_of_its_own():
     good = Verdict(kind=VerdictKind.PASSED, rule=VerdictRule.PASSED)
     earlier = (EarlierAttempt(number=1, verdict=bad),)
     assert code_of(TestVerdict(nodeid="t", classname="", name="t", verdict=good, earlier=earlier)) == Code("f")
+
+
+def test_jobs_of_a_suite_may_have_different_tests(run_folder, tmp_path):
+    jobs = {"gloo-w2-g0-env/suite": {A: "passed", B: "failed"}, "gloo-w4-g0-env/suite": {B: "passed"}}
+    run_folder.manifest(*jobs)
+    for job, tests in jobs.items():
+        run_folder.both(job, tests)
+    assert not merge(run_folder.path, environ={}, history=tmp_path / "history.sqlite").history.problem
+    _, lines = lookup(tmp_path / "history.sqlite", "test_", 1)
+    assert {(line.cell, line.nodeid): line.codes[0].letter for line in lines} == {
+        ("gloo-w2-g0-env", A): "P",
+        ("gloo-w2-g0-env", B): "F",
+        ("gloo-w4-g0-env", B): "P",
+    }

@@ -92,8 +92,9 @@ class HistoryRecorder:
         for nodeid in nodeids if not names.keys() >= set(nodeids) else ():
             names.setdefault(nodeid, len(names))
         places = array("I", map(names.__getitem__, nodeids))
-        last = self._last.get(suite.whole_suite)
-        return last if last == places else self._last.setdefault(suite.whole_suite, places)
+        if self._last.get(suite.whole_suite) != places:
+            self._last[suite.whole_suite] = places
+        return self._last[suite.whole_suite]
 
     def _code(self, test: TestVerdict) -> int:
         return self._codes.setdefault(code_of(test), len(self._codes))
