@@ -124,6 +124,11 @@ def reason_of_exit(status: int) -> str | None:
     return _REASONS[SkipCode(status)] if status in set(SkipCode) else None
 
 
+def is_success(code: object) -> bool:
+    """Whether ``sys.exit(code)`` ends a process with status 0: not with 0.0, nor with what only claims to equal 0."""
+    return code is None or (isinstance(code, int) and int(code) == 0)
+
+
 def kind_of_exit(status: int) -> SkipKind:
     """The kind of a skip with this exit status: :func:`kind`, extended to codes that only the installed torch has.
 

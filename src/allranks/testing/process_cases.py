@@ -176,7 +176,7 @@ class MultiProcessTestCase(LauncherTestCase):
     def _join_processes(self, fn: Callable[[], object]) -> None:
         """Wait for the ranks, and raise their outcome as the test's."""
         if self._ranks is None:
-            raise no_ranks_error(self)
+            raise no_ranks_error(self.id())
         self._ranks.join(expected_ends(self, fn))
 
     def _be_rank(self, launched: LaunchedRank) -> int:

@@ -40,6 +40,23 @@ FILES = {
 
             def test_set_up_fails(self): ...
 
+            def perThreadSetUp(self):
+                if "thread_set_up" in self.id() and self.rank == 2:
+                    raise RuntimeError("no")
+
+            def test_thread_set_up_fails(self): ...
+
+            def test_fails_by_pytest(self):
+                if self.rank == 1:
+                    pytest.fail("by pytest")
+                dist.barrier()
+
+            def test_exits(self):
+                sys.exit(3 if self.rank else 77)
+
+            def test_skips_by_pytest(self):
+                pytest.skip("by pytest")
+
             def test_dies(self):
                 os._exit(3)
 
@@ -47,8 +64,22 @@ FILES = {
             def test_is_expected_to_fail(self):
                 raise ValueError("known")
 
+        class TestNoThreads(MultiThreadedTestCase):
+            world_size = 2
+
+            def test_starts_none(self):
+                raise ValueError("not run")
+
+        class TestNoDevices(TestThreads):
+            world_size = 0
+            test_passes = test_fails = test_skips = test_set_up_fails = test_dies = test_is_expected_to_fail = None
+            test_thread_set_up_fails = test_fails_by_pytest = test_exits = test_skips_by_pytest = None
+
+            def test_has_no_device(self): ...
+
         class TestKept(TestThreads):
             test_passes = test_fails = test_skips = test_set_up_fails = test_dies = test_is_expected_to_fail = None
+            test_thread_set_up_fails = test_fails_by_pytest = test_exits = test_skips_by_pytest = None
             noted = []
 
             def test_a_notes_its_process(self):
@@ -79,6 +110,12 @@ def threads(run_once):
         ("test_fails", "failed"),
         ("test_skips", "skipped"),
         ("test_set_up_fails", "failed"),
+        ("test_thread_set_up_fails", "failed"),
+        ("test_fails_by_pytest", "failed"),
+        ("test_exits", "failed"),
+        ("test_skips_by_pytest", "skipped"),
+        ("test_starts_none", "failed"),
+        ("test_has_no_device", "skipped"),
         ("test_dies", "crashed"),
         ("test_is_expected_to_fail", "xfailed"),
         ("test_a_notes_its_process", "passed"),
@@ -95,4 +132,6 @@ def test_a_test_runs_once(threads):
 
 
 def test_a_failure_says_what_broke(threads):
+    assert "its thread left the test: SystemExit(3)" in threads.cases(1)["test_exits"].text
+    assert "setUp did not call self._spawn_threads()" in threads.cases(1)["test_starts_none"].text
     assert "ValueError: thread 1 broke" in threads.cases(1)["test_fails"].text

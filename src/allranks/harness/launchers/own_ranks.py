@@ -13,6 +13,7 @@ from allranks.harness.launchers.launch import Excuse, Launch, LaunchContext, exc
 from allranks.harness.launchers.launched_rank import LaunchedRank
 from allranks.harness.ranks.rank_setup import flush_output, leave
 from allranks.outcomes import Outcome, overall
+from allranks.skip_codes import is_success
 
 OF_RANKS_ATTRIBUTE = "allranks_of_ranks"
 """An exception with a true attribute of this name repeats in the launching process what ranks have reported."""
@@ -162,19 +163,19 @@ class OwnRanks:
             self._case.fail(f"rank 0 was to end with exit status {ends.of_rank_0}, and its test ended without that")
 
 
-def no_ranks_error(case: unittest.TestCase) -> RuntimeError:
-    """The error of a test that waits for ranks but has started none."""
+def no_ranks_error(test: str, spawn: str = "_spawn_processes") -> RuntimeError:
+    """The error of a test that waits for ranks but has started none, by the method `spawn`."""
     msg = (
-        f"no rank was started for {case.id()}\n"
-        "A test of this class runs in ranks alone, and setUp did not call self._spawn_processes().\n"
-        "Call super().setUp() and then self._spawn_processes() in setUp."
+        f"no rank was started for {test}\n"
+        f"A test of this class runs in ranks alone, and setUp did not call self.{spawn}().\n"
+        f"Call super().setUp() and then self.{spawn}() in setUp."
     )
     return RuntimeError(msg)
 
 
 def exit_as_asked(exit_: SystemExit) -> None:
     """End the process as ``sys.exit`` would: the launching process checks the exit status."""
-    if not isinstance(exit_.code, int | None) or exit_.code in (0, None):
+    if not isinstance(exit_.code, int) or is_success(exit_.code):
         # The report then shows where a rank left that should not have.
         traceback.print_exception(exit_)
     flush_output()

@@ -25,12 +25,8 @@ class _Kind:
     marks: Sequence[str]
 
 
-def _leave_alone(_base: object) -> None:
-    """Do nothing: the ranks are threads of the launching process."""
-
-
 def _kinds() -> tuple[_Kind, ...]:
-    from allranks.harness.torch_cases import continuous, processes, script_ranks  # noqa: PLC0415 - 50 ms that most suites need not pay
+    from allranks.harness.torch_cases import continuous, processes, script_ranks, thread_ends  # noqa: PLC0415 - 50 ms that most suites need not pay
 
     keeps = ("allranks_keeps_ranks",)
     continuous_form = (continuous.HOOKS, continuous.adapt_continuous)
@@ -40,7 +36,11 @@ def _kinds() -> tuple[_Kind, ...]:
         _Kind(name="MultiProcContinuousTest", forms=[continuous_form], marks=keeps),
         # The spelling before torch 2.8; before 2.7 the ranks were the script's to start.
         _Kind(name="MultiProcContinousTest", forms=[continuous_form, script_form], marks=keeps),
-        _Kind(name="MultiThreadedTestCase", forms=[((), _leave_alone)], marks=("allranks_has_thread_ranks",)),
+        _Kind(
+            name="MultiThreadedTestCase",
+            forms=[(thread_ends.HOOKS, thread_ends.adapt_threads)],
+            marks=("allranks_has_thread_ranks",),
+        ),
     )
 
 

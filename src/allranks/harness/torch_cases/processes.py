@@ -24,7 +24,7 @@ from allranks.harness.launchers.launch import Launch, LaunchContext
 from allranks.harness.launchers.launched_rank import LaunchedRank, forget_rank
 from allranks.harness.launchers.own_ranks import ExpectedEnds, OwnRanks, exit_as_asked, expected_ends, no_ranks_error
 from allranks.harness.launchers.plain import PlainSurroundings
-from allranks.skip_codes import SkipCode
+from allranks.skip_codes import SkipCode, is_success
 
 MakeProcess = Callable[..., BaseProcess]
 """Creates a process, not started, from the arguments of ``multiprocessing.Process``."""
@@ -152,7 +152,7 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
         elif self.processes:
             join(self, fn)
         else:
-            raise no_ranks_error(self)
+            raise no_ranks_error(self.id())
 
     base._start_processes = start_processes  # noqa: SLF001
     base._join_processes = join_processes  # noqa: SLF001
@@ -240,7 +240,7 @@ def _end_as(exit_: SystemExit) -> None:
     if exit_.code in (_EXCEPTION_STATUS, SkipCode.GENERIC) and isinstance(cause, Exception):
         # torch has replaced the exception of the test by an exit status.
         _raise_again(cause)
-    if exit_.code not in (0, None):
+    if not is_success(exit_.code):
         exit_as_asked(exit_)
 
 
