@@ -5,6 +5,7 @@ import pytest
 from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, GangStarted, NotRun
 
 PASSING = "def test_passes(): pass\n"
+EXITING_HOOK = "def pytest_generate_tests(): sys.exit(0)\n"
 
 
 def test_what_cannot_be_imported_is_written_down_and_the_others_run(run_agent):
@@ -48,12 +49,23 @@ def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
     files = {
         "test_lacking.py": "import sys\nprint('no GPUs')\nsys.exit(0)\n" + PASSING,
         "test_wrong.py": "import sys\nsys.exit('at import')",
+        "test_status_1.py": "import sys\nsys.exit(0.0)",
+        "test_class.py": "import sys\nclass TestA:\n  def test_a(self, b): pass\n" + EXITING_HOOK,
+        "inner/conftest.py": "import sys\nsys.exit(0)",
+        "inner/test_inner.py": PASSING,
+        "package/__init__.py": "import sys\nsys.exit(0)",
+        "package/test_packed.py": PASSING,
         "test_fine.py": PASSING,
     }
     agent = run_agent(files, world_size=1)
-    assert [(each.nodeid, each.text) for each in agent.all(CollectionFailed)] == [
-        ("suite/test_wrong.py", "importing it calls sys.exit('at import'), which makes its tests unknown")
-    ]
+    failed = {each.nodeid.removeprefix("suite/"): each.text for each in agent.all(CollectionFailed)}
+    assert failed.pop("test_wrong.py") == "importing it calls sys.exit('at import'), which makes its tests unknown"
+    assert failed.pop("test_status_1.py") == "importing it calls sys.exit(0.0), which makes its tests unknown"
+    assert {place: text.rpartition("/suite/")[2] for place, text in failed.items()} == {
+        "test_class.py::TestA": "test_class.py:4 calls sys.exit(0) while the tests are collected",
+        "inner": "inner/conftest.py:2 calls sys.exit(0) while the tests are collected",
+        "package/test_packed.py": "package/__init__.py:2 calls sys.exit(0) while the tests are collected",
+    }
     skipped = agent.cases(0)["suite.test_lacking"]
     assert (skipped.outcome, skipped.message) == ("skipped", "importing it calls sys.exit(0)")
     assert agent.outcomes("test_passes") == ("passed",)

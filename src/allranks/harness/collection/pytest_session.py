@@ -153,15 +153,16 @@ class ServerPlugin:
         self, collector: pytest.Collector
     ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
         """Import each file as ``python FILE`` would: with its folder on ``sys.path``, and free to exit."""
-        if not isinstance(collector, pytest.Module):
-            return (yield)
-        self._script_folders.enter(collector.path)
+        is_file = isinstance(collector, pytest.Module)
+        if is_file:
+            self._script_folders.enter(collector.path)
         try:
             return (yield)
         except SystemExit as exit_:
             return exit_report(collector, exit_)
         finally:
-            self._script_folders.note(collector.path)
+            if is_file:
+                self._script_folders.note(collector.path)
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         """Count the tests that ``-k``, ``-m`` and plugins deselect."""

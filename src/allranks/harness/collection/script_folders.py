@@ -8,11 +8,15 @@ script is there.
 import functools
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import pytest
+from _pytest._io.saferepr import saferepr
+
+from allranks.skip_codes import is_success
 
 _INIT = "__init__.py"
 
@@ -134,9 +138,22 @@ FOLDERS = pytest.StashKey[ScriptFolders]()
 
 
 def exit_report(collector: pytest.Collector, exit_: SystemExit) -> pytest.CollectReport:
-    """The report on a module that ends its script when it is imported; with status 0 its tests are skipped."""
-    code = "" if exit_.code is None else repr(exit_.code)
+    """The report on what exits while it is collected; the tests of a script that leaves with status 0 are skipped."""
+    code = "" if exit_.code is None else saferepr(exit_.code)
+    frames = [frame for frame, _ in traceback.walk_tb(exit_.__traceback__)]
+    if not any(_is_import_of(collector.path, frame) for frame in frames):
+        place = f"{frames[-1].f_code.co_filename}:{frames[-1].f_lineno}"
+        return _failed(collector, f"{place} calls sys.exit({code}) while the tests are collected")
     text = f"importing it calls sys.exit({code})"
-    if exit_.code in (None, 0):
+    if is_success(exit_.code):
         return pytest.CollectReport(collector.nodeid, "skipped", (str(collector.path), 0, f"Skipped: {text}"), [])
-    return pytest.CollectReport(collector.nodeid, "failed", f"{text}, which makes its tests unknown", [])
+    return _failed(collector, f"{text}, which makes its tests unknown")
+
+
+def _is_import_of(file: Path, frame: FrameType) -> bool:
+    """Whether a frame is the import of a file, and not of its package, of a conftest file, or a function."""
+    return frame.f_code.co_name == "<module>" and frame.f_globals.get("__file__") == str(file)
+
+
+def _failed(collector: pytest.Collector, text: str) -> pytest.CollectReport:
+    return pytest.CollectReport(collector.nodeid, "failed", text, [])
