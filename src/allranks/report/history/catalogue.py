@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from allranks.report.history.history_file import rows
+
 if TYPE_CHECKING:
     import sqlite3
 
@@ -38,17 +40,20 @@ class Catalogue:
     """All names of a history; those that are asked for and not there are added."""
 
     def __init__(self, database: "sqlite3.Connection") -> None:
-        self.cells: dict[str, int] = dict(database.execute("SELECT id, number FROM cell ORDER BY number"))
-        self.suites: dict[str, int] = dict(database.execute("SELECT name, number FROM suite ORDER BY number"))
-        jobs = database.execute("SELECT number, cell, suite FROM job")
+        self.cells: dict[str, int] = dict(rows(database, "SELECT id, number FROM cell ORDER BY number", str, int))
+        self.suites: dict[str, int] = dict(rows(database, "SELECT name, number FROM suite ORDER BY number", str, int))
+        jobs = rows(database, "SELECT number, cell, suite FROM job", int, int, int)
         self.jobs: dict[tuple[int, int], int] = {(cell, suite): number for number, cell, suite in jobs}
-        self.tests: list[tuple[int, str]] = list(database.execute("SELECT suite, nodeid FROM test ORDER BY number"))
+        self.tests: list[tuple[int, str]] = list(
+            rows(database, "SELECT suite, nodeid FROM test ORDER BY number", int, str)
+        )
         self._tests = {test: number for number, test in enumerate(self.tests)}
         self._stored = len(self.tests)
-        stored = database.execute("SELECT letter, ranks FROM outcome ORDER BY number")
+        stored = rows(database, "SELECT letter, ranks FROM outcome ORDER BY number", str, str)
         self.codes = [Code(*each) for each in stored] or list(FIRST_CODES)
-        if tuple(self.codes[: len(FIRST_CODES)]) != FIRST_CODES:
-            msg = "its outcomes have other numbers"
+        numbered = [sorted(each.values()) == list(range(len(each))) for each in (self.cells, self.suites, self.jobs)]
+        if tuple(self.codes[: len(FIRST_CODES)]) != FIRST_CODES or not all(numbered):
+            msg = "its names or outcomes have other numbers"
             raise ValueError(msg)
         self._codes = {code: number for number, code in enumerate(self.codes)}
 

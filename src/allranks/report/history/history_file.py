@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import sqlite3
@@ -84,6 +84,19 @@ def read(path: Path, patience: float = PATIENCE) -> Iterator["sqlite3.Connection
             msg = "has no run yet"
             raise HistoryError(msg)
         yield database
+
+
+def rows(database: "sqlite3.Connection", query: str, *kinds: type) -> Iterator[tuple[Any, ...]]:
+    """The rows that a query finds; SQLite would take any value in any column.
+
+    Raises:
+        ValueError: A value is not of its column's kind.
+    """
+    for row in database.execute(query):
+        if tuple(map(type, row)) != kinds:
+            msg = f"{query} finds {row!r:.60}"
+            raise ValueError(msg)
+        yield row
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from allranks.report.history.catalogue import ABSENT, Catalogue
 from allranks.report.history.changes import Changes, deflated, inflated, pack, unpack
-from allranks.report.history.history_file import HistoryError
+from allranks.report.history.history_file import HistoryError, rows
+from allranks.report.untrusted import LAST_MOMENT
 
 if TYPE_CHECKING:
     import sqlite3
@@ -77,15 +78,20 @@ class Timeline:
         self.names = Catalogue(database)
         self.runs = [
             RecordedRun(number=number, id=name, started=started, jobs=int.from_bytes(jobs, "little"))
-            for number, name, started, jobs in database.execute("SELECT * FROM run ORDER BY number")
+            for number, name, started, jobs in rows(
+                database, "SELECT * FROM run ORDER BY number", int, str, float, bytes
+            )
         ]
+        if not all(0 <= run.started <= LAST_MOMENT for run in self.runs):
+            msg = "a run started at no time that a calendar has"
+            raise ValueError(msg)
         self._packed: list[int] = []
         self._since: list[bytes] = []
         self._read: dict[tuple[int, int, bytes], Changes] = {}
         self.now = array("H")
         self.width = len(self.names.cells)
-        for width, packed, codes, since in database.execute(
-            "SELECT width, packed, codes, since FROM state ORDER BY part"
+        for width, packed, codes, since in rows(
+            database, "SELECT width, packed, codes, since FROM state ORDER BY part", int, int, bytes, bytes
         ):
             self._packed.append(packed)
             self._since.append(since)
