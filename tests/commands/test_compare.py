@@ -71,6 +71,34 @@ def test_a_report_is_as_good_as_the_folder_of_a_run(allranks, runs, tmp_path, fo
     assert (code, differences(out)) == (1, EXPECTED)
 
 
+@pytest.mark.parametrize(
+    "cases",
+    [
+        '<testcase name="a"><failure/></testcase><testcase name="a"/>',  # a failed call, a good tear-down
+        '<testcase name="a"><skipped/><error/></testcase>',
+        '<testcase name="a" status="failed"/>',
+        '<testcase name="a"><error/></testcase></testsuite><testsuite name="s"><testcase name="a"/>',
+        '</testsuite><testcase name="a"><error/></testcase><testsuite name="s">',
+        '<ns:testcase name="a" xmlns:ns="urn:x"><ns:failure/></ns:testcase>',
+    ],
+)
+def test_no_failure_of_a_foreign_report_is_lost(allranks, tmp_path, cases):
+    for name, content in (("a.xml", '<testcase name="a"/>'), ("b.xml", cases)):
+        (tmp_path / name).write_text(f'<testsuites><testsuite name="s">{content}</testsuite></testsuites>')
+    assert allranks("compare", str(tmp_path / "a.xml"), str(tmp_path / "b.xml"))[0] == 1
+
+
+def test_the_parts_of_a_report_are_one(allranks, tmp_path):
+    for name, result in (("a", ""), ("b", "<failure/>")):
+        (tmp_path / name).mkdir()
+        for part in ("junit", "junit-2"):
+            case = f'<testcase name="{part}">{result if part == "junit-2" else ""}</testcase>'
+            suite = f'<testsuites name="allranks"><testsuite name="{part}">{case}</testsuite></testsuites>'
+            (tmp_path / name / f"{part}.xml").write_text(suite)
+    code, out, _ = allranks("compare", str(tmp_path / "a/junit.xml"), str(tmp_path / "b/junit.xml"), "--json")
+    assert (code, differences(out)) == (1, {("junit-2", "fails")})
+
+
 def test_the_same_run_differs_in_nothing(allranks, runs):
     code, out, _ = allranks("compare", str(runs[0]), str(runs[0]))
     assert (code, out) == (0, "no test differs\nexit code 0: B is not worse than A\n")
@@ -92,6 +120,7 @@ def test_two_versions_of_torch_and_two_cells_are_parts_of_one_run(allranks, tmp_
         (["old", "torch=1"], "There is no run torch=1"),
         (["old", "empty"], "empty cannot be compared.\n  There is no result in it."),
         (["old", "broken.xml"], "broken.xml cannot be compared.\n  It is damaged"),
+        (["page.xml", "page.xml"], "its root element is <html>"),
     ],
 )
 @pytest.mark.usefixtures("runs")
@@ -99,6 +128,7 @@ def test_what_cannot_be_compared_is_one_error(allranks, tmp_path, monkeypatch, a
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.xml").write_text("<testsuites><testsuite>")
+    (tmp_path / "page.xml").write_text("<html/>")
     code, out, err = allranks("compare", *arguments)
     assert (code, out) == (2, "")
     assert said in err

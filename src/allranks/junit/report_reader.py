@@ -6,7 +6,6 @@ library that junitparser uses (lxml, or the standard library's).
 
 import re
 from collections.abc import Iterator
-from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar, cast
@@ -16,14 +15,13 @@ import junitparser
 
 from allranks.errors import UsageError
 from allranks.junit.reported import DownloadedReport, ReportedCase, ReportedSuite, selected
-from allranks.report.folder import is_merged_report
+from allranks.report.folder import ROOTS, report_parts
 from allranks.report.untrusted import number, open_regular
 
 _T = TypeVar("_T", bound=junitparser.junitparser.Element)
 
 _CHUNK: Final = 1 << 16
 _DEEPEST: Final = 64
-_ROOTS: Final = frozenset({"testsuites", "testsuite"})
 _REMEDY: Final = "Give junit.xml of allranks, or another writer's JUnit XML."
 
 
@@ -58,15 +56,7 @@ def stream(path: str | PathLike[str], **wanted: Any) -> Iterator[ReportedCase]: 
 
 
 def _parts(path: Path) -> Iterator[Path]:
-    """The files of a report: of allranks' own, also those that continue it."""
-    first = path / "junit.xml" if path.is_dir() else path
-    yield first
-    if is_merged_report(first):
-        for place in count(2):
-            part = first.with_name(f"{first.stem}-{place}{first.suffix}")
-            if not is_merged_report(part):
-                break
-            yield part
+    return report_parts(path / "junit.xml" if path.is_dir() else path)
 
 
 def _append(report: DownloadedReport, root: Any) -> None:  # noqa: ANN401 - an element
@@ -145,7 +135,7 @@ class _Builder:
         """Begin an element."""
         self._end_text()
         tag = tag.rpartition("}")[2]
-        if self.root is None and tag not in _ROOTS:
+        if self.root is None and tag not in ROOTS:
             msg = f"its root element is <{tag[:40]}>, and JUnit XML begins with <testsuites> or <testsuite>"
             raise ValueError(msg)
         if len(self._open) >= _DEEPEST:

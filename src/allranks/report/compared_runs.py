@@ -8,15 +8,18 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from allranks.errors import ResultsError, UsageError
+from allranks.outcomes import Outcome
 from allranks.report.accounting import account
-from allranks.report.comparison import ComparedJob, ComparedOutcome
+from allranks.report.comparison import ComparedJob, ComparedOutcome, together
+from allranks.report.declared import CaseDetails, is_of_interest, outcomes_said
+from allranks.report.folder import ROOTS, report_parts
 from allranks.report.gathering import gather
 from allranks.report.history.history_recorder import code_of
 from allranks.report.judged import CellSuite
 from allranks.report.report_json import is_report_json
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.untrusted import open_regular
-from allranks.report.verdict import VerdictPolicy
+from allranks.report.verdict import VerdictPolicy, severity
 from allranks.xml_text import cut, first_line
 
 _MESSAGE = 300
@@ -74,11 +77,11 @@ def _reached(tests: Mapping[str, ComparedOutcome]) -> dict[str, ComparedOutcome]
 
 
 def _from_file(path: Path) -> Iterator[ComparedJob]:
+    if not is_report_json(path):
+        yield from _from_xml(path)
+        return
     with open_regular(path) as file:
-        if is_report_json(path):
-            yield from map(_from_json, json.load(file)["suites"])
-        else:
-            yield from _from_xml(path, file)
+        yield from map(_from_json, json.load(file)["suites"])
 
 
 def _from_json(suite: Mapping[str, Any]) -> ComparedJob:
@@ -93,16 +96,26 @@ def _from_json(suite: Mapping[str, Any]) -> ComparedJob:
     return ComparedJob(cell=str(suite["cell"]), suite=name, axes=_axes(suite.get("axes", {})), tests=_reached(tests))
 
 
-def _from_xml(path: Path, file: Any) -> Iterator[ComparedJob]:  # noqa: ANN401 - a file of bytes
-    for _, element in ET.iterparse(file):  # noqa: S314 - expat limits entities by itself
-        if element.tag != "testsuite" or (element.find("testcase") is None and element.find("properties") is None):
-            continue
-        facts = _facts(element)
-        axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
-        suite = _SHARD.sub("", facts.get("suite") or element.get("name") or path.stem)
-        tests = dict(map(_case, element.iterfind("testcase")))
-        yield ComparedJob(cell=facts.get("cell", ""), suite=suite, axes=axes, tests=_reached(tests))
-        element.clear()
+def _from_xml(path: Path) -> Iterator[ComparedJob]:
+    for part in report_parts(path):
+        with open_regular(part) as file:
+            for _, element in ET.iterparse(file):  # noqa: S314 - expat limits entities by itself
+                element.tag = element.tag.rpartition("}")[2]
+                if element.tag in ROOTS:
+                    if any(each.tag in {"testcase", "properties"} for each in element):
+                        yield _from_suite_element(element, path.stem)
+                    element.clear()
+        if element.tag not in ROOTS:
+            msg = f"its root element is <{element.tag[:40]}>"
+            raise ValueError(msg)
+
+
+def _from_suite_element(element: ET.Element, name: str) -> ComparedJob:
+    facts = _facts(element)
+    axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
+    suite = _SHARD.sub("", facts.get("suite") or element.get("name") or name)
+    tests = together(map(_case, element.iterfind("testcase")))
+    return ComparedJob(cell=facts.get("cell", ""), suite=suite, axes=axes, tests=_reached(tests))
 
 
 def _facts(element: ET.Element) -> dict[str, str]:
@@ -111,14 +124,18 @@ def _facts(element: ET.Element) -> dict[str, str]:
 
 
 def _case(case: ET.Element) -> tuple[str, ComparedOutcome]:
-    facts = _facts(case)
+    """A testcase, judged as where ranks' XML is merged."""
+    facts, details = _facts(case), CaseDetails()
     nodeid = facts.get("nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
-    bad = next((each for each in case if each.tag in {"failure", "error", "skipped"}), None)
-    if bad is None:
-        letter = "f" if facts.get("earlier") else "S" if "skip_but_pass" in facts else "P"
-        return nodeid, ComparedOutcome(letter)
-    message = bad.get("message", "")
-    letter = {"failure": "F", "error": "E", "skipped": "S"}[bad.tag]
-    if letter == "S" and message.startswith("not run: "):
-        letter = "-"
+    for each in case:
+        if is_of_interest(each.tag):
+            details.add(each.tag, each.attrib, "".join(each.itertext()))
+    details.end([said for said in outcomes_said(case.attrib) if said[0] is not Outcome.PASSED])
+    outcome, message, _ = max(details.outcomes, key=lambda said: severity(said[0]), default=(Outcome.PASSED, "", ""))
+    if outcome.is_bad:
+        letter = "F" if outcome is Outcome.FAILED else "E"
+    elif outcome in {Outcome.SKIPPED, Outcome.XFAILED}:
+        letter = "-" if message.startswith("not run: ") else "S"
+    else:
+        letter = "f" if details.reruns else "S" if "skip_but_pass" in facts else "P"
     return nodeid, ComparedOutcome(letter, cut(first_line(message), _MESSAGE))

@@ -68,6 +68,9 @@ class DifferentTest:
         return f"{cells} / {self.suite}"
 
 
+_WORST: Final = "EFSfP-"
+"""Letters of outcomes, the worst first."""
+
 _NONE: Final = ComparedOutcome("-")
 
 
@@ -98,8 +101,16 @@ def _by_key(
         place = () if are_cells else tuple(sorted((a, v) for a, v in job.axes.items() if a not in compared))
         key = (place if by_axes or are_cells else job.cell, job.suite)
         known = found.get(key)
-        tests = {**known.tests, **job.tests} if known else job.tests
+        tests = together([*known.tests.items(), *job.tests.items()]) if known else job.tests
         found[key] = ComparedJob(cell=job.cell, suite=job.suite, axes=job.axes, tests=tests)
+    return found
+
+
+def together(outcomes: Iterable[tuple[str, ComparedOutcome]]) -> dict[str, ComparedOutcome]:
+    """Outcomes by node id: of several under one id the worst, whatever their order."""
+    found: dict[str, ComparedOutcome] = {}
+    for nodeid, outcome in outcomes:
+        found[nodeid] = min(outcome, found.get(nodeid, outcome), key=lambda each: _WORST.index(each.letter))
     return found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -20,6 +21,9 @@ from allranks.xml_text import legal, xml_id
 WIDE_NAME: Final = "allranks"
 NARROW_NAME: Final = "allranks: every job"
 """Names of the root elements that identify a merged report, in either form."""
+
+ROOTS: Final = frozenset({"testsuites", "testsuite"})
+"""The elements that a JUnit report may begin with."""
 
 _MARKS: Final = (f'<testsuites name="{WIDE_NAME}"'.encode(), f'<testsuite name="{NARROW_NAME}"'.encode())
 _ATTEMPT: Final = re.compile(r"attempt-([0-9]+)")
@@ -176,6 +180,14 @@ def is_merged_report(path: Path) -> bool:
     """True if allranks wrote this report: it may be overwritten, and must not be read as results."""
     start = head(path, 256)
     return any(mark in start for mark in _MARKS)
+
+
+def report_parts(first: Path) -> Iterator[Path]:
+    """The files of a JUnit report: of allranks' own, also those that continue it (``junit-2.xml`` and so on)."""
+    yield first
+    if is_merged_report(first):
+        numbered = (first.with_name(f"{first.stem}-{number}{first.suffix}") for number in count(2))
+        yield from takewhile(is_merged_report, numbered)
 
 
 def _attempt(root: Path, folder: Path, number: int, planned: int | None) -> Attempt:

@@ -17,7 +17,7 @@ from xml.parsers import expat
 from allranks.outcomes import Outcome
 from allranks.records import MOST_RANKS
 from allranks.report.declared import CaseDetails, Declarations, is_of_interest, outcomes_said
-from allranks.report.folder import stray_text
+from allranks.report.folder import ROOTS, stray_text
 from allranks.report.plain_cases import KnownPieces, PlainCases, Run
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
 from allranks.report.untrusted import durations, number, open_regular, whole_number
@@ -28,7 +28,6 @@ _Number = TypeVar("_Number", int, float)
 
 _CHUNK: Final = 1 << 18
 _FIRST_CHUNK: Final = 1 << 10  # the chunk with the declaration and the root goes to expat whole
-_ROOTS: Final = ("testsuites", "testsuite")
 _RANK_TOKEN: Final = re.compile(r"rank[-_.]?([0-9]+)", re.IGNORECASE)
 _OUTCOME_TAGS: Final = ("failure", "error", "skipped")
 _SILENT: Final = frozenset({"classname", "name", "time", "file", "line", "timestamp"})
@@ -93,7 +92,7 @@ class _Reader:
         raise _RefusedError(msg)
 
     def _root(self, tag: str, attributes: Mapping[str, str]) -> None:
-        if tag not in _ROOTS:
+        if tag not in ROOTS:
             msg = f"its root element is <{tag[:40]}>, and JUnit XML begins with <testsuites> or <testsuite>"
             raise _RefusedError(msg)
         self._has_begun = True
@@ -127,7 +126,7 @@ class _Reader:
         def end(tag: str) -> None:
             nonlocal case
             if tag != "testcase" or case is None:
-                if case is None and tag in _ROOTS:
+                if case is None and tag in ROOTS:
                     self.declared.end(len(times), is_of_allranks="allranks.rank" in self.properties)
                 return
             ended, case = case, None
@@ -168,7 +167,7 @@ class _Reader:
         """Handle the start of an element outside testcases: some writers put the errors of a whole suite there."""
         if tag == "property":
             self.properties[attributes.get("name", "")] = attributes.get("value", "")
-        elif tag in _ROOTS:
+        elif tag in ROOTS:
             self._suite = attributes.get("name", "")
             self.declared.begin(attributes, len(self.times))
         elif tag in _OUTCOME_TAGS:
