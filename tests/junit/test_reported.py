@@ -1,5 +1,6 @@
 """What allranks tells of a run, read back from its report: each value typed, in either form."""
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -190,6 +191,23 @@ def test_a_rank_beyond_counting_costs_nothing(write):
     )
     (case,) = junit.load(write(text)).cases()
     assert len(case.ranks) < 100_000
+
+
+def test_ranks_that_are_repeated_without_end_cost_nothing(write):
+    ranks = '<property name="allranks.ranks" value="' + "0-999999999:failed " * 100_000 + '"/>'
+    texts = '<property name="allranks.texts" value="' + "0-999999999@0+2 " * 100_000 + '"/>'
+    failure = f"<failure>{'x' * 100_000}</failure>"
+    case = f'<testcase name="x"><properties>{ranks}{texts}</properties>{failure}</testcase>'
+    path = write(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
+    [case] = junit.load(path).cases()
+    assert {rank.text for rank in case.ranks} == {"xx"}
+
+
+def test_an_axis_may_have_the_name_of_a_column(allranks, write):
+    axis = '<properties><property name="allranks.axis.verdict" value="9"/></properties>'
+    path = write(f'<testsuite>{axis}<testcase name="x"/></testsuite>')
+    told = json.loads(allranks("show", str(path), "--json")[1])["tests"][0]
+    assert (told["verdict"], told["axes"]) == ("passed", {"verdict": 9})
 
 
 def test_junitparsers_own_commands_work_on_ours(report, tmp_path):

@@ -101,5 +101,9 @@ def _print_json(options: argparse.Namespace, cases: Iterator["ReportedCase"], co
 
 def _object(case: "ReportedCase", wanted: int | None) -> dict[str, object]:
     ranks = [asdict(each) for each in case.ranks if wanted in {None, each.rank}]
-    own = {name: value for name, value in case.row.items() if name not in case.axes}
-    return {**own, "axes": dict(case.axes), "ranks": ranks, "attempts": [asdict(each) for each in case.attempts]}
+    return {
+        **case.own_row,
+        "axes": dict(case.axes),
+        "ranks": ranks,
+        "attempts": [asdict(each) for each in case.attempts],
+    }

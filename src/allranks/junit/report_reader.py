@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from xml.parsers import expat
 
 import junitparser
@@ -91,9 +91,15 @@ def _fed(builder: "_Builder", path: Path) -> Iterator[None]:
     """
     try:
         with open_regular(path) as file:
-            for chunk, is_last in _chunks(file):
-                builder.parser.Parse(chunk, is_last)
+            size, fed = _CHUNK, 0
+            while chunk := file.read(size):
+                builder.parser.Parse(chunk, False)
+                # As for ranks' XML: an older expat rescans an unfinished attribute with each chunk.
+                fed += len(chunk)
+                size = size * 2 if fed - builder.parser.CurrentByteIndex > _CHUNK else _CHUNK
                 yield
+            builder.parser.Parse(b"", True)
+            yield
     except FileNotFoundError as error:
         msg = f"There is no report {path}."
         raise UsageError(msg, remedy=_REMEDY) from error
@@ -103,12 +109,6 @@ def _fed(builder: "_Builder", path: Path) -> Iterator[None]:
     except (expat.ExpatError, LookupError, ValueError) as error:
         msg = f"{path} is not JUnit XML, or only a part of it."
         raise UsageError(msg, why=f"{error}.", remedy=_REMEDY) from error
-
-
-def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    while chunk := file.read(_CHUNK):
-        yield chunk, False
-    yield b"", True
 
 
 class _Builder:

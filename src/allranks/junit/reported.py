@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import islice
 from typing import Any, Final, cast
 
 import junitparser
@@ -159,12 +160,12 @@ class ReportedCase(junitparser.TestCase):
     @property
     def ranks(self) -> tuple[ReportedRank, ...]:
         """The ranks that took part, in order; empty if the report does not tell."""
-        found = sorted(_outcomes(self.facts.get("ranks", "")))
+        found = sorted(islice(_outcomes(self.facts.get("ranks", "")), MOST_RANKS))
         times = [number(said) for said in self.facts.get("seconds", "").split()]
         if len(times) != len(found):
             is_alike = not times and self.suite is not None and self.suite.fact_of(self.cell, self.job, "alike_times")
             times = [self.time if is_alike or len(found) == 1 else None] * len(found)
-        texts, leading = self._texts, self.leading
+        texts, leading = dict(islice(self._texts(), MOST_RANKS)), self.leading
         return tuple(
             ReportedRank(rank=rank, outcome=outcome, time=time, text=texts.get(rank, ""), leads=rank == leading)
             for (rank, outcome), time in zip(found, times, strict=True)
@@ -174,14 +175,12 @@ class ReportedCase(junitparser.TestCase):
         """One rank; None if it took no part."""
         return next((each for each in self.ranks if each.rank == wanted), None)
 
-    @property
-    def _texts(self) -> Mapping[int, str]:
+    def _texts(self) -> Iterator[tuple[int, str]]:
         text = self.text
-        return {
-            rank: text[int(start) : int(start) + int(size)]
-            for ranks, start, size in _TEXT.findall(self.facts.get("texts", ""))
-            for rank in _numbers(ranks)
-        }
+        for match in _TEXT.finditer(self.facts.get("texts", "")):
+            start, size = int(match[2]), int(match[3])
+            own = text[start : start + size]
+            yield from ((rank, own) for rank in _numbers(match[1]))
 
     @property
     def skip_code(self) -> int | None:
@@ -227,8 +226,12 @@ class ReportedCase(junitparser.TestCase):
     @property
     def row(self) -> dict[str, Any]:
         """The testcase in a flat form, with a key for each axis: a row of a table."""
+        return {**self.axes, **self.own_row}
+
+    @property
+    def own_row(self) -> dict[str, Any]:
+        """The row without the axes, whose names may be the same."""
         return {
-            **self.axes,
             "cell": self.cell,
             "suite": self.job,
             "nodeid": self.nodeid,
