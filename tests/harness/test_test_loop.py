@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.harness.collection.marker_options import MarkerError, read_terms
-from allranks.harness.test_loop import first_assembly
+from allranks.harness.test_loop import assemblies as all_assemblies
+from allranks.harness.test_loop import first_assembly, joined_by_group
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,29 @@ def assemblies(items, isolation):
         assembly = first_assembly(terms, remaining)
         yield assembly
         del remaining[: len(assembly)]
+
+
+class TestThreads:
+    allranks_launcher = allranks_has_thread_ranks = True
+
+
+@dataclass(frozen=True)
+class LauncherItem(Item):
+    cls: type = TestThreads
+    name: str = "test"
+    test_group: str | None = None
+
+
+def test_all_tests_of_an_assembly_are_in_one_test_group():
+    groups = [None, "port", "port", "file", None]
+    terms = terms_of([LauncherItem(Path("a.py"), test_group=group) for group in groups])
+    joined = joined_by_group(terms, all_assemblies(terms, range(5)))
+    assert [[terms[index].test_group for index in indices] for indices in joined] == [
+        [""],
+        ["port"] * 2,
+        ["file"],
+        [""],
+    ]
 
 
 @given(ITEMS, KINDS)

@@ -61,7 +61,7 @@ def time_limit(item: pytest.Item, config: AgentConfig) -> float:
 
 def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemOptions:
     """Options of a launcher test: a driver of its own, unless it starts no processes or its class keeps them."""
-    is_skipped = _is_skipped(item)
+    is_skipped, group = _is_skipped(item), _test_group(item, config)
     place: tuple[str, ...] = (str(index),)
     if getattr(getattr(item, "cls", None), "allranks_keeps_ranks", False):
         place = (item.nodeid.rpartition("::")[0],)
@@ -72,12 +72,12 @@ def _launcher_terms(item: pytest.Item, index: int, config: AgentConfig) -> ItemO
         # A fork for each would take longer than most of them; torch runs them in one process, too.
         place = ("threads", str(item.path))
     return ItemOptions(
-        gang=("launcher", *place),
+        gang=("launcher", *place, group),  # of one group: it is whole assemblies that do not overlap
         has_process_group=False,
         limit=time_limit(item, config),
         launches=True,
         is_skipped=is_skipped,
-        test_group=_test_group(item, config),
+        test_group=group,
     )
 
 
