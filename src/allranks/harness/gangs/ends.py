@@ -29,7 +29,7 @@ class WithCommands:
 
     def __init__(self, journal: Journal, program: Program) -> None:
         self._journal = journal
-        self._program = program
+        self._scripts = {test for test, options in zip(program.tests, program.terms, strict=False) if options.is_script}
 
     def write(self, record: Record) -> None:
         """See :class:`Journal`."""
@@ -38,9 +38,7 @@ class WithCommands:
         self._journal.write(record)
 
     def _with_command(self, ended: RankEnded) -> str:
-        if ended.nodeid not in self._program.tests:
-            return ended.text
-        if not self._program.terms[self._program.tests.index(ended.nodeid)].is_script:
+        if ended.nodeid not in self._scripts:
             return ended.text
         file, *names = ended.nodeid.split("::")
         return f"{ended.text}\n\nWithout allranks: python {file} {'.'.join(names)}".lstrip("\n")
