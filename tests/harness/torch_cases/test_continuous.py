@@ -70,6 +70,11 @@ FILES = {
 
             def test_lacks_a_device(self): ...
 
+        class TestNoDevices(Case):
+            world_size = 0
+
+            def test_has_no_ranks(self): ...
+
         class TestThree(Case):
             @property
             def world_size(self):
@@ -117,6 +122,7 @@ def classes(run_once):
         ("test_f_runs", ("passed", "passed")),
         ("test_has_no_group", ("aborted", "errored")),
         ("test_lacks_a_device", ("skipped", "skipped")),
+        ("test_has_no_ranks", ("skipped", "skipped")),
         ("test_has_three_ranks", ("passed", "passed", "passed")),
         ("test_fails_at_the_end", ("passed", "errored")),
         ("test_of_mpi", ("skipped", "skipped")),

@@ -54,6 +54,9 @@ FILES = {
             def test_exits(self):
                 sys.exit(3 if self.rank else 77)
 
+            def test_xfails_by_pytest(self):
+                pytest.xfail("known")
+
             def test_skips_by_pytest(self):
                 pytest.skip("by pytest")
 
@@ -74,12 +77,20 @@ FILES = {
             world_size = 0
             test_passes = test_fails = test_skips = test_set_up_fails = test_dies = test_is_expected_to_fail = None
             test_thread_set_up_fails = test_fails_by_pytest = test_exits = test_skips_by_pytest = None
+            test_xfails_by_pytest = None
 
             def test_has_no_device(self): ...
+
+        class TestNegative(TestNoDevices):
+            world_size = -1
+            test_has_no_device = None
+
+            def test_has_a_negative_world(self): ...
 
         class TestKept(TestThreads):
             test_passes = test_fails = test_skips = test_set_up_fails = test_dies = test_is_expected_to_fail = None
             test_thread_set_up_fails = test_fails_by_pytest = test_exits = test_skips_by_pytest = None
+            test_xfails_by_pytest = None
             noted = []
 
             def test_a_notes_its_process(self):
@@ -114,7 +125,9 @@ def threads(run_once):
         ("test_fails_by_pytest", "failed"),
         ("test_exits", "failed"),
         ("test_skips_by_pytest", "skipped"),
+        ("test_xfails_by_pytest", "xfailed"),
         ("test_starts_none", "failed"),
+        ("test_has_a_negative_world", "failed"),
         ("test_has_no_device", "skipped"),
         ("test_dies", "crashed"),
         ("test_is_expected_to_fail", "xfailed"),

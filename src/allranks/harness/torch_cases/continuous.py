@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from allranks.harness.launchers.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 from allranks.harness.launchers.launched_rank import LaunchedRank
-from allranks.harness.torch_cases.processes import surroundings_of, warn_of_cuda
+from allranks.harness.torch_cases.processes import check_world, surroundings_of, warn_of_cuda
 
 HOOKS = ("_spawn_processes", "_worker_run_main_wait", "_run_test_given_id", "_init_pg", "_worker_loop")
 """Methods that torch's class must have."""
@@ -43,7 +43,8 @@ def adapt_continuous(base: Any) -> None:  # noqa: ANN401 - torch's class has no 
     loop = vars(base)["_worker_loop"]
 
     @functools.wraps(spawn)
-    def spawn_processes(cls: Any, world_size: object) -> None:  # noqa: ANN401 - as above
+    def spawn_processes(cls: Any, world_size: int) -> None:  # noqa: ANN401 - as above
+        check_world(int(world_size))
         has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         cls.allranks_forks = _runs_torchs_loop(cls, loop) and not has_cuda
         if has_cuda:

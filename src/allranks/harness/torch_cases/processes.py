@@ -140,7 +140,7 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
         with _silent(log):
             start(self, make)
         if not handles:
-            raise no_world()
+            check_world(self.world_size)
         _fork(self, handles)
 
     @functools.wraps(join)
@@ -158,9 +158,18 @@ def adapt_processes(base: Any) -> None:  # noqa: ANN401 - torch's class has no t
     base._join_processes = join_processes  # noqa: SLF001
 
 
-def no_world() -> EnvironmentSkip:
-    """The skip of a test with no rank; torch's own class lets it pass, with a note that it "was likely skipped"."""
-    return EnvironmentSkip(SkipCode.NO_CUDA, "its world size is 0, as it has a rank for each device")
+def check_world(size: int) -> None:
+    """Skip a test with no rank; torch's own class lets it pass, with a note that it "was likely skipped".
+
+    Raises:
+        EnvironmentSkip: The size is that of a test with a rank for each device.
+        ValueError: No world has that size.
+    """
+    if size < 0:
+        msg = f"its world size is {size}"
+        raise ValueError(msg)
+    if not size:
+        raise EnvironmentSkip(SkipCode.NO_CUDA, "its world size is 0, as it has a rank for each device")
 
 
 def warn_of_cuda(name: str) -> None:

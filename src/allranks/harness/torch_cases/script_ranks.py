@@ -14,7 +14,7 @@ import torch
 from allranks.harness.environment_skips import EnvironmentSkip
 from allranks.harness.launchers.kept_ranks import RANKS_ATTRIBUTE, KeptRanks, RankLife, end_ranks_of, kept_by, run_in
 from allranks.harness.launchers.launched_rank import LaunchedRank
-from allranks.harness.torch_cases.processes import no_world, surroundings_of
+from allranks.harness.torch_cases.processes import check_world, surroundings_of
 from allranks.skip_codes import SkipCode
 
 HOOKS = ("setUpClass", "tearDownClass", "run_rank", "backend_str")
@@ -76,8 +76,7 @@ def _adapt_class(cls: Any) -> None:  # noqa: ANN401 - as above
 def _check_devices(cls: Any) -> None:  # noqa: ANN401 - as above
     """Skip a class whose ranks need a GPU each; its script would end at once, and run no test."""
     size = int(cls.world_size)
-    if not size:
-        raise no_world()
+    check_world(size)
     try:
         backend = str(cls.backend_str())
     except NotImplementedError:

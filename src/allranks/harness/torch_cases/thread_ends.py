@@ -15,7 +15,7 @@ import pytest
 
 from allranks.harness.launchers.own_ranks import no_ranks_error
 from allranks.harness.ranks.reports import skip_with_code
-from allranks.harness.torch_cases.processes import no_world
+from allranks.harness.torch_cases.processes import check_world
 from allranks.skip_codes import is_success
 
 HOOKS = ("_run", "_spawn_threads", "_join_threads", "_check_return_codes")
@@ -42,8 +42,7 @@ def adapt_threads(base: Any) -> None:  # noqa: ANN401 - torch's class has no typ
             groups.exception_handle(error)
 
     def spawn_threads(self: Any) -> None:  # noqa: ANN401
-        if not self.world_size:
-            raise no_world()
+        check_world(self.world_size)
         spawn(self)
 
     def join_threads(cls: Any, /, threads: Sequence[object], fn: Callable[[], object]) -> None:  # noqa: ANN401
@@ -52,6 +51,8 @@ def adapt_threads(base: Any) -> None:  # noqa: ANN401 - torch's class has no typ
         join(cls, threads, fn)
 
     def check_all(cls: Any, /, failed: Sequence[tuple[int, _Info]], *args: object, **kwargs: object) -> None:  # noqa: ANN401
+        if failed and all(isinstance(error, pytest.xfail.Exception) for _, (_, error, _) in failed):
+            raise failed[0][1][1]
         check(cls, list(_judged(failed)), *args, **kwargs)
 
     base._run, base._spawn_threads = classmethod(run_to_its_end), spawn_threads  # noqa: SLF001
