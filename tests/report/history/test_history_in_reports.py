@@ -73,6 +73,9 @@ def test_the_first_run_calls_nothing_new(merged):
     found = merged(1, {A: "failed"})
     assert "History: this is the first run in the history." in render_table(found)
     assert "new" not in render_table(found).partition("History")[2]
+    assert found.history.tests == ()
+    [line] = lookup(found.history.path, A, 1)[1]
+    assert line.past is None
 
 
 def test_without_a_history_nothing_is_told(run_folder):

@@ -36,8 +36,6 @@ def headline(history: RunHistory) -> str:
 
 def told_tests(history: RunHistory) -> list[ToldTest]:
     """The tests of interest: new failures first, and each once if its past is the same in several cells."""
-    if history.runs < 2:
-        return []
     groups: dict[tuple[Trend, str, str, str], list[PastOfTest]] = {}
     for trend in _ORDER:
         for past in history.past_of(trend):

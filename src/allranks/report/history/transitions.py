@@ -120,7 +120,7 @@ def transitions(line: Timeline, path: Path) -> RunHistory:
 def past_at(
     line: Timeline, place: int, runs: Sequence[RecordedRun], changes: Sequence[Change], since: Mapping[int, int]
 ) -> PastOfTest | None:
-    """The trend of a test in a cell; None if it has none.
+    """The trend of a test in a cell; None if it has none, as in the first run of all.
 
     Args:
         line: The history.
@@ -129,7 +129,7 @@ def past_at(
         changes: Its changes in these, newest first.
         since: The number of the run since which each bad place has been bad.
     """
-    if not runs:
+    if not runs or len(line.runs) < 2:
         return None
     past = [line.names.codes[code] for code in codes_in(runs, line.now[place], changes)]
     found = _told(past, runs, line.run(since.get(place, 0)))
