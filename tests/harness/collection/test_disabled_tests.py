@@ -114,6 +114,21 @@ def test_slow_tests_run_if_asked_for(tmp_path):
     assert not list(disabled_tests._of_pytorch({SLOW: str(tmp_path / "slow.json"), WITH_SLOW: "1"}))
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"test_y (__main__.TestX)": ["https://example.org/2"]}, "not its issue and a list of platforms"),
+        ({"test_y (__main__.TestX)": "https://example.org/2"}, "not its issue and a list of platforms"),
+        ({"test_y (__main__.TestX)": ["https://example.org/2", "linux"]}, "not its issue and a list of platforms"),
+        ({"test_y (__main__.)": ["https://example.org/2", []]}, "would name tests of all classes"),
+    ],
+)
+def test_an_entry_of_pytorchs_that_says_too_little_disables_nothing_and_is_an_error(tmp_path, entry, said):
+    (tmp_path / "list.json").write_text(json.dumps(entry))
+    with pytest.raises(DisabledTestsError, match=said):
+        list(disabled_tests._of_pytorch({DISABLED: str(tmp_path / "list.json")}))
+
+
 def test_a_list_of_pytorchs_that_is_no_table_is_an_error(tmp_path):
     (tmp_path / "list.json").write_text("[1]")
     with pytest.raises(DisabledTestsError, match="is no table of tests"):

@@ -89,7 +89,7 @@ def read(path: Path, today: date) -> list[DisabledTest]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DisabledTestsError(_refusal(path, str(error))) from error
     entries = content.pop("test", [])
     if content or not isinstance(entries, list):
@@ -115,9 +115,14 @@ def _entry(path: Path, number: int, entry: object, today: date) -> DisabledTest:
 
 def _of_pytorch(variables: Mapping[str, str]) -> Iterator[DisabledTest]:
     for name, value in _content(variables, DISABLED):
-        issue, platforms = value if isinstance(value, list) and len(value) == len(("issue", "platforms")) else ("", [])
-        if not platforms or sys.platform in platforms:
-            yield DisabledTest(test=_node_of(name), reason=f"disabled by {DISABLED}: {issue}", allows_suffix=True)
+        match value:
+            case [str(issue), list(platforms)]:
+                if not platforms or sys.platform in platforms:
+                    reason = f"disabled by {DISABLED}: {issue}"
+                    yield DisabledTest(test=_node_of(name), reason=reason, allows_suffix=True)
+            case _:
+                msg = f"{DISABLED} says {json.dumps(value)[:60]} of {name}, and not its issue and a list of platforms."
+                raise DisabledTestsError(msg)
     if variables.get(WITH_SLOW) != "1":
         for name, _ in _content(variables, SLOW):
             reason = f"slow by {SLOW}: set {WITH_SLOW}=1 to run it"
@@ -131,7 +136,7 @@ def _content(variables: Mapping[str, str], variable: str) -> Iterable[tuple[str,
         content = json.loads(Path(name).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return ()  # as torch, whose CI sets the variable in jobs without the file
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         msg = f"{variable} names {name}, which cannot be read: {error}."
         raise DisabledTestsError(msg) from error
     if not isinstance(content, dict):
@@ -142,8 +147,11 @@ def _content(variables: Mapping[str, str], variable: str) -> Iterable[tuple[str,
 
 def _node_of(name: str) -> str:
     """``test_y (__main__.TestX)`` as a part of a node id."""
-    test, case = name.split()[:2]
-    return f"{case.strip('()').rpartition('.')[2]}::{test}"
+    test, said = name.split()[:2]
+    if not (case := said.strip("()").rpartition(".")[2]):
+        msg = f"A list of PyTorch's names {name!r}: it has no class, and would name tests of all classes."
+        raise DisabledTestsError(msg)
+    return f"{case}::{test}"
 
 
 def _refusal(path: Path, why: str) -> str:
