@@ -5,6 +5,7 @@ import pytest
 from allranks.records import AgentFailed, Collected, CollectionFailed, FailureKind, GangStarted, NotRun
 
 PASSING = "def test_passes(): pass\n"
+UNGUARDED = "import unittest\nclass TestA(unittest.TestCase):\n  def test_a(self): pass\nunittest.main()\n"
 EXITING_HOOK = "def pytest_generate_tests(): sys.exit(0)\n"
 
 
@@ -49,6 +50,7 @@ def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
     files = {
         "test_lacking.py": "import sys\nprint('no GPUs')\nsys.exit(0)\n" + PASSING,
         "test_wrong.py": "import sys\nsys.exit('at import')",
+        "test_unguarded.py": UNGUARDED,
         "test_status_1.py": "import sys\nsys.exit(0.0)",
         "test_class.py": "import sys\nclass TestA:\n  def test_a(self, b): pass\n" + EXITING_HOOK,
         "inner/conftest.py": "import sys\nsys.exit(0)",
@@ -61,6 +63,7 @@ def test_a_module_that_exits_as_a_script_costs_no_other_its_tests(run_agent):
     failed = {each.nodeid.removeprefix("suite/"): each.text for each in agent.all(CollectionFailed)}
     assert failed.pop("test_wrong.py") == "importing it calls sys.exit('at import'), which makes its tests unknown"
     assert failed.pop("test_status_1.py") == "importing it calls sys.exit(0.0), which makes its tests unknown"
+    assert "after TestA: do so above all tests, or where __name__ is '__main__'" in failed.pop("test_unguarded.py")
     assert {place: text.rpartition("/suite/")[2] for place, text in failed.items()} == {
         "test_class.py::TestA": "test_class.py:4 calls sys.exit(0) while the tests are collected",
         "inner": "inner/conftest.py:2 calls sys.exit(0) while the tests are collected",

@@ -9,9 +9,10 @@ import functools
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+import unittest
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 
 import pytest
 from _pytest._io.saferepr import saferepr
@@ -141,10 +142,14 @@ def exit_report(collector: pytest.Collector, exit_: SystemExit) -> pytest.Collec
     """The report on what exits while it is collected; the tests of a script that leaves with status 0 are skipped."""
     code = "" if exit_.code is None else saferepr(exit_.code)
     frames = [frame for frame, _ in traceback.walk_tb(exit_.__traceback__)]
-    if not any(_is_import_of(collector.path, frame) for frame in frames):
+    imported = next((frame for frame in frames if _is_import_of(collector.path, frame)), None)
+    if imported is None:
         place = f"{frames[-1].f_code.co_filename}:{frames[-1].f_lineno}"
         return _failed(collector, f"{place} calls sys.exit({code}) while the tests are collected")
     text = f"importing it calls sys.exit({code})"
+    if test := _test_in(imported.f_globals):
+        why = f"after {test}: do so above all tests, or where __name__ is '__main__'"
+        return _failed(collector, f"{text} {why}")
     if is_success(exit_.code):
         return pytest.CollectReport(collector.nodeid, "skipped", (str(collector.path), 0, f"Skipped: {text}"), [])
     return _failed(collector, f"{text}, which makes its tests unknown")
@@ -153,6 +158,18 @@ def exit_report(collector: pytest.Collector, exit_: SystemExit) -> pytest.Collec
 def _is_import_of(file: Path, frame: FrameType) -> bool:
     """Whether a frame is the import of a file, and not of its package, of a conftest file, or a function."""
     return frame.f_code.co_name == "<module>" and frame.f_globals.get("__file__") == str(file)
+
+
+def _test_in(names: Mapping[str, object]) -> str:
+    """A test that a module has defined; empty for none, as where it found out that it cannot run here."""
+    own = [each for each in names.values() if isinstance(each, type | FunctionType)]
+    tests = (each.__name__ for each in own if each.__module__ == names["__name__"] and _is_test(each))
+    return next(tests, "")
+
+
+def _is_test(named: type | FunctionType) -> bool:
+    is_case = isinstance(named, type) and issubclass(named, unittest.TestCase)
+    return is_case or named.__name__.lower().startswith("test")
 
 
 def _failed(collector: pytest.Collector, text: str) -> pytest.CollectReport:
