@@ -16,6 +16,7 @@ import junitparser
 from allranks.outcomes import Outcome, SkipKind
 from allranks.records import MOST_RANKS
 from allranks.report.folder import NARROW_NAME
+from allranks.report.junit_document import facts_in
 from allranks.report.results import VerdictKind
 from allranks.report.untrusted import number, whole_number
 
@@ -23,7 +24,6 @@ _OURS: Final = "allranks."
 _RUN: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _TEXT: Final = re.compile(r"([\d,-]+)@(\d{1,9})\+(\d{1,9})", re.ASCII)
 _ATTEMPT: Final = re.compile(r"(\d{1,9}):(\S+)", re.ASCII)
-_FACT: Final = re.compile(r"allranks\.([\w.]+): (.*)", re.ASCII)
 _WORDS: Final = {outcome.value: outcome for outcome in Outcome}
 _KINDS: Final = {kind.value: kind for kind in SkipKind}
 _RESULTS: Final = (("error", VerdictKind.ERROR), ("failure", VerdictKind.FAILURE), ("skipped", VerdictKind.SKIPPED))
@@ -96,7 +96,7 @@ class ReportedCase(junitparser.TestCase):
     def facts(self) -> Mapping[str, str]:
         """What allranks tells in properties (``ranks``, ``rule``), without the prefix of their names."""
         if self.suite is not None and self.suite.is_of_all_jobs:
-            return _facts_in(self._elem.findtext("system-out") or "")
+            return facts_in(self._elem.findtext("system-out") or "")
         return _facts_of(self._elem)
 
     @property
@@ -360,21 +360,6 @@ def _attempt(count: int, cause: str, element: Any) -> ReportedAttempt:  # noqa: 
 def _facts_of(element: Any) -> dict[str, str]:  # noqa: ANN401 - an element
     said = ((each.get("name") or "", each.get("value") or "") for each in element.iterfind("properties/property"))
     return {name.removeprefix(_OURS): value for name, value in said if name.startswith(_OURS)}
-
-
-def _facts_in(text: str) -> dict[str, str]:
-    """The facts at the beginning of an output, in the narrow form: lines that go on are indented."""
-    facts: dict[str, str] = {}
-    name = ""
-    for line in text.split("\n"):
-        if match := _FACT.fullmatch(line):
-            name = match[1]
-            facts[name] = match[2]
-        elif name and line.startswith("    "):
-            facts[name] += f"\n{line[4:]}"
-        else:
-            break
-    return facts
 
 
 def _outcomes(said: str) -> Iterator[tuple[int, Outcome]]:

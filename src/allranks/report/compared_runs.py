@@ -12,10 +12,11 @@ from allranks.outcomes import Outcome
 from allranks.report.accounting import account
 from allranks.report.comparison import ComparedJob, ComparedOutcome, together
 from allranks.report.declared import CaseDetails, is_of_interest, outcomes_said
-from allranks.report.folder import ROOTS, report_parts
+from allranks.report.folder import NARROW_NAME, ROOTS, report_parts
 from allranks.report.gathering import gather
 from allranks.report.history.history_recorder import code_of
 from allranks.report.judged import CellSuite
+from allranks.report.junit_document import facts_in
 from allranks.report.report_json import is_report_json
 from allranks.report.run_files import JudgingPolicy
 from allranks.report.untrusted import open_regular
@@ -103,19 +104,27 @@ def _from_xml(path: Path) -> Iterator[ComparedJob]:
                 element.tag = element.tag.rpartition("}")[2]
                 if element.tag in ROOTS:
                     if any(each.tag in {"testcase", "properties"} for each in element):
-                        yield _from_suite_element(element, path.stem)
+                        yield from _from_suite_element(element, path.stem)
                     element.clear()
         if element.tag not in ROOTS:
             msg = f"its root element is <{element.tag[:40]}>"
             raise ValueError(msg)
 
 
-def _from_suite_element(element: ET.Element, name: str) -> ComparedJob:
-    facts = _facts(element)
-    axes = {name.removeprefix("axis."): value for name, value in facts.items() if name.startswith("axis.")}
-    suite = _SHARD.sub("", facts.get("suite") or element.get("name") or name)
-    tests = together(map(_case, element.iterfind("testcase")))
-    return ComparedJob(cell=facts.get("cell", ""), suite=suite, axes=axes, tests=_reached(tests))
+def _from_suite_element(element: ET.Element, name: str) -> Iterator[ComparedJob]:
+    """The job of a suite; in the narrow form, those of all its testcases."""
+    facts, is_narrow = _facts(element), element.get("name") == NARROW_NAME
+    cell, suite = facts.get("cell", ""), facts.get("suite") or element.get("name") or name
+    by_job: dict[tuple[str, str], list[tuple[str, ComparedOutcome]]] = {} if is_narrow else {(cell, suite): []}
+    for case in element.iterfind("testcase"):
+        own = facts_in(case.findtext("system-out") or "") if is_narrow else _facts(case)
+        job = (own.get("cell", ""), own.get("suite", "")) if is_narrow else (cell, suite)
+        by_job.setdefault(job, []).append(_case(case, own))
+    for job, outcomes in by_job.items():
+        start = f"{job[0]} / {job[1]}.axis." if is_narrow else "axis."
+        axes = {name.removeprefix(start): value for name, value in facts.items() if name.startswith(start)}
+        tests = _reached(together(outcomes))
+        yield ComparedJob(cell=job[0], suite=_SHARD.sub("", job[1]), axes=axes, tests=tests)
 
 
 def _facts(element: ET.Element) -> dict[str, str]:
@@ -123,9 +132,9 @@ def _facts(element: ET.Element) -> dict[str, str]:
     return {each.get("name", "").removeprefix("allranks."): each.get("value", "") for each in found}
 
 
-def _case(case: ET.Element) -> tuple[str, ComparedOutcome]:
+def _case(case: ET.Element, facts: Mapping[str, str]) -> tuple[str, ComparedOutcome]:
     """A testcase, judged as where ranks' XML is merged."""
-    facts, details = _facts(case), CaseDetails()
+    details = CaseDetails()
     nodeid = facts.get("nodeid") or "::".join(filter(None, (case.get("classname"), case.get("name"))))
     for each in case:
         if is_of_interest(each.tag):

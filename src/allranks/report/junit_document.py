@@ -4,6 +4,7 @@ Testcases are written to disk at once. The counts at the beginning are known onl
 for them, or the content that follows them is held in a second file.
 """
 
+import re
 import shutil
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -220,3 +221,21 @@ class NarrowDocument(JUnitDocument):
         facts = (("counts", counts), ("timestamp", head.timestamp), *head.facts)
         job = attribute(head.name)[1:-1]
         return "".join(property_line(f"{job}.{name}", value) for name, value in facts if is_told(value)).encode()
+
+
+_FACT: Final = re.compile(r"allranks\.([\w.]+): (.*)", re.ASCII)
+
+
+def facts_in(text: str) -> dict[str, str]:
+    """The facts at the beginning of an output, in the narrow form: lines that go on are indented."""
+    facts: dict[str, str] = {}
+    name = ""
+    for line in text.split("\n"):
+        if match := _FACT.fullmatch(line):
+            name = match[1]
+            facts[name] = match[2]
+        elif name and line.startswith("    "):
+            facts[name] += f"\n{line[4:]}"
+        else:
+            break
+    return facts
