@@ -262,6 +262,35 @@ class RankEnded(Record):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EnteredCollective:
+    """A collective of a process group, and when ranks called it: in seconds from the start of their test."""
+
+    group: str
+    number: int
+    kind: str
+    ranks: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureCourse(Record):
+    """How a test that went wrong took its course, for readers of the report: no verdict depends on it.
+
+    Attributes:
+        collectives: The last ones of the test, bounded in number.
+        passed: A rank that passed and printed something; None if there is none.
+        stdout: Of that rank.
+        stderr: Of that rank.
+    """
+
+    nodeid: str
+    collectives: tuple[EnteredCollective, ...] = ()
+    passed: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LeftBehind(Record):
     """A process that outlived the rank that started it, and was killed; None as its rank if that is unknown."""
 

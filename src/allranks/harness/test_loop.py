@@ -12,6 +12,7 @@ from allranks.harness.config import AgentConfig, Folders, seed_of_test
 from allranks.harness.driver_workers import DriverWorkers
 from allranks.harness.forks import LocalNode
 from allranks.harness.gangs.ends import Journal, WithCommands, ends_of, failed_start
+from allranks.harness.gangs.failure_course import course_of
 from allranks.harness.gangs.gang import ROUNDED_UP, SKIP_GRACES, Deadlines, Gang
 from allranks.harness.gangs.step_outcome import Step
 from allranks.harness.job_end import HangupError, JobEnd, JobLimitError
@@ -316,8 +317,10 @@ class TestLoop:
             if is_bad and self._driver.found_port_in_use:
                 self._name_neighbours(nodeid)
         else:
-            records = ends_of(step, nodeid, self._config.ranks, gang.put_output_away(nodeid))
-            for record in records:
+            outputs = gang.put_output_away(nodeid)
+            records = ends_of(step, nodeid, self._config.ranks, outputs)
+            course = course_of(step, nodeid, outputs)
+            for record in records if course is None else (course, *records):
                 self._journal.write(record)
             may = may_disagree(nodeid, self._config.mixed_skip)
             is_bad = step.leader is not None or (disagree({each.outcome for each in records}) and not may)

@@ -140,6 +140,7 @@ def _of_attempt(attempt: Attempt, read: Sequence[RankFile], known: _Known, copie
         suite=attempt.suite,
         axes=known.cells.get(attempt.cell, {}),
         tests=(*_troubles(attempt, files, known), *settled(attempt, files, known.setting)),
+        courses=next((file.courses for file in files if file.courses), {}),
         engine=record.engine if record else "",
         image=(job.image if job else "") or (record.image if record else ""),
         attempt=attempt.number,

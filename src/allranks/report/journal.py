@@ -29,6 +29,7 @@ from allranks.records import (
     decode,
     encode,
 )
+from allranks.report.rank_course import CourseReader
 from allranks.report.results import ABSENT, Key, RankFile, RankResult
 from allranks.report.untrusted import duration, open_regular
 from allranks.typed_json import RecordError
@@ -166,6 +167,7 @@ class JournalReader:
         self._tests = _Tests()
         self._columns: defaultdict[int, _RankColumn] = defaultdict(_RankColumn)
         self._is_finished = False
+        self._courses = CourseReader()
 
     def take(self, record: Record) -> None:
         """Add the next record.
@@ -176,6 +178,7 @@ class JournalReader:
         if (self._job is None) != isinstance(record, JobStarted):
             msg = "is not the first record of a journal" if self._job is None else "begins another journal"
             raise RecordError(msg)
+        self._courses.take(record)
         match record:
             case JobStarted():
                 self._begin(record)
@@ -262,6 +265,7 @@ class JournalReader:
             world_sizes=part.world_sizes,
             details=details,
             is_unfinished=not self._is_finished,
+            courses=self._courses.found,
         )
         for place, text in part.renumbered(missing).items():
             details[place] = replace(file.result(place), outcome=Outcome.MISSING, message=text, text=text)

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from allranks.errors import ExitCode, strongest
 from allranks.report.failure_groups import Failure, GroupKey, grouped, groups_of, ranks_of
 from allranks.report.history.transitions import RunHistory
+from allranks.report.rank_course import RankCourse
 from allranks.report.results import XPASS, SkipPolicy, TestVerdict, Verdict, VerdictKind, VerdictRule
 from allranks.tracebacks import excerpt
 from allranks.xml_text import command, cut, first_line, xml_id
@@ -194,9 +195,19 @@ class SuiteRow(JobSummary):
 
 @dataclass(frozen=True, kw_only=True)
 class CellSuite(JobSummary):
-    """One suite in one cell, or one shard of it, with its tests: a ``testsuite`` of the JUnit report."""
+    """One suite in one cell, or one shard of it, with its tests: a ``testsuite`` of the JUnit report.
+
+    Attributes:
+        courses: How tests that went wrong took their course, by node id, as far as that is known.
+    """
 
     tests: tuple[TestVerdict, ...]
+    courses: Mapping[str, RankCourse] = field(default_factory=dict)
+
+    def course_of(self, test: TestVerdict) -> RankCourse | None:
+        """How a test took its course; None if that is unknown."""
+        course = self.courses.get(test.nodeid)
+        return course if course and course.is_of(test.ranks) else None
 
     @cached_property
     def counts(self) -> Counts:

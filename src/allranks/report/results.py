@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, overload
 
 from allranks.errors import ExitCode
 from allranks.outcomes import Outcome, SkipKind
 from allranks.tracebacks import line_in
 from allranks.xml_text import file_of
+
+if TYPE_CHECKING:
+    from allranks.report.rank_course import RankCourse
 
 SkipPolicy = Literal["skip", "pass"]
 """How an environment skip is read: as the skip it is, or as a pass that keeps its reason."""
@@ -213,6 +216,7 @@ class RankFile:
             if there is no problem.
         note: An oddity that may be harmless; empty for none.
         is_unfinished: True if its journal does not record that the job did all its work.
+        courses: Of its journal's tests that went wrong, by node id; the same for all ranks.
     """
 
     path: Path
@@ -226,6 +230,7 @@ class RankFile:
     problem: str = ""
     note: str = ""
     is_unfinished: bool = False
+    courses: Mapping[str, "RankCourse"] = field(default_factory=dict)
 
     @property
     def results(self) -> tuple[RankResult, ...]:

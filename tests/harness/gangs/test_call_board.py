@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from allranks.harness.gangs.call_board import CallBoard, LastCall, map_board, open_board, read_board
+from allranks.harness.gangs.call_board import CallBoard, LastCall, blamed, map_board, open_board, read_board
 
 ALL_REDUCE = LastCall("default", 12, "all_reduce", None, "float32", "4x2", 9)
 SEND = LastCall("3", 7, "send", 1, "int64", "", 8)
@@ -58,7 +58,13 @@ def test_of_many_calls_the_last_are_kept(memory, seen):
     board.note(slot, SEND)
     for number in range(1, 101):
         board.note(slot, ALL_REDUCE._replace(number=number, order=number + 8))
-    assert [call.number for call in read_board(seen)] == [100, 99, 98, 97, SEND.number]
+    assert [call.number for call in read_board(seen)] == [*range(100, 84, -1), SEND.number]
+
+
+def test_ranks_are_compared_by_messages_and_the_last_four_collectives_of_each_group():
+    others = [ALL_REDUCE._replace(group="5", number=number) for number in (3, 2)]
+    calls = [*(ALL_REDUCE._replace(number=number) for number in range(100, 84, -1)), SEND, *others]
+    assert blamed(calls) == [*calls[:4], SEND, *others]
 
 
 def test_more_groups_than_slots_do_no_harm(memory, seen):
@@ -102,11 +108,11 @@ for _ in range(3):
     dist.all_reduce(torch.ones(4, 2))
 group = dist.new_group([0])
 dist.all_gather([torch.ones(3)], torch.ones(3), group=group)
-print(read_board(seen))
+print([call._replace(at=call.at // 10**16) for call in read_board(seen)])
 dist.destroy_process_group(group)
 counter.take()
 dist.barrier()
-print(read_board(seen))
+print([call._replace(at=call.at // 10**16) for call in read_board(seen)])
 """
     done = subprocess.run(
         [sys.executable, "-c", program],

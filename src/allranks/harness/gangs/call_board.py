@@ -2,11 +2,17 @@
 
 import mmap
 import os
+import time
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
-_LINE_BYTES = 192
-_KEPT = 4
+_LINE_BYTES = 208
+_KEPT = 16
 """Collectives kept for each group; its messages have a line of their own."""
+
+_BLAMED = 4
+"""The newest collectives of each group, which decide who is to blame; the others only show how a test went."""
 
 _SLOT_BYTES = (_KEPT + 1) * _LINE_BYTES
 _SLOTS = 64
@@ -33,6 +39,7 @@ class LastCall(NamedTuple):
         dtype: Of the first tensor, ``float32``; empty without a tensor.
         shape: Of the first tensor, ``4x2``.
         order: Its place among all calls of the rank.
+        at: Nanoseconds on the clock of :data:`now`, when it began; 0 if unknown.
     """
 
     group: str
@@ -42,6 +49,11 @@ class LastCall(NamedTuple):
     dtype: str = ""
     shape: str = ""
     order: int = 0
+    at: int = 0
+
+
+now = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
+"""The clock of all ranks of a node, in nanoseconds; no test changes it, as it could change functions of ``time``."""
 
 
 class CallBoard:
@@ -112,6 +124,14 @@ def read_board(descriptor: int) -> list[LastCall]:
     return sorted(calls, key=lambda call: -call.order)
 
 
+def blamed(calls: Sequence[LastCall]) -> list[LastCall]:
+    """Those of a board's calls by which ranks are compared: messages, and the newest collectives of each group."""
+    highest: dict[str, int] = {}
+    for call in calls:
+        highest[call.group] = max(call.number, highest.get(call.group, call.number))
+    return [call for call in calls if call.kind in MESSAGES or call.number > highest[call.group] - _BLAMED]
+
+
 def read_phase(descriptor: int) -> str:
     """The current phase, in words; empty for none, and if the rank has written anything else."""
     phase = os.pread(descriptor, _PHASE.stop - _PHASE.start, _PHASE.start).rstrip(b"\0").decode(errors="replace")
@@ -120,9 +140,9 @@ def read_phase(descriptor: int) -> str:
 
 def _call_of(line: str) -> LastCall | None:
     try:
-        group, number, kind, peer, dtype, shape, order = line.split("\t")
+        group, number, kind, peer, dtype, shape, order, at = line.split("\t")
         known_peer = None if peer == "None" else int(peer)
-        return LastCall(group, int(number), kind, known_peer, dtype, shape, int(order))
+        return LastCall(group, int(number), kind, known_peer, dtype, shape, int(order), int(at))
     except ValueError:
         return None
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from allranks.harness.channel import End, RunTest
 from allranks.harness.config import TimeLimits
 from allranks.harness.gangs.blame import given_up, name_crossing, name_parting, odd_ones_out, waits_for_peers
-from allranks.harness.gangs.call_board import LastCall
+from allranks.harness.gangs.call_board import LastCall, blamed, now
+from allranks.harness.gangs.failure_course import entered
 from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport, Ranks
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
@@ -141,6 +142,7 @@ class Gang:
         if self._pending:
             self._give_up(reason, None)
         self._stop(self._alive)
+        self._step.collectives = entered(self._seen_calls(), self._step.began, now())
         self._step.explain_symptoms(None)
         return self._step
 
@@ -190,14 +192,16 @@ class Gang:
 
     def _explain(self, step: Step, skipper: StepOutcome | None) -> None:
         """Explain a step that went wrong by the ranks' last calls."""
-        calls = self._last_calls()
+        seen = self._seen_calls()
+        step.collectives = entered(seen, step.began, now())
+        calls = {rank: blamed(each) for rank, each in seen.items()}
         odd, cause = odd_ones_out(calls), step.cause
         # A rank that timed out in another group's call is a cause because of that call.
         may_part = cause is None or (cause.outcome is Outcome.TIMED_OUT and cause.observed and cause.rank in odd)
         step.explain_symptoms(skipper, odd)
         step.add(name_crossing(calls) or (name_parting(calls) if may_part else ""))
 
-    def _last_calls(self) -> dict[int, Sequence[LastCall]]:
+    def _seen_calls(self) -> dict[int, Sequence[LastCall]]:
         return {rank: calls for node_ranks in self._ranks for rank, calls in node_ranks.calls().items()}
 
     def _wait(self, timeout: float) -> None:
@@ -270,7 +274,8 @@ class Gang:
         out = set(self._pending)
         self._pending = set()
         self._stop(out)
-        for outcome in given_up(self._step, hangs, self._last_calls(), reason=reason, skipper=skipper):
+        calls = {rank: blamed(each) for rank, each in self._seen_calls().items()}
+        for outcome in given_up(self._step, hangs, calls, reason=reason, skipper=skipper):
             self._step.note(outcome)
 
     def _find(self, ranks: Collection[int]) -> dict[int, RankHang]:

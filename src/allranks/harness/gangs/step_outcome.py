@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from allranks import skip_codes
 from allranks.harness import linux
 from allranks.harness.channel import DriverSays, LaunchedEnd, Leaving, Report
+from allranks.harness.gangs.call_board import now
 from allranks.harness.gangs.local_ranks import RankExit, RankReport
 from allranks.harness.gangs.unmatched_calls import Calls, Mismatch, calls_of, find_mismatch
 from allranks.harness.stacks.stacks import innermost, is_machinery
 from allranks.outcomes import Outcome, Phase, SkipKind, following, overall
+from allranks.records import EnteredCollective
 
 _TITLE = re.compile(r"\+{10,} Timeout \+{10,}$", re.MULTILINE)
 _STACK = re.compile(r"^~+ Stack of (?P<thread>\S+) \(\d+\) ~+$", re.MULTILINE)
@@ -102,6 +104,8 @@ class Step:
         launched: From a driver: the ends of the ranks of its test.
         driver: From a driver: its other reports and its own phases, in order.
         strangers: Ranks in whose place other processes have sent data.
+        began: When it began, on the clock of the call boards.
+        collectives: Of a step that went wrong, those that its ranks entered last.
     """
 
     nodeid: str = ""
@@ -111,6 +115,8 @@ class Step:
     launched: list[LaunchedEnd] = field(default_factory=list)
     driver: list[DriverSays | Phase] = field(default_factory=list)
     strangers: set[int] = field(default_factory=set)
+    began: int = field(default_factory=now, compare=False)
+    collectives: tuple[EnteredCollective, ...] = ()
 
     def take(self, event: RankReport) -> None:
         """Keep the contents of a rank's report."""

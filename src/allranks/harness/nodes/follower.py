@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 
 from allranks.harness.channel import COMMANDS
 from allranks.harness.forks import ForkServerError
+from allranks.harness.gangs.call_board import now
 from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, Ranks
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
@@ -172,7 +173,8 @@ class _Service:
                 found = ranks.find(message["ranks"])
                 self._answer({str(rank): _short(asdict(hang)) for rank, hang in found.items()})
             case "calls":
-                self._answer({str(rank): list(calls) for rank, calls in ranks.calls().items()})
+                boards = {str(rank): list(calls) for rank, calls in ranks.calls().items()}
+                self._answer({"now": now(), "calls": boards})
             case "put_output_away":
                 outputs = ranks.put_output_away(message["title"])
                 self._answer({str(rank): _short(asdict(output)) for rank, output in outputs.items()})

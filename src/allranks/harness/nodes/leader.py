@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 from allranks.harness.channel import End, Report, RunTest
 from allranks.harness.config import AgentConfig, TimeLimits, share_of
-from allranks.harness.gangs.call_board import LastCall
+from allranks.harness.gangs.call_board import LastCall, now
 from allranks.harness.gangs.local_ranks import Look, RankEvent, RankExit, RankHang, RankReport
 from allranks.harness.gangs.orphans import KilledOrphan
 from allranks.harness.gangs.output import Output
@@ -223,8 +223,10 @@ class RemoteRanks:
 
     def calls(self) -> Mapping[int, Sequence[LastCall]]:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.calls`."""
-        found = self._link.ask({"do": "calls"}) or {}
-        return {int(rank): [LastCall(*call) for call in calls] for rank, calls in found.items()}
+        found = self._link.ask({"do": "calls"}) or {"now": 0, "calls": {}}
+        ahead = found["now"] - now()  # of the other host's clock, but for the way of the answer
+        each = {int(rank): map(LastCall._make, calls) for rank, calls in found["calls"].items()}
+        return {rank: [call._replace(at=call.at - ahead) for call in calls] for rank, calls in each.items()}
 
     def put_output_away(self, title: str) -> Mapping[int, Output]:
         """See :meth:`allranks.harness.gangs.local_ranks.Ranks.put_output_away`; long texts lack their middle."""

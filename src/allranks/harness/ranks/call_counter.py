@@ -27,7 +27,7 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from allranks.harness.gangs.call_board import CallBoard, LastCall
+from allranks.harness.gangs.call_board import CallBoard, LastCall, now
 from allranks.harness.gangs.unmatched_calls import DEFAULT_GROUP, Calls, GroupCalls
 from allranks.harness.ranks.counted_group import ANY, UNEVEN, CountedGroup, sequence_of
 
@@ -228,7 +228,7 @@ class CallCounter:
             if self._board:
                 dtype, shape = _tensor(arguments[place : place + 1])
                 rank = known.rank_of(peer)
-                begun = LastCall(known.name, known.begun, kind, rank, dtype, shape, next(self._order))
+                begun = LastCall(known.name, known.begun, kind, rank, dtype, shape, next(self._order), now())
                 self._board.note(known.slot, begun)
             try:
                 work = original(group, *arguments, **options)

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from allranks.report.judged import JobSummary
+from allranks.report.page.course_view import output_diff, time_line
+from allranks.report.rank_course import RankCourse
 from allranks.report.results import EarlierAttempt, PassedRanks, RankResult, TestVerdict, compact, numbers
 from allranks.report.verdict import severity
 from allranks.tracebacks import folded
@@ -240,13 +242,21 @@ class Details:
         self._close()
         return self._chunks
 
-    def add(self, test: TestVerdict) -> tuple[int, int] | None:
-        """Add a testcase's details; return their chunk and position in it, or None if there was no room."""
+    def add(self, test: TestVerdict, course: RankCourse | None = None) -> tuple[int, int] | None:
+        """Add a testcase's details; return their chunk and position in it, or None if there was no room.
+
+        Args:
+            test: The testcase.
+            course: How it took its course, if that is known.
+        """
         room = next((room for room in _ROOMS if self._used < room.until), None)
         if room is None:
             self.left_out += 1
             return None
         detail = _detail(test, room)
+        if room.output and test.verdict.is_bad:
+            line = time_line(course, test) if course else {}
+            detail |= _without_empty({"w": _without_empty(line), "x": output_diff(course, test)})
         place = (len(self._chunks), len(self._open))
         self._open.append(detail)
         self._open_size += len(dumps(detail))
@@ -341,7 +351,7 @@ def _attempt(attempt: EarlierAttempt, room: _Room) -> dict[str, Any]:
 
 
 def _without_empty(said: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in said.items() if value not in ("", None, [], False)}
+    return {key: value for key, value in said.items() if value not in ("", None, [], {}, False)}
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_@=+-][A-Za-z0-9_.@=+-]{0,200}")

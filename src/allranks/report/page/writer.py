@@ -123,7 +123,7 @@ class PageWriter:
         if test.is_flaky:
             extra["f"] = 1
         if test.verdict.is_bad or test.earlier:
-            extra["d"] = self._details.add(test)
+            extra["d"] = self._details.add(test, suite.course_of(test))
         if test.verdict.leading is not None:
             extra["l"] = test.verdict.leading
         if test.verdict.skip_code is not None:

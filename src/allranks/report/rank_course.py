@@ -1,0 +1,163 @@
+"""How a test that went wrong took its course on its ranks: phases, collectives, and which rank came late or never.
+
+It is read from the same journal as the outcomes, apart from them: no verdict depends on it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import isfinite
+from typing import Final
+
+from allranks.records import EnteredCollective, FailureCourse, PhaseEnd, RankEnded, Record, TestStarted
+from allranks.report.results import RankResult, numbers
+from allranks.report.untrusted import duration
+from allranks.xml_text import clean_cut, cut, printable, readable, xml_id
+
+MOST_COURSES: Final = 2_000
+"""Tests of a job; a page has room for fewer."""
+
+MOST_COLLECTIVES: Final = 16
+MOST_RANKS: Final = 1_024
+_MOST_PHASES: Final = 8
+_NAME: Final = 60
+
+DEFAULT_GROUP: Final = "default"
+"""The name of the process group of all ranks."""
+
+LATE: Final = 0.05
+"""Seconds that a rank must come after the first one to be called late: a loaded host delays any rank by some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective, and when each rank called it, in seconds from the start of the test."""
+
+    group: str
+    number: int
+    kind: str
+    entered: Mapping[int, float]
+
+    @property
+    def name(self) -> str:
+        """``all_reduce #3``, with its group if that is not the default one."""
+        return f"{self.kind} #{self.number}{'' if self.group == DEFAULT_GROUP else f' of group {self.group}'}"
+
+
+@dataclass(kw_only=True, slots=True)
+class RankCourse:
+    """What is known of one test beside its outcomes.
+
+    Attributes:
+        began: Seconds since the epoch, on the clock of the outcomes.
+        phases: The phases that each rank has reported; none for a rank that passed.
+        collectives: In the order in which the first rank called them.
+        passed: A rank that passed, whose output follows.
+    """
+
+    began: float
+    phases: dict[int, tuple[PhaseEnd, ...]] = field(default_factory=dict)
+    collectives: tuple[Collective, ...] = ()
+    passed: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+
+    def is_of(self, ranks: Sequence[RankResult]) -> bool:
+        """True if these outcomes arrived after its start: they may be of another attempt."""
+        arrived = [rank.at for rank in ranks if rank.at is not None]
+        return bool(arrived) and min(arrived) >= self.began
+
+
+class CourseReader:
+    """Collects the courses of the tests in a journal that went wrong.
+
+    Attributes:
+        found: By the node id of reports.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, RankCourse] = {}
+        self._began: dict[str, float] = {}
+
+    def take(self, record: Record) -> None:
+        """Add the next record."""
+        match record:
+            case TestStarted():
+                nodeid = xml_id(record.nodeid)
+                self._began[nodeid] = record.at
+                self.found.pop(nodeid, None)
+            case FailureCourse():
+                if course := self._course_of(record.nodeid):
+                    course.collectives = tuple(_collectives(record.collectives))
+                    course.passed = record.passed
+                    course.stdout, course.stderr = clean_cut(record.stdout), clean_cut(record.stderr)
+            case RankEnded() if record.outcome.is_bad or xml_id(record.nodeid) in self.found:
+                if course := self._course_of(record.nodeid):
+                    course.phases.setdefault(record.rank, record.phases[:_MOST_PHASES])
+
+    def _course_of(self, nodeid: str) -> RankCourse | None:
+        name = xml_id(nodeid)
+        if name not in self.found and name in self._began and len(self.found) < MOST_COURSES:
+            self.found[name] = RankCourse(began=self._began[name])
+        return self.found.get(name)
+
+
+def _collectives(told: Sequence[EnteredCollective]) -> Iterator[Collective]:
+    kept = []
+    for each in told[-MOST_COLLECTIVES:]:
+        pairs = islice(zip(each.ranks, each.seconds, strict=False), MOST_RANKS)
+        entered = {rank: seconds for rank, seconds in pairs if isfinite(seconds) and duration(seconds) == seconds}
+        if entered:
+            kept.append(Collective(_name(each.group), each.number, _name(each.kind), entered))
+    yield from sorted(kept, key=lambda each: min(each.entered.values()))
+
+
+def _name(text: str) -> str:
+    return cut(printable(readable(text)), _NAME)
+
+
+def absent(course: RankCourse, collective: Collective, ranks: Sequence[RankResult]) -> list[int]:
+    """The ranks that never came to a collective: they are in its group, and have called none that is later."""
+    last: dict[int, int] = {}
+    for each in course.collectives:
+        if each.group == collective.group:
+            for rank in each.entered:
+                last[rank] = max(each.number, last.get(rank, 0))
+    members = [rank.rank for rank in ranks[:MOST_RANKS]] if collective.group == DEFAULT_GROUP else sorted(last)
+    return [rank for rank in members if last.get(rank, 0) < collective.number]
+
+
+def waits(course: RankCourse, ranks: Sequence[RankResult]) -> Iterator[str]:
+    """Who waited for whom, in words: for the last collective of each group that a rank never called, then the latest.
+
+    Args:
+        course: The course of a test.
+        ranks: Its outcomes.
+    """
+    end = max((rank.at for rank in ranks if rank.at is not None), default=course.began) - course.began
+    last = {each.group: each for each in course.collectives}
+    for each in last.values():
+        if late := absent(course, each, ranks):
+            first = min(each.entered, key=each.entered.__getitem__)
+            since = max(0.0, end - each.entered[first])
+            yield (
+                f"{_ranks(late)} never called {each.name}; {_ranks(each.entered)} had, "
+                f"rank {first} {_seconds(since)} before the end"
+            )
+    spans = [
+        (max(each.entered.values()) - min(each.entered.values()), each)
+        for each in course.collectives
+        if len(each.entered) > 1
+    ]
+    span, widest = max(spans, key=lambda one: one[0], default=(0.0, None))
+    if widest is not None and span >= LATE:
+        first, latest = (pick(widest.entered, key=widest.entered.__getitem__) for pick in (min, max))
+        yield f"rank {latest} called {widest.name} {_seconds(span)} after rank {first}"
+
+
+def _ranks(ranks: Sequence[int] | Mapping[int, float]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers(ranks)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
