@@ -12,7 +12,7 @@ from typing import Final
 from allranks.records import EnteredCollective, FailureCourse, PhaseEnd, RankEnded, Record, TestStarted
 from allranks.report.results import RankResult, numbers
 from allranks.report.untrusted import duration
-from allranks.xml_text import clean_cut, cut, printable, readable, xml_id
+from allranks.xml_text import clean_cut, printable, readable, xml_id
 
 MOST_COURSES: Final = 2_000
 """Tests of a job; a page has room for fewer."""
@@ -113,7 +113,7 @@ def _collectives(told: Sequence[EnteredCollective]) -> Iterator[Collective]:
 
 
 def _name(text: str) -> str:
-    return cut(printable(readable(text)), _NAME)
+    return printable(readable(text))[:_NAME]
 
 
 def absent(course: RankCourse, collective: Collective, ranks: Sequence[RankResult]) -> list[int]:

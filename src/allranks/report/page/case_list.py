@@ -25,7 +25,7 @@ from allranks.report.page.course_view import output_diff, time_line
 from allranks.report.rank_course import RankCourse
 from allranks.report.results import EarlierAttempt, PassedRanks, RankResult, TestVerdict, compact, numbers
 from allranks.report.verdict import severity
-from allranks.tracebacks import folded
+from allranks.tracebacks import excerpt, folded
 from allranks.xml_text import cut, readable
 
 _LEVEL: Final = 6
@@ -280,6 +280,8 @@ def _detail(test: TestVerdict, room: _Room) -> dict[str, Any]:
     }
     if not isinstance(test.ranks, PassedRanks):
         said |= _ranks(test.ranks, test.verdict.leading, room)
+        if test.lead and room.output:
+            said["r"][0]["e"] = "\n".join(excerpt(test.lead.text, test.source[0], test.lead.message))
     return _without_empty(said)
 
 

@@ -15,7 +15,9 @@
     skipped: "S", xfailed: "x", xpassed: "X",
   };
   const OWN = new Set(["failed", "errored", "crashed", "timed_out", "missing"]);  // a rank went wrong by itself: which one counts
-  const ORDER = "EFfKSP";
+  const DIED = new Set(["crashed", "timed_out", "missing"]);  // the end of what such a rank printed tells most
+  const ORDER = "FEfKSP";
+  const WHOLE_LINES = 14;
   const GROUPS_AT_ONCE = 25;
   const ROWS_AROUND = 8;
   const MOST_SQUARES = 256;
@@ -308,9 +310,9 @@
     const seconds = jobs.reduce((sum, job) => sum + job.time, 0);
     const kind = bad ? `t-bad l${bad * 20 > tests ? (bad * 2 > tests ? 3 : 2) : 1}` : flaky ? "t-flaky" : passed ? "t-good" : "t-idle";
     const [mark, number] = bad ? ["✕", bad] : flaky ? ["↻", flaky] : passed ? ["✓", passed] : ["–", skipped];
-    const words = `${cell}, ${suite}: ${tests} tests, ${passed} passed, ${failed} failed, ${errors} errors, ${skipped} skipped, ${time(seconds * 1000)}`;
-    const rest = bad || flaky ? el("small", {}, `of ${tests.toLocaleString("en")}`) : el("small", {}, time(seconds * 1000));
-    return button([el("span", { "aria-hidden": "true" }, mark), ` ${number.toLocaleString("en")} `, rest],
+    const told = bad || flaky ? `of ${tests.toLocaleString("en")}` : time(seconds * 1000);
+    const words = `${number.toLocaleString("en")} ${told}: ${cell}, ${suite}: ${tests} tests, ${passed} passed, ${failed} failed, ${errors} errors, ${skipped} skipped, ${time(seconds * 1000)}`;
+    return button([el("span", { "aria-hidden": "true" }, mark), ` ${number.toLocaleString("en")} `, el("small", {}, told)],
       () => only({ cell, suite }), { class: `tile ${kind}`, title: words, "aria-label": words });
   }
 
@@ -343,7 +345,21 @@
     };
     body.append(more);
     showMore();
+    return leadWith(body.querySelector(".group"), groups[0][1][0]);
   }
+
+  // The first group is open: where it went wrong, who waited for whom, and the end of what a rank printed that died.
+  async function leadWith(card, row) {
+    const detail = await detailOf(row);
+    const [lead] = detail.r || [];
+    const text = lead ? lead.e || firstLines(lead.t) : firstLines(detail.t);
+    const end = lead && DIED.has(lead.o) ? [lead.so, lead.se].filter(Boolean).join("\n").split("\n").slice(-8).join("\n") : "";
+    card.append(...waitsOf(detail), ...(text && text.trim() !== messageOf(row) ? [el("pre", {}, text)] : []),
+      ...(end ? [el("p", { class: "extent" }, `The end of what ${whoseRanks(lead.n)} printed:`), el("pre", { class: "end" }, end)] : []));
+    settle(card);
+  }
+
+  const firstLines = (text) => (text || "").split("\n").slice(0, WHOLE_LINES).join("\n");
 
   function groupCard(number, members) {
     const group = run.groups[number];
@@ -354,7 +370,7 @@
     const all = members.length > 3 ? button(`Show all ${members.length.toLocaleString("en")}`,
       () => only({ group: String(number) }), { class: "quiet" }) : null;
     return el("article", { class: "group" },
-      el("h3", {}, badge(group.k, group.w.replaceAll("_", " ")), el("bdi", {}, group.m)),
+      el("h3", {}, link(members[0], badge(group.k, group.w.replaceAll("_", " ")), el("bdi", {}, group.m))),
       extent || all ? el("p", { class: "extent" }, extent, " ", all) : null,
       blamed(group.b ?? (tests.size === 1 ? blameOf(members[0]) : undefined)),
       el("ul", { class: "plain" }, members.slice(0, 3).map((row) => el("li", {}, link(row, named(row.name), place(row), strip(row, 6))))));
@@ -371,8 +387,8 @@
       autocomplete: "off", spellcheck: "false", oninput: (event) => filter({ q: event.target.value }),
     });
     const list = el("div", {
-      id: "list", role: "listbox", tabindex: "0", "aria-label": "Tests", onscroll: showRows, onkeydown: moveInList,
-    }, el("div", { id: "space", role: "presentation" }));
+      id: "list", role: "grid", tabindex: "0", "aria-label": "Tests", onscroll: showRows, onkeydown: moveInList,
+    }, el("div", { id: "space", role: "rowgroup" }));
     fill(byId("tests-body"), el("div", { class: "controls", role: "search" }, search,
       el("div", { id: "verdicts", role: "group", "aria-label": "Verdicts" }), el("div", { id: "selects" })), el("p", { id: "chips" }), list);
     addEventListener("resize", showRows);
@@ -444,7 +460,8 @@
     const last = Math.min(shown.length, first + Math.ceil((list.clientHeight || 600) / height) + 2 * ROWS_AROUND);
     const made = [];
     for (let at = first; at < last; at++) made.push(listRow(at, height));
-    fill(space, made.length ? made : el("p", { class: "none" }, "No test matches."));
+    list.setAttribute("aria-rowcount", String(shown.length));
+    fill(space, made.length ? made : el("p", { class: "none", role: "row" }, el("span", { role: "gridcell" }, "No test matches.")));
     const current = byId(`row-${active}`);
     if (current) list.setAttribute("aria-activedescendant", current.id);
     else list.removeAttribute("aria-activedescendant");
@@ -454,10 +471,9 @@
     const row = shown[at];
     const says = messageOf(row) || reasonOf(row);
     const element = el("div", {
-      id: `row-${at}`, role: "option", class: `row${isBad(row) ? " bad" : ""}`, "aria-selected": String(at === active),
-      "aria-posinset": String(at + 1), "aria-setsize": String(shown.length),
-    }, glyph(looksAs(row)), link(row, named(row.name), says && el("bdi", { class: "says" }, says)), place(row), strip(row, 6),
-    el("span", { class: "time" }, isOfJob(row) ? "" : time(row.ms)));
+      id: `row-${at}`, role: "row", class: `row${isBad(row) ? " bad" : ""}`, "aria-selected": String(at === active), "aria-rowindex": String(at + 1),
+    }, [glyph(looksAs(row)), link(row, named(row.name), says && el("bdi", { class: "says" }, says)), place(row), strip(row, 6),
+      el("span", { class: "time" }, isOfJob(row) ? "" : time(row.ms))].map((part) => el("span", { class: "cell", role: "gridcell" }, part)));
     element.querySelector("a").tabIndex = -1;
     element.style.transform = `translateY(${at * height}px)`;
     return element;
@@ -543,6 +559,7 @@
     const detail = row ? await detailOf(row) : {};
     if (state.t !== key) return undefined;
     fill(aside, row ? testDetail(row, detail) : absent(key));
+    settle(aside);
     aside.scrollTop = 0;
     byId("detail-title").focus({ preventScroll: true });
     return undefined;
@@ -565,8 +582,12 @@
         button(row.job.suite, () => only({ suite: row.job.base }), { class: "quiet" }), ...surroundings(row.job)),
       says(row, detail),
       blamed(blameOf(row)),
+      ...waitsOf(detail),
       ...rankSquares(row, detail),
-      ...(detail.r || []).map((group, at) => rankSection(row, group, at)),
+      ...timeLine(detail.w),
+      ...(detail.r || []).slice(0, 1).map((group) => rankSection(row, group, 0)),
+      ...outputDiff(row, detail.x),
+      ...(detail.r || []).slice(1).map((group) => rankSection(row, group, 1)),
       shortSections(detail.o),
       detail.t ? el("pre", {}, detail.t) : null,
       isBad(row) && !row.x.d ? el("p", { class: "hint" }, "The page has no room for the texts of this test: they are in junit.xml and in the ranks' own files.") : null,
@@ -606,8 +627,8 @@
       .reduce((sum, one) => sum + Math.min(one.to, each.from) - one.from + 1, 0) - 1] : undefined;
     const leads = row.x.l === each.from ? ", leads" : "";
     const words = `rank ${span(each)}: ${each.outcome.replaceAll("_", " ")}${leads}${ms === undefined ? "" : `, ${time(ms)}`}`;
-    return button([el("b", {}, OUTCOMES[each.outcome] || "?"), el("small", {}, span(each))], () => goToRank(each.from),
-      { class: `o-${each.outcome}${leads ? " leads" : ""}`, title: words, "aria-label": words });
+    return button([el("b", {}, OUTCOMES[each.outcome] || "?"), el("small", {}, span(each)), el("span", { class: "unseen" }, ` ${words}`)],
+      () => goToRank(each.from), { class: `o-${each.outcome}${leads ? " leads" : ""}`, title: words });
   }
 
   function goToRank(rank) {
@@ -620,6 +641,65 @@
 
   const whoseRanks = (ranks) => (/[,-]/.test(ranks) ? `ranks ${ranks.replaceAll(",", ", ")}` : `rank ${ranks}`);
 
+  // What scrolls can be scrolled by keys, and the end of an output is in sight.
+  function settle(element) {
+    for (const each of element.querySelectorAll("pre, .says")) if (each.scrollHeight > each.clientHeight) each.tabIndex = 0;
+    for (const each of element.querySelectorAll("pre.end")) each.scrollTop = each.scrollHeight;
+  }
+
+  // Time line
+
+  const waitsOf = (detail) => (detail.w?.s || []).map((text) => el("p", { class: "waits" }, el("bdi", {}, text)));
+
+  const PHASES = { setup: "set-up", call: "call", teardown: "tear-down", rest: "not reported", waits: "others have not come" };
+
+  function timeLine(told) {
+    if (!told?.r) return [];
+    const words = `${told.r.length} ranks over ${time(told.e)}: the table below has all times`;
+    const lanes = told.r.map((lane) => el("div", { class: "lane" }, el("span", { class: "who" }, `rank ${lane[0]} `,
+      el("i", { class: `o-${lane[1]}` }, OUTCOMES[lane[1]] || "?")), el("span", { class: "track" }, marks(lane, told))));
+    const keys = ["setup", "call", "teardown", "rest", "waits"].map((kind) => el("span", { class: "key" }, el("i", { class: `ph ph-${kind}` }), ` ${PHASES[kind]}`));
+    return [el("h3", {}, "Time line ", el("small", {}, `${time(told.e)} from its start${told.n ? `; ${plural(told.n, "more rank")} not shown` : ""}`)),
+      el("div", { class: "lanes", role: "img", "aria-label": words }, lanes),
+      el("p", { class: "keys" }, keys, told.c ? el("span", { class: "key" }, el("i", { class: "tick" }), " a collective") : null),
+      el("details", { class: "output" }, el("summary", {}, "As a table"), timeTable(told))];
+  }
+
+  function marks([rank, outcome, end, phases, waits], told) {
+    const place = (element, from, to) => {
+      element.style.left = `${Math.min(100, (100 * from) / Math.max(told.e, 1))}%`;
+      if (to !== undefined) element.style.width = `${Math.max(0, Math.min(100, (100 * (to - from)) / Math.max(told.e, 1)))}%`;
+      return element;
+    };
+    const span = (kind, words, from, to) => place(el("i", { class: `ph ph-${own(PHASES, kind) ? kind : "call"}`, title: `${words}: ${time(from)} to ${time(to)}` }), from, to);
+    let from = 0;
+    const spans = phases.map(([when, result, ms]) => span(when, `${own(PHASES, when) || when} ${result}`, from, from += ms));
+    if (!phases.length && outcome === "passed") spans.push(span("call", "all phases passed", 0, end));
+    else if (from < end) spans.push(span("rest", `until it ${OWN.has(outcome) ? "ended" : "was stopped"}`, from, end));
+    const calls = (told.c || []).flatMap(([name, entered]) => entered.filter(([one]) => one === rank)
+      .map(([, ms]) => place(el("i", { class: "tick", title: `${name}: ${time(ms)}` }), ms)));
+    return [...spans, ...waits.map(([start, until, name]) => span("waits", `in ${name}, others have not come`, start, until)), ...calls];
+  }
+
+  function timeTable(told) {
+    const calls = told.c || [];
+    const head = ["rank", "phases", "end", ...calls.map(([name]) => name)].map((text) => el("th", { scope: "col" }, el("bdi", {}, text)));
+    const body = told.r.map(([rank, , end, phases]) => el("tr", {}, el("th", { scope: "row" }, String(rank)),
+      el("td", {}, phases.map(([when, , ms]) => `${own(PHASES, when) || when} ${time(ms)}`).join(", ") || "–"), el("td", {}, time(end)),
+      calls.map(([, entered]) => el("td", {}, entered.filter(([one]) => one === rank).map(([, ms]) => time(ms))[0] || "–"))));
+    return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Times of the ranks" },
+      el("table", { class: "times" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
+  }
+
+  function outputDiff(row, told) {
+    if (!told) return [];
+    const other = `rank ${told.o} (${told.w.replaceAll("_", " ")})`;
+    if (!told.t) return [el("p", { class: "hint" }, `Rank ${row.x.l} printed the same as ${other}, but for addresses, numbers of ranks and times of day.`)];
+    const kinds = { "-": "del", "+": "ins", "@": "small" };
+    return [el("h3", {}, "Printed differently ", el("small", {}, `− ${other}, + rank ${row.x.l}`)),
+      el("pre", { class: "diff" }, told.t.map((line) => el(kinds[line[0]] || "span", {}, line)))];
+  }
+
   function rankSection(row, group, at) {
     const leads = row.x.l !== undefined && has(group.n, row.x.l);
     const notes = [leads && (/[,-]/.test(group.n) ? `rank ${row.x.l} leads` : "leads"), group.ph && group.ph !== "call" && `in ${group.ph}`,
@@ -629,12 +709,22 @@
         ` ${group.o.replaceAll("_", " ")}`, notes.length ? el("small", {}, notes.join(", ")) : null,
         at && group.m ? el("bdi", { class: "first" }, group.m) : null),
       group.m && group.m.trim() !== (group.t || "").trim() ? el("p", { class: "said" }, el("bdi", {}, group.m)) : null,
-      group.t ? el("pre", {}, group.t) : null,
-      output("stdout", group.so), output("stderr", group.se),
+      DIED.has(group.o) ? printed(row, group) : null, texts(group), DIED.has(group.o) ? null : printed(row, group),
       group.c ? el("p", { class: "hint" }, "Cut here. All of it: ", files(row.job, group.n, "the rank's own file, in the run's folder")) : null);
   }
 
-  const output = (what, text) => (text ? el("details", { class: "output", open: true }, el("summary", {}, what), el("pre", {}, text)) : null);
+  // The frames of the user's own code, then all of it.
+  function texts(group) {
+    if (!group.e || group.t.split("\n").length <= WHOLE_LINES) return group.t ? el("pre", {}, group.t) : null;
+    return [el("pre", {}, group.e), el("details", { class: "output" }, el("summary", {}, "All frames"), el("pre", {}, group.t))];
+  }
+
+  function printed(row, group) {
+    const died = DIED.has(group.o);
+    const told = [["stdout", group.so], ["stderr", group.se]].filter(([, text]) => text).map(([what, text]) => el("details",
+      { class: "output", open: true }, el("summary", {}, died ? `the end of its ${what}` : what), el("pre", { class: died && "end" }, text)));
+    return told.length || !died || group.c ? told : el("p", { class: "hint" }, "It printed nothing in this test. ", files(row.job, group.n, ""));
+  }
 
   function shortSections(others) {
     if (!others) return null;
@@ -758,13 +848,13 @@
     readAddress();
     showCounts();
     showMatrix();
-    showFailures();
+    const leading = showFailures();
     buildTests();
     buildHelp();
     applyFilters();
     showSlowest();
     showSkips();
-    await showDetail();
+    await Promise.all([showDetail(), leading]);
     if (location.hash && !location.hash.includes("=")) byId(location.hash.slice(1))?.scrollIntoView();
     addEventListener("keydown", onKey);
     addEventListener("popstate", () => { if (readAddress()) { applyFilters(); showDetail(); } });

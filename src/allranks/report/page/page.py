@@ -149,6 +149,20 @@ class Static:
         )
 
     @property
+    def sections(self) -> str:
+        """Failures, then the matrix; a run without failures begins with the matrix."""
+        failures = (
+            '<section id="failures" aria-labelledby="failures-title"><h2 id="failures-title">Failures</h2>'
+            f'<div id="failures-body">{self.failures}</div></section>'
+        )
+        matrix = (
+            '<section id="matrix" aria-labelledby="matrix-title"><h2 id="matrix-title">Matrix <small>cells by suites'
+            '</small></h2><div class="wide" id="matrix-body" tabindex="0" role="region" aria-label="Cells by suites">'
+            f"{self.matrix}</div></section>"
+        )
+        return "\n".join((failures, matrix) if self.merged.counts.bad else (matrix, failures))
+
+    @property
     def matrix(self) -> str:
         """Cells by suites."""
         places: dict[str, dict[str, list[SuiteRow]]] = {}
@@ -302,8 +316,8 @@ def document(static: Static, index: str, chunks: Sequence[str]) -> str:
         title=escaped(static.title),
         style=style,
         header=static.header,
-        matrix=static.matrix,
-        failures=static.failures,
+        junit=escaped(static.merged.junit.name),
+        sections=static.sections,
         skips=static.skips,
         history=static.history,
         notes=static.notes,
