@@ -12,6 +12,10 @@ import pytest
 from chromium import Page
 from runs import TRACE, case, failed, gloo_matrix, job, passed, rank, skipped, write_page
 
+from allranks.outcomes import Outcome
+from allranks.records import PhaseEnd
+from allranks.report.rank_course import Collective, RankCourse
+
 pytestmark = pytest.mark.browser
 
 SUM = "suites/collectives/test_sums.py::test_sum"
@@ -72,6 +76,110 @@ def test_the_axis_to_blame_is_named_with_its_evidence(opened: Page) -> None:
     opened.click("#failures .group li a")
     open_test(opened)
     assert opened.texts("#detail .blame") == [said]
+
+
+def test_the_page_opens_on_the_leading_group_with_the_users_own_frames(page: Page, tmp_path: Path) -> None:
+    deep = "\n".join(f'  File "/x/site-packages/_pytest/m{n}.py", line {n}, in f{n}\n    call()' for n in range(30))
+    own = '  File "t.py", line 7, in test\n    assert a == b'
+    text = f"Traceback (most recent call last):\n{deep}\n{own}\nAssertionError: no"
+    page.open(write_page(tmp_path, [job("c", "s", [failed("t.py::test", text=text), passed("t.py::other")])]))
+    first = "document.querySelector('main section')"
+    assert page.run(f"{first}.id") == "failures"
+    assert page.run(f"{first}.querySelector('.group pre').textContent").startswith("t.py:7 in test")
+    assert "m29.py" not in page.text("#failures")
+
+
+def test_a_headline_opens_its_test(opened: Page) -> None:
+    opened.click("#failures .group h3 a")
+    open_test(opened)
+    assert opened.text("#detail h2") == SUM
+
+
+def test_a_good_run_opens_on_the_matrix(page: Page, tmp_path: Path) -> None:
+    page.open(write_page(tmp_path, [job("c", "s", [passed("t.py::test")])]))
+    assert page.run("document.querySelector('main section').id") == "matrix"
+
+
+def test_the_end_of_its_output_is_beside_a_crash(page: Page, tmp_path: Path) -> None:
+    lines = "\n".join(f"line {number}" for number in range(40))
+    killed = case(
+        "t.py::test", [rank(0, "crashed", at=1.0, message="killed by SIGKILL", text="stack", stdout=lines), rank(1)]
+    )
+    page.open(write_page(tmp_path, [job("c", "s", [killed])]), "#t=c/s/t.py::test")
+    open_test(page)
+    assert page.texts("#failures .group pre")[-1].splitlines() == [f"line {number}" for number in range(32, 40)]
+    said = page.run("[...document.querySelectorAll('#detail .ranks:first-of-type pre')].map(e => e.textContent)")
+    assert said == [lines, "stack"]
+
+
+def test_a_crash_that_printed_nothing_says_so(page: Page, tmp_path: Path) -> None:
+    killed = case("t.py::test", [rank(0, "crashed", at=1.0, message="killed by SIGKILL")])
+    page.open(write_page(tmp_path, [job("c", "s", [killed])]), "#t=c/s/t.py::test")
+    open_test(page)
+    assert "It printed nothing in this test." in page.text("#detail")
+
+
+def test_a_time_line_shows_phases_waits_and_collectives(page: Page, tmp_path: Path) -> None:
+    phases = {1: (PhaseEnd(when="setup", outcome=Outcome.PASSED, seconds=0.25),)}
+    told = RankCourse(
+        began=0.0,
+        phases=phases,
+        collectives=(Collective("default", 1, "all_reduce", {0: 0.3}),),
+        passed=0,
+        stdout="a\nb",
+    )
+    tests = [failed("t.py::test", stdout="a\nc")]
+    page.open(write_page(tmp_path, [job("c", "s", tests, courses={"t.py::test": told})]), "#t=c/s/t.py::test")
+    open_test(page)
+    waited = "rank 1 never called all_reduce #1; rank 0 had, rank 0 1.20 s before the end"
+    assert page.texts(".waits") == [waited, waited]  # in the leading group, and in the test
+    marks = "lane => [...lane.querySelectorAll('.track i')].map(e => e.title)"
+    assert page.run(f"[...document.querySelectorAll('.lane')].map({marks})") == [
+        [
+            "not reported until it was stopped: <1 ms to 1.50 s",
+            "in all_reduce #1, others have not come: 300 ms to 1.50 s",
+            "all_reduce #1: 300 ms",
+        ],
+        ["set-up passed: <1 ms to 250 ms", "not reported until it ended: 250 ms to 1.00 s"],
+    ]
+    assert page.run("document.querySelector('.lane .ph-waits').style.left") == "20%"
+    page.click("#detail .output summary")
+    assert page.texts("#detail .times tbody tr") == ["0\t\u2013\t1.50 s\t300 ms", "1\tset-up 250 ms\t1.00 s\t\u2013"]
+    assert page.run("[...document.querySelectorAll('.diff > *')].map(e => e.tagName + e.textContent)") == [
+        "SMALL@ stdout", "SPAN a", "DEL-b", "INS+c",
+    ]  # fmt: skip
+
+
+def test_the_page_can_be_read_by_keys_alone(opened: Page) -> None:
+    """Tab leads from the first link to a headline, Enter opens its test, and Tab leads on in that."""
+    reached = []
+    for _ in range(30):
+        opened.press("Tab")
+        reached.append(
+            opened.run("document.activeElement.closest('h3') ? 'headline' : document.activeElement.className")
+        )
+        if reached[-1] == "headline":
+            break
+    assert reached[0] == "jump"
+    assert reached[-1] == "headline"
+    opened.press("Enter")
+    open_test(opened)
+    opened.until("document.activeElement.id === 'detail-title'")
+    opened.press("Tab")
+    assert opened.run("document.querySelector('#detail').contains(document.activeElement)")
+    opened.press("Escape")
+    assert opened.run("Boolean(document.activeElement.closest('h3'))")
+
+
+def test_print_shows_the_open_test_and_no_controls(page: Page, report: Path) -> None:
+    page.open(report, f"#t={quote('gloo-w4-g0-env/collectives/' + SUM)}")
+    open_test(page)
+    page.send("Emulation.setEmulatedMedia", media="print")
+    visible = "name => document.querySelector(name).checkVisibility()"
+    assert page.run(f"['nav', '#tests', '#detail .copy'].map({visible})") == [False] * 3
+    assert page.run(f"['h1', '#failures .group', '#matrix table', '#detail h2'].map({visible})") == [True] * 4
+    assert page.run("getComputedStyle(document.querySelector('#detail')).position") == "static"
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_failures_lead_the_list(opened: Page) -> None:

@@ -675,7 +675,7 @@
     let from = 0;
     const spans = phases.map(([when, result, ms]) => span(when, `${own(PHASES, when) || when} ${result}`, from, from += ms));
     if (!phases.length && outcome === "passed") spans.push(span("call", "all phases passed", 0, end));
-    else if (from < end) spans.push(span("rest", `until it ${OWN.has(outcome) ? "ended" : "was stopped"}`, from, end));
+    else if (from < end) spans.push(span("rest", `not reported until it ${OWN.has(outcome) ? "ended" : "was stopped"}`, from, end));
     const calls = (told.c || []).flatMap(([name, entered]) => entered.filter(([one]) => one === rank)
       .map(([, ms]) => place(el("i", { class: "tick", title: `${name}: ${time(ms)}` }), ms)));
     return [...spans, ...waits.map(([start, until, name]) => span("waits", `in ${name}, others have not come`, start, until)), ...calls];
